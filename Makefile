@@ -1,0 +1,46 @@
+# Two commands do everything on a fresh machine with python3.11, git and make:
+#   make demo    environment, install, a private training run on the embedded data, the report
+#   make test    everything needed, then linters, types and all tests
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt
+export PYTHONUNBUFFERED = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types unit bench clean
+
+help:
+	@sed -n '2,3s/^# *//p' $(MAKEFILE_LIST)
+
+# torch goes first and alone, so that no resolver can choose a CUDA build for it.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is needed: set PYTHON=… to an interpreter ≥ 3.11"; exit 1; }
+	@echo "making the environment in $(VENV) (once; torch is about 200 MB)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) torch
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@echo "installing what the tests need (once)"
+	@$(PIP) --editable '.[test]'
+	@sh scripts/ensure_chromium.sh
+	@touch $@
+
+demo: $(VENV)/.installed
+	@$(BIN)/sordino demo --out runs/demo
+
+test: $(VENV)/.installed-test
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
+
+bench: $(VENV)/.installed-test
+	@$(PIP) --editable '.[bench]'
+	@$(BIN)/python benchmarks/engine.py --out benchmarks/results/engine.json
+	@$(BIN)/python benchmarks/accounting.py --json benchmarks/results/accounting.json
+	@$(BIN)/python benchmarks/noise.py --json benchmarks/results/noise.json
+
+clean:
+	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
