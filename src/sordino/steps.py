@@ -1,0 +1,199 @@
+"""One private step after another: sample, gradients, clip, release.
+
+`private_steps` is the only way from records to a gradient that an optimizer may see. It reads everything
+the guarantee depends on from the plan, so what is accounted is what is run:
+
+    batch  ~ plan.sampling                 (who takes part)
+    sums   = gradient_sum(batch)           (every record's gradient bounded by plan.clipping, summed)
+    noisy  = release(sums, plan.noise)     (the one door: noise, and the ledger's entry before the value)
+    step   = noisy / plan.divisor          (a public constant, never the size of the batch)
+
+The iterator is lazy: the gradients of step t+1 are taken at the weights that the caller has made of step t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from sordino.clipping import Clipping
+from sordino.errors import InputError
+from sordino.gradients import ClippedSum, Rows, clipped_sum
+from sordino.ledger import Ledger
+from sordino.plan import Plan
+from sordino.randomness import RandomSource
+from sordino.release import Entry, release
+from sordino.sampling import LogicalBatch, batches
+
+GradientSum = Callable[[LogicalBatch], ClippedSum]
+"""From a logical batch to the sum of its records' clipped gradients. An empty batch gives zeros."""
+
+DEFAULT_CHUNK = 512
+"""Records whose activations are in memory at once, where the caller does not say."""
+
+
+@dataclass(frozen=True)
+class PrivateStep:
+    """A released gradient: safe to use, to publish and to post-process in any way."""
+
+    step: int
+    gradients: dict[str, Tensor]
+
+    def assign(self, model: nn.Module) -> None:
+        """Puts the gradients where any torch optimizer looks for them (`parameter.grad`)."""
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.grad = self.gradients[name]
+
+
+def private_steps(
+    plan: Plan,
+    gradient_sum: GradientSum,
+    *,
+    records: int,
+    source: RandomSource,
+    ledger: Ledger,
+    chunk: int = DEFAULT_CHUNK,
+    start: int = 0,
+) -> Iterator[PrivateStep]:
+    """The plan's steps from `start` on. `records` is how many records are there to be sampled from.
+
+    Edge cases: an empty batch still makes a noisy step; leaving the loop early leaves nothing behind
+    but the ledger's entries; a second pass over steps that were already released is refused by the
+    ledger (or, with an insecure seed, gives the same values again).
+    """
+    check_records(plan, records)
+    for batch in plan_batches(plan, records=records, source=source, chunk=chunk, start=start):
+        sums = gradient_sum(batch).sums
+        noisy = release(
+            sums,
+            sensitivity=plan.sensitivity,
+            norm=plan.clipping.norm,
+            noise=plan.noise,
+            source=source,
+            ledger=ledger,
+            entry=Entry(
+                purpose="gradient", step=batch.step, sampling=plan.sampling.to_dict(), relation=plan.relation
+            ),
+        )
+        yield PrivateStep(batch.step, {name: value.div_(plan.divisor) for name, value in noisy.items()})
+
+
+def plan_batches(
+    plan: Plan, *, records: int, source: RandomSource, chunk: int = DEFAULT_CHUNK, start: int = 0
+) -> Iterator[LogicalBatch]:
+    """The logical batches of the plan, drawn by the sampler that the accountant was told of."""
+    return batches(
+        plan.sampling, records=records, steps=plan.steps, source=source, chunk=chunk, start=start
+    )
+
+
+def check_records(plan: Plan, records: int) -> None:
+    """The plan's public number of records against the data's.
+
+    Under add/remove the true number is itself private, and nothing that is released depends on it: rate
+    and divisor are the plan's. A number that is far off is a mistake, though, and is said to be one.
+    Under replace-one the number is public and must be exact, for the batches are cut from it.
+    """
+    exact = plan.relation == "replace-one"
+    if records != plan.records and (exact or abs(records - plan.records) > 0.1 * plan.records):
+        raise InputError(
+            f"the plan is for {plan.records} records but the dataset has {records}: "
+            f"make the plan with records={records}"
+            + (" (under replace-one the number of records is public and must be exact)" if exact else "")
+        )
+
+
+def record_gradients(
+    model: nn.Module, loss: Callable[..., Tensor], dataset: Any, clipping: Clipping
+) -> GradientSum:
+    """The clipped sum of each batch of `dataset`, chunk by chunk, at the model's weights of that moment.
+
+    `dataset`: a pair of tensors (inputs, targets), anything with `.inputs` and `.targets`, or a map-style
+    torch dataset of (inputs, target) pairs. Memory is bounded by the batch's chunk.
+    """
+    fetch = row_reader(dataset)
+
+    def gradient_sum(batch: LogicalBatch) -> ClippedSum:
+        total = empty_sum(model)
+        for indices in batch.chunks():
+            if len(indices):
+                total = add_sums(total, clipped_sum(model, loss, fetch(indices), clipping))
+        return total
+
+    return gradient_sum
+
+
+def empty_sum(model: nn.Module) -> ClippedSum:
+    """The sum over no records: zeros in the shape of every trainable parameter."""
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return ClippedSum(
+        sums={name: torch.zeros_like(p, requires_grad=False) for name, p in trainable.items()},
+        norms=torch.zeros(0),
+        dropped=torch.zeros((), dtype=torch.int64),
+        losses=torch.zeros(0),
+    )
+
+
+def add_sums(left: ClippedSum, right: ClippedSum) -> ClippedSum:
+    """The sum over the records of both."""
+    if not len(left.norms):
+        return right
+    return ClippedSum(
+        sums={name: value + right.sums[name] for name, value in left.sums.items()},
+        norms=torch.cat([left.norms, right.norms]),
+        dropped=left.dropped + right.dropped,
+        losses=torch.cat([left.losses, right.losses]),
+    )
+
+
+def row_reader(dataset: Any) -> Callable[[Tensor], Rows]:
+    """From record indices to rows, without copying what can be indexed."""
+    pair = tensors_of(dataset)
+    if pair is not None:
+        inputs, targets = pair
+        return lambda indices: Rows(inputs=take(inputs, indices), targets=take(targets, indices))
+    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise InputError(
+            f"a {type(dataset).__name__} can't be sampled record by record: give a pair (inputs, targets) "
+            "or a map-style dataset with __len__ and __getitem__ (an iterable dataset can't be Poisson sampled)"
+        )
+
+    def fetch(indices: Tensor) -> Rows:
+        collated: Sequence[Any] = default_collate([dataset[i] for i in indices.tolist()])
+        if not isinstance(collated, Sequence) or len(collated) != 2:
+            raise InputError("each item of the dataset must be a pair (inputs, target)")
+        return Rows(inputs=collated[0], targets=collated[1])
+
+    return fetch
+
+
+def tensors_of(dataset: Any) -> tuple[Any, Any] | None:
+    """(inputs, targets) where the dataset holds them as tensors (or trees of tensors), else None."""
+    if hasattr(dataset, "inputs") and hasattr(dataset, "targets"):
+        return dataset.inputs, dataset.targets
+    if isinstance(dataset, torch.utils.data.TensorDataset) and len(dataset.tensors) == 2:
+        return dataset.tensors[0], dataset.tensors[1]
+    if isinstance(dataset, tuple | list) and len(dataset) == 2 and isinstance(dataset[1], Tensor):
+        return dataset[0], dataset[1]
+    return None
+
+
+def take(values: Any, indices: Tensor) -> Any:
+    """The rows `indices` of a tensor, or of every tensor in a mapping or sequence."""
+    if isinstance(values, Tensor):
+        return values[indices]
+    if isinstance(values, Mapping):
+        return {key: take(value, indices) for key, value in values.items()}
+    return type(values)(take(value, indices) for value in values)
+
+
+def count_records(dataset: Any) -> int:
+    """How many records there are. A record is a row here; records of many rows come with their own reader."""
+    pair = tensors_of(dataset)
+    return len(pair[1]) if pair is not None else len(dataset)

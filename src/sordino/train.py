@@ -1,0 +1,339 @@
+"""The training loop: private steps into any torch optimizer, with evaluation, checkpoints and resume.
+
+Formal guarantee: everything this module writes or returns, but for the `not_private` field of the result,
+is a function of values released through `sordino.release` (and of public data), so `plan.guarantee()` holds
+for all of it together, for an adversary who sees every iterate.
+
+Killed at any moment and resumed:
+- with an `insecure_seed`, the steps since the last checkpoint are made again, bit for bit, and the ledger
+  recognises them; the run ends with the same weights as one that was never killed;
+- with secure noise, no step that the ledger holds is ever drawn again: those whose update was lost are
+  skipped. The number of releases, and ε, stay those of the plan, and no key has to lie on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from sordino.accounting import epsilon_curve
+from sordino.errors import InputError
+from sordino.gradients import ClippedSum, verify
+from sordino.ledger import Ledger
+from sordino.metrics import MetricsLog
+from sordino.plan import Guarantee, Plan
+from sordino.progress import ProgressBar
+from sordino.randomness import RandomSource
+from sordino.sampling import LogicalBatch
+from sordino.state import TrainState, load_model, model_tensors
+from sordino.steps import (
+    DEFAULT_CHUNK,
+    GradientSum,
+    PrivateStep,
+    check_records,
+    count_records,
+    plan_batches,
+    private_steps,
+    record_gradients,
+    row_reader,
+)
+from sordino.updates import Average, Averaging
+
+Loss = Callable[..., Tensor]
+Evaluate = Callable[[nn.Module], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train, as far as the guarantee does not depend on it (all of it is post-processing)."""
+
+    optimizer_options: Mapping[str, Any] = field(default_factory=dict)
+    scheduler: Callable[[Optimizer], LRScheduler] | None = None
+    averaging: Averaging = field(default_factory=Averaging)
+    chunk: int = DEFAULT_CHUNK  # records in memory at once
+    eval_every: int = 0  # steps; 0: at the end only
+    checkpoint_every: int = 100  # steps; 0: never
+    checkpoint_minutes: float = 5.0  # whichever comes first
+    seed: int = 0  # of dropout and other public randomness; never of noise or sampling
+    progress: bool | None = None  # None: when standard error is a terminal
+
+    def __post_init__(self) -> None:
+        for name in ("chunk", "eval_every", "checkpoint_every"):
+            value, least = getattr(self, name), 1 if name == "chunk" else 0
+            if not isinstance(value, int) or value < least:
+                raise InputError(f"{name} = {value!r} must be a whole number, at least {least}")
+        if not self.checkpoint_minutes > 0:
+            raise InputError(f"checkpoint_minutes = {self.checkpoint_minutes!r} must be positive")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A trained model and what may be said of it. `not_private` is for your eyes only: no guarantee covers it."""
+
+    model: nn.Module
+    guarantee: Guarantee | None
+    metrics: tuple[Mapping[str, float], ...]
+    seconds: float
+    skipped_steps: int
+    not_private: Mapping[str, int]
+
+
+def train(
+    model: nn.Module,
+    loss: Loss,
+    dataset: Any,
+    plan: Plan,
+    *,
+    optimizer: Callable[..., Optimizer] = torch.optim.SGD,
+    lr: float,
+    settings: Settings | None = None,
+    evaluate: Evaluate | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
+) -> Result:
+    """Trains `model` in place under `plan` and returns it with its guarantee.
+
+    `loss(outputs, targets)` gives one value per row. `dataset`: a pair of tensors, or a map-style dataset of
+    (inputs, target). `evaluate(model)` must look at public or held-out data only: what it returns is logged.
+    `out`: a directory for ledger.jsonl, metrics.jsonl and checkpoints; without it the ledger is in memory.
+    """
+    settings = settings or Settings()
+    folder = Path(out) if out is not None else None
+    check_records(plan, count_records(dataset))
+    if resume and folder is None:
+        raise InputError("resume needs the directory of the run: give out=")
+    guarantee = plan.guarantee()
+    loop = _Loop(model, optimizer, lr, settings, plan.steps, evaluate, folder, _fingerprint(plan, settings, lr))
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    with Ledger.open(folder / "ledger.jsonl" if folder else None, plan.to_dict()) as ledger:
+        done = ledger.last_step("gradient") + 1
+        if done and not resume:
+            raise InputError(f"{folder} holds a run already: resume it, or give another directory")
+        state = loop.restore()
+        source = plan.source()
+        start = state.step if not source.secure else max(state.step, done)
+        _check_first_batch(model, loss, dataset, plan, source, start)
+        counted = _Counter(record_gradients(model, loss, dataset, plan.clipping), settings.seed)
+        steps = private_steps(
+            plan,
+            counted,
+            records=count_records(dataset),
+            source=source,
+            ledger=ledger,
+            chunk=settings.chunk,
+            start=start,
+        )
+        skipped = int(state.scalars.get("skipped_steps", 0)) + start - state.step
+        result = loop.run(steps, replace(state, step=start, scalars={**state.scalars, "skipped_steps": skipped}), plan)
+    return replace(result, guarantee=guarantee, not_private={"dropped_records": int(counted.dropped)})
+
+
+def train_without_noise(
+    model: nn.Module,
+    loss: Loss,
+    dataset: Any,
+    plan: Plan,
+    *,
+    optimizer: Callable[..., Optimizer] = torch.optim.SGD,
+    lr: float,
+    settings: Settings | None = None,
+    evaluate: Evaluate | None = None,
+) -> Result:
+    """The same run with the same sampling and clipping, and no noise: a yardstick, with NO guarantee.
+
+    For public data only: whatever comes out of it, its accuracy included, is not private.
+    """
+    settings = settings or Settings()
+    gradient_sum = _Counter(record_gradients(model, loss, dataset, plan.clipping), settings.seed)
+    source = RandomSource.seeded(settings.seed)
+
+    def steps() -> Iterator[PrivateStep]:
+        for batch in plan_batches(plan, records=count_records(dataset), source=source, chunk=settings.chunk):
+            sums = gradient_sum(batch).sums
+            yield PrivateStep(batch.step, {name: value / plan.divisor for name, value in sums.items()})
+
+    loop = _Loop(model, optimizer, lr, settings, plan.steps, evaluate, None, "")
+    return loop.run(steps(), loop.restore(), None)
+
+
+class _Counter:
+    """A gradient sum that counts dropped records on the way, and draws dropout afresh for each step."""
+
+    def __init__(self, gradient_sum: GradientSum, seed: int) -> None:
+        self._gradient_sum, self._seed = gradient_sum, seed
+        self.dropped = torch.zeros((), dtype=torch.int64)
+
+    def __call__(self, batch: LogicalBatch) -> ClippedSum:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_mix(self._seed, batch.step))
+            total = self._gradient_sum(batch)
+        self.dropped += total.dropped
+        return total
+
+
+class _Loop:
+    """Optimizer, scheduler, average, evaluation and checkpoints around an iterator of steps."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Callable[..., Optimizer],
+        lr: float,
+        settings: Settings,
+        steps: int,
+        evaluate: Evaluate | None,
+        folder: Path | None,
+        fingerprint: str,
+    ) -> None:
+        self.model, self.settings, self.steps, self.evaluate = model, settings, steps, evaluate
+        self.checkpoints = folder / "checkpoint" if folder else None
+        self.metrics = MetricsLog(folder / "metrics.jsonl" if folder else None)
+        self.fingerprint = fingerprint
+        trained = [p for p in model.parameters() if p.requires_grad]
+        if not trained:
+            raise InputError("the model has no trainable parameter (requires_grad is False for all)")
+        try:
+            self.optimizer = optimizer(trained, lr=lr, **settings.optimizer_options)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"the optimizer refused its settings: {error}") from error
+        self.scheduler = settings.scheduler(self.optimizer) if settings.scheduler else None
+
+    def restore(self) -> TrainState:
+        """The last checkpoint, put into model and optimizer; or the state before the first step."""
+        saved = TrainState.load(self.checkpoints, self.fingerprint) if self.checkpoints else None
+        if saved is None:
+            return TrainState(0, {}, {}, average=self._no_average())
+        load_model(self.model, saved.model)
+        self.optimizer.load_state_dict(dict(saved.optimizer))
+        if self.scheduler is not None and saved.scheduler is not None:
+            self.scheduler.load_state_dict(dict(saved.scheduler))
+        return saved
+
+    def run(self, steps: Iterator[PrivateStep], state: TrainState, plan: Plan | None) -> Result:
+        """Makes the steps; leaves the published weights in the model."""
+        started = last_saved = time.monotonic()
+        earlier = float(state.scalars.get("seconds", 0.0))
+        spent = self._epsilon_at(plan, state.step)
+        self.metrics.cut(state.step)
+        average, done = state.average, state.step
+        with ProgressBar(self.steps, done, self.settings.progress) as bar:
+            for private in steps:
+                private.assign(self.model)
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=True)
+                if self.scheduler is not None:
+                    self.scheduler.step()
+                done = private.step + 1
+                if average is not None:
+                    average = average.include(self.model, self.settings.averaging, private.step, self.steps)
+                if self._due(done, self.settings.eval_every):
+                    self._log(done, average, spent, earlier + time.monotonic() - started)
+                minutes = (time.monotonic() - last_saved) / 60
+                if self._due(done, self.settings.checkpoint_every) or minutes >= self.settings.checkpoint_minutes:
+                    self._save(state, done, average, earlier + time.monotonic() - started)
+                    last_saved = time.monotonic()
+                bar.advance(done, self.metrics.latest)
+        seconds = earlier + time.monotonic() - started
+        if not self.metrics.latest or self.metrics.latest["step"] != done:
+            self._log(done, average, spent, seconds)
+        self._publish(average)
+        skipped = int(state.scalars.get("skipped_steps", 0))
+        return Result(self.model, None, self.metrics.rows, seconds, skipped, {})
+
+    def _due(self, done: int, every: int) -> bool:
+        return every > 0 and (done % every == 0 or done == self.steps)
+
+    def _epsilon_at(self, plan: Plan | None, start: int) -> dict[int, float]:
+        """ε after each of the steps that will be evaluated."""
+        every = self.settings.eval_every
+        points = {done for done in range(start + 1, self.steps + 1) if every and done % every == 0} | {self.steps}
+        return dict(zip(sorted(points), epsilon_curve(plan, sorted(points)), strict=True)) if plan else {}
+
+    def _log(self, done: int, average: Average | None, spent: Mapping[int, float], seconds: float) -> None:
+        row: dict[str, float] = {"step": done}
+        if done in spent:
+            row["epsilon"] = spent[done]
+        if self.evaluate is not None:
+            values = average.values() if average is not None else None
+            with _evaluating(self.model, values):
+                row |= {name: float(value) for name, value in self.evaluate(self.model).items()}
+        row |= {"lr": float(self.optimizer.param_groups[0]["lr"]), "seconds": round(seconds, 3)}
+        self.metrics.append(row)
+
+    def _save(self, state: TrainState, done: int, average: Average | None, seconds: float) -> None:
+        if self.checkpoints is None:
+            return
+        TrainState(
+            step=done,
+            model=model_tensors(self.model),
+            optimizer=self.optimizer.state_dict(),
+            scheduler=self.scheduler.state_dict() if self.scheduler else None,
+            average=average,
+            scalars={**state.scalars, "seconds": seconds},
+        ).save(self.checkpoints, self.fingerprint)
+
+    def _no_average(self) -> Average | None:
+        return Average.empty(self.model) if self.settings.averaging.kind != "none" else None
+
+    def _publish(self, average: Average | None) -> None:
+        values = average.values() if average is not None else None
+        if values is not None:
+            load_model(self.model, model_tensors(self.model) | values)
+
+
+@contextmanager
+def _evaluating(model: nn.Module, values: Mapping[str, Tensor] | None) -> Iterator[None]:
+    """Evaluation mode, without gradients, at `values` if given; everything is put back afterwards."""
+    was_training = model.training
+    kept = {name: tensor.detach().clone() for name, tensor in model_tensors(model).items()}
+    try:
+        model.eval()
+        if values is not None:
+            load_model(model, kept | dict(values))
+        with torch.no_grad():
+            yield
+    finally:
+        load_model(model, kept)
+        model.train(was_training)
+
+
+def _check_first_batch(
+    model: nn.Module, loss: Loss, dataset: Any, plan: Plan, source: RandomSource, start: int
+) -> None:
+    """The engine against a brute-force loop on the first batch; training does not start if they differ."""
+    records = count_records(dataset)
+    first = next(plan_batches(plan, records=records, source=source, chunk=64, start=start), None)
+    if first is None:
+        return
+    some = first.indices[:64] if len(first.indices) else torch.arange(min(records, 64))
+    if len(some):
+        verify(model, loss, row_reader(dataset)(some), plan.clipping)
+
+
+def _mix(seed: int, step: int) -> int:
+    digest = hashlib.sha256(f"sordino/public/{seed}/{step}".encode()).digest()
+    return int.from_bytes(digest[:8], "big")
+
+
+def _fingerprint(plan: Plan, settings: Settings, lr: float) -> str:
+    """Identifies the run that a checkpoint belongs to (chunk, progress and checkpoint times may differ)."""
+    document = {
+        "plan": plan.to_dict(),
+        "lr": lr,
+        "optimizer": {name: repr(value) for name, value in settings.optimizer_options.items()},
+        "averaging": repr(settings.averaging),
+        "seed": settings.seed,
+    }
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
