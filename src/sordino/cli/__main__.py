@@ -1,0 +1,3 @@
+from sordino.cli import main
+
+raise SystemExit(main())

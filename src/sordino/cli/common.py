@@ -1,0 +1,40 @@
+"""What the commands share: output as a table or as one JSON object."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+Commands = Any  # argparse's subparsers action, whose type is private
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def emit(arguments: argparse.Namespace, document: Mapping[str, Any], rows: Mapping[str, str]) -> None:
+    """The document as JSON where it was asked for, else the rows as a small table."""
+    if arguments.json:
+        print(json.dumps(finite(document), ensure_ascii=False))
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, text in rows.items():
+        table.add_row(f"[bold]{name}", text)
+    Console(width=None if Console().is_terminal else 110).print(table)
+
+
+def finite(value: Any) -> Any:
+    """JSON has no infinity: it is written as null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return value

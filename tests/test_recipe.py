@@ -1,0 +1,89 @@
+"""Recipes: strict keys, typed values, defaults filled in, and a round trip through TOML."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from sordino.errors import InputError
+from sordino.recipe import Recipe
+
+MINIMAL = """
+[data]
+name = "fashion-mnist-mini"
+[model]
+name = "linear"
+[privacy]
+epsilon = 3
+delta = 1e-5
+[sampling]
+expected_batch = 100
+[train]
+steps = 10
+lr = 1
+momentum = 0.9
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "recipe.toml"
+    file.write_text(MINIMAL)
+    return file
+
+
+def test_defaults_are_filled_in_and_survive_a_round_trip(path: Path) -> None:
+    recipe = Recipe.read(path)
+    assert recipe.sampling.name == "poisson"
+    assert recipe.train.options == {"momentum": 0.9}
+    written = recipe.to_toml()
+    assert tomllib.loads(written)["clipping"]["clip_norm"] == 1.0
+    path.write_text(written)
+    assert Recipe.read(path) == recipe
+
+
+def test_a_whole_number_may_stand_for_a_float_but_not_the_reverse(path: Path) -> None:
+    assert Recipe.read(path).privacy.epsilon == 3.0
+    with pytest.raises(InputError, match=r"train\.steps = 2\.5 must be of type int"):
+        Recipe.read(path, ["train.steps=2.5"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("privacy.epsilom=3", "did you mean 'epsilon'"),
+        ("sampling.expected_bach=3", "did you mean 'expected_batch'"),
+        ("privcy.epsilon=3", "unknown section 'privcy'; did you mean 'privacy'"),
+        ("privacy.epsilon=true", r"privacy\.epsilon = True must be of type float"),
+        ("data.name=3", r"data\.name = 3 must be of type str"),
+        ("nonsense", "write section.key=value"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named_with_the_nearest_right_one(path: Path, override: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Recipe.read(path, [override])
+
+
+def test_overrides_take_toml_values_and_bare_words(path: Path) -> None:
+    recipe = Recipe.read(path, ["train.lr=0.25", "sampling.name=partition", 'run.name="a b"'])
+    assert (recipe.train.lr, recipe.sampling.name, recipe.run.name) == (0.25, "partition", "a b")
+
+
+def test_a_missing_key_is_named_with_its_near_miss(path: Path) -> None:
+    path.write_text(MINIMAL.replace("lr = 1", "l_r = 1"))
+    with pytest.raises(InputError, match=r"\[train\] needs lr .*'l_r'"):
+        Recipe.read(path)
+
+
+def test_an_unreadable_recipe_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no recipe"):
+        Recipe.read(tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[data\n")
+    with pytest.raises(InputError, match="not valid TOML"):
+        Recipe.read(broken)
+    broken.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="can't be read"):
+        Recipe.read(broken)
