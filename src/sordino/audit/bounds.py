@@ -1,0 +1,240 @@
+"""From a number of right guesses to a lower bound on ε: the statistics of an audit in one run.
+
+The experiment. m canaries, each in or out by its own fair coin; one run of the mechanism; an auditor who sees
+everything that was released guesses the coins of r canaries, r fixed before the run, and is right v times.
+
+Two tests of "the mechanism is private", both valid for every mechanism and every auditor:
+
+* `p_value`: (ε, δ)-DP. Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run", 2023,
+  Thm 5.2.
+* `p_value_curve`: f-DP. After Mahloujifar, Melis and Chaudhuri, "Auditing f-differential privacy in one run",
+  2024. The whole trade-off curve of the claim is put to the test, which is stronger. The inequality and the
+  recursion are proved in docs/guarantees/audit.md; the proof allows abstentions.
+
+Edge cases: no guess or no right guess gives the p-value 1 and the lower bound 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from scipy import optimize, special, stats
+
+from sordino.errors import InputError
+
+EPSILON_LIMIT = 60.0
+"""No audit can show more: it would take e^60 canaries."""
+
+
+def one_run_epsilon(
+    correct: int, guesses: int, canaries: int, delta: float, confidence: float = 0.95
+) -> float:
+    """Largest ε such that (ε', δ)-DP is rejected for every ε' < ε, at this confidence; 0 when nothing is.
+
+    If the mechanism is (ε*, δ)-DP, the value exceeds ε* with probability at most 1 − confidence.
+    """
+    check_counts(correct, guesses, canaries)
+    if not 0.0 <= delta < 1.0:
+        raise InputError(f"delta = {delta}: give a value in [0, 1)")
+    level = 1.0 - check_confidence(confidence)
+
+    def rejected(epsilon: float) -> bool:
+        return p_value(correct, guesses, canaries, epsilon, delta) < level
+
+    return _first_crossing(rejected, EPSILON_LIMIT, monotone=2.0 * canaries * delta <= 1.0)
+
+
+def p_value(correct: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
+    """Bound on the probability of at least `correct` right guesses under (ε, δ)-DP.
+
+    P[B ≥ v] + 2mδ · max_i P[v−i ≤ B < v]/i with B ~ Bin(r, e^ε/(1+e^ε))   (Thm 5.2).
+    Non-decreasing in ε while 2mδ ≤ 1, since d/dq P[B ≥ k] = r·P[Bin(r−1, q) = k−1].
+    """
+    if correct == 0:
+        return 1.0
+    accuracy = float(special.expit(epsilon))
+    tail = float(stats.binom.sf(correct - 1, guesses, accuracy))
+    if delta == 0.0:
+        return tail
+    below = np.cumsum(stats.binom.pmf(np.arange(correct - 1, -1, -1), guesses, accuracy))
+    excess = float(np.max(below / np.arange(1, correct + 1)))
+    return min(1.0, tail + 2.0 * canaries * delta * excess)
+
+
+class Curve(Protocol):
+    """A claim in the language of hypothesis tests (f-DP)."""
+
+    def least_false(self, true: float) -> float:
+        """Least probability, without the record, of an event that has probability `true` with it.
+
+        The inverse of y = 1 − f(x) for the trade-off function f. Convex, non-decreasing, 0 at 0.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class GaussianCurve:
+    """μ-GDP: as hard as telling N(0, 1) from N(μ, 1)."""
+
+    mu: float
+
+    def least_false(self, true: float) -> float:
+        return float(special.ndtr(special.ndtri(true) - self.mu))
+
+
+@dataclass(frozen=True)
+class ProfileCurve:
+    """All of (ε_k, δ_k)-DP at once: any finite part of a privacy profile. More points, a stronger claim.
+
+    By Wasserman and Zhou: P(B) ≤ δ + e^ε Q(B), applied to B and to its complement, in both directions.
+    """
+
+    epsilons: tuple[float, ...]
+    deltas: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.epsilons) != len(self.deltas) or not self.epsilons:
+            raise InputError("a profile needs as many deltas as epsilons, and at least one")
+        epsilons, deltas = np.asarray(self.epsilons), np.asarray(self.deltas)
+        grow = np.exp(epsilons)
+        slope = np.concatenate([1.0 / grow, grow])  # x ≥ e^−ε(y−δ);  x ≥ 1−δ−e^ε(1−y)
+        offset = np.concatenate([-deltas / grow, 1.0 - deltas - grow])
+        object.__setattr__(self, "_slope", slope)
+        object.__setattr__(self, "_offset", offset)
+
+    def least_false(self, true: float) -> float:
+        lines = self._slope * true + self._offset  # type: ignore[attr-defined]
+        return max(0.0, float(lines.max()))
+
+
+def p_value_curve(curve: Curve, correct: int, guesses: int, canaries: int) -> float:
+    """Bound on the probability of at least `correct` right guesses under the curve's f-DP (bisection)."""
+    check_counts(correct, guesses, canaries)
+    low, high = -40.0, 0.0  # log of the probability
+    if not rejects(curve, correct, guesses, canaries, level=1.0 - 1e-12):
+        return 1.0
+    if rejects(curve, correct, guesses, canaries, level=math.exp(low)):
+        return math.exp(low)
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        if rejects(curve, correct, guesses, canaries, level=math.exp(middle)):
+            high = middle
+        else:
+            low = middle
+    return math.exp(high)
+
+
+def rejects(curve: Curve, correct: int, guesses: int, canaries: int, level: float) -> bool:
+    """Whether P[N ≥ correct] ≥ level is impossible for every mechanism that satisfies the curve.
+
+    With t_j = P[N ≥ j], f-DP and averaging over the canaries give for every j < r (docs/guarantees/audit.md)
+
+        (r−j)·t_j ≥ Σ_{i>j} t_i + m·g( ((j+1)·t_{j+1} + Σ_{i>j+1} t_i)/m ),     g = curve.least_false.
+
+    The right-hand side grows with every t_i, so the least sequence with t_v = level is found greedily, from
+    v down to 0; when it passes 1 no distribution of N exists.
+    """
+    if correct == 0:
+        return False
+    current, above = level, 0.0  # t_{j+1} and Σ_{i>j+1} t_i
+    for j in range(correct - 1, -1, -1):
+        true = ((j + 1) * current + above) / canaries
+        if true >= 1.0:
+            return True
+        above += current
+        current = max(current, (above + canaries * curve.least_false(true)) / (guesses - j))
+        if current > 1.0:
+            return True
+    return False
+
+
+def one_run_mu(correct: int, guesses: int, canaries: int, confidence: float = 0.95) -> float:
+    """Largest μ such that μ'-GDP is rejected for every μ' < μ; 0 when nothing is."""
+    check_counts(correct, guesses, canaries)
+    level = 1.0 - check_confidence(confidence)
+
+    def rejected(mu: float) -> bool:
+        return rejects(GaussianCurve(mu), correct, guesses, canaries, level)
+
+    return _first_crossing(rejected, limit=16.0, monotone=True)
+
+
+def one_run_epsilon_gaussian(
+    correct: int, guesses: int, canaries: int, delta: float, confidence: float = 0.95
+) -> float:
+    """The ε at δ of `one_run_mu`: a lower bound for a mechanism whose trade-off curve is a Gaussian's."""
+    return gaussian_epsilon(one_run_mu(correct, guesses, canaries, confidence), delta)
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The ε of μ-GDP at δ (Dong, Roth and Su 2022, Cor. 2.13; Balle and Wang 2018)."""
+    if mu <= 0.0:
+        return 0.0
+
+    def gap(epsilon: float) -> float:
+        return gaussian_delta(mu, epsilon) - delta
+
+    if gap(0.0) <= 0.0:
+        return 0.0
+    high = 1.0
+    while gap(high) > 0.0:
+        high *= 2.0
+    return float(optimize.brentq(gap, 0.0, high, xtol=1e-12))
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """δ_μ(ε) = Φ(−ε/μ+μ/2) − e^ε·Φ(−ε/μ−μ/2)."""
+    first = float(special.log_ndtr(-epsilon / mu + mu / 2.0))
+    second = epsilon + float(special.log_ndtr(-epsilon / mu - mu / 2.0))
+    return math.exp(first) * -math.expm1(second - first)
+
+
+def most_correct(curve: Curve, guesses: int, canaries: int) -> float:
+    """Largest expected number of right guesses that the curve allows: N/m = 1 − f((r−N)/m)."""
+
+    def gap(right: float) -> float:
+        return canaries * curve.least_false(right / canaries) - (guesses - right)
+
+    if gap(guesses) <= 0.0:
+        return float(guesses)
+    return float(optimize.brentq(gap, 0.0, guesses, xtol=1e-9))
+
+
+def check_counts(correct: int, guesses: int, canaries: int) -> None:
+    if not 0 <= correct <= guesses <= canaries or canaries < 1:
+        raise InputError(
+            f"correct = {correct}, guesses = {guesses}, canaries = {canaries}: they must satisfy "
+            "0 ≤ correct ≤ guesses ≤ canaries, with at least one canary"
+        )
+
+
+def check_confidence(confidence: float) -> float:
+    if not 0.5 <= confidence < 1.0:
+        raise InputError(f"confidence = {confidence}: give a value in [0.5, 1), for example 0.95")
+    return confidence
+
+
+def _first_crossing(rejected: Callable[[float], bool], limit: float, *, monotone: bool) -> float:
+    """inf of the values not rejected. Where the p-value may dip again, the first on a fine grid counts."""
+    if not rejected(0.0):
+        return 0.0
+    grid: Sequence[float] = [limit] if monotone else np.linspace(0.0, limit, 1201)[1:].tolist()
+    low = 0.0
+    for value in grid:
+        if not rejected(value):
+            break
+        low = value
+    else:
+        return limit
+    high = value
+    for _ in range(45):
+        middle = 0.5 * (low + high)
+        if rejected(middle):
+            low = middle
+        else:
+            high = middle
+    return low
