@@ -1,0 +1,27 @@
+"""Real datasets, in the layouts people already have them in.
+
+    load("fashion-mnist-mini")            the embedded subset, always there
+    load("cifar10", data_dir=...)         from a folder, else $SORDINO_DATA, else ./data
+    catalogue(), fetch(name, ...), verify(name, ...)
+
+Nothing here measures a constant from the records: scaling, categories and vocabularies are public.
+"""
+
+from sordino.data.catalogue import Entry, catalogue, entry
+from sordino.data.files import data_directory
+from sordino.data.loading import load, load_texts
+from sordino.data.text import HashingTokenizer
+from sordino.data.types import Dataset, Split, TextSplit
+
+__all__ = [
+    "Dataset",
+    "Entry",
+    "HashingTokenizer",
+    "Split",
+    "TextSplit",
+    "catalogue",
+    "data_directory",
+    "entry",
+    "load",
+    "load_texts",
+]

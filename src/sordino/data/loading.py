@@ -1,0 +1,162 @@
+"""load(name): a dataset as tensors, embedded or from the folder that the reader already has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sordino.data import images
+from sordino.data.adult import read_adult
+from sordino.data.catalogue import Entry, entry
+from sordino.data.files import PACKINGS, data_directory, find, missing, read_bytes, sha256_of_bytes
+from sordino.data.text import HashingTokenizer, read_text_csv, read_text_folders
+from sordino.data.types import Dataset, Split, TextSplit
+from sordino.errors import InputError, SordinoError
+
+EMBEDDED = Path(__file__).parent / "embedded"
+
+
+def load(
+    name: str,
+    data_dir: Path | str | None = None,
+    *,
+    normalise: bool = True,
+    tokenizer: HashingTokenizer | None = None,
+) -> Dataset:
+    """A dataset by name (see `catalogue()`), from `data_dir`, else $SORDINO_DATA, else ./data.
+
+    Images come as float32 (n, c, h, w), scaled to [0, 1] and then by the catalogue's public mean and standard
+    deviation (`normalise=False` leaves [0, 1]). Texts come as token ids of a public hashing vocabulary;
+    read the strings themselves with `load_texts`. A missing, truncated or foreign file is an InputError
+    that names it.
+    """
+    known = entry(name)
+    root = data_directory(data_dir)
+    if tokenizer is not None and name != "imdb":
+        raise InputError(f"dataset {name!r} holds no text: leave `tokenizer` out")
+    if name == "imdb":
+        cut = tokenizer or HashingTokenizer()
+        train, test = (Split(cut(side.texts), side.targets) for side in load_texts(name, root))
+    elif name == "adult":
+        paths = _locate(known, root)
+        train, test = (Split(*read_adult(path)) for path in paths)
+    else:
+        pairs = _embedded() if known.embedded else _IMAGES[name](known, root)
+        train, test = (Split(_scale(x, known, normalise), torch.from_numpy(y)) for x, y in pairs)
+    return Dataset(name, train, test, known.classes, known.title, known.licence)
+
+
+def load_texts(name: str, data_dir: Path | str | None = None) -> tuple[TextSplit, TextSplit]:
+    """The raw strings of a text dataset: train, test."""
+    if name != "imdb":
+        raise InputError(f"dataset {entry(name).name!r} holds no text; only 'imdb' does")
+    train, test = _locate(entry(name), data_directory(data_dir))
+    if train.is_dir():
+        return read_text_folders(train), read_text_folders(test)
+    return read_text_csv(train), read_text_csv(test)
+
+
+def _scale(x: images.Bytes, known: Entry, normalise: bool) -> Tensor:
+    # a copy: the bytes of a file are read-only memory
+    out = torch.from_numpy(x.astype(np.float32)).div_(255.0)
+    if normalise:
+        mean, std = torch.tensor(known.mean).view(-1, 1, 1), torch.tensor(known.std).view(-1, 1, 1)
+        out.sub_(mean).div_(std)
+    return out
+
+
+def _locate(known: Entry, root: Path) -> tuple[Path, ...]:
+    """The files of the first layout that is there; if none is whole, an error about the one that is
+    nearest.
+    """
+    nearest: tuple[int, list[str]] = (-1, [])
+    for layout in known.layouts:
+        paths = [_find(root, content.path) for content in layout]
+        if all(path is not None for path in paths):
+            return tuple(path for path in paths if path is not None)
+        found = sum(path is not None for path in paths)
+        if found > nearest[0]:
+            nearest = (found, [c.path for c, path in zip(layout, paths, strict=True) if path is None])
+    error = missing(known.name, nearest[1][:1], [root], root)
+    raise InputError(f"{error}{_hint(known, root)}")
+
+
+def _find(root: Path, relative: str) -> Path | None:
+    path = root / relative
+    if path.is_dir():
+        return path
+    packed = path.suffix in PACKINGS[1:]
+    return find([path.parent], path.name, ("",) if packed else PACKINGS)
+
+
+def _hint(known: Entry, root: Path) -> str:
+    if known.name == "cifar10" and (root / "cifar-10-batches-py").is_dir():
+        return (
+            f". There is {root / 'cifar-10-batches-py'}, the pickled version: sordino never unpickles; get "
+            "the binary version (cifar-10-binary.tar.gz)"
+        )
+    return ""
+
+
+_Pairs = tuple[images.Pair, images.Pair]
+
+
+def _idx(known: Entry, root: Path) -> _Pairs:
+    x, y, x_test, y_test = _locate(known, root)
+    return images.read_idx_pair(x, y, known.classes), images.read_idx_pair(x_test, y_test, known.classes)
+
+
+def _cifar10(known: Entry, root: Path) -> _Pairs:
+    *train, test = _locate(known, root)
+    return images.read_cifar10(tuple(train)), images.read_cifar10((test,))
+
+
+def _svhn(known: Entry, root: Path) -> _Pairs:
+    train, test = _locate(known, root)
+    return images.read_svhn(train), images.read_svhn(test)
+
+
+def _usps(known: Entry, root: Path) -> _Pairs:
+    paths = _locate(known, root)
+    if len(paths) == 1:
+        return images.read_usps_npz(paths[0])
+    return images.read_usps_lines(paths[0]), images.read_usps_lines(paths[1])
+
+
+_IMAGES: dict[str, Callable[[Entry, Path], _Pairs]] = {
+    "fashion-mnist": _idx,
+    "mnist": _idx,
+    "cifar10": _cifar10,
+    "svhn": _svhn,
+    "usps": _usps,
+}
+
+
+def _embedded() -> _Pairs:
+    """The subset that comes with the package; its unpacked bytes must hash to what SHA256SUMS says."""
+    sums = EMBEDDED / "SHA256SUMS"
+    if not sums.is_file():
+        raise SordinoError(f"{sums} is missing: this installation has no embedded data; reinstall sordino")
+    expected = {
+        name: sha256 for sha256, name in (line.split() for line in sums.read_text("ascii").splitlines())
+    }
+    pairs = []
+    for side in ("train", "t10k"):
+        paths = [
+            EMBEDDED / f"fashion-mnist-mini-{side}-{kind}.xz"
+            for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")
+        ]
+        contents = [read_bytes(path) for path in paths]
+        for path, content in zip(paths, contents, strict=True):
+            actual = sha256_of_bytes(content)
+            if actual != expected.get(path.stem):
+                raise InputError(
+                    f"{path}: its content has SHA-256 {actual}, expected {expected.get(path.stem)}; "
+                    "reinstall sordino"
+                )
+        pairs.append(images.pair_idx(contents[0], contents[1], paths[0], paths[1], 10))
+    return pairs[0], pairs[1]

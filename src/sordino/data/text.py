@@ -1,0 +1,123 @@
+"""Text: readers of IMDb (CSV, and the original folders) and a tokenizer whose vocabulary is public.
+
+A vocabulary counted from the private reviews would leak them (a rare word's presence tells of one review), so
+words are *hashed* into a fixed number of ids: a public function that never saw the data.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sordino.data.files import read_bytes
+from sordino.data.types import TextSplit
+from sordino.errors import InputError
+
+PADDING, FIRST_WORD = 0, 1
+_WORD = re.compile(r"[a-z0-9']+|[!?]")
+_TAG = re.compile(r"<[^>]{1,20}>")
+
+
+@dataclass(frozen=True)
+class HashingTokenizer:
+    """Lower-cased words → ids in [1, vocabulary) by CRC-32; 0 pads. The first `length` words of a text are
+    kept.
+
+    Stateless and public: the id of a word depends on the word and `vocabulary` alone. Different words may
+    share an id (with 20,000 ids and English reviews, rare words mostly). An empty text gives padding only.
+    """
+
+    vocabulary: int = 20_000
+    length: int = 256
+
+    def __post_init__(self) -> None:
+        if self.vocabulary < 2 or self.length < 1:
+            raise InputError(
+                f"tokenizer: vocabulary must be at least 2 and length at least 1, not {self.vocabulary} and "
+                f"{self.length}"
+            )
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """(n,) strings → (n, length) int64."""
+        out = torch.zeros(len(texts), self.length, dtype=torch.int64)
+        known: dict[str, int] = {}
+        for row, text in enumerate(texts):
+            ids = []
+            for match in islice(_WORD.finditer(_TAG.sub(" ", text.lower())), self.length):
+                word = match.group()
+                if word not in known:
+                    known[word] = FIRST_WORD + zlib.crc32(word.encode()) % (self.vocabulary - FIRST_WORD)
+                ids.append(known[word])
+            if ids:
+                out[row, : len(ids)] = torch.tensor(ids)
+        return out
+
+
+def read_text_csv(path: Path, classes: int = 2) -> TextSplit:
+    """A CSV with the columns text and label (also: review and sentiment; positive/negative count as 1/0)."""
+    try:
+        content = read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text: {error}") from error
+    rows = csv.reader(io.StringIO(content, newline=""), strict=True)
+    texts, labels = [], []
+    try:
+        header = [name.strip().lower() for name in next(rows)]
+        text, label = _columns(path, header)
+        for row in rows:
+            if not row:
+                continue
+            if len(row) != len(header):
+                raise InputError(f"{path}, line {rows.line_num}: {len(row)} fields, expected {len(header)}")
+            texts.append(row[text])
+            labels.append(_label(path, rows.line_num, row[label], classes))
+    except csv.Error as error:
+        raise InputError(f"{path}, line {rows.line_num}: truncated or not CSV: {error}") from error
+    if not texts:
+        raise InputError(f"{path}: a header but no rows")
+    return TextSplit(tuple(texts), torch.tensor(labels, dtype=torch.int64))
+
+
+def _columns(path: Path, header: list[str]) -> tuple[int, int]:
+    for text, label in (
+        ("text", "label"),
+        ("review", "sentiment"),
+        ("text", "sentiment"),
+        ("review", "label"),
+    ):
+        if text in header and label in header:
+            return header.index(text), header.index(label)
+    raise InputError(f"{path}: the first line has the columns {header!r}, expected text and label")
+
+
+def _label(path: Path, line: int, value: str, classes: int) -> int:
+    named = {"negative": 0, "neg": 0, "positive": 1, "pos": 1}.get(value.strip().lower())
+    number = int(value) if named is None and value.strip().isdigit() else named
+    if number is None or not 0 <= number < classes:
+        raise InputError(f"{path}, line {line}: label {value!r}, expected 0 to {classes - 1}")
+    return number
+
+
+def read_text_folders(folder: Path) -> TextSplit:
+    """aclImdb's layout: neg/*.txt and pos/*.txt, one review each; in the order of the file names."""
+    texts, labels = [], []
+    for label, name in enumerate(("neg", "pos")):
+        paths = sorted((folder / name).glob("*.txt"))
+        if not paths:
+            raise InputError(f"{folder / name}: no .txt files; unpack aclImdb_v1.tar.gz again")
+        for path in paths:
+            try:
+                texts.append(path.read_text("utf-8"))
+            except (OSError, UnicodeDecodeError) as error:
+                raise InputError(f"{path}: can't be read as UTF-8: {error}") from error
+        labels += [label] * len(paths)
+    return TextSplit(tuple(texts), torch.tensor(labels, dtype=torch.int64))

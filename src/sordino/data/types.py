@@ -1,0 +1,47 @@
+"""What the readers give: two splits of tensors, with a name and a licence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Split:
+    """inputs (n, ...): float32 images or rows, or int64 token ids. targets (n,): int64 classes."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[index], self.targets[index]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A private training set and a test set. Nothing in `train` was scaled by a constant measured from
+    `train`.
+    """
+
+    name: str
+    train: Split
+    test: Split
+    classes: int
+    description: str
+    licence: str
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.train.inputs.shape[1:])
+
+
+@dataclass(frozen=True)
+class TextSplit:
+    """Raw strings and their classes, for a tokenizer of the reader's own."""
+
+    texts: tuple[str, ...]
+    targets: Tensor

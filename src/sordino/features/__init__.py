@@ -1,0 +1,113 @@
+"""Fixed, public feature extractors: functions of one record at a time, so they cost no privacy.
+
+    extract = build({"name": "scattering", "normalise": "group", "groups": 27})
+    features = extract(images)                          # (n, c, h, w) → (n, c·81, h/4, w/4)
+    features = extract.cached(images, folder)           # the same, kept on disk
+
+Statistics that must be measured from the records are another matter: see `normalise.private_statistics`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sordino.errors import InputError
+from sordino.features.cache import cached, default_folder
+from sordino.features.normalise import (
+    ChannelBudget,
+    ChannelStatistics,
+    group_normalise,
+    private_statistics,
+    standardise,
+)
+from sordino.features.scattering import Scattering2D
+
+__all__ = [
+    "ChannelBudget",
+    "ChannelStatistics",
+    "Extractor",
+    "Scattering2D",
+    "build",
+    "default_folder",
+    "group_normalise",
+    "private_statistics",
+    "standardise",
+]
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "scattering": {"J": 2, "L": 8, "normalise": "none", "groups": 27},
+}
+_NORMALISE = ("none", "group")
+
+
+@dataclass(frozen=True)
+class Extractor:
+    """A callable (n, ...) → (n, ...). `spec` is complete: all defaults are filled in."""
+
+    spec: Mapping[str, Any]
+    chunk: int = 512
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        if self.spec["name"] == "none":
+            return inputs
+        parts = (self._one(inputs[start : start + self.chunk]) for start in range(0, len(inputs), self.chunk))
+        first = next(parts, None)
+        if first is None:
+            return self._one(inputs)
+        out = first.new_empty(len(inputs), *first.shape[1:])  # one copy of the result, whatever its size
+        out[: len(first)] = first
+        for index, part in enumerate(parts, 1):
+            out[index * self.chunk : index * self.chunk + len(part)] = part
+        return out
+
+    def _one(self, images: Tensor) -> Tensor:
+        maps = Scattering2D(self.spec["J"], self.spec["L"])(images)
+        return group_normalise(maps, self.spec["groups"]) if self.spec["normalise"] == "group" else maps
+
+    def cached(self, inputs: Tensor, folder: Path | None) -> Tensor:
+        if self.spec["name"] == "none":
+            return inputs
+        return cached(self, self.spec, inputs, folder)
+
+
+def build(spec: Mapping[str, Any]) -> Extractor:
+    """An extractor from a recipe's section: `name`, and that extractor's own options; anything else is an
+    error.
+    """
+    given = dict(spec)
+    name = given.pop("name", "none")
+    if name not in _OPTIONS:
+        raise InputError(f"features: unknown name {name!r}; {_nearest(str(name), list(_OPTIONS))}")
+    known = _OPTIONS[name]
+    for key in given:
+        if key not in known:
+            raise InputError(f"features {name!r}: unknown option {key!r}; {_nearest(key, list(known))}")
+    full = {"name": name, **known, **given}
+    if name == "scattering":
+        Scattering2D(full["J"], full["L"])
+        if full["normalise"] not in _NORMALISE:
+            raise InputError(
+                f"features: unknown normalise {full['normalise']!r}; "
+                f"{_nearest(str(full['normalise']), _NORMALISE)}. Statistics of the private records are "
+                "released by sordino.features.private_statistics"
+            )
+        if not isinstance(full["groups"], int) or full["groups"] < 1:
+            raise InputError(f"features: groups must be an integer of at least 1, not {full['groups']!r}")
+        if full["normalise"] != "group" and "groups" in given:
+            raise InputError("features: groups is given, but normalise is not 'group': it would be ignored")
+    return Extractor(full)
+
+
+def _nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(word, known, 1, 0.5)
+    return (
+        f"did you mean {near[0]!r}? known are {', '.join(known)}" if near else f"known are {', '.join(known)}"
+    )

@@ -1,0 +1,85 @@
+"""Features on disk, so that the second run starts at once.
+
+A cache file holds features of private records: it is written with mode 0600 and never leaves the machine.
+Its name is a hash of the specification and of the very inputs; its content carries its own SHA-256. A file
+that is torn or does not match is built again; a folder that can't be written costs time, never the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+VERSION = 1  # raise when the numbers of an extractor change
+
+
+def default_folder() -> Path:
+    """$SORDINO_CACHE, else the user's cache folder."""
+    named = os.environ.get("SORDINO_CACHE")
+    if named:
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "sordino" / "features"
+
+
+def cached(
+    extract: Callable[[Tensor], Tensor], spec: Mapping[str, Any], inputs: Tensor, folder: Path | None
+) -> Tensor:
+    """extract(inputs), from the cache when it is there and whole. folder None: no cache."""
+    if folder is None:
+        return extract(inputs)
+    key = _key(spec, inputs)
+    path = folder / f"{key[:32]}.safetensors"
+    found = _read(path, key)
+    if found is not None:
+        return found
+    features = extract(inputs)
+    _write(path, key, features)
+    return features
+
+
+def _key(spec: Mapping[str, Any], inputs: Tensor) -> str:
+    head = {"version": VERSION, "spec": dict(spec), "shape": list(inputs.shape), "dtype": str(inputs.dtype)}
+    digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
+    digest.update(_bytes(inputs))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _read(path: Path, key: str) -> Tensor | None:
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            about = file.metadata() or {}
+            features: Tensor = file.get_tensor("features")
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return None
+    if about.get("key") != key or about.get("sha256") != hashlib.sha256(_bytes(features)).hexdigest():
+        return None
+    return features
+
+
+def _write(path: Path, key: str, features: Tensor) -> None:
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")  # mode 0600
+        os.close(handle)
+        about = {"key": key, "sha256": hashlib.sha256(_bytes(features)).hexdigest()}
+        save_file({"features": features.contiguous()}, temporary, metadata=about)
+        os.chmod(temporary, 0o600)
+        os.replace(temporary, path)
+    except (OSError, SafetensorError):
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)

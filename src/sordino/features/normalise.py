@@ -1,0 +1,129 @@
+"""Normalisation of feature maps: what costs no privacy, and what is paid for at the one door.
+
+- `group_normalise`: within one record, no parameters, nothing shared between records. Costs nothing.
+- `standardise`: by constants per channel. Costs nothing if the constants are public.
+- `private_statistics`: per-channel mean and mean of squares of the private records, released with Gaussian
+noise and recorded in the ledger; the plan must declare both releases, and they compose into the same
+guarantee.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sordino.errors import InputError
+
+if TYPE_CHECKING:
+    from sordino.ledger import Ledger
+    from sordino.randomness import RandomSource
+
+PURPOSE = "statistics"
+RELEASES = 2  # means, then means of squares
+
+
+def group_normalise(maps: Tensor, groups: int = 27, eps: float = 1e-5) -> Tensor:
+    """(n, c, h, w): each record's c/groups channels of a group, together, to mean 0 and variance 1. No
+    parameters.
+
+    A constant group gives zeros. A record's result depends on that record alone, so this costs no privacy.
+    """
+    if maps.dim() < 2 or not isinstance(groups, int) or groups < 1 or maps.shape[1] % groups:
+        raise InputError(
+            f"group_normalise: {groups} groups do not divide the {maps.shape[1] if maps.dim() > 1 else 0} "
+            f"channels of maps of shape {tuple(maps.shape)}"
+        )
+    return torch.nn.functional.group_norm(maps, groups, eps=eps)
+
+
+def standardise(maps: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """(maps − mean) / std, per channel. `mean` and `std` (c,) must be public constants or released
+    statistics.
+    """
+    channels = maps.shape[1]
+    if mean.shape != (channels,) or std.shape != (channels,):
+        raise InputError(
+            f"standardise: mean {tuple(mean.shape)} and std {tuple(std.shape)} must both have shape "
+            f"({channels},)"
+        )
+    if not bool((std > 0).all()):
+        raise InputError("standardise: a standard deviation is not positive")
+    view = (1, channels) + (1,) * (maps.dim() - 2)
+    return (maps - mean.view(view).to(maps)) / std.view(view).to(maps)
+
+
+@dataclass(frozen=True)
+class ChannelBudget:
+    """Public constants of a private normalisation; nothing here may be measured from the records.
+
+    mean_bound, square_bound: l2 bounds to which a record's vector of spatial means, and of spatial means of
+    squares, is clipped. floor: the least variance (the noisy one may be negative).
+    """
+
+    records: int
+    mean_bound: float
+    square_bound: float
+    noise_multiplier: float = 8.0
+    relation: str = "add-remove"
+    floor: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.records < 1:
+            raise InputError(f"private statistics: records must be at least 1, not {self.records}")
+        for name in ("mean_bound", "square_bound", "noise_multiplier", "floor"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise InputError(f"private statistics: {name} must be positive and finite, not {value!r}")
+        if self.relation not in ("add-remove", "replace-one"):
+            raise InputError(
+                f"private statistics: unknown relation {self.relation!r}; add-remove or replace-one"
+            )
+
+
+@dataclass(frozen=True)
+class ChannelStatistics:
+    mean: Tensor  # (c,)
+    std: Tensor  # (c,)
+
+
+def private_statistics(
+    maps: Tensor, budget: ChannelBudget, *, source: RandomSource, ledger: Ledger
+) -> ChannelStatistics:
+    """Per-channel mean and standard deviation of private maps (n, c, ...), through the one door.
+
+    Guarantee: two Gaussian releases at sampling rate 1, each of noise multiplier `budget.noise_multiplier`,
+    of sums over records of vectors clipped to a public bound (l2 sensitivity: the bound under add/remove,
+    twice it under replace-one). Records whose vector is not finite contribute zero. What follows is
+    post-processing. The plan must declare them (purpose "statistics", count 2), else its guarantee does not
+    cover them.
+    """
+    from sordino.release import Entry, Gaussian, release
+
+    flat = maps.flatten(2) if maps.dim() > 2 else maps.unsqueeze(-1)
+    factor = 1.0 if budget.relation == "add-remove" else 2.0
+    averages = []
+    for step, (vectors, bound) in enumerate(
+        ((flat.mean(2), budget.mean_bound), (flat.square().mean(2), budget.square_bound))
+    ):
+        noisy = release(
+            {"sum": _clip(vectors, bound).sum(0)},
+            sensitivity=factor * bound,
+            norm="l2",
+            noise=Gaussian(budget.noise_multiplier),
+            source=source,
+            ledger=ledger,
+            entry=Entry(PURPOSE, step, {"name": "poisson", "sampling_rate": 1.0}, budget.relation),
+        )
+        averages.append(noisy["sum"] / budget.records)
+    mean, square = averages
+    return ChannelStatistics(mean, (square - mean.square()).clamp(min=budget.floor).sqrt())
+
+
+def _clip(vectors: Tensor, bound: float) -> Tensor:
+    norms = vectors.norm(dim=1, keepdim=True)
+    clipped = vectors * (bound / norms.clamp(min=bound))
+    return torch.where(norms.isfinite(), clipped, torch.zeros_like(clipped))

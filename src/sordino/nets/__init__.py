@@ -1,0 +1,70 @@
+"""The networks of the papers and of the benchmarks, by name.
+
+build("linear", (81, 7, 7), 10)
+build("mlp", (1, 28, 28), 10, hidden=(300,))
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from sordino.errors import InputError
+from sordino.nets import images, text
+from sordino.nets.text import LstmClassifier, TransformerClassifier
+
+__all__ = ["LstmClassifier", "TransformerClassifier", "build", "names"]
+
+_NETS: dict[str, Callable[..., nn.Module]] = {
+    "linear": images.linear,
+    "mlp": images.mlp,
+    "scatter-cnn": images.scatter_cnn,
+    "scatter-cnn-cifar": images.scatter_cnn_cifar,
+    "mnist-cnn": images.mnist_cnn,
+    "resnet20": images.resnet20,
+    "lstm": text.lstm,
+    "transformer": text.transformer,
+}
+
+
+def names() -> tuple[str, ...]:
+    return tuple(_NETS)
+
+
+def build(name: str, input_shape: tuple[int, ...], classes: int, **options: Any) -> nn.Module:
+    """A network for inputs of one record's shape. An option that the network does not have is an error."""
+    if name not in _NETS:
+        raise InputError(f"unknown model {name!r}; {_nearest(str(name), list(_NETS))}")
+    if classes < 2:
+        raise InputError(f"model {name!r}: classes must be at least 2, not {classes}")
+    parameters = inspect.signature(_NETS[name]).parameters.values()
+    known = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    for key, value in options.items():
+        if key not in known:
+            raise InputError(f"model {name!r}: unknown option {key!r}; {_nearest(key, list(known))}")
+        _check(name, key, value, known[key])
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    return _NETS[name](tuple(input_shape), classes, **plain)
+
+
+def _check(name: str, key: str, value: Any, default: Any) -> None:
+    """An option has the type of its default; whole numbers, alone or in a list, are at least 1."""
+    if isinstance(default, tuple):
+        fine = isinstance(value, (list, tuple)) and all(type(one) is int and one >= 1 for one in value)
+    else:
+        fine = type(value) is type(default) and (type(value) is not int or value >= 1)
+    if not fine:
+        raise InputError(f"model {name!r}: option {key!r} can't be {value!r}; the default is {default!r}")
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    if not known:
+        return "it has no options"
+    near = difflib.get_close_matches(word, known, 1, 0.5)
+    return (
+        f"did you mean {near[0]!r}? known are {', '.join(known)}" if near else f"known are {', '.join(known)}"
+    )

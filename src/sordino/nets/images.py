@@ -1,0 +1,162 @@
+"""Networks for images and rows: the softmax layer, an MLP, the papers' small CNNs, ResNet-20. Plain torch
+modules.
+
+None has BatchNorm: it mixes records, and then a record's gradient is not defined.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from torch import Tensor, nn
+
+from sordino.errors import InputError
+
+
+def linear(input_shape: tuple[int, ...], classes: int, *, bias: bool = True, zero: bool = True) -> nn.Module:
+    """One softmax layer on the flattened input. zero: start at zero (a convex loss needs no random start)."""
+    layer = nn.Linear(math.prod(input_shape), classes, bias=bias)
+    if zero:
+        for parameter in layer.parameters():
+            nn.init.zeros_(parameter)
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "softplus": nn.Softplus,
+    "elu": nn.ELU,
+}
+
+
+def activation(name: str) -> nn.Module:
+    if name not in _ACTIVATIONS:
+        raise InputError(f"unknown activation {name!r}; known are {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]()
+
+
+def mlp(
+    input_shape: tuple[int, ...], classes: int, *, hidden: tuple[int, ...] = (300,), act: str = "relu"
+) -> nn.Module:
+    """Fully connected layers of the given widths (784-300-10 by default on MNIST: W2 of the benchmarks)."""
+    widths = [math.prod(input_shape), *hidden]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for wide, narrow in itertools.pairwise(widths):
+        layers += [nn.Linear(wide, narrow), activation(act)]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+
+
+def scatter_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """CNN on scattering maps of 28×28 images (papers 000 and 001):
+    conv3×3 stride 2 81→16, tanh, conv3×3 16→32, tanh, fc 512→32, tanh, fc 32→10."""
+    channels, height, width = _image(input_shape, "scatter-cnn")
+    h, w = -(-height // 2), -(-width // 2)  # padding 1, stride 2: 7 → 4
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 3, stride=2, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(32 * h * w, 32),
+        nn.Tanh(),
+        nn.Linear(32, classes),
+    )
+
+
+def scatter_cnn_cifar(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """CNN on scattering maps of CIFAR-10 (243×8×8): conv3×3 243→64, tanh, maxpool 2, conv3×3 64→64, tanh,
+    fc 1024→10.
+    """
+    channels, height, width = _image(input_shape, "scatter-cnn-cifar")
+    return nn.Sequential(
+        nn.Conv2d(channels, 64, 3, padding=1),
+        nn.Tanh(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 3, padding=1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(64 * (height // 2) * (width // 2), classes),
+    )
+
+
+def mnist_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The CNN of paper 004, appendix A.1 (also that of TensorFlow Privacy's and Opacus' tutorials).
+    26,010 parameters.
+    """
+    channels, height, width = _image(input_shape, "mnist-cnn")
+    h, w = (_mnist_side(side) for side in (height, width))
+    if h < 1 or w < 1:
+        raise InputError(
+            f"mnist-cnn: images of {height}×{width} are too small; 28×28 is what it was made for"
+        )
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 8, 2, padding=3),  # 28 → 14
+        nn.ReLU(),
+        nn.MaxPool2d(2, 1),  # → 13
+        nn.Conv2d(16, 32, 4, 2),  # → 5
+        nn.ReLU(),
+        nn.MaxPool2d(2, 1),  # → 4
+        nn.Flatten(),
+        nn.Linear(32 * h * w, 32),
+        nn.ReLU(),
+        nn.Linear(32, classes),
+    )
+
+
+def _mnist_side(side: int) -> int:
+    return ((side - 2) // 2 + 1 - 1 - 4) // 2 + 1 - 1
+
+
+class OptionA(nn.Module):
+    """The shortcut of CIFAR ResNets without parameters: every second pixel, and zeros for the new
+    channels.
+    """
+
+    def __init__(self, channels_in: int, channels_out: int) -> None:
+        super().__init__()
+        self.padding = (channels_out - channels_in) // 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.padding, self.padding))
+
+
+class Block(nn.Module):
+    def __init__(self, channels_in: int, channels_out: int, groups: int) -> None:
+        super().__init__()
+        stride = 1 if channels_in == channels_out else 2
+        self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = nn.GroupNorm(groups, channels_out)
+        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(groups, channels_out)
+        self.shortcut = nn.Identity() if stride == 1 else OptionA(channels_in, channels_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(self.norm2(self.conv2(out)) + self.shortcut(x))
+
+
+def resnet20(input_shape: tuple[int, ...], classes: int, *, groups: int = 16) -> nn.Module:
+    """The CIFAR ResNet-20 (He et al. 2016), option-A shortcuts, GroupNorm in the place of BatchNorm."""
+    channels, _, _ = _image(input_shape, "resnet20")
+    if groups < 1 or 16 % groups:
+        raise InputError(f"resnet20: groups must divide 16, not {groups}")
+    widths = [16, 16, 16, 16, 32, 32, 32, 64, 64, 64]
+    blocks = [Block(a, b, groups) for a, b in itertools.pairwise(widths)]
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 3, padding=1, bias=False),
+        nn.GroupNorm(groups, 16),
+        nn.ReLU(),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, classes),
+    )
+
+
+def _image(input_shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
+    if len(input_shape) != 3:
+        raise InputError(f"{name}: takes images (channels, height, width), not inputs of shape {input_shape}")
+    return input_shape[0], input_shape[1], input_shape[2]

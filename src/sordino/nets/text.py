@@ -1,0 +1,123 @@
+"""Plain text classifiers on token ids (n, length): an LSTM and a pre-LN transformer encoder (W6 and W5)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sordino.errors import InputError
+
+
+class LstmClassifier(nn.Module):
+    """Embedding, one nn.LSTM layer, a linear layer on its last output. Padding is read as any other token."""
+
+    def __init__(
+        self, classes: int, vocabulary: int = 20_000, embedding: int = 100, hidden: int = 128
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        outputs, _ = self.lstm(self.embedding(tokens))  # (n, length, hidden)
+        logits: Tensor = self.head(outputs[:, -1])
+        return logits
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention out of linear layers, so that each parameter belongs to a layer the engine
+    knows.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        )  # 3 × (n, heads, length, d)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class EncoderLayer(nn.Module):
+    """x + attention(norm(x)), then x + ffn(norm(x))."""
+
+    def __init__(self, width: int, heads: int, ffn: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = SelfAttention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.ffn = nn.Sequential(nn.Linear(width, ffn), nn.GELU(), nn.Linear(ffn, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        out: Tensor = x + self.ffn(self.norm2(x))
+        return out
+
+
+class TransformerClassifier(nn.Module):
+    """Token and position embeddings, pre-LN encoder layers, mean over positions, a linear layer."""
+
+    def __init__(
+        self,
+        classes: int,
+        length: int = 128,
+        vocabulary: int = 20_000,
+        width: int = 256,
+        layers: int = 4,
+        heads: int = 4,
+        ffn: int = 1024,
+    ) -> None:
+        super().__init__()
+        if width % heads:
+            raise InputError(f"transformer: heads ({heads}) must divide width ({width})")
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(length, width)
+        self.layers = nn.Sequential(*(EncoderLayer(width, heads, ffn) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        # one row of position ids per record: an id shared by all records has no per-record gradient
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        x = self.layers(self.embedding(tokens) + self.positions(positions))
+        logits: Tensor = self.head(self.norm(x).mean(1))
+        return logits
+
+
+def lstm(
+    input_shape: tuple[int, ...],
+    classes: int,
+    *,
+    vocabulary: int = 20_000,
+    embedding: int = 100,
+    hidden: int = 128,
+) -> nn.Module:
+    _tokens(input_shape, "lstm")
+    return LstmClassifier(classes, vocabulary, embedding, hidden)
+
+
+def transformer(
+    input_shape: tuple[int, ...],
+    classes: int,
+    *,
+    vocabulary: int = 20_000,
+    width: int = 256,
+    layers: int = 4,
+    heads: int = 4,
+    ffn: int = 1024,
+) -> nn.Module:
+    length = _tokens(input_shape, "transformer")
+    return TransformerClassifier(classes, length, vocabulary, width, layers, heads, ffn)
+
+
+def _tokens(input_shape: tuple[int, ...], name: str) -> int:
+    if len(input_shape) != 1:
+        raise InputError(f"{name}: takes token ids (length,), not inputs of shape {input_shape}")
+    return input_shape[0]
