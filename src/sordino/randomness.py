@@ -1,0 +1,287 @@
+"""One cryptographic generator for everything random: noise, sampling, shuffles, initial weights, canaries.
+
+Formal contract. `source.stream(purpose, index)` is AES-256 in counter mode under a key derived from the
+source's key by keyed BLAKE2b over (purpose, index): streams for different arguments are independent and the
+same arguments give the same stream, so a step can be drawn again, or skipped, without any state to restore.
+With `from_os` the key comes from the operating system and lives only in this object; an adversary who can't
+break AES or BLAKE2b can't tell the streams from true randomness. With `seeded` the generator is the same but
+the key follows from a seed that others may guess: `secure` is False and no guarantee holds against them.
+
+Distributions, up to the generator being ideal:
+
+| call                    | law of the result                              | distance (total variation) |
+|-------------------------|------------------------------------------------|----------------------------|
+| bernoulli(p, n)         | ones with probability ⌊p·2⁶⁴⌋/2⁶⁴, never above p | < 2⁻⁶⁴ each, 0 for p = 0, 1 |
+| below(bound, n)         | uniform on 0..bound−1                          | 0                          |
+| permutation(n)          | uniform on all n! orders                       | 0                          |
+| rounded_normal(out, s)  | round(s·Z), Z a real standard Gaussian         | < 2⁻¹⁰⁰ each               |
+| rounded_laplace(out, s) | round(s·L), L a real standard Laplace variable | < 2⁻¹⁰⁰ each               |
+
+Nothing is said of time: the exact path of a rounding takes longer, see docs/guarantees/noise.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from torch import Tensor
+
+from sordino.errors import InputError
+from sordino.lattice import EXTRA_BITS, exact_exponential, exact_normal
+
+# Words drawn at a time. A block stays in the cache, and torch does not split a tensor this small over threads:
+# twenty barriers a block cost more than the arithmetic when the machine is busy.
+_BLOCK = 1 << 15
+_ZEROS = bytes(8 * _BLOCK)
+_MASK63 = np.uint64((1 << 63) - 1)
+
+# Bounds of the part that double precision may decide, derived in docs/guarantees/noise.md section 3.
+_TOLERANCE = 2.0**-45  # on the error of Z (or L) in double precision while U stays inside the next two bounds
+_SMALLEST_LOG = -16 * math.log(2.0)  # log U below it: the unknown digits of U matter
+_LARGEST_LOG = -(2.0**-15)  # log U above it (radius under 2⁻⁷): √ magnifies the rounding of U too much
+
+NORMAL_SCALE = 2.0**28  # `normal` and `laplace` return multiples of 2⁻²⁸
+
+
+class RandomSource:
+    """A key from which streams are derived. `secure` says whether the key is unpredictable."""
+
+    __slots__ = ("_key", "_secure")
+
+    def __init__(self, key: bytes, *, secure: bool) -> None:
+        if len(key) != 32:
+            raise InputError(f"a random source needs a key of 32 bytes, got {len(key)}; use from_os() or seeded()")
+        self._key = key
+        self._secure = secure
+
+    @classmethod
+    def from_os(cls) -> RandomSource:
+        """A fresh key from the operating system's generator; the only source that a guarantee may rest on."""
+        return cls(os.urandom(32), secure=True)
+
+    @classmethod
+    def seeded(cls, insecure_seed: int) -> RandomSource:
+        """The same generator with a key that follows from the seed: reproducible, and not private."""
+        if isinstance(insecure_seed, bool) or not isinstance(insecure_seed, int):
+            raise InputError(f"insecure_seed must be an integer, got {insecure_seed!r}")
+        key = hashlib.blake2b(str(insecure_seed).encode(), digest_size=32, person=b"sordino/seed")
+        return cls(key.digest(), secure=False)
+
+    @property
+    def secure(self) -> bool:
+        return self._secure
+
+    def stream(self, purpose: str, index: int) -> Stream:
+        """The stream of (purpose, index), from its beginning."""
+        if index < 0:
+            raise InputError(f"a stream's index counts from 0, got {index} for {purpose!r}")
+        name = f"{index}:{purpose}".encode()  # the index has no colon, so no two pairs collide
+        keys = hashlib.blake2b(name, digest_size=64, key=self._key, person=b"sordino/stream").digest()
+        return Stream(keys[:32], keys[32:])
+
+    def __repr__(self) -> str:
+        return f"RandomSource(secure={self._secure})"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a random source holds a secret key and is not pickled; derive streams in one process")
+
+
+class Stream:
+    """Sequential reads from one stream; a result depends on the key and on the reads made before it."""
+
+    def __init__(self, key: bytes, refine_key: bytes) -> None:
+        self._cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+        self._refine_key = refine_key
+        self._work: _Work | None = None
+        self._words = 0  # 64-bit words read so far: the address under which a draw finds its extra digits
+
+    def bits64(self, n: int) -> npt.NDArray[np.uint64]:
+        """n independent uniform 64-bit words."""
+        words = np.empty(n, dtype="<u8")
+        self._fill(words)
+        return words.astype(np.uint64, copy=False)
+
+    def _fill(self, words: npt.NDArray[np.uint64]) -> None:
+        buffer = words.view(np.uint8).data
+        for start in range(0, len(buffer), len(_ZEROS)):
+            part = buffer[start : start + len(_ZEROS)]
+            self._cipher.update_into(_ZEROS[: len(part)] if len(part) < len(_ZEROS) else _ZEROS, part)
+        self._words += len(words)
+
+    def uniform(self, n: int) -> npt.NDArray[np.float64]:
+        """n uniform midpoints (k + ½)·2⁻⁵²: strictly inside (0, 1)."""
+        return ((self.bits64(n) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+
+    def bernoulli(self, p: float, n: int) -> npt.NDArray[np.bool_]:
+        """n independent bits, each 1 with probability ⌊p·2⁶⁴⌋/2⁶⁴.
+
+        A uniform 64-bit number is compared with ⌊p·2⁶⁴⌋; its last 48 bits are drawn only where the first 16
+        leave the comparison open, which changes nothing in the law and saves three quarters of the work.
+        """
+        if not 0.0 <= p <= 1.0:
+            raise InputError(f"a probability lies in [0, 1], got {p}")
+        threshold = math.floor(Fraction(p) * 2**64)
+        if threshold == 1 << 64:
+            return np.ones(n, dtype=np.bool_)
+        head, tail = threshold >> 48, threshold & ((1 << 48) - 1)
+        first = self.bits64((n + 3) // 4).view("<u2")[:n]
+        result = first < np.uint16(head)
+        open_ = np.flatnonzero(first == np.uint16(head))
+        result[open_] = (self.bits64(len(open_)) >> np.uint64(16)) < np.uint64(tail)
+        return result
+
+    def below(self, bound: int, n: int) -> npt.NDArray[np.int64]:
+        """n independent integers, exactly uniform on 0..bound−1 (rejection of the incomplete last cycle)."""
+        if not 1 <= bound <= 1 << 63:
+            raise InputError(f"below() needs a bound between 1 and 2⁶³, got {bound}")
+        last = np.uint64((1 << 64) - 1 - (1 << 64) % bound)
+        words = self.bits64(n)
+        rejected = np.flatnonzero(words > last)
+        while len(rejected):
+            words[rejected] = self.bits64(len(rejected))
+            rejected = rejected[words[rejected] > last]
+        return (words % np.uint64(bound)).astype(np.int64)
+
+    def permutation(self, n: int) -> npt.NDArray[np.int64]:
+        """A uniform order of 0..n−1: the ranks of n random words, drawn again as a whole if two are equal.
+
+        Given that the words differ, every order is equally likely, so the result is exactly uniform.
+        """
+        while True:
+            words = self.bits64(n)
+            order = np.argsort(words)
+            ranked = words[order]
+            if not np.any(ranked[1:] == ranked[:-1]):
+                return order.astype(np.int64)
+
+    def subset(self, n: int, size: int) -> npt.NDArray[np.int64]:
+        """A uniform subset of 0..n−1, sorted: the first `size` distinct values of a uniform sequence."""
+        if not 0 <= size <= n:
+            raise InputError(f"a subset of {size} out of {n} does not exist")
+        wanted = min(size, n - size)  # the complement of a uniform subset is one
+        chosen = np.empty(0, dtype=np.int64)
+        while len(chosen) < wanted:
+            chosen = np.union1d(chosen, self.below(n, wanted - len(chosen)))
+        if wanted == size:
+            return chosen
+        keep = np.ones(n, dtype=np.bool_)
+        keep[chosen] = False
+        return np.flatnonzero(keep)
+
+    def normal(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        """Standard Gaussians, rounded to multiples of 2⁻²⁸ and then once to `dtype`."""
+        return self._standard(self.rounded_normal, shape, dtype)
+
+    def laplace(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        """Standard Laplace variables (scale 1, variance 2), rounded to multiples of 2⁻²⁸ and then once."""
+        return self._standard(self.rounded_laplace, shape, dtype)
+
+    def _standard(self, draw: Callable[[Tensor, float], None], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        if not dtype.is_floating_point:
+            raise InputError(f"noise has a floating-point type, got {dtype}")
+        result = torch.empty(tuple(shape), dtype=dtype)
+        flat = result.view(-1)
+        work = torch.empty(min(flat.numel(), _BLOCK), dtype=torch.float64)
+        for start in range(0, flat.numel(), _BLOCK):
+            part = flat[start : start + _BLOCK]
+            noise = work[: part.numel()]
+            draw(noise, NORMAL_SCALE)
+            part.copy_(noise.mul_(1.0 / NORMAL_SCALE))
+        return result
+
+    def rounded_normal(self, out: Tensor, scale: float) -> None:
+        """Fill `out` (float64, contiguous, one dimension) with independent integers round(scale · Z)."""
+        self._rounded(self._normal_block, out, scale)
+
+    def rounded_laplace(self, out: Tensor, scale: float) -> None:
+        """Fill `out` (float64, contiguous, one dimension) with independent integers ±round(scale · E)."""
+        self._rounded(self._laplace_block, out, scale)
+
+    def _rounded(self, block: Callable[[Tensor, float], None], out: Tensor, scale: float) -> None:
+        if not 1.0 <= scale <= 2.0**40:
+            raise InputError(f"rounded noise needs a scale (noise over grid) between 1 and 2⁴⁰, got {scale}")
+        for start in range(0, out.numel(), _BLOCK):
+            block(out[start : start + _BLOCK], scale)
+
+    def _normal_block(self, out: Tensor, scale: float) -> None:
+        """Box–Muller: cosines into the first half of `out`, sines into the second; one too many is lost."""
+        pairs = (out.numel() + 1) // 2
+        work = self._workspace(2 * pairs)
+        address = self._words
+        words = work.words[: 2 * pairs]
+        self._fill(words)
+        words[:pairs] &= _MASK63
+        signed = words.view("<i8")
+        bits = torch.from_numpy(signed)
+        z = work.z[: 2 * pairs]
+        log_u = work.log[:pairs].copy_(bits[:pairs]).mul_(2.0**-63).log_()  # U ∈ (u, u+1)·2⁻⁶³
+        slow = _outside(log_u, _LARGEST_LOG)
+        radius = log_u.mul_(-2.0 * scale * scale).sqrt_()  # scale · √(−2 ln U)
+        angle = z[pairs:].copy_(bits[pairs:]).mul_(2.0 * math.pi * 2.0**-64)  # V ∈ (v, v+1)·2⁻⁶⁴ ⊂ [−½, ½]
+        torch.cos(angle, out=z[:pairs]).mul_(radius)
+        angle.sin_().mul_(radius)
+        rounded = torch.round(z, out=out if out.numel() == 2 * pairs else work.rounded[: 2 * pairs])
+        undecided = _undecided(z, rounded, scale)
+        result = rounded.numpy()
+        for i in {*slow.tolist(), *(undecided % pairs).tolist()}:
+            extra = self._extra(address + i, 2)
+            cos, sin = exact_normal(int(signed[i]), int(signed[pairs + i]), extra, scale)
+            result[i], result[pairs + i] = cos, sin
+        if rounded is not out:
+            out.copy_(rounded[: out.numel()])
+
+    def _laplace_block(self, out: Tensor, scale: float) -> None:
+        n = out.numel()
+        work = self._workspace(n)
+        address = self._words
+        words = work.words[:n]
+        self._fill(words)
+        negative = words > _MASK63
+        words &= _MASK63
+        z = work.z[:n].copy_(torch.from_numpy(words.view("<i8"))).mul_(2.0**-63).log_()
+        slow = _outside(z, math.inf)
+        rounded = torch.round(z.mul_(-scale), out=out)
+        undecided = _undecided(z, rounded, scale)
+        result = rounded.numpy()
+        for i in {*slow.tolist(), *undecided.tolist()}:
+            result[i] = exact_exponential(int(words[i]), self._extra(address + i, 1), scale)
+        np.negative(result, out=result, where=negative)
+
+    def _workspace(self, n: int) -> _Work:
+        if self._work is None or len(self._work.words) < n:
+            self._work = _Work(n)
+        return self._work
+
+    def _extra(self, address: int, words: int) -> bytes:
+        """The further digits of the draw at this address, from a key of their own."""
+        size = words * EXTRA_BITS // 8
+        return hashlib.blake2b(address.to_bytes(16, "little"), digest_size=size, key=self._refine_key).digest()
+
+
+class _Work:
+    """The buffers of one block, allocated once for all blocks of a stream."""
+
+    def __init__(self, n: int) -> None:
+        self.words = np.empty(n, dtype="<u8")
+        self.log = torch.empty(n // 2, dtype=torch.float64)
+        self.z = torch.empty(n, dtype=torch.float64)
+        self.rounded = torch.empty(n, dtype=torch.float64)
+
+
+def _outside(log_u: Tensor, largest: float) -> npt.NDArray[np.intp]:
+    """Where U is too small, or too close to 1, for double precision."""
+    values = log_u.numpy()  # numpy compares doubles several times faster than torch does
+    return np.flatnonzero((values < _SMALLEST_LOG) | (values > largest))
+
+
+def _undecided(z: Tensor, rounded: Tensor, scale: float) -> npt.NDArray[np.intp]:
+    """Where z lies so close to a half-integer that its error may change the rounding. Overwrites z."""
+    return np.flatnonzero(z.sub_(rounded).abs_().numpy() > 0.5 - scale * _TOLERANCE)

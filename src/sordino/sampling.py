@@ -1,0 +1,183 @@
+"""Who takes part in a step: samplers as frozen values, logical batches that carry their own chunks.
+
+Formal contract. Batch t is a function of (sampling, records, source, t) alone: it can be drawn again, drawn
+first, or not drawn at all, and the others stay the same; `start` resumes anywhere; leaving the loop early
+leaves nothing behind. The laws that the accountants rely on, given an ideal generator:
+
+| sampling             | law of batch t                                                                   |
+|----------------------|----------------------------------------------------------------------------------|
+| Poisson              | every record independently with probability ⌊q·2⁶⁴⌋/2⁶⁴ ≤ q; may be empty          |
+| TruncatedPoisson     | the same; when more than `cap`, a uniform subset of `cap` of them                 |
+| WithoutReplacement   | a uniform subset of exactly `batch` records, independent between steps            |
+| Partition            | one uniform shuffle for the whole run, cut into ⌊records/batch⌋ batches, visited   |
+|                      | in the same order every epoch; the remainder is never used                        |
+
+Rates, sizes and the number of records are given by the caller as public constants; nothing is read off a
+loader, and no sampler stands in for another. An empty batch is yielded like any other: the step still
+happens and still costs. A partition is *not* a Poisson sample, and says so by name in plan and ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sordino.errors import InputError
+from sordino.randomness import RandomSource
+
+_BLOCK = 1 << 20  # records decided at a time, so that memory does not grow with the data set
+
+
+class _Named:
+    name: ClassVar[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-able description; `sampling_from_dict` reads it back."""
+        return {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True)
+class Poisson(_Named):
+    """Each record independently with probability `sampling_rate`, in (0, 1]."""
+
+    sampling_rate: float
+    name: ClassVar[str] = "poisson"
+
+    def __post_init__(self) -> None:
+        _check_rate(self.sampling_rate)
+
+
+@dataclass(frozen=True)
+class TruncatedPoisson(_Named):
+    """Poisson sampling whose batch never exceeds `cap`: what is over is dropped uniformly at random."""
+
+    sampling_rate: float
+    cap: int
+    name: ClassVar[str] = "truncated-poisson"
+
+    def __post_init__(self) -> None:
+        _check_rate(self.sampling_rate)
+        _check_count("cap", self.cap)
+
+
+@dataclass(frozen=True)
+class Partition(_Named):
+    """One shuffle, then the same disjoint batches of exactly `batch` records every epoch."""
+
+    batch: int
+    name: ClassVar[str] = "partition"
+
+    def __post_init__(self) -> None:
+        _check_count("batch", self.batch)
+
+
+@dataclass(frozen=True)
+class WithoutReplacement(_Named):
+    """A fresh uniform subset of exactly `batch` records every step."""
+
+    batch: int
+    name: ClassVar[str] = "without-replacement"
+
+    def __post_init__(self) -> None:
+        _check_count("batch", self.batch)
+
+
+Sampling = Poisson | TruncatedPoisson | Partition | WithoutReplacement
+_KINDS: dict[str, type[Sampling]] = {
+    kind.name: kind for kind in (Poisson, TruncatedPoisson, Partition, WithoutReplacement)
+}
+
+
+def sampling_from_dict(description: Mapping[str, Any]) -> Sampling:
+    """The inverse of `to_dict`; unknown names and keys are errors."""
+    options = dict(description)
+    name = options.pop("name", None)
+    if name not in _KINDS:
+        raise InputError(f"unknown sampling {name!r}; known: {', '.join(_KINDS)}")
+    try:
+        return _KINDS[name](**options)
+    except TypeError as error:
+        wanted = ", ".join(_KINDS[name].__dataclass_fields__)
+        raise InputError(f"sampling {name!r} takes {wanted}; got {', '.join(options) or 'nothing'}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class LogicalBatch:
+    """The records of one step, and how many of them to hold in memory at a time."""
+
+    step: int
+    indices: Tensor  # int64, sorted
+    chunk: int
+
+    def __len__(self) -> int:
+        return self.indices.numel()
+
+    def chunks(self) -> Iterator[Tensor]:
+        """The indices in order, at most `chunk` at a time; an empty batch has one empty chunk."""
+        return iter(torch.split(self.indices, self.chunk))
+
+
+def batches(
+    sampling: Sampling, *, records: int, steps: int, source: RandomSource, chunk: int, start: int = 0
+) -> Iterator[LogicalBatch]:
+    """The logical batches of steps start, …, steps − 1. Arguments are checked at once, not at the first batch."""
+    _check_count("records", records)
+    _check_count("chunk", chunk)
+    if steps < 0 or not 0 <= start <= steps:
+        raise InputError(f"steps and start must satisfy 0 ≤ start ≤ steps, got start={start}, steps={steps}")
+    draw = _drawer(sampling, records, source)
+    return (LogicalBatch(t, torch.from_numpy(draw(t)), chunk) for t in range(start, steps))
+
+
+_Indices = npt.NDArray[np.int64]
+
+
+def _drawer(sampling: Sampling, records: int, source: RandomSource) -> Callable[[int], _Indices]:
+    """The function from the step to its sorted indices."""
+    if isinstance(sampling, Partition):
+        _check_batch(sampling.batch, records)
+        return _partition(sampling.batch, records, source)
+    if isinstance(sampling, WithoutReplacement):
+        size = _check_batch(sampling.batch, records)
+        return lambda t: source.stream("sampling", t).subset(records, size)
+    rate = sampling.sampling_rate
+    cap = sampling.cap if isinstance(sampling, TruncatedPoisson) else records
+    return lambda t: _poisson(rate, cap, records, source, t)
+
+
+def _poisson(rate: float, cap: int, records: int, source: RandomSource, step: int) -> _Indices:
+    stream = source.stream("sampling", step)
+    parts = [
+        first + np.flatnonzero(stream.bernoulli(rate, min(_BLOCK, records - first)))
+        for first in range(0, records, _BLOCK)
+    ]
+    chosen = np.concatenate(parts).astype(np.int64, copy=False)
+    return chosen if len(chosen) <= cap else chosen[stream.subset(len(chosen), cap)]
+
+
+def _partition(batch: int, records: int, source: RandomSource) -> Callable[[int], _Indices]:
+    order = source.stream("partition", 0).permutation(records)
+    count = records // batch
+    return lambda t: np.sort(order[(t % count) * batch : (t % count + 1) * batch])
+
+
+def _check_rate(rate: float) -> None:
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0.0 < rate <= 1.0:  # NaN fails too
+        raise InputError(f"sampling_rate must lie in (0, 1], got {rate!r}; it is expected_batch / records")
+
+
+def _check_count(what: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{what} must be an integer of at least 1, got {value!r}")
+
+
+def _check_batch(batch: int, records: int) -> int:
+    if batch > records:
+        raise InputError(f"a batch of {batch} can't be drawn from {records} records; lower expected_batch")
+    return batch
