@@ -1,0 +1,249 @@
+"""Step time and extra peak memory of the gradient engine and its peers, as ratios to plain PyTorch.
+
+    python benchmarks/engine.py --out benchmarks/results/engine.json      all of it; resumes where it stopped
+    python benchmarks/engine.py --quick --workloads W3 --engines sordino --out quick.json         a first look
+    python benchmarks/engine.py --table benchmarks/results/engine.json --into docs/benchmarks.md
+
+Each measurement is a fresh process; a round goes through all engines before the next round starts, so that
+what else happens on the machine hits them alike, and a ratio is always taken within one round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from peers import ENGINES
+from peers.tables import fill, tables
+from workloads import WORKLOADS
+
+Results = dict[str, Any]
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Benchmark the gradient engine against its peers.")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/engine.json"), help="results (JSON)")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), help="plain is always run")
+    parser.add_argument("--rounds", type=int, help="interleaved rounds (5, quick 2)")
+    parser.add_argument("--budget", type=float, help="seconds of timed steps per measurement (5, quick 1.5)")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--timeout", type=float, default=900, help="seconds for one measurement")
+    parser.add_argument("--records", type=int, help="another batch than the workload's own (for a smoke test)")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and steps")
+    parser.add_argument("--fresh", action="store_true", help="forget what the results file holds")
+    parser.add_argument("--table", type=Path, metavar="JSON", help="print the tables of a results file and stop")
+    parser.add_argument("--into", type=Path, metavar="MD", help="with --table: fill them into this document")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="which time the tables compare")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    options.rounds = options.rounds or (2 if options.quick else 5)
+    options.budget = options.budget if options.budget is not None else (1.5 if options.quick else 5.0)
+    options.engines = [e for e in ENGINES if e in options.engines or e == "plain"]
+    options.workloads = [w for w in WORKLOADS if w in options.workloads]
+    return options
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def cpu_model() -> str:
+    """The processor's name as the system tells it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def commit() -> str | None:
+    """The revision measured, with a mark when files differ from it; None outside a repository."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def environment() -> dict[str, Any]:
+    """What the numbers depend on besides the code."""
+    return {
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in ("torch", "sordino", "opacus", "fastDP")},
+        "commit": commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
+
+
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "workloads": options.workloads,
+        "engines": options.engines,
+        "rounds": options.rounds,
+        "budget": options.budget,
+        "threads": options.threads,
+        "records": {w: options.records or WORKLOADS[w].records for w in options.workloads},
+    }
+
+
+def load(options: argparse.Namespace) -> Results:
+    """The results so far, when they were measured under the same settings; a new, empty set otherwise."""
+    fresh: Results = {
+        "environment": environment(),
+        "settings": settings(options),
+        "absent": {},
+        "checks": {},
+        "measurements": [],
+    }
+    if options.fresh or not options.out.exists():
+        return fresh
+    found: Results = json.loads(options.out.read_text())
+    for part, ignored in (("settings", set()), ("environment", {"date", "commit"})):
+        differs = [k for k, v in fresh[part].items() if k not in ignored and found[part].get(k) != v]
+        if differs:
+            names = ", ".join(differs)
+            raise SystemExit(f"{options.out} was measured with other {names}: use --fresh, or another --out")
+    return found
+
+
+def save(results: Results, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(results, indent=1) + "\n")
+    partial.replace(path)
+
+
+def run_child(job: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """One job in a fresh process; a crash or a timeout is a result too."""
+    threads = str(options.threads)
+    variables = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    command = [
+        sys.executable,
+        str(Path(__file__).resolve()),
+        "--child",
+        json.dumps(job),
+        "--threads",
+        threads,
+    ]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=variables, timeout=options.timeout, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"status": "timeout", "error": f"not done after {options.timeout:g} s"}
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return {"status": "error", "error": said[-1][:300]}
+    return {"status": "ok", **json.loads(done.stdout.strip().splitlines()[-1])}
+
+
+def child(job: dict[str, Any], threads: int) -> None:
+    """Runs in the fresh process: the last line of its output is the result."""
+    import torch
+
+    from peers.measure import check, measure
+
+    torch.set_num_threads(threads)
+    result = check(**job["check"]) if "check" in job else measure(**job["measure"])
+    print(json.dumps(result))
+
+
+def schedule(options: argparse.Namespace, engines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
+    """Round by round, workload by workload, all engines; each round begins with another engine."""
+    for turn in range(options.rounds):
+        shift = turn % len(engines)
+        for workload in options.workloads:
+            for engine in [*engines[shift:], *engines[:shift]]:
+                yield turn, workload, engine
+
+
+def check_all(options: argparse.Namespace, results: Results) -> None:
+    """No timing of an engine that is wrong: each workload against the plain loop first."""
+    for workload in options.workloads:
+        if workload in results["checks"]:
+            continue
+        outcome = run_child({"check": {"workload": workload}}, options)
+        if outcome["status"] != "ok":
+            raise SystemExit(f"check of sordino on {workload} failed: {outcome['error']}")
+        results["checks"][workload] = outcome
+        print(
+            f"check {workload:7s} sums {outcome['sums_error']:.1e}  norms {outcome['norms_error']:.1e}",
+            flush=True,
+        )
+        save(results, options.out)
+
+
+def present(options: argparse.Namespace, results: Results) -> list[str]:
+    """The engines that can run; the others are written down with the reason."""
+    results["absent"] = {
+        e: f"the distribution {ENGINES[e].distribution} is not installed"
+        for e in options.engines
+        if ENGINES[e].version() is None
+    }
+    return [e for e in options.engines if e not in results["absent"]]
+
+
+def run(options: argparse.Namespace) -> Results:
+    results = load(options)
+    engines = present(options, results)
+    for e, reason in results["absent"].items():
+        print(f"{e}: {reason}", flush=True)
+    if "sordino" in engines:
+        check_all(options, results)
+    jobs = list(schedule(options, engines))
+    done = {(m["round"], m["workload"], m["engine"]) for m in results["measurements"]}
+    broken = {(m["workload"], m["engine"]) for m in results["measurements"] if m["status"] != "ok"}
+    start = time.monotonic()
+    for number, (turn, workload, engine) in enumerate(jobs, 1):
+        if (turn, workload, engine) in done or (workload, engine) in broken:
+            continue
+        least = 3 if options.quick else 5
+        job = {"workload": workload, "engine": engine, "budget": options.budget, "least": least}
+        outcome = run_child({"measure": job | {"records": options.records}}, options)
+        results["measurements"].append({"workload": workload, "engine": engine, "round": turn} | outcome)
+        save(results, options.out)
+        if outcome["status"] != "ok":
+            broken.add((workload, engine))
+        clock = f"[{number:3d}/{len(jobs)} {time.monotonic() - start:5.0f}s]"
+        print(f"{clock} round {turn} {workload:7s} {engine:13s} {said(outcome)}", flush=True)
+    save(results, options.out)
+    return results
+
+
+def said(outcome: dict[str, Any]) -> str:
+    if outcome["status"] != "ok":
+        return f"{outcome['status']}: {outcome['error']}"
+    milliseconds, megabytes = outcome["seconds"] * 1e3, outcome["extra_bytes"] / 1e6
+    return f"{milliseconds:9.2f} ms {megabytes:8.1f} MB ({outcome['steps']} steps)"
+
+
+def main() -> None:
+    options = arguments()
+    if options.child:
+        child(json.loads(options.child), options.threads)
+    elif options.table:
+        results: Results = json.loads(options.table.read_text())
+        if options.into:
+            fill(options.into, results, options.clock)
+        else:
+            print(tables(results, options.clock))
+    else:
+        print("\n" + tables(run(options), options.clock))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""One training step of each engine: forward, clipped per-record gradients, noise, SGD update.
+
+An engine is a function from a model and a batch to a step; a step does its work and returns how many seconds
+it spent in its named phases (empty where the engine does not tell). Clip norm 1, noise multiplier 1, learning
+rate 0.01 for everybody; the divisor is the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+
+from torch import Tensor, nn
+
+CLIP_NORM = 1.0
+NOISE_MULTIPLIER = 1.0
+LEARNING_RATE = 0.01
+
+Step = Callable[[], Mapping[str, float]]
+Prepare = Callable[[nn.Module, Tensor, Tensor], Step]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Where an engine's step lives, and the distribution that must be installed for it."""
+
+    name: str
+    title: str
+    module: str
+    function: str
+    distribution: str
+
+    def version(self) -> str | None:
+        """The installed version, or None when the distribution is not there."""
+        try:
+            return version(self.distribution)
+        except PackageNotFoundError:
+            return None
+
+    def prepare(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
+        """Imports the engine, only now, so that no other is loaded in this process, and wraps the model."""
+        prepare: Prepare = getattr(import_module(self.module), self.function)
+        return prepare(model, inputs, targets)
+
+
+ENGINES: dict[str, Engine] = {
+    e.name: e
+    for e in (
+        Engine("plain", "plain PyTorch", "peers.plain", "plain", "torch"),
+        Engine("sordino", "sordino", "peers.ours", "sordino", "sordino"),
+        Engine("opacus-hooks", "Opacus hooks", "peers.opacus_engine", "hooks", "opacus"),
+        Engine("opacus-ghost", "Opacus ghost", "peers.opacus_engine", "ghost", "opacus"),
+        Engine("vmap", "torch.func vmap(grad), by hand", "peers.by_hand", "vmap_grad", "torch"),
+        Engine("fastdp", "fastDP MixOpt", "peers.fastdp_engine", "mixopt", "fastDP"),
+    )
+}

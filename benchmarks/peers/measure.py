@@ -1,0 +1,112 @@
+"""What happens inside one measuring process: build, check or warm up, time the steps, read the peak."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import statistics
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from peers import CLIP_NORM, ENGINES
+from workloads import WORKLOADS
+
+STATUS = Path("/proc/self/status")
+CLEAR_REFS = Path("/proc/self/clear_refs")
+TOLERANCE = 1e-8
+
+
+def _status(field: str) -> int:
+    for line in STATUS.read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"{STATUS} has no {field}")
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory now; the peak so far where the system does not tell."""
+    return _status("VmRSS") if STATUS.exists() else _peak_since_start()
+
+
+def reset_peak() -> None:
+    """Starts the peak anew (Linux); elsewhere the peak counts from the start of the process."""
+    if CLEAR_REFS.exists():
+        CLEAR_REFS.write_text("5")
+
+
+def peak() -> int:
+    """The highest resident size since `reset_peak`, in bytes."""
+    return _status("VmHWM") if STATUS.exists() else _peak_since_start()
+
+
+def _peak_since_start() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def measure(workload: str, engine: str, *, budget: float, least: int, records: int | None) -> dict[str, Any]:
+    """Two warm-up steps, at least `least` timed steps, and as many as fit into `budget` seconds (to 500).
+
+    Memory is the peak over all steps, warm-up included, minus what was resident once model, batch and engine
+    were built: activations, gradients and whatever the engine keeps, but not the model or the imports.
+    """
+    model, inputs, targets = WORKLOADS[workload].build(records)
+    step = ENGINES[engine].prepare(model, inputs, targets)
+    gc.collect()
+    before = resident()
+    reset_peak()
+    for _ in range(2):
+        step()
+    walls: list[float] = []
+    cpus: list[float] = []
+    phases: dict[str, list[float]] = defaultdict(list)
+    deadline = time.perf_counter() + budget
+    while len(walls) < least or (time.perf_counter() < deadline and len(walls) < 500):
+        wall, cpu = time.perf_counter(), time.process_time()
+        for name, seconds in step().items():
+            phases[name].append(seconds)
+        walls.append(time.perf_counter() - wall)
+        cpus.append(time.process_time() - cpu)
+    return {
+        "seconds": statistics.median(walls),
+        "seconds_quartiles": [round(q, 7) for q in _quartiles(walls)],
+        "cpu_seconds": statistics.median(cpus),
+        "steps": len(walls),
+        "extra_bytes": peak() - before,
+        "phases": {name: statistics.median(values) for name, values in phases.items()},
+    }
+
+
+def _quartiles(values: list[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4)
+    return low, high
+
+
+def check(workload: str, *, records: int = 4) -> dict[str, Any]:
+    """sordino's clipped sum and norms against the plain loop over records, in double precision.
+
+    float64 because at a ReLU's kink single precision may take the other side on one record (a difference of
+    4e-3 that says nothing about the engine). The clip norm is the median record's norm, so that some records
+    are clipped and some are not.
+    """
+    from sordino.clipping import FlatClip
+    from sordino.gradients import Rows, brute_force, clipped_sum
+
+    model, inputs, targets = WORKLOADS[workload].build(records)
+    model = model.double()
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    rows, loss = Rows(inputs, targets), torch.nn.CrossEntropyLoss(reduction="none")
+    norms = brute_force(model, loss, rows, FlatClip(CLIP_NORM)).norms
+    clipping = FlatClip(float(norms.median()))
+    ours, oracle = clipped_sum(model, loss, rows, clipping), brute_force(model, loss, rows, clipping)
+    scale = max(float(v.abs().max()) for v in oracle.sums.values())
+    sums = max(float((ours.sums[n] - v).abs().max()) for n, v in oracle.sums.items()) / scale
+    spread = float(((ours.norms - oracle.norms).abs() / oracle.norms).max())
+    if not (sums <= TOLERANCE and spread <= TOLERANCE):
+        raise AssertionError(f"{workload}: sordino is off the plain loop by {sums:.2e} (sums), {spread:.2e} (norms)")
+    return {"records": records, "sums_error": sums, "norms_error": spread, "tolerance": TOLERANCE}

@@ -1,0 +1,53 @@
+"""sordino's step: the engine, the one door with its cryptographic generator and a ledger in memory, SGD."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from peers import CLIP_NORM, LEARNING_RATE, NOISE_MULTIPLIER, Step
+from sordino.clipping import FlatClip
+from sordino.gradients import Rows, clipped_sum
+from sordino.ledger import Ledger
+from sordino.randomness import RandomSource
+from sordino.release import Entry, Gaussian, release
+
+
+def sordino(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
+    """The same calls as a training run, phase by phase: gradients, release, update."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    parameters = dict(model.named_parameters())
+    clipping, noise, source = FlatClip(CLIP_NORM), Gaussian(NOISE_MULTIPLIER), RandomSource.from_os()
+    ledger = Ledger.open(None, {"kind": "plan"})
+    loss = nn.CrossEntropyLoss(reduction="none")
+    taken = 0
+
+    def step() -> Mapping[str, float]:
+        nonlocal taken
+        start = time.perf_counter()
+        sums = clipped_sum(model, loss, Rows(inputs, targets), clipping).sums
+        summed = time.perf_counter()
+        sampling = {"name": "poisson", "sampling_rate": 0.01}
+        entry = Entry(purpose="gradient", step=taken, sampling=sampling, relation="add-remove")
+        noisy = release(
+            sums,
+            sensitivity=clipping.sensitivity("add-remove"),
+            norm="l2",
+            noise=noise,
+            source=source,
+            ledger=ledger,
+            entry=entry,
+        )
+        released = time.perf_counter()
+        for name, value in noisy.items():
+            parameters[name].grad = value.div_(len(targets))
+        optimizer.step()
+        optimizer.zero_grad()
+        taken += 1
+        updated = time.perf_counter()
+        return {"gradients": summed - start, "release": released - summed, "update": updated - released}
+
+    return step

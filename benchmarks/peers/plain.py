@@ -1,0 +1,24 @@
+"""Non-private training: the floor that every other engine is divided by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from peers import LEARNING_RATE, Step
+
+
+def plain(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
+    """Forward, backward, SGD: no clipping, no noise."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+    def step() -> Mapping[str, float]:
+        optimizer.zero_grad()
+        torch.autograd.backward(F.cross_entropy(model(inputs), targets))
+        optimizer.step()
+        return {}
+
+    return step

@@ -1,0 +1,129 @@
+"""From the measurements in the JSON file to the tables that people read."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from peers import ENGINES
+from workloads import WORKLOADS
+
+MEMORY_GOAL = 1.6
+BEGIN, END = "<!-- engine:begin -->", "<!-- engine:end -->"
+
+
+def ratios(results: Mapping[str, Any], workload: str, engine: str, quantity: str) -> list[float]:
+    """One ratio to plain per round, each within its own round."""
+    by_key = {(m["workload"], m["engine"], m["round"]): m for m in results["measurements"] if m["status"] == "ok"}
+    rounds = sorted({r for w, e, r in by_key if (w, e) == (workload, engine)})
+    pairs = [(by_key[workload, engine, r], by_key.get((workload, "plain", r))) for r in rounds]
+    return [m[quantity] / base[quantity] for m, base in pairs if base is not None and base[quantity] > 0]
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
+
+
+def _cell(results: Mapping[str, Any], workload: str, engine: str, quantity: str) -> str:
+    values = ratios(results, workload, engine, quantity)
+    if values:
+        spread = f" ({_number(min(values))}–{_number(max(values))})" if len(values) > 1 else ""
+        return _number(statistics.median(values)) + spread
+    if engine in results["absent"]:
+        return "absent"
+    failed = [m for m in results["measurements"] if (m["workload"], m["engine"]) == (workload, engine)]
+    return failed[0]["status"] if failed else "–"
+
+
+def _plain(results: Mapping[str, Any], workload: str, quantity: str, factor: float) -> str:
+    values = [
+        m[quantity] * factor
+        for m in results["measurements"]
+        if (m["workload"], m["engine"], m["status"]) == (workload, "plain", "ok")
+    ]
+    return f"{statistics.median(values):.3g}" if values else "–"
+
+
+def _rows(results: Mapping[str, Any], names: Sequence[str], quantity: str) -> list[list[str]]:
+    engines = [e for e in ENGINES if e in results["settings"]["engines"] and e != "plain"]
+    return [[ENGINES[e].title, *(_cell(results, w, e, quantity) for w in names)] for e in engines]
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _phases(results: Mapping[str, Any], names: Sequence[str]) -> list[list[str]]:
+    rows = []
+    for phase in ("gradients", "release", "update"):
+        cells = []
+        for w in names:
+            values = [
+                m["phases"][phase] * 1e3
+                for m in results["measurements"]
+                if (m["workload"], m["engine"], m["status"]) == (w, "sordino", "ok") and phase in m["phases"]
+            ]
+            cells.append(f"{statistics.median(values):.3g}" if values else "–")
+        rows.append([phase, *cells])
+    return rows
+
+
+def failures(results: Mapping[str, Any]) -> list[str]:
+    """One line for each engine that is absent, crashed or ran out of time, with what it said."""
+    lines = [f"{ENGINES[e].title}: {reason}" for e, reason in results["absent"].items()]
+    for m in results["measurements"]:
+        if m["status"] != "ok":
+            lines.append(f"{ENGINES[m['engine']].title} on {m['workload']}: {m['status']}: {m['error']}")
+    return lines
+
+
+def environment_line(results: Mapping[str, Any]) -> str:
+    """The machine and the versions in one sentence."""
+    e, s = results["environment"], results["settings"]
+    versions = ", ".join(f"{name} {v}" for name, v in e["versions"].items() if v)
+    return (
+        f"{e['cpu']}, {e['cores']} cores, {s['threads']} thread(s), {versions}; Python {e['python']}; "
+        f"{s['rounds']} interleaved rounds, a fresh process for each measurement; {e['date']}."
+    )
+
+
+def tables(results: Mapping[str, Any], clock: str = "wall") -> str:
+    """Time, memory and the phases of our own step as Markdown, with the environment and what failed."""
+    names = [w for w in WORKLOADS if w in results["settings"]["workloads"]]
+    seconds = {"wall": "seconds", "cpu": "cpu_seconds"}[clock]
+    heads = [f"{w.split('-')[0]} b{results['settings']['records'][w]}" for w in names]
+    goals = [_number(WORKLOADS[w].goal) for w in names]
+    time_rows = [
+        ["plain, ms", *(_plain(results, w, seconds, 1e3) for w in names)],
+        *_rows(results, names, seconds),
+        ["goal for sordino", *goals],
+    ]
+    memory_rows = [
+        ["plain, MB", *(_plain(results, w, "extra_bytes", 1e-6) for w in names)],
+        *_rows(results, names, "extra_bytes"),
+        ["goal for sordino", *[_number(MEMORY_GOAL)] * len(names)],
+    ]
+    parts = [
+        environment_line(results),
+        _markdown([f"{clock} time ratio", *heads], time_rows),
+        _markdown(["extra peak memory ratio", *heads], memory_rows),
+        _markdown(["sordino's step, ms", *heads], _phases(results, names)),
+    ]
+    if results["checks"]:
+        worst = max(max(c["sums_error"], c["norms_error"]) for c in results["checks"].values())
+        parts.append(f"Checked before timing against a float64 loop over records: largest relative error {worst:.1e}.")
+    parts += ["Not measured:\n\n" + "\n".join(f"- {line}" for line in failures(results))] if failures(results) else []
+    return "\n\n".join(parts)
+
+
+def fill(document: Path, results: Mapping[str, Any], clock: str = "wall") -> None:
+    """Puts the tables between the two markers of a document."""
+    text = document.read_text()
+    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+    if not pattern.search(text):
+        raise SystemExit(f"{document} has no {BEGIN} … {END} to fill")
+    document.write_text(pattern.sub(lambda _: f"{BEGIN}\n{tables(results, clock)}\n{END}", text))

@@ -1,0 +1,115 @@
+"""The engine benchmark runs from end to end, resumes, survives a peer's crash, and its tables say what it saw."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(FOLDER / "engine.py"), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import peers.tables
+
+    return peers.tables
+
+
+def measurement(engine: str, turn: int, seconds: float, extra: int) -> dict[str, Any]:
+    numbers = {"seconds": seconds, "cpu_seconds": seconds, "extra_bytes": extra, "phases": {}}
+    return {"workload": "W2", "engine": engine, "round": turn, "status": "ok", **numbers}
+
+
+@pytest.fixture
+def results() -> dict[str, Any]:
+    """The second round was twice as slow for everybody: ratios are taken within a round."""
+    crash = {"workload": "W2", "engine": "vmap", "round": 0, "status": "error", "error": "RuntimeError: no rule"}
+    return {
+        "environment": {"cpu": "a CPU", "cores": 2, "versions": {"torch": "2"}, "python": "3", "date": "today"},
+        "settings": {
+            "workloads": ["W2"],
+            "engines": ["plain", "sordino", "opacus-ghost", "vmap", "fastdp"],
+            "rounds": 2,
+            "threads": 1,
+            "records": {"W2": 1000},
+        },
+        "absent": {"fastdp": "not installed"},
+        "checks": {},
+        "measurements": [
+            measurement("plain", 0, 0.010, 10_000_000),
+            measurement("sordino", 0, 0.012, 15_000_000),
+            measurement("opacus-ghost", 0, 0.030, 20_000_000),
+            crash,
+            measurement("plain", 1, 0.020, 10_000_000),
+            measurement("sordino", 1, 0.026, 15_000_000),
+        ],
+    }
+
+
+def test_ratios_are_taken_within_a_round(tables: Any, results: dict[str, Any]) -> None:
+    assert tables.ratios(results, "W2", "sordino", "seconds") == pytest.approx([1.2, 1.3])
+    assert tables.ratios(results, "W2", "opacus-ghost", "seconds") == pytest.approx([3.0])
+
+
+def test_tables_show_median_spread_crash_and_absence(tables: Any, results: dict[str, Any]) -> None:
+    text = tables.tables(results)
+    assert "| sordino | 1.25 (1.20–1.30) |" in text
+    assert "| sordino | 1.50 (1.50–1.50) |" in text
+    assert "| Opacus ghost | 3.00 |" in text
+    assert "| torch.func vmap(grad), by hand | error |" in text
+    assert "| fastDP MixOpt | absent |" in text
+    assert "RuntimeError: no rule" in text
+
+
+def test_tables_fill_a_document_between_its_markers(tables: Any, results: dict[str, Any], tmp_path: Path) -> None:
+    document = tmp_path / "benchmarks.md"
+    document.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
+    tables.fill(document, results)
+    text = document.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert "| sordino | 1.25 (1.20–1.30) |" in text
+
+
+def test_a_small_run_is_checked_written_resumed_and_guarded(tmp_path: Path) -> None:
+    out = tmp_path / "engine.json"
+    small = ["--workloads", "W2", "--engines", "plain", "sordino", "--records", "8", "--rounds", "1", "--budget", "0"]
+    first = run(*small, "--out", str(out))
+    assert first.returncode == 0, first.stderr
+    results = json.loads(out.read_text())
+    assert results["checks"]["W2"]["sums_error"] <= 1e-8
+    assert [m["engine"] for m in results["measurements"]] == ["plain", "sordino"]
+    assert all(m["status"] == "ok" and m["seconds"] > 0 and m["extra_bytes"] > 0 for m in results["measurements"])
+    assert set(results["measurements"][1]["phases"]) == {"gradients", "release", "update"}
+
+    again = run(*small, "--out", str(out))
+    assert again.returncode == 0
+    assert json.loads(out.read_text())["measurements"] == results["measurements"], "a second run measures nothing anew"
+
+    other = run(*small, "--threads", "2", "--out", str(out))
+    assert other.returncode != 0
+    assert "threads" in other.stderr
+    assert "--fresh" in other.stderr
+
+
+def test_a_crash_is_recorded_and_not_fatal(tmp_path: Path) -> None:
+    """An impossible time limit stands for a peer that dies: it ends up in the JSON and in the table."""
+    out = tmp_path / "engine.json"
+    options = ["--workloads", "W1", "--engines", "plain", "--records", "8", "--rounds", "1", "--timeout", "0.01"]
+    done = run(*options, "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    (only,) = json.loads(out.read_text())["measurements"]
+    assert only["status"] == "timeout"
+    assert "timeout" in done.stdout
