@@ -8,6 +8,8 @@ Nothing here measures a constant from the records: scaling, categories and vocab
 """
 
 from sordino.data.catalogue import Entry, catalogue, entry
+from sordino.data.checking import Finding, verify
+from sordino.data.download import fetch
 from sordino.data.files import data_directory
 from sordino.data.loading import load, load_texts
 from sordino.data.text import HashingTokenizer
@@ -16,12 +18,15 @@ from sordino.data.types import Dataset, Split, TextSplit
 __all__ = [
     "Dataset",
     "Entry",
+    "Finding",
     "HashingTokenizer",
     "Split",
     "TextSplit",
     "catalogue",
     "data_directory",
     "entry",
+    "fetch",
     "load",
     "load_texts",
+    "verify",
 ]

@@ -36,8 +36,7 @@ COLUMNS = (
 CATEGORIES: dict[str, tuple[str, ...]] = {
     name: tuple(values.split())
     for name, values in {
-        "workclass": "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay "
-        "Never-worked",
+        "workclass": "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay Never-worked",
         "education": "Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th "
         "12th Masters 1st-4th 10th Doctorate 5th-6th Preschool",
         "marital-status": "Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent "
@@ -96,17 +95,13 @@ def _row(path: Path, line: int, record: dict[str, str]) -> list[float]:
         value = record[name]
         if name in CATEGORIES:
             if value != "?" and value not in CATEGORIES[name]:
-                raise InputError(
-                    f"{path}, line {line}: {name} {value!r} is not in the public list of categories"
-                )
+                raise InputError(f"{path}, line {line}: {name} {value!r} is not in the public list of categories")
             out += [float(value == one) for one in CATEGORIES[name]]
         elif name in SCALES or name in LOG_SCALES:
             try:
                 number = float(value)
             except ValueError as error:
                 raise InputError(f"{path}, line {line}: {name} {value!r} is not a number") from error
-            scaled = (
-                number / SCALES[name] if name in SCALES else math.log1p(max(number, 0.0)) / LOG_SCALES[name]
-            )
+            scaled = number / SCALES[name] if name in SCALES else math.log1p(max(number, 0.0)) / LOG_SCALES[name]
             out.append(min(max(scaled, 0.0), 1.0))
     return out

@@ -198,9 +198,7 @@ _ENTRIES = (
         homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
         layouts=(
             tuple(Content(f"cifar-10-batches-bin/{name}.bin", sha256) for name, sha256 in _CIFAR_CONTENT),
-            tuple(
-                Content(f"CIFAR10/cifar-10-batches-bin/{name}.bin", sha256) for name, sha256 in _CIFAR_CONTENT
-            ),
+            tuple(Content(f"CIFAR10/cifar-10-batches-bin/{name}.bin", sha256) for name, sha256 in _CIFAR_CONTENT),
         ),
         remotes=(
             Remote(

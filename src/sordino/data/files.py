@@ -8,7 +8,6 @@ import hashlib
 import lzma
 import os
 import zlib
-from collections.abc import Iterable
 from pathlib import Path
 
 from sordino.errors import InputError, SordinoError
@@ -24,22 +23,23 @@ def data_directory(data_dir: Path | str | None = None) -> Path:
     return Path(os.environ.get(VARIABLE) or "data").expanduser()
 
 
-def find(folders: Iterable[Path], name: str, packings: Iterable[str] = PACKINGS) -> Path | None:
-    """The first file called `name` in these folders, plain or packed."""
-    for folder in folders:
-        for packing in packings:
-            path = folder / f"{name}{packing}"
-            if path.is_file():
-                return path
+def find_content(root: Path, relative: str) -> Path | None:
+    """root/relative as a folder, or as a file, plain or packed (a name that ends in .gz, … stands for itself)."""
+    path = root / relative
+    if path.is_dir():
+        return path
+    for packing in ("",) if path.suffix in PACKINGS[1:] else PACKINGS:
+        candidate = path.with_name(f"{path.name}{packing}")
+        if candidate.is_file():
+            return candidate
     return None
 
 
-def missing(dataset: str, what: Iterable[str], folders: Iterable[Path], root: Path) -> InputError:
-    looked = ", ".join(str(folder) for folder in folders)
+def missing(dataset: str, relative: str, root: Path) -> InputError:
     return InputError(
-        f"dataset {dataset!r}: no file {' / '.join(what)} (looked in {looked}). Run `sordino data fetch "
-        f"{dataset} --data-dir {root}`, or set {VARIABLE} (or --data-dir) to the folder that holds it; "
-        "`sordino data list` shows the expected layout"
+        f"dataset {dataset!r}: no file {relative} in {root}. Run `sordino data fetch {dataset} --data-dir "
+        f"{root}`, or set {VARIABLE} (or --data-dir) to the folder that holds it; `sordino data list` "
+        "shows the layouts"
     )
 
 

@@ -32,9 +32,7 @@ def parse_idx(content: bytes, path: Path, dimensions: int) -> Bytes:
     """
     header = 4 + 4 * dimensions
     if len(content) < header:
-        raise InputError(
-            f"{path}: {len(content)} bytes are too few for an IDX header of {header}; download it again"
-        )
+        raise InputError(f"{path}: {len(content)} bytes are too few for an IDX header of {header}; download it again")
     magic = int.from_bytes(content[:4], "big")
     expected = IDX_UBYTE << 8 | dimensions
     if magic != expected:
@@ -110,18 +108,14 @@ def read_usps_npz(path: Path) -> tuple[Pair, Pair]:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in ("x_train", "y_train", "x_test", "y_test")}
     except KeyError as error:
-        raise InputError(
-            f"{path}: the array {error} is missing; expected x_train, y_train, x_test, y_test"
-        ) from error
+        raise InputError(f"{path}: the array {error} is missing; expected x_train, y_train, x_test, y_test") from error
     except Exception as error:  # zipfile, zlib and numpy raise many kinds for a broken file
         raise InputError(f"{path}: truncated or not an .npz of plain arrays: {error}") from error
     pairs = []
     for side in ("train", "test"):
         x, y = arrays[f"x_{side}"], arrays[f"y_{side}"].astype(np.int64)
         if x.ndim != 3 or x.shape[1:] != (16, 16) or x.dtype != np.uint8:
-            raise InputError(
-                f"{path}: x_{side} is {x.dtype} of shape {x.shape}, expected uint8 of shape (n, 16, 16)"
-            )
+            raise InputError(f"{path}: x_{side} is {x.dtype} of shape {x.shape}, expected uint8 of shape (n, 16, 16)")
         _same_length(path, len(x), path, len(y))
         _labels_below(path, y, 10)
         pairs.append((x[:, None], y))

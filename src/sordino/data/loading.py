@@ -12,7 +12,7 @@ from torch import Tensor
 from sordino.data import images
 from sordino.data.adult import read_adult
 from sordino.data.catalogue import Entry, entry
-from sordino.data.files import PACKINGS, data_directory, find, missing, read_bytes, sha256_of_bytes
+from sordino.data.files import data_directory, find_content, missing, read_bytes, sha256_of_bytes
 from sordino.data.text import HashingTokenizer, read_text_csv, read_text_folders
 from sordino.data.types import Dataset, Split, TextSplit
 from sordino.errors import InputError, SordinoError
@@ -75,22 +75,14 @@ def _locate(known: Entry, root: Path) -> tuple[Path, ...]:
     """
     nearest: tuple[int, list[str]] = (-1, [])
     for layout in known.layouts:
-        paths = [_find(root, content.path) for content in layout]
+        paths = [find_content(root, content.path) for content in layout]
         if all(path is not None for path in paths):
             return tuple(path for path in paths if path is not None)
         found = sum(path is not None for path in paths)
         if found > nearest[0]:
             nearest = (found, [c.path for c, path in zip(layout, paths, strict=True) if path is None])
-    error = missing(known.name, nearest[1][:1], [root], root)
+    error = missing(known.name, nearest[1][0], root)
     raise InputError(f"{error}{_hint(known, root)}")
-
-
-def _find(root: Path, relative: str) -> Path | None:
-    path = root / relative
-    if path.is_dir():
-        return path
-    packed = path.suffix in PACKINGS[1:]
-    return find([path.parent], path.name, ("",) if packed else PACKINGS)
 
 
 def _hint(known: Entry, root: Path) -> str:
@@ -136,27 +128,43 @@ _IMAGES: dict[str, Callable[[Entry, Path], _Pairs]] = {
 }
 
 
+_PARTS = ("images-idx3-ubyte", "labels-idx1-ubyte")
+
+
 def _embedded() -> _Pairs:
     """The subset that comes with the package; its unpacked bytes must hash to what SHA256SUMS says."""
-    sums = EMBEDDED / "SHA256SUMS"
-    if not sums.is_file():
-        raise SordinoError(f"{sums} is missing: this installation has no embedded data; reinstall sordino")
-    expected = {
-        name: sha256 for sha256, name in (line.split() for line in sums.read_text("ascii").splitlines())
-    }
     pairs = []
     for side in ("train", "t10k"):
-        paths = [
-            EMBEDDED / f"fashion-mnist-mini-{side}-{kind}.xz"
-            for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")
-        ]
-        contents = [read_bytes(path) for path in paths]
-        for path, content in zip(paths, contents, strict=True):
-            actual = sha256_of_bytes(content)
-            if actual != expected.get(path.stem):
-                raise InputError(
-                    f"{path}: its content has SHA-256 {actual}, expected {expected.get(path.stem)}; "
-                    "reinstall sordino"
-                )
+        paths = [EMBEDDED / f"fashion-mnist-mini-{side}-{part}.xz" for part in _PARTS]
+        contents = []
+        for path in paths:
+            content = read_bytes(path)
+            if why := _differs(path, content):
+                raise InputError(f"{path}: {why}")
+            contents.append(content)
         pairs.append(images.pair_idx(contents[0], contents[1], paths[0], paths[1], 10))
     return pairs[0], pairs[1]
+
+
+def embedded_findings() -> tuple[tuple[Path, str | None], ...]:
+    """Each embedded file, and what is wrong with it (None: nothing)."""
+    findings: list[tuple[Path, str | None]] = []
+    for side in ("train", "t10k"):
+        for part in _PARTS:
+            path = EMBEDDED / f"fashion-mnist-mini-{side}-{part}.xz"
+            try:
+                findings.append((path, _differs(path, read_bytes(path))))
+            except SordinoError as error:
+                findings.append((path, str(error).removeprefix(f"{path}: ")))
+    return tuple(findings)
+
+
+def _differs(path: Path, content: bytes) -> str | None:
+    sums = EMBEDDED / "SHA256SUMS"
+    try:
+        lines = [line.split() for line in sums.read_text("ascii").splitlines()]
+    except OSError as error:
+        raise SordinoError(f"{sums}: can't be read: {error.strerror or error}; reinstall sordino") from error
+    expected = {name: sha256 for sha256, name in lines}.get(path.stem)
+    actual = sha256_of_bytes(content)
+    return None if actual == expected else f"content has SHA-256 {actual}, expected {expected}; reinstall sordino"

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sordino.errors import InputError
@@ -53,7 +52,7 @@ class Extractor:
     """A callable (n, ...) → (n, ...). `spec` is complete: all defaults are filled in."""
 
     spec: Mapping[str, Any]
-    chunk: int = 512
+    chunk: int = 4096
 
     def __call__(self, inputs: Tensor) -> Tensor:
         if self.spec["name"] == "none":
@@ -108,6 +107,4 @@ def build(spec: Mapping[str, Any]) -> Extractor:
 
 def _nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
     near = difflib.get_close_matches(word, known, 1, 0.5)
-    return (
-        f"did you mean {near[0]!r}? known are {', '.join(known)}" if near else f"known are {', '.join(known)}"
-    )
+    return f"did you mean {near[0]!r}? known are {', '.join(known)}" if near else f"known are {', '.join(known)}"

@@ -31,9 +31,7 @@ def default_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "sordino" / "features"
 
 
-def cached(
-    extract: Callable[[Tensor], Tensor], spec: Mapping[str, Any], inputs: Tensor, folder: Path | None
-) -> Tensor:
+def cached(extract: Callable[[Tensor], Tensor], spec: Mapping[str, Any], inputs: Tensor, folder: Path | None) -> Tensor:
     """extract(inputs), from the cache when it is there and whole. folder None: no cache."""
     if folder is None:
         return extract(inputs)

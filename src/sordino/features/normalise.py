@@ -47,8 +47,7 @@ def standardise(maps: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     channels = maps.shape[1]
     if mean.shape != (channels,) or std.shape != (channels,):
         raise InputError(
-            f"standardise: mean {tuple(mean.shape)} and std {tuple(std.shape)} must both have shape "
-            f"({channels},)"
+            f"standardise: mean {tuple(mean.shape)} and std {tuple(std.shape)} must both have shape ({channels},)"
         )
     if not bool((std > 0).all()):
         raise InputError("standardise: a standard deviation is not positive")
@@ -79,9 +78,7 @@ class ChannelBudget:
             if not (math.isfinite(value) and value > 0):
                 raise InputError(f"private statistics: {name} must be positive and finite, not {value!r}")
         if self.relation not in ("add-remove", "replace-one"):
-            raise InputError(
-                f"private statistics: unknown relation {self.relation!r}; add-remove or replace-one"
-            )
+            raise InputError(f"private statistics: unknown relation {self.relation!r}; add-remove or replace-one")
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,7 @@ class Scattering2D:
         if x.dim() != 4:
             raise InputError(f"scattering takes images (n, channels, height, width), not {tuple(x.shape)}")
         if x.dtype not in (torch.float32, torch.float64):
-            raise InputError(
-                f"scattering takes float32 or float64 images, not {x.dtype}; divide bytes by 255 first"
-            )
+            raise InputError(f"scattering takes float32 or float64 images, not {x.dtype}; divide bytes by 255 first")
         step = 1 << self.J
         # reflection needs a border narrower than the image: the padding is at most 2^J on each side
         if any(side % step or side <= step for side in x.shape[2:]):
@@ -90,9 +88,7 @@ class _Bank:
 def _scatter(x: Tensor, bank: _Bank) -> Tensor:
     """(n, h, w) → (n, maps, h·w/4^J)."""
     left, right, top, bottom = bank.pad
-    x = torch.nn.functional.pad(x.unsqueeze(1), (left, right, top, bottom), mode="reflect").squeeze(
-        1
-    )  # (n, H, W)
+    x = torch.nn.functional.pad(x.unsqueeze(1), (left, right, top, bottom), mode="reflect").squeeze(1)  # (n, H, W)
     spectrum = torch.fft.fft2(x)
     first, second = [_low_pass(x, bank.low[0]).unsqueeze(1)], []
     for j1 in range(bank.J):
@@ -151,14 +147,11 @@ def _filter_bank(J: int, L: int, height: int, width: int, dtype: torch.dtype) ->
         spectra = [np.fft.fft2(wave).real for wave in waves]
         psi.append(
             tuple(
-                torch.from_numpy(np.stack([_periodise(s, level) for s in spectra])).to(dtype)
-                for level in range(j + 1)
+                torch.from_numpy(np.stack([_periodise(s, level) for s in spectra])).to(dtype) for level in range(j + 1)
             )
         )
     phi = np.fft.fft2(_gabor(H, W, 0.8 * 2 ** (J - 1), 0.0, 0.0, 1.0)).real
-    low = tuple(
-        torch.from_numpy(_low_matrix(_periodise(phi, level), J - level)).to(dtype) for level in range(J)
-    )
+    low = tuple(torch.from_numpy(_low_matrix(_periodise(phi, level), J - level)).to(dtype) for level in range(J))
     return _Bank(J, pad, tuple(psi), low)
 
 
