@@ -1,0 +1,124 @@
+"""The smallest noise multiplier whose ε does not exceed the target: never above it, within 1e-3 below it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from sordino.accounting import checks
+from sordino.accounting.account import TOLERANCE, Releases, checked_releases, composed_epsilon
+from sordino.accounting.events import DpEvent, flatten
+from sordino.errors import InputError
+
+SMALLEST, LARGEST = 0.01, 1e7
+_COARSE = 50 * TOLERANCE
+_GAP = 2e-4  # how far below the target the answer may stay, relative (absolute for targets above 1)
+
+
+def calibrate(
+    make_event: Callable[[float], DpEvent],
+    target_epsilon: float,
+    delta: float,
+    relation: str = "add-remove",
+    accountant: str = "pld",
+    *,
+    guess: float = 1.0,
+) -> tuple[float, float]:
+    """(noise_multiplier, ε) with target − 1e-3·min(1, target) ≤ ε ≤ target.
+
+    `make_event` gives the event of a run for a noise multiplier; its ε must not increase with it. Releases whose noise
+    is fixed (statistics) are part of the event; when they alone cost more than the target, InputError says how much.
+    """
+    target = checks.positive("target epsilon", target_epsilon)
+    delta = checks.delta_value(delta)
+    checks.choice("relation", relation, checks.RELATIONS)
+    checks.choice("accountant", accountant, checks.ACCOUNTANTS)
+
+    def releases(sigma: float) -> Releases:
+        return checked_releases(flatten(make_event(sigma)))
+
+    def coarse(sigma: float) -> float:
+        return composed_epsilon(releases(sigma), delta, relation, accountant, tolerance=_COARSE)[0]
+
+    def fine(sigma: float) -> float:
+        return composed_epsilon(releases(sigma), delta, relation, accountant)[0]
+
+    guess = min(max(guess, 10 * SMALLEST), LARGEST / 10)
+    low, high = _bracket(coarse, fine, target, guess, gap=0.02)
+    low, high = _bracket(fine, fine, target, math.sqrt(low[0] * high[0]), gap=_GAP, known=(low, high))
+    return high
+
+
+Point = tuple[float, float]
+
+
+def _bracket(
+    function: Callable[[float], float],
+    exact: Callable[[float], float],
+    target: float,
+    start: float,
+    *,
+    gap: float,
+    known: tuple[Point, Point] | None = None,
+) -> tuple[Point, Point]:
+    """Points (σ, ε) on both sides of the target, the right one at most `gap` below it: secants on log σ, log ε."""
+    allowed = gap * min(1.0, target)
+    low: Point | None = None
+    high: Point | None = None
+    sigma = start
+    step = 1.02 if known else 2.0
+    for _ in range(200):
+        value = function(sigma)
+        if value <= target:
+            high = (sigma, value)
+            if target - value <= allowed:
+                return low or (sigma * (1 - 1e-9), target), high
+        else:
+            low = (sigma, value)
+        if low and high:
+            if high[0] / low[0] - 1 < 1e-12:
+                return low, high
+            sigma = _secant(low, high, target - allowed / 2)
+        elif high:
+            sigma, step = _limited(high[0] / step, exact, target, high), step**2
+        else:
+            assert low is not None
+            sigma, step = _limited(low[0] * step, exact, target, low), step**2
+    raise InputError(f"no noise multiplier was found for ε = {target}; ε may not be monotone in the noise")
+
+
+def _secant(low: Point, high: Point, target: float) -> float:
+    """Where the line through the two points, in logarithms, meets the target; kept off the ends."""
+    (s0, e0), (s1, e1) = low, high
+    if e1 <= 0:
+        return math.sqrt(s0 * s1)
+    share = (math.log(e0) - math.log(target)) / max(math.log(e0) - math.log(e1), 1e-300)
+    share = min(max(share, 0.02), 0.98)
+    return math.exp(math.log(s0) + share * (math.log(s1) - math.log(s0)))
+
+
+def _limited(sigma: float, exact: Callable[[float], float], target: float, last: Point) -> float:
+    if sigma > LARGEST:
+        if last[0] >= LARGEST:
+            smallest = exact(LARGEST)
+            raise InputError(
+                f"ε = {target:g} cannot be reached at this δ: even with a noise multiplier of {LARGEST:g} ε is "
+                f"{smallest:.6g}. The other releases of the plan (statistics) cost that much: give them more noise, or "
+                f"raise ε"
+            )
+        return LARGEST
+    if sigma < SMALLEST:
+        if last[0] <= SMALLEST:
+            raise InputError(
+                f"ε = {target:g} is met even with a noise multiplier of {SMALLEST:g} (ε = {last[1]:.6g}): such a "
+                f"target asks for no privacy; give noise_multiplier itself if that is what you want"
+            )
+        return SMALLEST
+    return sigma
+
+
+def gaussian_guess(sampling_rate: float, steps: int, epsilon: float, delta: float) -> float:
+    """A first noise multiplier from the central limit (Dong, Roth, Su 2022, Cor. 4): μ = q·√(T·(e^{1/σ²} − 1))."""
+    mu = epsilon / math.sqrt(2 * math.log(1 / delta) + 2 * epsilon)
+    ratio = mu / (sampling_rate * math.sqrt(steps))
+    return math.log1p(ratio**2) ** -0.5 if ratio > 1e-9 else 1 / ratio

@@ -1,0 +1,187 @@
+"""Releases: what one access to the records costs, as dp_accounting events and as dominating pairs.
+
+A noise multiplier is, everywhere in sordino, the noise's standard deviation (Laplace: its scale) divided by the clip
+norm, that is by the largest norm that one record can contribute to the sum. Under add/remove one record moves the sum
+by at most one clip norm, under replace-one by at most two: the accountant doubles the shift, the noise stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dp_accounting import dp_event
+from scipy.stats import binom
+
+from sordino.accounting.pairs import Pair, Pmf, discretise, mixture, upper_envelope
+from sordino.errors import InputError, Refused
+
+# dp_accounting is untyped; an event is one of its frozen attrs classes
+DpEvent = Any
+Discretise = Callable[[float, float], tuple[Pmf, Pmf]]
+
+
+@dataclass(frozen=True)
+class Release:
+    """One noisy release that touches each record with probability `sampling_rate` (1: the whole dataset).
+
+    `records` and `cap` belong to truncated Poisson sampling, `records` and `batch` to sampling without replacement.
+    """
+
+    mechanism: str
+    noise_multiplier: float
+    sampling_rate: float = 1.0
+    records: int | None = None
+    cap: int | None = None
+    batch: int | None = None
+
+    def event(self) -> DpEvent:
+        """The release as dp_accounting writes it down; noise relative to the clip norm (its own convention)."""
+        base = _base_event(self.mechanism, self.noise_multiplier)
+        if self.cap is not None:
+            return dp_event.TruncatedSubsampledGaussianDpEvent(
+                self.records, self.sampling_rate, self.cap, self.noise_multiplier
+            )
+        if self.batch is not None:
+            return dp_event.SampledWithoutReplacementDpEvent(self.records, self.batch, base)
+        return base if self.sampling_rate == 1 else dp_event.PoissonSampledDpEvent(self.sampling_rate, base)
+
+    def rdp_event(self, relation: str) -> DpEvent | None:
+        """The event whose dp_accounting RDP bounds this release under `relation`, or None when there is none."""
+        if self.cap is not None:
+            return None
+        sigma = self.noise_multiplier / (1 if relation == "add-remove" else 2)
+        base = _base_event(self.mechanism, sigma)
+        if self.batch is not None:
+            if relation != "replace-one" or self.mechanism != "gaussian":
+                return None
+            return dp_event.SampledWithoutReplacementDpEvent(self.records, self.batch, base)
+        if self.sampling_rate == 1:
+            return base
+        if relation != "add-remove" or self.mechanism != "gaussian":
+            return None
+        return dp_event.PoissonSampledDpEvent(self.sampling_rate, base)
+
+    def discretiser(self, relation: str) -> Discretise:
+        """(interval, tail) → the PLDs in both directions."""
+        if self.batch is not None:
+            return self._without_replacement(relation)
+        pair = _pair(self.mechanism, self.noise_multiplier, self.sampling_rate, relation)
+        if self.cap is None:
+            return lambda interval, tail: discretise(pair, interval, tail)
+        return self._truncated(pair, relation)
+
+    def _without_replacement(self, relation: str) -> Discretise:
+        """Zhu, Dong, Wang 2022, Thm 11 (subset sampling, replace-one; proof in docs/guarantees/samplers.md).
+
+        Every two vectors of norm at most 1 differ by at most 2, so the hockey-stick curve is at most that of the
+        "remove" pair with shift 2 where e^ε ≥ 1, and at most that of its mirror image where e^ε < 1. The two join
+        convexly, so one PLD has the losses above 0 of the first and those below 0 of the second.
+        """
+        if relation != "replace-one" or self.mechanism != "gaussian":
+            raise Refused("sampling without replacement is accounted for Gaussian noise under replace-one only")
+        pair = Pair("gaussian", self.noise_multiplier / 2, self.sampling_rate)
+
+        def build(interval: float, tail: float) -> tuple[Pmf, Pmf]:
+            joined = upper_envelope(*discretise(pair, interval, tail))
+            return joined, joined
+
+        return build
+
+    def _truncated(self, pair: Pair, relation: str) -> Discretise:
+        """Truncated Poisson sampling: a mixture of "never over the cap" and "over the cap" (docs/guarantees).
+
+        Let n be the size of the larger dataset and N ~ Bin(n−1, q) the number of *other* records drawn. If N < cap the
+        release is plain Poisson. If N ≥ cap then the record is in the batch with probability p, and then it takes the
+        place of another, so it moves the sum by at most 2. Given N ≥ cap the others in the batch are a uniform subset
+        of size cap whatever N is, so p may be averaged over N; and N ≥ cap may be told to the adversary.
+        """
+        assert self.records is not None
+        assert self.cap is not None
+        # neighbours of a dataset of `records` records have up to one record more
+        size = self.records + 1 if relation == "add-remove" else self.records
+        over = float(binom.sf(self.cap - 1, size - 1, self.sampling_rate))
+        if over <= 0:
+            return lambda interval, tail: discretise(pair, interval, tail)
+        joint = float(binom.sf(self.cap, size, self.sampling_rate)) * self.cap / size
+        rate = min(joint / over, 1.0)
+        replaced = _pair(self.mechanism, self.noise_multiplier / 2, max(rate, 1e-300), relation)
+
+        def build(interval: float, tail: float) -> tuple[Pmf, Pmf]:
+            plain, swapped = discretise(pair, interval, tail), discretise(replaced, interval, tail)
+            forward, backward = (
+                mixture([(1 - over, one), (over, two)]) for one, two in zip(plain, swapped, strict=True)
+            )
+            return forward, backward
+
+        return build
+
+
+def compose_events(releases: Sequence[tuple[Release, int]]) -> DpEvent:
+    """All releases as one dp_accounting event."""
+    events = [
+        release.event() if count == 1 else dp_event.SelfComposedDpEvent(release.event(), count)
+        for release, count in releases
+    ]
+    return events[0] if len(events) == 1 else dp_event.ComposedDpEvent(events)
+
+
+def flatten(event: DpEvent, count: int = 1) -> list[tuple[Release, int]]:
+    """The releases of a dp_accounting event; InputError on an event that sordino cannot account for."""
+    if isinstance(event, dp_event.NoOpDpEvent):
+        return []
+    if isinstance(event, dp_event.SelfComposedDpEvent):
+        return flatten(event.event, count * event.count)
+    if isinstance(event, dp_event.ComposedDpEvent):
+        return [pair for inner in event.events for pair in flatten(inner, count)]
+    return [(_leaf(event), count)]
+
+
+def _leaf(event: DpEvent) -> Release:
+    if isinstance(event, dp_event.GaussianDpEvent):
+        return Release("gaussian", event.noise_multiplier)
+    if isinstance(event, dp_event.LaplaceDpEvent):
+        return Release("laplace", event.noise_multiplier)
+    if isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent):
+        return Release(
+            "gaussian",
+            event.noise_multiplier,
+            event.sampling_probability,
+            records=event.dataset_size,
+            cap=event.truncated_batch_size,
+        )
+    if isinstance(event, dp_event.PoissonSampledDpEvent):
+        inner = _leaf(event.event)
+        if inner.sampling_rate == 1 and inner.batch is None:
+            return Release(inner.mechanism, inner.noise_multiplier, event.sampling_probability)
+    if isinstance(event, dp_event.SampledWithoutReplacementDpEvent):
+        inner = _leaf(event.event)
+        if inner.sampling_rate == 1 and inner.batch is None and inner.mechanism == "gaussian":
+            rate = event.sample_size / event.source_dataset_size
+            return Release(
+                "gaussian",
+                inner.noise_multiplier,
+                rate,
+                records=event.source_dataset_size,
+                batch=event.sample_size,
+            )
+    raise InputError(f"sordino has no accountant for the event {event!r}")
+
+
+def _base_event(mechanism: str, noise_multiplier: float) -> DpEvent:
+    if mechanism == "gaussian":
+        return dp_event.GaussianDpEvent(noise_multiplier)
+    return dp_event.LaplaceDpEvent(noise_multiplier)
+
+
+def _pair(mechanism: str, noise_multiplier: float, rate: float, relation: str) -> Pair:
+    """The dominating pair of Poisson sampling at `rate`, in units of the clip norm."""
+    noise: Any = mechanism
+    if relation == "add-remove":
+        return Pair(noise, noise_multiplier, rate)
+    if rate == 1:  # a replacement moves the sum by two clip norms
+        return Pair(noise, noise_multiplier / 2, 1.0)
+    if mechanism == "laplace":
+        raise Refused("Poisson-sampled Laplace noise has no accountant under replace-one; use relation='add-remove'")
+    return Pair("gaussian", noise_multiplier, rate, "replace")

@@ -1,0 +1,118 @@
+"""What each sampling scheme releases about one record, and the theorem that says so.
+
+Sampling that is not Poisson is never accounted as Poisson:
+
+    sampler              relation                 one step costs
+    poisson              add-remove, replace-one  the subsampled pair
+    truncated-poisson    add-remove, replace-one  a mixture: within the cap, over the cap
+    partition            replace-one              the whole Gaussian, once per epoch (no amplification)
+    without-replacement  replace-one              the subset-sampled pair
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from sordino.accounting import checks
+from sordino.accounting.events import Release
+from sordino.errors import InputError, Refused
+
+SAMPLERS = ("poisson", "truncated-poisson", "partition", "without-replacement")
+MECHANISMS = ("gaussian", "laplace")
+
+
+def default_relation(sampler: str) -> str:
+    """Add/remove where the sampler supports it, else replace-one."""
+    checks.choice("sampling", sampler, SAMPLERS)
+    return "add-remove" if sampler in ("poisson", "truncated-poisson") else "replace-one"
+
+
+def check_scheme(sampler: str, mechanism: str, relation: str) -> None:
+    """Refuses the combinations that no theorem here covers."""
+    checks.choice("sampling", sampler, SAMPLERS)
+    checks.choice("mechanism", mechanism, MECHANISMS)
+    checks.choice("relation", relation, checks.RELATIONS)
+    if sampler == "partition" and relation == "add-remove":
+        raise Refused(
+            "partition has no add-remove guarantee: one record more or less moves the other records to other batches, "
+            "so every batch may change; use relation='replace-one', or sampling='poisson'"
+        )
+    if sampler == "without-replacement" and relation == "add-remove":
+        raise Refused(
+            "without-replacement has no add-remove guarantee here: the batch is a fixed number of a public number of "
+            "records; use relation='replace-one', or sampling='poisson'"
+        )
+    if mechanism == "laplace" and sampler in ("truncated-poisson", "without-replacement"):
+        raise Refused(f"Laplace noise has no accountant for {sampler} sampling; use poisson or partition")
+    if mechanism == "laplace" and sampler == "poisson" and relation == "replace-one":
+        raise Refused("Laplace noise with Poisson sampling has no replace-one accountant; use relation='add-remove'")
+
+
+def step_release(sampling: Mapping[str, Any], mechanism: str, noise_multiplier: float, records: int) -> Release:
+    """What one step releases to an adversary who sees it. `sampling` is the sampler's to_dict()."""
+    name = checks.choice("sampling", sampling.get("name"), SAMPLERS)
+    if name == "poisson":
+        return Release(mechanism, noise_multiplier, _rate(sampling))
+    if name == "truncated-poisson":
+        cap = checks.count("cap", sampling.get("cap"))
+        return Release(mechanism, noise_multiplier, _rate(sampling), records=records, cap=cap)
+    batch = _batch(sampling, records)
+    if name == "partition" or batch == records:  # a batch of all records is not sampled
+        return Release(mechanism, noise_multiplier)
+    return Release(mechanism, noise_multiplier, batch / records, records=records, batch=batch)
+
+
+def releases_of(
+    sampling: Mapping[str, Any], mechanism: str, noise_multiplier: float, records: int, steps: int
+) -> list[tuple[Release, int]]:
+    """All that `steps` steps release about one record.
+
+    With a partition each record is in at most one batch of every epoch, and the batches without it do not depend on it
+    given what was released before, so the releases that do are ⌈steps / batches per epoch⌉ Gaussians.
+    """
+    release = step_release(sampling, mechanism, noise_multiplier, records)
+    if sampling["name"] == "partition":
+        steps = math.ceil(steps / (records // _batch(sampling, records)))
+    return [(release, steps)]
+
+
+def theorem(sampler: str, mechanism: str, relation: str, accountant: str) -> str:
+    """The sentence that a guarantee carries: what is composed, and by which theorem."""
+    noise = "Gaussian" if mechanism == "gaussian" else "Laplace"
+    pairs = {
+        "poisson": f"Poisson-subsampled {noise} mechanism",
+        "truncated-poisson": f"truncated Poisson-subsampled {noise} mechanism (mixture over the cap, "
+        "docs/guarantees/samplers.md)",
+        "partition": f"{noise} mechanism, one release per epoch and record (parallel composition over the fixed "
+        "partition; no amplification)",
+        "without-replacement": f"{noise} mechanism on uniform subsets",
+    }
+    sources = {
+        ("poisson", "add-remove"): "Zhu, Dong & Wang 2022, Thm 11",
+        ("poisson", "replace-one"): "Lebeda et al. 2024, substitution",
+        ("without-replacement", "replace-one"): "Zhu, Dong & Wang 2022, Thm 11"
+        if accountant != "rdp"
+        else "Wang, Balle & Kasiviswanathan 2019, Thm 27",
+    }
+    if sampler == "poisson" and accountant == "rdp":
+        sources["poisson", "add-remove"] = "Mironov, Talwar & Zhang 2019"
+    composition = {
+        "pld": "composed as privacy loss distributions (Connect-the-Dots, Doroshenko et al. 2022; an upper bound)",
+        "rdp": "composed in Rényi divergence, tight conversion (Canonne, Kamath & Steinke 2020, Prop. 12)",
+        "gaussian": "composed in closed form (Balle & Wang 2018, Thm 8)",
+    }[accountant]
+    source = sources.get((sampler, relation))
+    return f"{pairs[sampler]}{f' ({source})' if source else ''}, {composition}"
+
+
+def _rate(sampling: Mapping[str, Any]) -> float:
+    return checks.probability("sampling_rate", sampling.get("sampling_rate"), allow_one=True)
+
+
+def _batch(sampling: Mapping[str, Any], records: int) -> int:
+    batch = checks.count("batch", sampling.get("batch"))
+    if batch > records:
+        raise InputError(f"a batch of {batch} cannot be drawn from {records} records")
+    return batch

@@ -1,0 +1,102 @@
+"""ε along a run: of what a ledger says was released, and of a plan after each of some numbers of steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sordino.accounting import checks
+from sordino.accounting.account import TOLERANCE, account, checked_releases, composed_epsilon
+from sordino.accounting.events import Release, compose_events
+from sordino.accounting.schemes import check_scheme, step_release
+from sordino.errors import InputError
+
+if TYPE_CHECKING:
+    from sordino.plan import Plan
+
+_POINTS = 48  # points of a curve that are computed; those between take the next one's ε, which bounds theirs
+
+
+def from_ledger(header: Mapping[str, Any], entries: Iterable[Mapping[str, Any]], delta: float) -> dict[str, Any]:
+    """ε at δ of the releases that a ledger records, composed from its entries alone.
+
+    The header (the plan's to_dict()) only gives what an entry cannot know: the public number of records. The entries
+    are believed: their mechanism, noise multiplier (noise over sensitivity), sampling and relation. An empty ledger
+    has ε = 0. Keys: epsilon, delta, relation, accountant, epsilon_rdp, releases.
+    """
+    delta = checks.delta_value(delta)
+    plan = header.get("plan", header)
+    records = checks.count("records", plan.get("records"))
+    accountant = plan.get("accountant", "pld")
+    lines = [entry for entry in entries if entry.get("kind", "release") == "release"]
+    relations = {checks.choice("relation", entry.get("relation"), checks.RELATIONS) for entry in lines}
+    if len(relations) > 1:
+        raise InputError("the ledger mixes the relations add-remove and replace-one; they have no common ε")
+    relation = relations.pop() if relations else plan.get("relation", "add-remove")
+    releases = _group(lines, records, relation)
+    if not releases:
+        return {"epsilon": 0.0, "delta": delta, "relation": relation, "accountant": accountant, "epsilon_rdp": 0.0} | {
+            "releases": 0
+        }
+    found = account(compose_events(releases), delta, relation, accountant)
+    return {
+        "epsilon": found.epsilon,
+        "delta": delta,
+        "relation": relation,
+        "accountant": found.accountant,
+        "epsilon_rdp": found.epsilon_rdp,
+        "releases": len(lines),
+    }
+
+
+def _group(lines: Sequence[Mapping[str, Any]], records: int, relation: str) -> list[tuple[Release, int]]:
+    """Equal releases counted together; batches of one partition count once per epoch."""
+    total: Counter[Release] = Counter()
+    partitioned: Counter[tuple[Release, str, int, int]] = Counter()
+    for entry in lines:
+        sampling = entry.get("sampling")
+        if not isinstance(sampling, Mapping):
+            raise InputError(f"a ledger entry has no sampling: {dict(entry)!r}")
+        name = "poisson" if sampling.get("name") == "all" else str(sampling.get("name"))
+        mechanism = str(entry.get("mechanism"))
+        check_scheme(name, mechanism, relation)
+        release = step_release(dict(sampling) | {"name": name}, mechanism, _multiplier(entry), records)
+        if name == "partition":
+            batch = int(sampling["batch"])
+            per_epoch = records // batch
+            step = checks.count("step", entry.get("step"), minimum=0)
+            partitioned[release, str(entry.get("purpose")), batch, step % per_epoch] += 1
+        else:
+            total[release] += 1
+    worst: dict[tuple[Release, str, int], int] = {}
+    for (release, purpose, batch, _), times in partitioned.items():
+        worst[release, purpose, batch] = max(worst.get((release, purpose, batch), 0), times)
+    for (release, _, _), times in worst.items():
+        total[release] += times
+    return list(total.items())
+
+
+def _multiplier(entry: Mapping[str, Any]) -> float:
+    return checks.noise_multiplier_value(entry.get("noise_multiplier"))
+
+
+def epsilon_curve(plan: Plan, steps: Sequence[int]) -> list[float]:
+    """ε (an upper bound) of the plan's statistics and of its first t steps, for each t of `steps`.
+
+    The last point is as tight as plan.guarantee(); up to 48 points are computed, the others take the ε of the next.
+    """
+    wanted = sorted({checks.count("steps", t, minimum=0) for t in steps})
+    if not wanted:
+        return []
+    stride = -(-len(wanted) // _POINTS)
+    knots = sorted({*wanted[::-1][::stride]})
+    values: dict[int, float] = {}
+    for t in knots:
+        releases = checked_releases(plan.releases(t))
+        tolerance = TOLERANCE if t == knots[-1] else 10 * TOLERANCE
+        values[t] = composed_epsilon(releases, plan.delta, plan.relation, plan.accountant, tolerance=tolerance)[0]
+    for smaller, larger in zip(knots[-2::-1], knots[:0:-1], strict=True):
+        values[smaller] = min(values[smaller], values[larger])
+    bound = {t: values[next(k for k in knots if k >= t)] for t in wanted}
+    return [bound[int(t)] for t in steps]
