@@ -40,13 +40,13 @@ from sordino.lattice import EXTRA_BITS, exact_exponential, exact_normal
 # Words drawn at a time. A block stays in the cache, and torch does not split a tensor this small over threads:
 # twenty barriers a block cost more than the arithmetic when the machine is busy.
 _BLOCK = 1 << 15
-_ZEROS = bytes(8 * _BLOCK)
+_ZEROS = bytes(1 << 16)
 _MASK63 = np.uint64((1 << 63) - 1)
 
 # Bounds of the part that double precision may decide, derived in docs/guarantees/noise.md section 3.
-_TOLERANCE = 2.0**-45  # on the error of Z (or L) in double precision while U stays inside the next two bounds
-_SMALLEST_LOG = -16 * math.log(2.0)  # log U below it: the unknown digits of U matter
-_LARGEST_LOG = -(2.0**-15)  # log U above it (radius under 2⁻⁷): √ magnifies the rounding of U too much
+_TOLERANCE = 2.0**-45  # on the error of Z (or L) in double precision while log U stays in the ranges below
+_NORMAL_LOGS = (-18 * math.log(2.0), -(2.0**-17))  # below, U's unknown digits matter; above, √ magnifies errors
+_LAPLACE_LOGS = (-16 * math.log(2.0), math.inf)
 
 NORMAL_SCALE = 2.0**28  # `normal` and `laplace` return multiples of 2⁻²⁸
 
@@ -223,7 +223,7 @@ class Stream:
         bits = torch.from_numpy(signed)
         z = work.z[: 2 * pairs]
         log_u = work.log[:pairs].copy_(bits[:pairs]).mul_(2.0**-63).log_()  # U ∈ (u, u+1)·2⁻⁶³
-        slow = _outside(log_u, _LARGEST_LOG)
+        slow = _outside(log_u, _NORMAL_LOGS)
         radius = log_u.mul_(-2.0 * scale * scale).sqrt_()  # scale · √(−2 ln U)
         angle = z[pairs:].copy_(bits[pairs:]).mul_(2.0 * math.pi * 2.0**-64)  # V ∈ (v, v+1)·2⁻⁶⁴ ⊂ [−½, ½]
         torch.cos(angle, out=z[:pairs]).mul_(radius)
@@ -244,16 +244,16 @@ class Stream:
         address = self._words
         words = work.words[:n]
         self._fill(words)
-        negative = words > _MASK63
+        sign = words & ~_MASK63
         words &= _MASK63
         z = work.z[:n].copy_(torch.from_numpy(words.view("<i8"))).mul_(2.0**-63).log_()
-        slow = _outside(z, math.inf)
+        slow = _outside(z, _LAPLACE_LOGS)
         rounded = torch.round(z.mul_(-scale), out=out)
         undecided = _undecided(z, rounded, scale)
         result = rounded.numpy()
         for i in {*slow.tolist(), *undecided.tolist()}:
             result[i] = exact_exponential(int(words[i]), self._extra(address + i, 1), scale)
-        np.negative(result, out=result, where=negative)
+        result.view(np.uint64)[...] |= sign  # the sign bit of a double sits where that of the word was
 
     def _workspace(self, n: int) -> _Work:
         if self._work is None or len(self._work.words) < n:
@@ -276,10 +276,10 @@ class _Work:
         self.rounded = torch.empty(n, dtype=torch.float64)
 
 
-def _outside(log_u: Tensor, largest: float) -> npt.NDArray[np.intp]:
+def _outside(log_u: Tensor, bounds: tuple[float, float]) -> npt.NDArray[np.intp]:
     """Where U is too small, or too close to 1, for double precision."""
     values = log_u.numpy()  # numpy compares doubles several times faster than torch does
-    return np.flatnonzero((values < _SMALLEST_LOG) | (values > largest))
+    return np.flatnonzero((values < bounds[0]) | (values > bounds[1]))
 
 
 def _undecided(z: Tensor, rounded: Tensor, scale: float) -> npt.NDArray[np.intp]:

@@ -172,7 +172,7 @@ def _add_noise(
         draw(fresh, lattice.scale)
         block.mul_(1.0 / lattice.spacing).round_()  # exact: the spacing is a power of two
         if exact_in_double:
-            block.add_(fresh)
+            block.add_(fresh).add_(0.0)  # the sum of two negative zeros would tell the sign of the value
         else:  # sums up to 2⁶² grid steps stay exact as integers; the noise is below 2⁴⁰
             block.copy_(block.to(torch.int64).add_(fresh.to(torch.int64)))
         block.mul_(lattice.spacing)
