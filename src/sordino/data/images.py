@@ -31,15 +31,14 @@ def parse_idx(content: bytes, path: Path, dimensions: int) -> Bytes:
     errors.
     """
     header = 4 + 4 * dimensions
+    magic, expected = int.from_bytes(content[:4], "big"), IDX_UBYTE << 8 | dimensions
+    if magic != expected and len(content) >= 4:
+        raise InputError(
+            f"{path}: magic number 0x{magic:08x}, expected 0x{expected:08x} "
+            f"(IDX, bytes, {dimensions} dimensions); this is another file"
+        )
     if len(content) < header:
         raise InputError(f"{path}: {len(content)} bytes are too few for an IDX header of {header}; download it again")
-    magic = int.from_bytes(content[:4], "big")
-    expected = IDX_UBYTE << 8 | dimensions
-    if magic != expected:
-        raise InputError(
-            f"{path}: magic number 0x{magic:08x}, expected 0x{expected:08x} (IDX, bytes, {dimensions} "
-            "dimensions); this is another file"
-        )
     shape = tuple(int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions))
     size = header + int(np.prod(shape, dtype=np.int64))
     if len(content) != size:

@@ -65,6 +65,4 @@ def _nearest(word: str, known: list[str]) -> str:
     if not known:
         return "it has no options"
     near = difflib.get_close_matches(word, known, 1, 0.5)
-    return (
-        f"did you mean {near[0]!r}? known are {', '.join(known)}" if near else f"known are {', '.join(known)}"
-    )
+    return f"did you mean {near[0]!r}? known are {', '.join(known)}" if near else f"known are {', '.join(known)}"

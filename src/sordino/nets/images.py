@@ -89,9 +89,7 @@ def mnist_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     channels, height, width = _image(input_shape, "mnist-cnn")
     h, w = (_mnist_side(side) for side in (height, width))
     if h < 1 or w < 1:
-        raise InputError(
-            f"mnist-cnn: images of {height}×{width} are too small; 28×28 is what it was made for"
-        )
+        raise InputError(f"mnist-cnn: images of {height}×{width} are too small; 28×28 is what it was made for")
     return nn.Sequential(
         nn.Conv2d(channels, 16, 8, 2, padding=3),  # 28 → 14
         nn.ReLU(),

@@ -11,9 +11,7 @@ from sordino.errors import InputError
 class LstmClassifier(nn.Module):
     """Embedding, one nn.LSTM layer, a linear layer on its last output. Padding is read as any other token."""
 
-    def __init__(
-        self, classes: int, vocabulary: int = 20_000, embedding: int = 100, hidden: int = 128
-    ) -> None:
+    def __init__(self, classes: int, vocabulary: int = 20_000, embedding: int = 100, hidden: int = 128) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding)
         self.lstm = nn.LSTM(embedding, hidden, batch_first=True)
@@ -37,9 +35,7 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        )  # 3 × (n, heads, length, d)
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 3 × (n, heads, length, d)
         mixed = nn.functional.scaled_dot_product_attention(q, k, v)
         out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return out
