@@ -30,6 +30,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from sordino.accounting import epsilon_curve
 from sordino.errors import InputError
 from sordino.gradients import ClippedSum, verify
+from sordino.histogram import NormHistogram, release_histogram
 from sordino.ledger import Ledger
 from sordino.metrics import MetricsLog
 from sordino.plan import Guarantee, Plan
@@ -87,6 +88,7 @@ class Result:
     seconds: float
     skipped_steps: int
     not_private: Mapping[str, int]
+    histogram: NormHistogram | None = None
 
 
 def train(
@@ -114,7 +116,9 @@ def train(
     if resume and folder is None:
         raise InputError("resume needs the directory of the run: give out=")
     guarantee = plan.guarantee()
-    loop = _Loop(model, optimizer, lr, settings, plan.steps, evaluate, folder, _fingerprint(plan, settings, lr))
+    loop = _Loop(
+        model, optimizer, lr, settings, plan.steps, evaluate, folder, _fingerprint(plan, settings, lr)
+    )
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     with Ledger.open(folder / "ledger.jsonl" if folder else None, plan.to_dict()) as ledger:
@@ -136,8 +140,14 @@ def train(
             start=start,
         )
         skipped = int(state.scalars.get("skipped_steps", 0)) + start - state.step
-        result = loop.run(steps, replace(state, step=start, scalars={**state.scalars, "skipped_steps": skipped}), plan)
-    return replace(result, guarantee=guarantee, not_private={"dropped_records": int(counted.dropped)})
+        result = loop.run(
+            steps, replace(state, step=start, scalars={**state.scalars, "skipped_steps": skipped}), plan
+        )
+        histogram = release_histogram(
+            plan, counted, records=count_records(dataset), source=source, ledger=ledger, chunk=settings.chunk
+        )
+    not_private = {"dropped_records": int(counted.dropped)}
+    return replace(result, guarantee=guarantee, not_private=not_private, histogram=histogram)
 
 
 def train_without_noise(
@@ -241,7 +251,10 @@ class _Loop:
                 if self._due(done, self.settings.eval_every):
                     self._log(done, average, spent, earlier + time.monotonic() - started)
                 minutes = (time.monotonic() - last_saved) / 60
-                if self._due(done, self.settings.checkpoint_every) or minutes >= self.settings.checkpoint_minutes:
+                if (
+                    self._due(done, self.settings.checkpoint_every)
+                    or minutes >= self.settings.checkpoint_minutes
+                ):
                     self._save(state, done, average, earlier + time.monotonic() - started)
                     last_saved = time.monotonic()
                 bar.advance(done, self.metrics.latest)
@@ -258,7 +271,9 @@ class _Loop:
     def _epsilon_at(self, plan: Plan | None, start: int) -> dict[int, float]:
         """ε after each of the steps that will be evaluated."""
         every = self.settings.eval_every
-        points = {done for done in range(start + 1, self.steps + 1) if every and done % every == 0} | {self.steps}
+        points = {done for done in range(start + 1, self.steps + 1) if every and done % every == 0} | {
+            self.steps
+        }
         return dict(zip(sorted(points), epsilon_curve(plan, sorted(points)), strict=True)) if plan else {}
 
     def _log(self, done: int, average: Average | None, spent: Mapping[int, float], seconds: float) -> None:

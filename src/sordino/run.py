@@ -1,0 +1,290 @@
+"""A recipe, carried out into a run directory.
+
+    recipe.toml        the recipe, all defaults filled in
+    ledger.jsonl       every release, written before its value existed
+    metrics.jsonl      ε and test metrics over the steps
+    model.safetensors  the published weights
+    result.json        the guarantee and the figures
+    report.html        the page a reviewer reads
+    not_private.json   for the data's owner only; no guarantee covers it
+
+Everything that can be wrong with the input is found before the directory is made.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import platform
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import save
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR
+
+import sordino
+from sordino import data, features, nets, report
+from sordino.clipping import Clipping, clipping_from_dict
+from sordino.errors import InputError
+from sordino.histogram import norm_histogram
+from sordino.plan import Plan
+from sordino.recipe import Recipe, suggestion
+from sordino.state import model_tensors, write_atomically
+from sordino.train import Result, Settings, train, train_without_noise
+from sordino.updates import Averaging
+
+T = TypeVar("T")
+
+OPTIMIZERS: Mapping[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "nadam": torch.optim.NAdam,
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
+}
+SCHEDULERS: Mapping[str, Callable[..., Any] | None] = {
+    "constant": None,
+    "cosine": lambda optimizer, steps: CosineAnnealingLR(optimizer, T_max=steps),
+    "linear": lambda optimizer, steps: LinearLR(optimizer, 1.0, 1e-3, total_iters=steps),
+}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything a run needs, checked and in memory; nothing has been written."""
+
+    recipe: Recipe
+    dataset: data.Dataset
+    plan: Plan
+    settings: Settings
+    optimizer: type[torch.optim.Optimizer]
+
+    def model(self) -> nn.Module:
+        """A fresh model, initialised from the recipe's public seed."""
+        section = self.recipe.model
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.recipe.run.seed)
+            shape = tuple(self.dataset.train.inputs.shape[1:])
+            return nets.build(section.name, shape, self.dataset.classes, **section.options)
+
+
+def run_recipe(
+    recipe: Recipe,
+    out: Path,
+    *,
+    resume: bool = False,
+    data_dir: Path | None = None,
+    progress: bool | None = None,
+) -> dict[str, Any]:
+    """Trains as the recipe says, writes the run directory, and returns what result.json holds.
+
+    A run that is complete already is not made again: with `resume` its result is returned as it stands.
+    """
+    if (done := _earlier_result(recipe, out, resume)) is not None:
+        return done
+    prepared = prepare(recipe, data_dir, progress)
+    model = prepared.model()
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "recipe.toml", recipe.to_toml().encode())
+    fit = partial(_fit, prepared)
+    result = fit(train, model, out=out, resume=resume)
+    noise_free = fit(train_without_noise, prepared.model()) if recipe.run.noise_free else None
+    return _write_results(prepared, result, noise_free, out)
+
+
+def prepare(recipe: Recipe, data_dir: Path | None = None, progress: bool | None = None) -> Prepared:
+    """Checks the recipe against what there is, and loads the data."""
+    if recipe.method.name != "dpsgd":
+        raise InputError(
+            f"method {recipe.method.name!r} is unknown{suggestion(recipe.method.name, ['dpsgd'])}"
+        )
+    optimizer = _one_of(OPTIMIZERS, recipe.train.optimizer, "train.optimizer")
+    clipping = _clipping(recipe)
+    public_size = recipe.data.records or data.entry(recipe.data.name).records[0]
+    plan = _plan(recipe, clipping, public_size)
+    settings = _settings(recipe, optimizer, plan.steps, progress)
+    extract = features.build({"name": recipe.features.name, **recipe.features.options})
+    dataset = _with_features(data.load(recipe.data.name, data_dir), extract)
+    prepared = Prepared(recipe, dataset, plan, settings, optimizer)
+    prepared.model()  # a wrong option of the net is found here
+    return prepared
+
+
+def _fit(prepared: Prepared, trainer: Callable[..., Result], model: nn.Module, **options: Any) -> Result:
+    return trainer(
+        model,
+        nn.functional.cross_entropy,
+        prepared.dataset.train,
+        prepared.plan,
+        optimizer=prepared.optimizer,
+        lr=prepared.recipe.train.lr,
+        settings=prepared.settings,
+        evaluate=partial(test_metrics, split=prepared.dataset.test),
+        **options,
+    )
+
+
+def test_metrics(model: nn.Module, split: data.Split) -> dict[str, float]:
+    """Accuracy and mean cross-entropy on a public split."""
+    right, total = 0, 0.0
+    for inputs, targets in zip(split.inputs.split(1024), split.targets.split(1024), strict=True):
+        outputs = model(inputs)
+        right += int((outputs.argmax(1) == targets).sum())
+        total += float(nn.functional.cross_entropy(outputs, targets, reduction="sum"))
+    return {"test_accuracy": right / len(split.targets), "test_loss": total / len(split.targets)}
+
+
+def _earlier_result(recipe: Recipe, out: Path, resume: bool) -> dict[str, Any] | None:
+    """What an earlier, complete run of the same recipe in `out` found; None when there is work to do."""
+    earlier = out / "recipe.toml"
+    if not earlier.exists():
+        if out.exists() and any(out.iterdir()):
+            raise InputError(f"{out} is not empty and holds no run: give another directory with --out")
+        return None
+    if not resume:
+        raise InputError(
+            f"{out} holds a run already: go on with --resume, or give another directory with --out"
+        )
+    if Recipe.read(earlier) != recipe:
+        raise InputError(
+            f"{earlier} is not the recipe given: resume with the same one, or give another directory with --out"
+        )
+    finished = out / "result.json"
+    if not finished.exists():
+        return None
+    if not (out / "report.html").exists():
+        report.write(out)
+    document: dict[str, Any] = json.loads(finished.read_text(encoding="utf8"))
+    return document
+
+
+def _settings(
+    recipe: Recipe, optimizer: type[torch.optim.Optimizer], steps: int, progress: bool | None
+) -> Settings:
+    section = recipe.train
+    known = [name for name in inspect.signature(optimizer).parameters if name not in ("params", "lr")]
+    for key in section.options:
+        if key not in known:
+            own = [name for name in type(section).__dataclass_fields__ if name != "options"]
+            raise InputError(f"unknown key in [train]: {key!r}{suggestion(key, known + own)}")
+    schedule = _one_of(SCHEDULERS, section.scheduler, "train.scheduler")
+    return Settings(
+        optimizer_options=section.options,
+        scheduler=partial(schedule, steps=steps) if schedule else None,
+        averaging=Averaging(section.average, decay=section.average_decay, tail=section.average_tail),  # type: ignore[arg-type]
+        chunk=section.chunk,
+        eval_every=section.eval_every,
+        checkpoint_every=section.checkpoint_every,
+        checkpoint_minutes=section.checkpoint_minutes,
+        seed=recipe.run.seed,
+        progress=progress,
+    )
+
+
+def _clipping(recipe: Recipe) -> Clipping:
+    section = recipe.clipping
+    return clipping_from_dict({"name": section.name, "clip_norm": section.clip_norm, **section.options})
+
+
+def _plan(recipe: Recipe, clipping: Clipping, records: int) -> Plan:
+    section, sampling = recipe.privacy, recipe.sampling
+    rate = sampling.expected_batch / records
+    histogram = () if section.norm_histogram is None else (norm_histogram(section.norm_histogram, rate),)
+    return Plan.dpsgd(
+        epsilon=section.epsilon,
+        noise_multiplier=section.noise_multiplier,
+        delta=section.delta,
+        records=records,
+        expected_batch=sampling.expected_batch,
+        steps=recipe.train.steps,
+        epochs=recipe.train.epochs,
+        clipping=clipping,
+        sampling=sampling.name,
+        cap=sampling.cap,
+        relation=section.relation,
+        accountant=section.accountant,
+        insecure_seed=section.insecure_seed,
+        statistics=histogram,
+    )
+
+
+def _with_features(dataset: data.Dataset, extract: features.Extractor) -> data.Dataset:
+    """The same records seen through a public extractor; kept on disk, for it is the same every time."""
+    folder = features.default_folder()
+    return replace(
+        dataset,
+        train=data.Split(extract.cached(dataset.train.inputs, folder), dataset.train.targets),
+        test=data.Split(extract.cached(dataset.test.inputs, folder), dataset.test.targets),
+    )
+
+
+def _one_of(known: Mapping[str, T], name: str, key: str) -> T:
+    if name not in known:
+        raise InputError(f"{key} = {name!r} is unknown{suggestion(name, list(known))}")
+    return known[name]
+
+
+def _write_results(
+    prepared: Prepared, result: Result, noise_free: Result | None, out: Path
+) -> dict[str, Any]:
+    """model.safetensors, result.json, report.html, in this order; then the checkpoints may go."""
+    assert result.guarantee is not None
+    recipe, plan, guarantee = prepared.recipe, prepared.plan, result.guarantee
+    weights = {name: tensor.detach().contiguous() for name, tensor in model_tensors(result.model).items()}
+    write_atomically(out / "model.safetensors", save(weights))
+    document = {
+        "name": recipe.run.name,
+        "method": plan.method,
+        **{key: getattr(guarantee, key) for key in ("epsilon", "delta", "relation", "sampler", "accountant")},
+        "theorem": guarantee.theorem,
+        "secure": guarantee.secure,
+        "guarantee": {"sentence": str(guarantee), **guarantee.to_dict()},
+        "test_accuracy": result.metrics[-1]["test_accuracy"],
+        "noise_free_accuracy": noise_free.metrics[-1]["test_accuracy"] if noise_free else None,
+        "seconds": round(result.seconds, 3),
+        "seed": recipe.run.seed,
+        "insecure_seed": plan.insecure_seed,
+        "steps": plan.steps,
+        "skipped_steps": result.skipped_steps,
+        "records": plan.records,
+        "expected_batch": plan.expected_batch,
+        "noise_multiplier": plan.noise.noise_multiplier,
+        "parameters": sum(p.numel() for p in result.model.parameters() if p.requires_grad),
+        "environment": environment(),
+    }
+    if result.histogram is not None:
+        write_atomically(out / "histogram.json", _json(result.histogram.to_dict()))
+    write_atomically(out / "not_private.json", _json({"warning": NOT_PRIVATE, **result.not_private}))
+    write_atomically(out / "result.json", _json(document))
+    report.write(out)
+    shutil.rmtree(out / "checkpoint", ignore_errors=True)
+    return document
+
+
+NOT_PRIVATE = (
+    "computed from the private records without noise; no guarantee covers this file: do not publish it"
+)
+
+
+def environment() -> dict[str, str | int]:
+    """What the figures were measured with."""
+    return {
+        "sordino": sordino.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _json(document: Mapping[str, Any]) -> bytes:
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,171 @@
+"""Private steps: the plan's own sampler, clipping, noise and divisor, and nothing measured from the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from sordino.errors import InputError, SordinoError
+from sordino.ledger import Ledger
+from sordino.plan import Plan
+from sordino.randomness import RandomSource
+from sordino.sampling import LogicalBatch
+from sordino.steps import PrivateStep, private_steps, record_gradients
+
+Records = tuple[Tensor, Tensor]
+
+
+def plan_for(records: int, **changes: object) -> Plan:
+    options: dict[str, object] = {
+        "noise_multiplier": 1.0,
+        "delta": 1e-5,
+        "records": records,
+        "expected_batch": 20,
+        "steps": 4,
+        "insecure_seed": 1,
+    }
+    return Plan.dpsgd(**options | changes)  # type: ignore[arg-type]
+
+
+def steps_of(
+    model: nn.Module, data: object, plan: Plan, *, records: int, chunk: int = 512, ledger: Ledger | None = None
+) -> Iterator[PrivateStep]:
+    gradient_sum = record_gradients(model, nn.functional.cross_entropy, data, plan.clipping)
+    book = ledger or Ledger.open(None, plan.to_dict())
+    return private_steps(plan, gradient_sum, records=records, source=plan.source(), ledger=book, chunk=chunk)
+
+
+def test_a_step_is_the_clipped_sum_plus_noise_over_the_public_divisor(records: Records, linear: nn.Module) -> None:
+    seen: list[LogicalBatch] = []
+    plan = plan_for(200, noise_multiplier=1e-4, steps=1, clip_norm=0.5)
+    inner = record_gradients(linear, nn.functional.cross_entropy, records, plan.clipping)
+
+    def gradient_sum(batch: LogicalBatch):  # type: ignore[no-untyped-def]
+        seen.append(batch)
+        return inner(batch)
+
+    (step,) = private_steps(
+        plan, gradient_sum, records=200, source=plan.source(), ledger=Ledger.open(None, plan.to_dict())
+    )
+    total = [torch.zeros(3, 6), torch.zeros(3)]
+    for i in seen[0].indices.tolist():
+        loss = nn.functional.cross_entropy(linear(records[0][i : i + 1]), records[1][i : i + 1])
+        gradient = torch.autograd.grad(loss, list(linear.parameters()))
+        factor = min(1.0, 0.5 / float(torch.cat([g.flatten() for g in gradient]).norm()))
+        total = [t + factor * g for t, g in zip(total, gradient, strict=True)]
+    assert 0 < len(seen[0].indices) != 20, "the divisor must be the expected batch, not this batch's size"
+    assert torch.allclose(step.gradients["weight"], total[0] / 20, atol=1e-4)
+    assert torch.allclose(step.gradients["bias"], total[1] / 20, atol=1e-4)
+
+
+def test_the_result_does_not_depend_on_the_chunk(records: Records, linear: nn.Module) -> None:
+    runs = [list(steps_of(linear, records, plan_for(200), records=200, chunk=chunk)) for chunk in (1, 7, 512)]
+    for other in runs[1:]:
+        for one, two in zip(runs[0], other, strict=True):
+            assert all(torch.allclose(one.gradients[n], two.gradients[n], atol=1e-6) for n in one.gradients)
+
+
+def test_opacus_571_and_819_rate_and_divisor_come_from_the_plan_and_not_from_the_data(
+    records: Records, linear: nn.Module
+) -> None:
+    """A dataset with one record less gives the same rate, divisor and ledger: its size does not leak."""
+    ledgers = []
+    for n in (200, 199):
+        plan = plan_for(200)
+        ledger = Ledger.open(None, plan.to_dict())
+        list(steps_of(linear, (records[0][:n], records[1][:n]), plan, records=n, ledger=ledger))
+        ledgers.append([{k: v for k, v in entry.items() if k != "time"} for entry in ledger.entries])
+    assert ledgers[0] == ledgers[1]
+
+
+def test_an_empty_batch_still_makes_a_noisy_step(records: Records, linear: nn.Module) -> None:
+    plan = plan_for(200, expected_batch=1e-9, divisor=1.0)
+    steps = list(steps_of(linear, records, plan, records=200))
+    assert len(steps) == 4
+    assert all(step.gradients["weight"].abs().sum() > 0 for step in steps)
+
+
+def test_leaving_the_loop_early_mixes_nothing(records: Records, linear: nn.Module) -> None:
+    plan = plan_for(200)
+    whole = list(steps_of(linear, records, plan, records=200))
+    for step in steps_of(linear, records, plan, records=200):
+        assert torch.equal(step.gradients["weight"], whole[0].gradients["weight"])
+        break
+    again = list(steps_of(linear, records, plan, records=200))
+    assert all(torch.equal(a.gradients["bias"], b.gradients["bias"]) for a, b in zip(whole, again, strict=True))
+
+
+def test_the_ledger_knows_of_a_step_before_its_value_is_seen(records: Records, linear: nn.Module) -> None:
+    plan = plan_for(200)
+    ledger = Ledger.open(None, plan.to_dict())
+    for step in steps_of(linear, records, plan, records=200, ledger=ledger):
+        assert ledger.last_step("gradient") == step.step
+
+
+def test_a_second_pass_over_released_steps_is_refused_when_the_noise_is_secure(
+    records: Records, linear: nn.Module
+) -> None:
+    plan = plan_for(200, insecure_seed=None)
+    ledger = Ledger.open(None, plan.to_dict())
+    list(steps_of(linear, records, plan, records=200, ledger=ledger))
+    with pytest.raises(SordinoError):
+        list(steps_of(linear, records, plan, records=200, ledger=ledger))
+
+
+class Items(Dataset[tuple[Tensor, Tensor]]):
+    """A map-style dataset that is not made of tensors."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records[1])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self._records[0][index], self._records[1][index]
+
+
+def test_every_form_of_dataset_gives_the_same_steps(records: Records, linear: nn.Module) -> None:
+    plan = plan_for(200)
+    expected = list(steps_of(linear, records, plan, records=200))
+    for data in (Items(records), TensorDataset(*records)):
+        found = list(steps_of(linear, data, plan, records=200))
+        assert all(
+            torch.allclose(a.gradients["weight"], b.gradients["weight"]) for a, b in zip(expected, found, strict=True)
+        )
+
+
+def test_what_cannot_be_sampled_is_refused_with_what_to_give_instead(linear: nn.Module) -> None:
+    with pytest.raises(InputError, match="map-style"):
+        record_gradients(linear, nn.functional.cross_entropy, iter([]), plan_for(200).clipping)
+
+
+def test_a_plan_for_another_number_of_records_is_refused(records: Records, linear: nn.Module) -> None:
+    with pytest.raises(InputError, match="make the plan with records=200"):
+        next(steps_of(linear, records, plan_for(1000), records=200))
+    exact = plan_for(199, sampling="partition")
+    with pytest.raises(InputError, match="must be exact"):
+        next(steps_of(linear, records, exact, records=200))
+
+
+def test_a_nan_record_contributes_nothing_and_the_rest_is_unharmed(records: Records, linear: nn.Module) -> None:
+    """Seen with Opacus 1.6.0: one NaN record turns the model into NaN."""
+    inputs = records[0].clone()
+    inputs[::10] = torch.nan
+    plan = plan_for(200, expected_batch=200, steps=1, noise_multiplier=1e-4)
+    (step,) = steps_of(linear, (inputs, records[1]), plan, records=200)
+    keep = [i for i in range(200) if i % 10]
+    kept = plan_for(180, expected_batch=180, steps=1, noise_multiplier=1e-4, divisor=200.0)
+    (clean,) = steps_of(linear, (inputs[keep], records[1][keep]), kept, records=180)
+    assert torch.allclose(step.gradients["weight"], clean.gradients["weight"], atol=1e-4)
+
+
+def test_sources_are_fresh_each_time_unless_seeded() -> None:
+    secure = plan_for(10, insecure_seed=None)
+    assert secure.source().secure
+    assert not isinstance(plan_for(10).source(), type(None))
+    assert not RandomSource.seeded(1).secure

@@ -1,0 +1,238 @@
+"""Training: any optimizer, resumable at any moment, and never saying less than was released."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import StepLR
+
+import sordino
+from sordino.errors import InputError, Refused
+from sordino.ledger import read_ledger
+from sordino.plan import Plan
+from sordino.train import Settings, train, train_without_noise
+from sordino.updates import Averaging
+
+Records = tuple[Tensor, Tensor]
+
+
+def plan_for(**changes: object) -> Plan:
+    options: dict[str, object] = {
+        "epsilon": 4.0,
+        "delta": 1e-5,
+        "records": 200,
+        "expected_batch": 40,
+        "steps": 30,
+        "insecure_seed": 3,
+    }
+    return Plan.dpsgd(**options | changes)  # type: ignore[arg-type]
+
+
+def accuracy(records: Records):  # type: ignore[no-untyped-def]
+    return lambda model: {"test_accuracy": float((model(records[0]).argmax(1) == records[1]).float().mean())}
+
+
+def test_it_learns_and_says_what_may_be_said(records: Records, linear: nn.Module) -> None:
+    plan = plan_for()
+    result = train(linear, nn.functional.cross_entropy, records, plan, lr=1.0, evaluate=accuracy(records))
+    assert result.metrics[-1]["test_accuracy"] > 0.7
+    assert result.guarantee == plan.guarantee()
+    assert result.metrics[-1]["epsilon"] == pytest.approx(plan.guarantee().epsilon, rel=1e-3)
+    assert result.metrics[-1]["epsilon"] <= 4.0
+    assert result.not_private == {"dropped_records": 0}
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad])
+def test_any_torch_optimizer_and_scheduler_serve(records: Records, optimizer: type[torch.optim.Optimizer]) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    settings = Settings(scheduler=lambda o: StepLR(o, 10, 0.5), averaging=Averaging("ema", 0.8))
+    result = train(
+        model, nn.functional.cross_entropy, records, plan_for(), optimizer=optimizer, lr=0.2, settings=settings
+    )
+    assert result.metrics[-1]["lr"] == pytest.approx(0.2 * 0.5**3)
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_dropped_records_are_counted_and_kept_apart_from_what_is_published(
+    records: Records, linear: nn.Module, tmp_path: Path
+) -> None:
+    inputs = records[0].clone()
+    inputs[3] = torch.inf
+    plan = plan_for(expected_batch=200, steps=5)
+    result = train(linear, nn.functional.cross_entropy, (inputs, records[1]), plan, lr=0.1, out=tmp_path)
+    assert result.not_private["dropped_records"] == 5
+    assert "dropped" not in (tmp_path / "metrics.jsonl").read_text() + (tmp_path / "ledger.jsonl").read_text()
+
+
+def test_a_finished_directory_is_not_trained_into_again(records: Records, linear: nn.Module, tmp_path: Path) -> None:
+    train(linear, nn.functional.cross_entropy, records, plan_for(), lr=1.0, out=tmp_path)
+    with pytest.raises(InputError, match="holds a run already"):
+        train(linear, nn.functional.cross_entropy, records, plan_for(), lr=1.0, out=tmp_path)
+
+
+def test_resuming_under_another_plan_is_refused(records: Records, linear: nn.Module, tmp_path: Path) -> None:
+    train(linear, nn.functional.cross_entropy, records, plan_for(), lr=1.0, out=tmp_path)
+    with pytest.raises(InputError):
+        train(linear, nn.functional.cross_entropy, records, plan_for(epsilon=8.0), lr=1.0, out=tmp_path, resume=True)
+
+
+class Interrupted(Exception):
+    """Raised by an evaluation, to stop a run between two checkpoints."""
+
+
+def interrupted_run(records: Records, out: Path, plan: Plan, stop: int) -> None:
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        nonlocal stop
+        stop -= 1
+        if stop < 0:
+            raise Interrupted
+        return {}
+
+    torch.manual_seed(0)
+    settings = Settings(eval_every=1, checkpoint_every=10)
+    with pytest.raises(Interrupted):
+        train(
+            nn.Linear(6, 3), nn.functional.cross_entropy, records, plan, lr=1.0, settings=settings, evaluate=evaluate,
+            out=out,
+        )  # fmt: skip
+
+
+def resumed_run(records: Records, out: Path | None, plan: Plan) -> sordino.Result:
+    torch.manual_seed(0)
+    return train(
+        nn.Linear(6, 3), nn.functional.cross_entropy, records, plan, lr=1.0, settings=Settings(checkpoint_every=10),
+        out=out, resume=out is not None,
+    )  # fmt: skip
+
+
+def test_a_seeded_run_resumes_to_the_same_weights_bit_for_bit(records: Records, tmp_path: Path) -> None:
+    interrupted_run(records, tmp_path, plan_for(), stop=17)
+    result = resumed_run(records, tmp_path, plan_for())
+    whole = resumed_run(records, None, plan_for())
+    assert torch.equal(result.model.weight, whole.model.weight)  # type: ignore[arg-type]
+    assert result.skipped_steps == 0
+    _, entries = read_ledger(tmp_path / "ledger.jsonl")
+    assert [entry["step"] for entry in entries] == list(range(30))
+
+
+def test_a_secure_run_never_draws_a_recorded_step_again(records: Records, tmp_path: Path) -> None:
+    plan = plan_for(insecure_seed=None)
+    interrupted_run(records, tmp_path, plan, stop=17)
+    result = resumed_run(records, tmp_path, plan)
+    assert result.skipped_steps == 8, "ten steps were saved, eighteen recorded"
+    _, entries = read_ledger(tmp_path / "ledger.jsonl")
+    assert [entry["step"] for entry in entries] == list(range(30)), "as many releases as the plan has, each once"
+
+
+def test_records_that_interact_stop_the_run_before_anything_is_released(records: Records, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    with pytest.raises(Refused, match="1"):
+        train(model, nn.functional.cross_entropy, records, plan_for(), lr=1.0, out=tmp_path)
+    assert read_ledger(tmp_path / "ledger.jsonl")[1] == []
+
+
+def test_a_paid_histogram_goes_through_the_door_once(records: Records, linear: nn.Module, tmp_path: Path) -> None:
+    from sordino.histogram import norm_histogram
+
+    plan = plan_for(statistics=(norm_histogram(5.0, 0.2),))
+    result = train(linear, nn.functional.cross_entropy, records, plan, lr=1.0, out=tmp_path)
+    assert result.histogram is not None
+    assert sum(result.histogram.shares) == pytest.approx(1.0, abs=6 * result.histogram.noise_std * 8**0.5)
+    purposes = [entry["purpose"] for entry in read_ledger(tmp_path / "ledger.jsonl")[1]]
+    assert purposes.count("record-norms") == 1
+    assert plan.guarantee().epsilon <= 4.0
+    assert plan.noise.noise_multiplier > plan_for().noise.noise_multiplier, "the histogram is paid for with noise"
+
+
+def test_without_noise_is_a_yardstick_with_no_guarantee(records: Records, linear: nn.Module) -> None:
+    result = train_without_noise(
+        linear, nn.functional.cross_entropy, records, plan_for(), lr=1.0, evaluate=accuracy(records)
+    )
+    assert result.guarantee is None
+    assert result.metrics[-1]["test_accuracy"] > 0.8
+
+
+def test_bad_settings_are_refused_before_anything_is_written(
+    records: Records, linear: nn.Module, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    for settings in ({"optimizer_options": {"momentun": 0.9}},):
+        with pytest.raises(InputError, match="momentun"):
+            train(
+                linear, nn.functional.cross_entropy, records, plan_for(), lr=1.0, settings=Settings(**settings), out=out
+            )
+    with pytest.raises(InputError, match="resume needs"):
+        train(linear, nn.functional.cross_entropy, records, plan_for(), lr=1.0, resume=True)
+    with pytest.raises(InputError, match="chunk"):
+        Settings(chunk=0)
+    linear.requires_grad_(False)
+    with pytest.raises(InputError, match="no trainable parameter"):
+        train(linear, nn.functional.cross_entropy, records, plan_for(), lr=1.0, out=out)
+    assert not out.exists()
+
+
+RECIPE = """
+[run]
+name = "kill"
+[data]
+name = "fashion-mnist-mini"
+[model]
+name = "linear"
+[privacy]
+epsilon = 3.0
+delta = 1e-5
+insecure_seed = 5
+[sampling]
+expected_batch = 300
+[train]
+steps = 60
+lr = 0.5
+momentum = 0.9
+average = "ema"
+eval_every = 20
+checkpoint_every = 7
+"""
+
+
+def test_killed_at_any_moment_and_resumed_a_run_ends_bit_for_bit_the_same(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(RECIPE)
+    command = [sys.executable, "-m", "sordino.cli", "train", str(recipe), "--json", "--out"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    whole = subprocess.run([*command, str(tmp_path / "whole")], env=environment, capture_output=True, text=True)
+    assert whole.returncode == 0, whole.stderr
+    killed, generator = tmp_path / "killed", random.Random(1)
+    kills = 0
+    for _ in range(4):
+        process = subprocess.Popen([*command, str(killed), "--resume"], env=environment, stdout=subprocess.DEVNULL)
+        ledger = killed / "ledger.jsonl"
+        before = ledger.stat().st_size if ledger.exists() else 0
+        while process.poll() is None and (not ledger.exists() or ledger.stat().st_size <= before + 600):
+            time.sleep(0.01)
+        time.sleep(generator.uniform(0, 0.05))
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+    assert kills >= 2
+    last = subprocess.run([*command, str(killed), "--resume"], env=environment, capture_output=True, text=True)
+    assert last.returncode == 0, last.stderr
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "killed")]
+    assert results[0]["epsilon"] == results[1]["epsilon"]
+    assert results[0]["test_accuracy"] == results[1]["test_accuracy"]
+    _, entries = read_ledger(killed / "ledger.jsonl")
+    assert [entry["step"] for entry in entries] == list(range(60))
