@@ -63,11 +63,11 @@ class Ledger:
         path = Path(path)
         descriptor = _open_locked(path)
         try:
+            _sync_directory(path)
             content = path.read_bytes()
             if line.startswith(content) and content != line:  # new, or torn while the header was written
                 os.ftruncate(descriptor, 0)
                 _append(descriptor, line, path)
-                _sync_directory(path)
                 return cls(path, descriptor, wanted, [])
             found, entries, complete = _parse(content, path)
             _require_same_plan(found, wanted, path)
@@ -194,7 +194,7 @@ def _append(descriptor: int, line: bytes, place: Path | str) -> None:
 
 
 def _sync_directory(path: Path) -> None:
-    """Make the new file's name durable as well."""
+    """Make the file's name durable as well, also when the process that created it was killed before it could."""
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

@@ -28,7 +28,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sordino.errors import InputError
+from sordino.errors import InputError, Refused
 from sordino.randomness import RandomSource
 
 _BLOCK = 1 << 20  # records decided at a time, so that memory does not grow with the data set
@@ -127,6 +127,11 @@ def batches(
     sampling: Sampling, *, records: int, steps: int, source: RandomSource, chunk: int, start: int = 0
 ) -> Iterator[LogicalBatch]:
     """The logical batches of steps start, …, steps − 1. Arguments are checked at once, not at the first batch."""
+    if not isinstance(sampling, Sampling):
+        raise Refused(
+            f"{type(sampling).__name__} is not a sampling that can be accounted for, and it is not replaced by one "
+            f"behind your back; choose one of {', '.join(_KINDS)}"
+        )
     _check_count("records", records)
     _check_count("chunk", chunk)
     if steps < 0 or not 0 <= start <= steps:

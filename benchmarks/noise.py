@@ -1,0 +1,133 @@
+"""What noise, a release, a ledger entry and a sample cost, on one thread.
+
+    python benchmarks/noise.py [--json FILE] [--repeat N]
+
+Each figure is the best of N runs. Beside our generator stand torch.randn (a Mersenne twister: neither secure
+nor exact) and what Opacus does in its secure mode, which adds four Gaussians to make one (Holohan and
+Braghin, 2021) and draws them from torchcsprng; that package is dead, so the four draws are timed here on
+torch.randn in its place: a lower bound on what the secure mode costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import torch
+
+from sordino.ledger import Ledger
+from sordino.randomness import RandomSource
+from sordino.release import Entry, Gaussian, Laplace, release
+from sordino.sampling import Partition, Poisson, Sampling, WithoutReplacement, batches
+
+MILLION = 1_000_000
+
+
+def best(action: Callable[[], object], repeat: int) -> float:
+    """Milliseconds of the fastest run."""
+    action()
+    times = []
+    for _ in range(repeat):
+        begin = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - begin)
+    return 1e3 * min(times)
+
+
+def opacus_secure_mode() -> torch.Tensor:
+    total = torch.zeros(MILLION)
+    for _ in range(4):
+        total += torch.randn(MILLION)
+    return total / 2
+
+
+def noise(source: RandomSource, repeat: int) -> dict[str, float]:
+    return {
+        "normal, 1M float32": best(lambda: source.stream("bench", 0).normal((MILLION,)), repeat),
+        "normal, 1M float64": best(lambda: source.stream("bench", 0).normal((MILLION,), torch.float64), repeat),
+        "laplace, 1M float32": best(lambda: source.stream("bench", 0).laplace((MILLION,)), repeat),
+        "torch.randn, 1M float32 (not secure)": best(lambda: torch.randn(MILLION), repeat),
+        "torch.randn, 1M float64 (not secure)": best(lambda: torch.randn(MILLION, dtype=torch.float64), repeat),
+        "four torch.randn, 1M float32 (Opacus' secure mode, at least)": best(opacus_secure_mode, repeat),
+    }
+
+
+def releases(source: RandomSource, directory: Path, repeat: int) -> dict[str, float]:
+    steps = count()
+    sampling = {"name": "poisson", "sampling_rate": 0.01}
+    one, many = {"w": torch.randn(MILLION)}, {str(i): torch.randn(2_500) for i in range(400)}
+
+    with Ledger.open(directory / "ledger.jsonl", {"records": MILLION}) as ledger:
+
+        def send(values: dict[str, torch.Tensor]) -> object:
+            entry = Entry("gradient", next(steps), sampling, "add-remove")
+            return release(
+                values, sensitivity=1.0, norm="l2", noise=Gaussian(1.0), source=source, ledger=ledger, entry=entry
+            )
+
+        def send_l1() -> object:
+            entry = Entry("gradient", next(steps), sampling, "add-remove")
+            return release(
+                one, sensitivity=1.0, norm="l1", noise=Laplace(1.0), source=source, ledger=ledger, entry=entry
+            )
+
+        return {
+            "release, 1M float32 in 1 tensor": best(lambda: send(one), repeat),
+            "release, 1M float32 in 400 tensors": best(lambda: send(many), repeat),
+            "release, Laplace, 1M float32": best(send_l1, repeat),
+            "ledger entry with fsync": best(
+                lambda: ledger.record({"purpose": "x", "step": next(steps), "secure": True}), repeat
+            ),
+        }
+
+
+def samples(source: RandomSource, repeat: int) -> dict[str, float]:
+    def one(sampling: Sampling, records: int) -> Callable[[], object]:
+        return lambda: next(batches(sampling, records=records, steps=1, source=source, chunk=512))
+
+    return {
+        "poisson, 60k records, q = 0.03": best(one(Poisson(0.03), 60_000), repeat),
+        "poisson, 10M records, q = 1e-5": best(one(Poisson(1e-5), 10 * MILLION), repeat),
+        "poisson, 10M records, q = 0.01": best(one(Poisson(0.01), 10 * MILLION), repeat),
+        "without replacement, 1000 of 10M": best(one(WithoutReplacement(1_000), 10 * MILLION), repeat),
+        "partition, 1M records (once a run)": best(one(Partition(1_000), MILLION), repeat),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The cost of noise, releases and samples on one thread.")
+    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    parser.add_argument("--repeat", type=int, default=30, help="runs of each, of which the best counts")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    source = RandomSource.from_os()
+    with tempfile.TemporaryDirectory() as directory:
+        figures = {
+            **noise(source, options.repeat),
+            **releases(source, Path(directory), options.repeat),
+            **samples(source, options.repeat),
+        }
+    width = max(map(len, figures))
+    for name, milliseconds in figures.items():
+        print(f"{name:{width}s} {milliseconds:8.2f} ms")
+    report = {
+        "unit": "ms",
+        "threads": 1,
+        "repeat": options.repeat,
+        "machine": platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+        "figures": {name: round(value, 4) for name, value in figures.items()},
+    }
+    print(json.dumps(report))
+    if options.json is not None:
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,300 @@
+"""The one door: no entry without noise, no noise without entry, and the noise is what was promised."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+from sordino import release as door
+from sordino.errors import InputError, Refused, SordinoError
+from sordino.ledger import Ledger
+from sordino.randomness import RandomSource
+from sordino.release import Entry, Gaussian, Laplace, Noise, choose_lattice, release
+
+SAMPLING = {"name": "poisson", "sampling_rate": 0.01}
+LEVEL = 1e-4
+
+
+def memory() -> Ledger:
+    return Ledger.open(None, {"records": 100})
+
+
+def send(values: dict[str, Tensor], **changes: Any) -> dict[str, Tensor]:
+    step = changes.pop("step", 0)
+    relation = changes.pop("relation", "add-remove")
+    options: dict[str, Any] = {
+        "sensitivity": 1.0,
+        "norm": "l2",
+        "noise": Gaussian(1.0),
+        "source": RandomSource.seeded(0),
+        "ledger": memory(),
+        "entry": Entry("gradient", step, SAMPLING, relation),
+        **changes,
+    }
+    return release(values, **options)
+
+
+# What comes back
+
+
+def test_shapes_types_and_keys_are_those_of_the_values() -> None:
+    values = {
+        "w": torch.ones(3, 4),
+        "scalar": torch.tensor(2.0, dtype=torch.float64),
+        "none": torch.empty(0, 5),
+        "half": torch.ones(7, dtype=torch.bfloat16),
+        "transposed": torch.ones(4, 3).t(),
+    }
+    noisy = send(values)
+    assert list(noisy) == list(values)
+    for name, value in values.items():
+        assert noisy[name].shape == value.shape
+        assert noisy[name].dtype == value.dtype
+        assert noisy[name].is_contiguous()
+        assert not torch.equal(noisy[name], value) or value.numel() == 0
+
+
+def test_the_values_themselves_stay_untouched_and_no_graph_is_kept() -> None:
+    value = torch.ones(5, requires_grad=True)
+    noisy = send({"w": value})
+    assert torch.equal(value, torch.ones(5))
+    assert not noisy["w"].requires_grad
+
+
+@pytest.mark.parametrize(("noise", "norm", "law"), [(Gaussian(1.7), "l2", "norm"), (Laplace(1.7), "l1", "laplace")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_noise_has_the_promised_scale_and_law(noise: Noise, norm: str, law: str, dtype: torch.dtype) -> None:
+    value = torch.linspace(-50, 50, 200_000, dtype=dtype)
+    noisy = send({"w": value}, sensitivity=0.3, norm=norm, noise=noise)["w"]
+    drawn = (noisy.double() - value.double()).numpy() / (1.7 * 0.3)
+    assert stats.kstest(drawn, law).pvalue > LEVEL
+    variance, fourth = (1, 3) if law == "norm" else (2, 24)
+    assert abs((drawn**2).mean() - variance) < 4 * math.sqrt((fourth - variance**2) / len(drawn))
+
+
+def test_the_noise_is_fresh_for_every_step_purpose_and_run_and_across_tensors() -> None:
+    value = {"a": torch.zeros(40_000), "b": torch.zeros(40_000)}
+    draws = [send(value, step=0), send(value, step=1), send(value, source=RandomSource.seeded(1))]
+    draws += [send(value, entry=Entry("statistics", 0, SAMPLING, "add-remove"))]
+    draws += [send(value, source=RandomSource.from_os()) for _ in range(2)]
+    flat = [noisy[name].numpy() for noisy in draws for name in value]
+    for i, x in enumerate(flat):
+        for y in flat[:i]:
+            assert abs(np.corrcoef(x, y)[0, 1]) < 5 / math.sqrt(40_000)
+
+
+def test_a_seeded_release_repeats_itself_bit_by_bit() -> None:
+    value = {"a": torch.randn(70_000), "b": torch.randn(3, 3)}
+    one, two = send(value, step=5), send(value, step=5)
+    assert all(torch.equal(one[name], two[name]) for name in value)
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6))
+@settings(deadline=None, max_examples=40)
+def test_the_result_does_not_depend_on_how_the_vector_is_cut_into_tensors(sizes: list[int]) -> None:
+    whole = torch.arange(1 + sum(sizes), dtype=torch.float64)
+    parts = dict(zip(map(str, range(len(sizes) + 1)), whole.split([1, *sizes]), strict=True))
+    assert torch.equal(torch.cat(list(send(parts).values())), send({"all": whole})["all"])
+
+
+def test_large_vectors_are_worked_on_in_blocks_that_cross_tensors() -> None:
+    whole = torch.randn(3 * door._BLOCK + 17)
+    parts = dict(zip("abcd", whole.split([5, door._BLOCK, 2 * door._BLOCK, 12]), strict=True))
+    assert torch.equal(torch.cat(list(send(parts).values())), send({"all": whole})["all"])
+
+
+# The grid: what a result can tell about the value below the noise
+
+
+@given(
+    st.floats(1e-3, 1e3),
+    st.floats(1e-6, 1e6),
+    st.sampled_from([1, 10, 10**3, 10**6, 10**9]),
+    st.sampled_from([Gaussian, Laplace]),
+)
+@settings(deadline=None, max_examples=200)
+def test_the_noise_covers_the_rounding_and_the_grid_is_a_public_power_of_two(
+    multiplier: float, sensitivity: float, coordinates: int, kind: type[Gaussian] | type[Laplace]
+) -> None:
+    noise = kind(multiplier)
+    try:
+        lattice = choose_lattice(noise, sensitivity, coordinates)
+    except Refused:
+        moved = coordinates if kind is Laplace else math.sqrt(coordinates)
+        assert multiplier * moved > 2.0**noise.grid_bits
+        return
+    width = multiplier * sensitivity
+    assert math.frexp(lattice.spacing)[0] == 0.5
+    assert width * 2.0 ** -(noise.grid_bits + 1) < lattice.spacing <= width * 2.0**-noise.grid_bits
+    moved = lattice.spacing * (coordinates if kind is Laplace else math.sqrt(coordinates))
+    assert lattice.scale * lattice.spacing >= multiplier * (sensitivity + moved)
+    assert lattice.scale * lattice.spacing <= multiplier * (sensitivity + moved) * (1 + 1e-14)
+
+
+def test_for_a_million_parameters_the_grid_costs_a_few_millionths_of_noise() -> None:
+    lattice = choose_lattice(Gaussian(1.0), 1.0, 10**6)
+    assert 1 < lattice.scale * lattice.spacing < 1 + 4e-6
+
+
+@pytest.mark.parametrize(("noise", "norm"), [(Gaussian(0.8), "l2"), (Laplace(0.8), "l1")])
+def test_every_result_lies_on_the_grid_and_values_in_one_cell_are_indistinguishable(noise: Noise, norm: str) -> None:
+    """Mironov's attack reads the value from the low digits of the sum. Here there are none."""
+    spacing = choose_lattice(noise, 1.0, 3_000).spacing
+    value = torch.randn(3_000, dtype=torch.float64)
+    moved = (value / spacing).round() * spacing + (torch.rand(3_000, dtype=torch.float64) - 0.5) * 0.999 * spacing
+    noisy, other = (send({"w": v}, noise=noise, norm=norm)["w"] for v in (value, moved))
+    assert not torch.equal(value, moved)
+    assert torch.equal(noisy, other)
+    assert torch.equal((noisy / spacing).round(), noisy / spacing)
+
+
+def test_a_negative_zero_does_not_tell_the_sign_of_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sordino.randomness.Stream.rounded_normal", lambda self, out, scale: out.fill_(-0.0))
+    noisy = [send({"w": torch.full((3,), tiny)})["w"] for tiny in (-1e-20, 1e-20)]
+    assert not torch.signbit(noisy[0]).any()
+    assert not torch.signbit(noisy[1]).any()
+
+
+def test_a_sum_far_above_the_noise_is_still_added_exactly() -> None:
+    value = torch.tensor([2.0**32 + 1.0, -(2.0**32) - 3.0, 0.0], dtype=torch.float64)
+    big, small = send({"w": value})["w"], send({"w": torch.zeros(3, dtype=torch.float64)})["w"]
+    lattice = choose_lattice(Gaussian(1.0), 1.0, 3)
+    for total, noise, sent in zip(big.tolist(), small.tolist(), value.tolist(), strict=True):
+        steps = int(sent / lattice.spacing) + int(noise / lattice.spacing)  # exact: Python's integers
+        assert total == float(steps) * lattice.spacing
+
+
+# What the ledger says
+
+
+def test_the_entry_says_what_was_done(tmp_path: Path) -> None:
+    with Ledger.open(tmp_path / "ledger.jsonl", {"records": 100}) as ledger:
+        send(
+            {"a": torch.zeros(3, 4), "b": torch.zeros(5)}, sensitivity=0.5, noise=Gaussian(1.25), step=7, ledger=ledger
+        )
+        written = dict(ledger.entries[0])
+    assert written.pop("time")
+    assert written == {
+        "kind": "release",
+        "purpose": "gradient",
+        "step": 7,
+        "mechanism": "gaussian",
+        "noise_multiplier": 1.25,
+        "sensitivity": 0.5,
+        "norm": "l2",
+        "sampling": SAMPLING,
+        "relation": "add-remove",
+        "secure": False,
+        "coordinates": 17,
+    }
+
+
+def test_the_entry_is_written_before_any_noise_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    real_record, real_add = Ledger.record, door._add_noise
+    monkeypatch.setattr(Ledger, "record", lambda *a: (order.append("record"), real_record(*a))[1])
+    monkeypatch.setattr(door, "_add_noise", lambda *a, **k: (order.append("noise"), real_add(*a, **k))[1])
+    send({"w": torch.zeros(3)})
+    assert order == ["record", "noise"]
+
+
+def test_when_the_ledger_cannot_be_written_nothing_is_returned(tmp_path: Path) -> None:
+    with Ledger.open(tmp_path / "ledger.jsonl", {"records": 100}) as ledger:
+        assert ledger._descriptor is not None
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, ledger._descriptor)
+        os.close(full)
+        with pytest.raises(SordinoError, match="The value was not released"):
+            send({"w": torch.zeros(3)}, ledger=ledger)
+        assert ledger.entries == ()
+
+
+def test_a_closed_ledger_releases_nothing() -> None:
+    ledger = memory()
+    ledger.close()
+    with pytest.raises(SordinoError, match="nothing more is released"):
+        send({"w": torch.zeros(3)}, ledger=ledger)
+
+
+def test_the_same_step_twice_is_a_replay_with_a_seed_and_refused_without() -> None:
+    value = {"w": torch.ones(4)}
+    ledger = memory()
+    one, two = (send(value, ledger=ledger) for _ in range(2))
+    assert torch.equal(one["w"], two["w"])
+    assert len(ledger.entries) == 1
+    secure = memory()
+    send(value, ledger=secure, source=RandomSource.from_os())
+    with pytest.raises(SordinoError, match="already released"):
+        send(value, ledger=secure, source=RandomSource.from_os())
+
+
+# What is refused, always before anything is recorded
+
+
+@pytest.mark.parametrize("multiplier", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("kind", [Gaussian, Laplace])
+def test_no_way_out_without_noise(kind: type[Gaussian] | type[Laplace], multiplier: float) -> None:
+    with pytest.raises(InputError, match="nothing leaves without noise"):
+        kind(multiplier)
+
+
+REFUSED: list[tuple[dict[str, Tensor], dict[str, Any], str]] = [
+    ({"w": torch.zeros(3)}, {"sensitivity": 0.0}, "finite and positive"),
+    ({"w": torch.zeros(3)}, {"sensitivity": -1.0}, "finite and positive"),
+    ({"w": torch.zeros(3)}, {"sensitivity": math.nan}, "finite and positive"),
+    ({"w": torch.zeros(3)}, {"sensitivity": math.inf}, "finite and positive"),
+    ({"w": torch.zeros(3)}, {"sensitivity": 1e-300}, "double precision"),
+    ({"w": torch.zeros(3)}, {"norm": "l1"}, "calibrated to the l2 sensitivity"),
+    ({"w": torch.zeros(3)}, {"norm": "l2", "noise": Laplace(1.0)}, "calibrated to the l1 sensitivity"),
+    ({"w": torch.zeros(3)}, {"norm": "linf"}, "calibrated to the l2 sensitivity"),
+    ({"w": torch.zeros(3)}, {"relation": "swap"}, "relation must be one of"),
+    ({"w": torch.zeros(3)}, {"step": -1}, "counts from 0"),
+    ({"w": torch.zeros(3, dtype=torch.int64)}, {}, "'w' has dtype torch.int64"),
+    ({"w": torch.zeros(3, dtype=torch.complex64)}, {}, "'w' has dtype torch.complex64"),
+    ({}, {}, "nothing to release"),
+    ({"w": torch.zeros(0)}, {}, "nothing to release"),
+    ({"w": torch.full((3,), 1e30)}, {"sensitivity": 1e-9}, "leaves the range"),
+    ({"w": torch.zeros(3, dtype=torch.float16)}, {"sensitivity": 5e4}, "leaves the range"),
+]
+
+
+@pytest.mark.parametrize(("values", "changes", "message"), REFUSED, ids=[r[2] + str(i) for i, r in enumerate(REFUSED)])
+def test_what_cannot_be_certified_is_refused_and_not_recorded(
+    values: dict[str, Tensor], changes: dict[str, Any], message: str
+) -> None:
+    ledger = memory()
+    with pytest.raises(InputError, match=message):
+        send(values, ledger=ledger, **changes)
+    assert ledger.entries == ()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_sum_that_is_not_finite_is_refused_before_anything_is_recorded(bad: float) -> None:
+    ledger = memory()
+    value = torch.zeros(1_000)
+    value[567] = bad
+    with pytest.raises(SordinoError, match="the value 'w' of 'gradient', step 3, is not finite"):
+        send({"ok": torch.zeros(4), "w": value}, ledger=ledger, step=3)
+    assert ledger.entries == ()
+
+
+def test_too_many_coordinates_for_the_grid_are_refused() -> None:
+    with pytest.raises(Refused, match="to cover the rounding"):
+        choose_lattice(Laplace(10.0), 1.0, 10**10)
+
+
+def test_an_empty_batch_releases_noise_alone_and_is_recorded() -> None:
+    ledger = memory()
+    noisy = send({"w": torch.zeros(10_000)}, ledger=ledger)["w"]
+    assert noisy.std().item() == pytest.approx(1.0, abs=0.05)
+    assert len(ledger.entries) == 1
