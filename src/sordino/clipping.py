@@ -1,0 +1,187 @@
+"""How much one record may change a sum: the clippings, each with the bound that it enforces.
+
+A clipping maps a record's gradient g (all trainable parameters together) to a vector whose norm never
+exceeds ``clip_norm``, for every g. That bound, and nothing measured, is what ``sensitivity`` returns.
+
+| clipping       | result                                            | norm | g = 0 | non-finite g     |
+|----------------|---------------------------------------------------|------|-------|------------------|
+| FlatClip       | g · min(1, C/‖g‖₂)                                | l2   | 0     | 0, and counted   |
+| AutomaticClip  | g · C/(‖g‖₂ + γ)                                  | l2   | 0     | 0, and counted   |
+| NormalisedClip | g · C/‖g‖₂                                        | l2   | 0     | 0, and counted   |
+| PerLayerClip   | each layer's g_l · min(1, c_l/‖g_l‖₂), Σ c_l² = C²| l2   | 0     | 0, and counted   |
+| L1Clip         | g · min(1, C/‖g‖₁)                                | l1   | 0     | 0, and counted   |
+| L2LinfClip     | clamp(g · min(1, C/‖g‖₂), ± C/√p)                 | l2   | 0     | 0, and counted   |
+
+A *layer* is a module that owns trainable parameters directly (weight and bias belong together).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from sordino.errors import InputError
+
+Norm = Literal["l1", "l2"]
+
+
+def _positive(owner: object, **values: float) -> None:
+    for name, value in values.items():
+        if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+            raise InputError(f"{type(owner).__name__}: {name} must be a positive number, got {value!r}")
+
+
+@dataclass(frozen=True)
+class _Clip:
+    clip_norm: float
+    name: ClassVar[str]
+    norm: ClassVar[Norm] = "l2"
+
+    def __post_init__(self) -> None:
+        _positive(self, clip_norm=self.clip_norm)
+
+    def sensitivity(self, relation: str) -> float:
+        """The largest change of a sum of clipped records, in ``norm``: C when one record is added or removed,
+        2C when one record is replaced by another."""
+        if relation not in ("add-remove", "replace-one"):
+            raise InputError(f"unknown relation {relation!r}: use 'add-remove' or 'replace-one'")
+        return self.clip_norm * (1.0 if relation == "add-remove" else 2.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; ``clipping_from_dict`` gives back an equal value."""
+        fields = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        return {"name": self.name, **fields}
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """The factor of each record from its norm; 0 where the norm is not finite. Never a division by zero."""
+        return _finite(norms, _at_most_one(norms, self.clip_norm))
+
+
+def _at_most_one(norms: Tensor, bound: float) -> Tensor:
+    return (bound / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp_max(1.0)
+
+
+def _finite(norms: Tensor, factors: Tensor) -> Tensor:
+    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
+
+
+@dataclass(frozen=True)
+class FlatClip(_Clip):
+    """g · min(1, C/‖g‖₂): Abadi et al. 2016, Algorithm 1."""
+
+    name: ClassVar[str] = "flat"
+
+
+@dataclass(frozen=True)
+class AutomaticClip(_Clip):
+    """g · C/(‖g‖₂ + γ): Bu et al. 2023, "Automatic clipping", equation (4.1) (AUTO-S). Norm below C for every g."""
+
+    clip_norm: float = 1.0
+    gamma: float = 0.01
+    name: ClassVar[str] = "automatic"
+
+    def __post_init__(self) -> None:
+        _positive(self, clip_norm=self.clip_norm, gamma=self.gamma)
+
+    def factors(self, norms: Tensor) -> Tensor:
+        return _finite(norms, self.clip_norm / (norms + self.gamma))
+
+
+@dataclass(frozen=True)
+class NormalisedClip(_Clip):
+    """g · C/‖g‖₂; a zero gradient stays zero."""
+
+    name: ClassVar[str] = "normalised"
+
+    def factors(self, norms: Tensor) -> Tensor:
+        safe = torch.where(norms > 0, norms, torch.ones_like(norms))
+        return _finite(norms, torch.where(norms > 0, self.clip_norm / safe, torch.zeros_like(norms)))
+
+
+@dataclass(frozen=True)
+class PerLayerClip(_Clip):
+    """Each layer to its own bound c_l with √(Σ c_l²) = C, so that the whole record stays within C.
+
+    ``split``: "equal" (the same c_l), "sqrt-dim" (c_l ∝ √(number of coordinates)), or the proportions
+    themselves, one per layer in the order of ``named_modules``; they are scaled so that the bound holds.
+    """
+
+    split: Literal["equal", "sqrt-dim"] | tuple[float, ...] = "equal"
+    name: ClassVar[str] = "per-layer"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.split, str):
+            if self.split not in ("equal", "sqrt-dim"):
+                raise InputError(f"PerLayerClip: split {self.split!r} is not 'equal', 'sqrt-dim' or a tuple of numbers")
+            return
+        object.__setattr__(self, "split", tuple(float(s) for s in self.split))
+        if not self.split:
+            raise InputError("PerLayerClip: split is empty; give one proportion per layer")
+        for s in self.split:
+            _positive(self, split=float(s))
+
+    def bounds(self, sizes: Sequence[int]) -> list[float]:
+        """The bound c_l of each layer, given the number of coordinates of each."""
+        if isinstance(self.split, tuple):
+            if len(self.split) != len(sizes):
+                raise InputError(
+                    f"PerLayerClip: split has {len(self.split)} proportions but the model has {len(sizes)} trainable layers"
+                )
+            shares = list(self.split)
+        else:
+            shares = [1.0 if self.split == "equal" else math.sqrt(size) for size in sizes]
+        total = math.sqrt(math.fsum(s * s for s in shares))
+        return [self.clip_norm * s / total for s in shares]
+
+
+@dataclass(frozen=True)
+class L1Clip(_Clip):
+    """g · min(1, C/‖g‖₁), for Laplace noise. Needs every coordinate of every record: slower than l2."""
+
+    name: ClassVar[str] = "l1"
+    norm: ClassVar[Norm] = "l1"
+
+
+@dataclass(frozen=True)
+class L2LinfClip(_Clip):
+    """l2 clipping to C, then every coordinate truncated at ± C/√p (the l2 norm can only shrink).
+
+    Paper 000, Algorithm 2. Needs every coordinate of every record: slower than l2.
+    """
+
+    p: float = 1.0
+    name: ClassVar[str] = "l2-linf"
+
+    def __post_init__(self) -> None:
+        _positive(self, clip_norm=self.clip_norm, p=self.p)
+
+    @property
+    def coordinate_bound(self) -> float:
+        return self.clip_norm / math.sqrt(self.p)
+
+
+Clipping = FlatClip | AutomaticClip | NormalisedClip | PerLayerClip | L1Clip | L2LinfClip
+
+_BY_NAME: dict[str, type[Clipping]] = {
+    c.name: c for c in (FlatClip, AutomaticClip, NormalisedClip, PerLayerClip, L1Clip, L2LinfClip)
+}
+
+
+def clipping_from_dict(values: Mapping[str, Any]) -> Clipping:
+    """The inverse of ``to_dict``; unknown names and unknown fields are errors."""
+    fields = dict(values)
+    name = fields.pop("name", None)
+    if name not in _BY_NAME:
+        raise InputError(f"unknown clipping {name!r}: choose one of {', '.join(sorted(_BY_NAME))}")
+    if isinstance(fields.get("split"), list):
+        fields["split"] = tuple(fields["split"])
+    try:
+        return _BY_NAME[name](**fields)
+    except TypeError as error:
+        raise InputError(f"clipping {name!r}: {error}") from None

@@ -1,0 +1,10 @@
+"""Per-record gradient norms and clipped sums: rows go in with the record they belong to."""
+
+from __future__ import annotations
+
+from sordino.gradients.check import brute_force, verify
+from sordino.gradients.engine import clipped_sum
+from sordino.gradients.replacement import fix
+from sordino.gradients.rows import ClippedSum, Rows
+
+__all__ = ["ClippedSum", "Rows", "brute_force", "clipped_sum", "fix", "verify"]

@@ -1,0 +1,241 @@
+"""Trust by measuring: a plain loop over records as the oracle, and the comparison that starts every training run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from sordino.clipping import Clipping, L1Clip, L2LinfClip, PerLayerClip
+from sordino.errors import Refused
+from sordino.gradients.engine import Iterates, clipped_sum, layers, refuse_compiled, row_loss, trainable
+from sordino.gradients.rows import ClippedSum, Rows, call, checked, take, tree_map
+
+
+def brute_force(
+    model: nn.Module,
+    loss: Any,
+    rows: Rows,
+    clipping: Clipping,
+    *,
+    reduction: Literal["sum", "mean"] = "sum",
+    chunk: int | None = None,
+    iterates: Iterates | None = None,
+) -> ClippedSum:
+    """The definition of ``clipped_sum``, one row at a time with plain autograd. ``chunk`` is accepted and ignored."""
+    parameters = trainable(model)
+    n, records = checked(rows)
+    owner = torch.arange(n) if rows.record is None else rows.record
+    steps: Iterates = [({}, 1.0)] if iterates is None else iterates
+    per_row = row_loss(loss)
+    names, groups = list(parameters), layers(parameters)
+    sums = {k: torch.zeros_like(p) for k, p in parameters.items()}
+    norms, losses = torch.zeros(records, dtype=next(iter(parameters.values())).dtype), torch.zeros(n)
+    dropped = 0
+    for i in range(records):
+        gradient = {k: torch.zeros_like(p) for k, p in parameters.items()}
+        mine = torch.nonzero(owner == i).flatten().tolist()
+        for r in mine:
+            scale = 1.0 if rows.coefficient is None else float(rows.coefficient[r])
+            scale = scale / len(mine) if reduction == "mean" else scale
+            for values, factor in steps:
+                value, found = _row_gradient(model, per_row, rows, r, n, parameters, values)
+                losses[r] = value
+                for k, g in zip(names, found, strict=True):
+                    if g is not None:
+                        gradient[k] += factor * scale * g
+        norms[i], kept = _clip(gradient, clipping, groups)
+        if kept is None:
+            dropped += 1
+            continue
+        for k in names:
+            sums[k] += kept[k]
+    return ClippedSum(sums, norms, torch.tensor(dropped), losses)
+
+
+def _row_gradient(
+    model: nn.Module, loss: Any, rows: Rows, r: int, n: int, parameters: dict[str, Any], values: Any
+) -> Any:
+    inputs, targets = (take(t, torch.tensor([r]), n) for t in (rows.inputs, rows.targets))
+    leaves = {k: values.get(k, p).detach().clone().requires_grad_() for k, p in parameters.items()}
+    caller = _Caller(model)
+    with torch.enable_grad():
+        renamed = {f"model.{k}": v for k, v in leaves.items()}
+        out = torch.func.functional_call(caller, renamed, (inputs,), tie_weights=True)
+        value = loss(out, targets)
+    if not value.requires_grad:
+        return value.detach(), [None] * len(leaves)
+    return value.detach(), torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
+
+
+class _Caller(nn.Module):
+    """So that functional_call can hand on tensors, tuples and mappings alike."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.training = model.training
+
+    def forward(self, inputs: Any) -> Any:
+        return call(self.model, inputs)
+
+
+def _clip(
+    gradient: dict[str, Tensor], clipping: Clipping, groups: dict[str, list[str]]
+) -> tuple[Tensor, dict[str, Tensor] | None]:
+    flat = torch.cat([g.flatten() for g in gradient.values()])
+    norm = flat.abs().sum() if isinstance(clipping, L1Clip) else flat.norm()
+    if not bool(torch.isfinite(norm)):
+        return norm, None
+    if isinstance(clipping, PerLayerClip):
+        bounds = clipping.bounds([sum(gradient[k].numel() for k in names) for names in groups.values()])
+        out = {}
+        for bound, names in zip(bounds, groups.values(), strict=True):
+            own = torch.cat([gradient[k].flatten() for k in names]).norm()
+            scale = min(1.0, bound / max(float(own), 1e-300))
+            out.update({k: gradient[k] * scale for k in names})
+        return norm, out
+    factor = clipping.factors(norm[None])[0]
+    out = {k: g * factor for k, g in gradient.items()}
+    if isinstance(clipping, L2LinfClip):
+        limit = clipping.coordinate_bound
+        out = {k: g.clamp(-limit, limit) for k, g in out.items()}
+    return norm, out
+
+
+class _NoDropout(TorchFunctionMode):
+    """Dropout is neutral while engine and oracle are compared: their random masks could not be the same."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if "dropout" in name and args and isinstance(args[0], Tensor):
+            return args[0]
+        if name == "scaled_dot_product_attention":
+            args = list(args)
+            if len(args) > 4:
+                args[4] = 0.0
+            kwargs.pop("dropout_p", None)
+        if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+            at = 6 if isinstance(args[3], (list, tuple)) else 5
+            args = (*args[:at], 0.0, *args[at + 1 :])
+        return func(*args, **kwargs)
+
+
+def verify(
+    model: nn.Module,
+    loss: Any,
+    rows: Rows,
+    clipping: Clipping,
+    *,
+    records: int = 3,
+    tolerance: float = 1e-4,
+    reduction: Literal["sum", "mean"] = "sum",
+    iterates: Iterates | None = None,
+) -> None:
+    """Compare the engine with ``brute_force`` on the first few records; Refused when they differ.
+
+    Checked: that each row's loss is the same alone and within the batch (else records interact); that norms and
+    clipped sums agree to ``tolerance``, relative to the largest entry; that every trainable parameter received
+    a gradient. Dropout is neutral during the comparison. In float64, so that a ReLU's kink can't decide.
+    """
+    some = _first(rows, records)
+    n, _ = checked(some)
+    if n == 0:
+        return
+    refuse_compiled(model)
+    try:
+        twin, wide = copy.deepcopy(model).double(), _rows_double(some)
+        steps = None if iterates is None else [({k: v.double() for k, v in w.items()}, f) for w, f in iterates]
+        engine, oracle = _both(twin, loss, wide, clipping, reduction, steps)
+        some = wide
+    except Refused:
+        raise
+    except (RuntimeError, TypeError):  # a model that can't be copied or does not run in float64: in its own precision
+        twin = model
+        engine, oracle = _both(model, loss, some, clipping, reduction, iterates)
+    _compare(engine, oracle, tolerance)
+    silent = [k for k, s in engine.sums.items() if not bool(s.any()) and not bool(oracle.sums[k].any())]
+    unused = _never_used(twin, loss, some, silent) if silent else []
+    if unused:
+        raise Refused(
+            f"these trainable parameters received no gradient: {', '.join(unused)}; if the model does not use them, freeze "
+            "them with requires_grad_(False)"
+        )
+
+
+def _both(
+    model: nn.Module,
+    loss: Any,
+    rows: Rows,
+    clipping: Clipping,
+    reduction: Literal["sum", "mean"],
+    iterates: Iterates | None,
+) -> tuple[ClippedSum, ClippedSum]:
+    with _NoDropout(), torch.random.fork_rng(devices=[]):
+        engine = clipped_sum(model, loss, rows, clipping, reduction=reduction, iterates=iterates)
+        oracle = brute_force(model, loss, rows, clipping, reduction=reduction, iterates=iterates)
+    return engine, oracle
+
+
+def _first(rows: Rows, records: int) -> Rows:
+    """The rows of the first few records that have rows."""
+    n, _ = checked(rows)
+    owner = torch.arange(n) if rows.record is None else rows.record
+    kept = torch.unique(owner)[:records]
+    index = torch.nonzero(torch.isin(owner, kept)).flatten()
+    inputs, targets = take(rows.inputs, index, n), take(rows.targets, index, n)
+    coefficient = None if rows.coefficient is None else rows.coefficient[index]
+    if rows.record is None:
+        return Rows(inputs, targets, coefficient=coefficient)
+    return Rows(inputs, targets, torch.searchsorted(kept, owner[index]), len(kept), coefficient)
+
+
+def _rows_double(rows: Rows) -> Rows:
+    def wide(t: Tensor) -> Tensor:
+        return t.double() if t.dtype == torch.float32 else t
+
+    return Rows(tree_map(wide, rows.inputs), tree_map(wide, rows.targets), rows.record, rows.records, rows.coefficient)
+
+
+def _compare(engine: ClippedSum, oracle: ClippedSum, tolerance: float) -> None:
+    def gap(a: Tensor, b: Tensor) -> float:
+        a, b = (t.double().nan_to_num(0.0, 0.0, 0.0) for t in (a, b))
+        return float((a - b).abs().max() / b.abs().max().clamp_min(1e-12)) if a.numel() else 0.0
+
+    alone = gap(engine.losses, oracle.losses)
+    if alone > tolerance:
+        raise Refused(
+            f"a record's loss is not the same alone and within a batch (relative difference {alone:.1e}), so records "
+            "interact: look for a layer or a loss that computes over the batch dimension, and make it work row by row"
+        )
+    if int(engine.dropped) != int(oracle.dropped):
+        raise Refused(
+            f"the engine drops {int(engine.dropped)} records as not finite, a plain loop {int(oracle.dropped)}"
+        )
+    largest = max(float(s.abs().max()) for s in oracle.sums.values())
+    for name, want in oracle.sums.items():
+        off = float((engine.sums[name].double() - want.double()).abs().max()) / max(largest, 1e-12)
+        if off > tolerance:
+            raise Refused(
+                f"{name}: the engine's clipped sum differs from a plain loop over the records by {off:.1e} (tolerance "
+                f"{tolerance:.0e}); the layer is not supported as it is used, freeze it or write it in plain PyTorch"
+            )
+    off = gap(engine.norms, oracle.norms)
+    if off > tolerance:
+        raise Refused(f"the engine's record norms differ from a plain loop's by {off:.1e} (tolerance {tolerance:.0e})")
+
+
+def _never_used(model: nn.Module, loss: Any, rows: Rows, names: Sequence[str]) -> list[str]:
+    """Those of the named parameters that autograd itself finds no way to from any row's loss."""
+    n, _ = checked(rows)
+    parameters = {k: p for k, p in trainable(model).items() if k in set(names)}
+    unused = set(parameters)
+    for r in range(n):
+        _, found = _row_gradient(model, row_loss(loss), rows, r, n, parameters, {})
+        unused -= {k for k, g in zip(parameters, found, strict=True) if g is not None}
+    return [k for k in names if k in unused]

@@ -1,0 +1,263 @@
+"""What a record adds to one parameter's gradient, in the form in which it is cheapest to hold.
+
+Each form knows three things: the squared l2 norm per record, the sum over records with given weights, and the
+dense per-record gradient of a range of records. Nothing else of the engine depends on the form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+
+BLOCK_BYTES = 8 << 20  # dense per-record gradients are made in blocks of about this size
+
+
+class Contribution(Protocol):
+    records: int
+
+    def norm2(self) -> Tensor:
+        """(records,) squared l2 norms."""
+
+    def weighted(self, weight: Tensor) -> Tensor:
+        """Σ_i weight_i · g_i, in the parameter's shape."""
+
+    def dense(self, lo: int, hi: int) -> Tensor:
+        """(hi − lo, *shape) the gradients of these records."""
+
+    def drop(self, bad: Tensor) -> None:
+        """Replace the gradients of the records where ``bad`` is true by zero."""
+
+
+def blocks(records: int, coordinates: int, itemsize: int = 4) -> list[tuple[int, int]]:
+    """Ranges of records whose dense gradients take about BLOCK_BYTES."""
+    step = max(1, BLOCK_BYTES // max(1, coordinates * itemsize))
+    return [(lo, min(lo + step, records)) for lo in range(0, records, step)]
+
+
+def _masked(t: Tensor, bad: Tensor) -> Tensor:
+    return t.masked_fill(bad.reshape(-1, *([1] * (t.ndim - 1))), 0)
+
+
+class Dense:
+    """The gradients themselves: (records, *shape)."""
+
+    def __init__(self, gradient: Tensor) -> None:
+        self.gradient = gradient
+        self.records = gradient.shape[0]
+
+    def norm2(self) -> Tensor:
+        return vector_norm(self.gradient.flatten(1), dim=1).square()
+
+    def weighted(self, weight: Tensor) -> Tensor:
+        flat = self.gradient.reshape(self.records, -1)
+        return (weight.to(flat.dtype) @ flat).reshape(self.gradient.shape[1:])
+
+    def dense(self, lo: int, hi: int) -> Tensor:
+        return self.gradient[lo:hi]
+
+    def drop(self, bad: Tensor) -> None:
+        self.gradient = _masked(self.gradient, bad)
+
+
+class Outer:
+    """g_i = Σ_s left_s ⊗ right_s: the weight of a linear map, left (records, S, d_out), right (records, S, d_in)."""
+
+    def __init__(self, left: Tensor, right: Tensor) -> None:
+        self.left, self.right = left, right
+        self.records = left.shape[0]
+
+    def norm2(self) -> Tensor:
+        left, right = self.left, self.right
+        (m, s, p), q = left.shape, right.shape[2]
+        if s == 1:  # ‖l ⊗ r‖ = ‖l‖·‖r‖
+            return (vector_norm(left[:, 0], dim=1) * vector_norm(right[:, 0], dim=1)).square()
+        if s * (p + q) <= p * q:  # Σ_st (l_s·l_t)(r_s·r_t)
+            out = left.new_empty(m)
+            for lo, hi in blocks(m, 2 * s * s, left.element_size()):
+                a, b = left[lo:hi], right[lo:hi]
+                gram = torch.bmm(a, a.mT).mul_(torch.bmm(b, b.mT))
+                out[lo:hi] = gram.sum((1, 2))
+            return out.clamp_min_(0)
+        out = left.new_empty(m)
+        for lo, hi in blocks(m, p * q, left.element_size()):
+            out[lo:hi] = vector_norm(self.dense(lo, hi).flatten(1), dim=1)
+        return out.square_()
+
+    def weighted(self, weight: Tensor) -> Tensor:
+        left = self.left * weight.to(self.left.dtype)[:, None, None]
+        return left.flatten(0, 1).mT @ self.right.flatten(0, 1)
+
+    def dense(self, lo: int, hi: int) -> Tensor:
+        if self.left.shape[1] == 1:
+            return self.left[lo:hi].mT * self.right[lo:hi]
+        return torch.bmm(self.left[lo:hi].mT, self.right[lo:hi])
+
+    def drop(self, bad: Tensor) -> None:
+        self.left, self.right = _masked(self.left, bad), _masked(self.right, bad)
+
+
+class Lookup:
+    """Row-sparse: record owner[j]'s gradient has value[j] at row index[j]; every (owner, index) pair is there once."""
+
+    def __init__(self, index: Tensor, gradient: Tensor, size: int, skip: int | None = None) -> None:
+        """index (records, S), gradient (records, S, d): the row of the table and the gradient of each position."""
+        keys = (index + torch.arange(index.shape[0], device=index.device)[:, None] * size).flatten()
+        values = gradient.flatten(0, 1)
+        if skip is not None:
+            keep = (index != skip).flatten()
+            keys, values = keys[keep], values[keep]
+        self._gather(index.shape[0], size, keys, values)
+
+    def _gather(self, records: int, size: int, keys: Tensor, values: Tensor) -> None:
+        self.records, self.size = records, size
+        unique, inverse = torch.unique(keys, return_inverse=True)
+        self.value = values.new_zeros(len(unique), values.shape[1]).index_add_(0, inverse, values)
+        self.index, self.owner = unique % size, unique // size
+
+    @classmethod
+    def join(cls, parts: Sequence[Lookup]) -> Lookup:
+        """The sum of several lookups of the same table."""
+        self, first = cls.__new__(cls), parts[0]
+        keys = torch.cat([p.owner * p.size + p.index for p in parts])
+        self._gather(first.records, first.size, keys, torch.cat([p.value for p in parts]))
+        return self
+
+    def norm2(self) -> Tensor:
+        squares = vector_norm(self.value, dim=1).square()
+        return squares.new_zeros(self.records).index_add_(0, self.owner, squares)
+
+    def weighted(self, weight: Tensor) -> Tensor:
+        scaled = self.value * weight.to(self.value.dtype)[self.owner, None]
+        return scaled.new_zeros(self.size, scaled.shape[1]).index_add_(0, self.index, scaled)
+
+    def dense(self, lo: int, hi: int) -> Tensor:
+        here = (self.owner >= lo) & (self.owner < hi)
+        out = self.value.new_zeros(hi - lo, self.size, self.value.shape[1])
+        out[self.owner[here] - lo, self.index[here]] = self.value[here]
+        return out
+
+    def drop(self, bad: Tensor) -> None:
+        self.value = _masked(self.value, bad[self.owner])
+
+
+class Total:
+    """The sum of several contributions to the same parameter (tied weights, modules called more than once,
+    past iterates). Norms need the cross terms between them."""
+
+    def __init__(self, parts: Sequence[Contribution], orthogonal: bool = False) -> None:
+        """orthogonal: the parts touch different coordinates, so that there are no cross terms."""
+        self.parts, self.orthogonal = list(parts), orthogonal
+        self.records = self.parts[0].records
+
+    def norm2(self) -> Tensor:
+        total = torch.stack([part.norm2() for part in self.parts]).sum(0)
+        if self.orthogonal:
+            return total
+        for i, first in enumerate(self.parts):
+            for second in self.parts[:i]:
+                total = total + 2 * inner(first, second)
+        return total.clamp_min(0)
+
+    def weighted(self, weight: Tensor) -> Tensor:
+        total = self.parts[0].weighted(weight)
+        for part in self.parts[1:]:
+            total = total + part.weighted(weight).reshape(total.shape)
+        return total
+
+    def dense(self, lo: int, hi: int) -> Tensor:
+        total = self.parts[0].dense(lo, hi)
+        for part in self.parts[1:]:
+            total = total + part.dense(lo, hi).reshape(total.shape)
+        return total
+
+    def drop(self, bad: Tensor) -> None:
+        for part in self.parts:
+            part.drop(bad)
+
+
+class Pulled:
+    """A contribution to a tensor that was computed from the parameter: pulled back through that computation.
+
+    isometric: the tensor is a view of the parameter's coordinates, each at most once, so that norms carry over.
+    """
+
+    def __init__(self, source: Tensor, leaf: Tensor, through: Contribution, isometric: bool) -> None:
+        self.source, self.leaf, self.through, self.isometric = source, leaf, through, isometric
+        self.records = through.records
+
+    def _pull(self, cotangent: Tensor, batched: bool) -> Tensor:
+        out = torch.autograd.grad(
+            self.source, self.leaf, cotangent.to(self.source.dtype), retain_graph=True, is_grads_batched=batched
+        )[0]
+        return out.float() if out.dtype in (torch.bfloat16, torch.float16) else out
+
+    def norm2(self) -> Tensor:
+        if self.isometric:
+            return self.through.norm2()
+        parts = []
+        for lo, hi in blocks(self.records, max(self.source.numel(), self.leaf.numel())):
+            parts.append(vector_norm(self.dense(lo, hi).flatten(1), dim=1).square())
+        return torch.cat(parts)
+
+    def weighted(self, weight: Tensor) -> Tensor:
+        return self._pull(self.through.weighted(weight).reshape(self.source.shape), False)
+
+    def dense(self, lo: int, hi: int) -> Tensor:
+        cotangents = self.through.dense(lo, hi).reshape(hi - lo, *self.source.shape)
+        try:
+            return self._pull(cotangents, True)
+        except RuntimeError:  # no batching rule for some step of the computation
+            return torch.stack([self._pull(c, False) for c in cotangents])
+
+    def drop(self, bad: Tensor) -> None:
+        self.through.drop(bad)
+
+
+def inner(a: Contribution, b: Contribution) -> Tensor:
+    """(records,) the inner products of two contributions' gradients."""
+    if isinstance(a, Lookup) and isinstance(b, Outer):
+        return _lookup_outer(a, b)
+    if isinstance(b, Lookup) and isinstance(a, Outer):
+        return _lookup_outer(b, a)
+    coordinates = a.dense(0, 1).numel()
+    out = []
+    for lo, hi in blocks(a.records, coordinates):
+        x, y = a.dense(lo, hi).flatten(1), b.dense(lo, hi).flatten(1)
+        out.append((x * y).sum(1))
+    return torch.cat(out)
+
+
+def _lookup_outer(a: Lookup, b: Outer) -> Tensor:
+    """An embedding tied to an output layer: Σ_j Σ_s (value_j · right_s) · left_s[index_j], record by record."""
+    out = b.left.new_zeros(a.records)
+    bounds = torch.searchsorted(a.owner, torch.arange(a.records + 1, device=a.owner.device)).tolist()
+    for i in range(a.records):
+        here = slice(bounds[i], bounds[i + 1])
+        out[i] = (a.value[here] @ b.right[i].mT * b.left[i][:, a.index[here]].mT).sum()
+    return out
+
+
+def merged(parts: Sequence[Contribution]) -> Contribution:
+    """One contribution out of several: positions joined where the forms allow it, else a Total."""
+    outers = [p for p in parts if isinstance(p, Outer)]
+    denses = [p for p in parts if isinstance(p, Dense)]
+    lookups = [p for p in parts if isinstance(p, Lookup)]
+    joined: list[Contribution] = [p for p in parts if not isinstance(p, (Outer, Dense, Lookup))]
+    if lookups:
+        joined.append(lookups[0] if len(lookups) == 1 else Lookup.join(lookups))
+    if outers:
+        left = torch.cat([o.left for o in outers], 1) if len(outers) > 1 else outers[0].left
+        right = torch.cat([o.right for o in outers], 1) if len(outers) > 1 else outers[0].right
+        joined.append(Outer(left, right) if len(outers) > 1 else outers[0])
+    if denses:
+        first = denses[0].gradient
+        joined.append(
+            denses[0]
+            if len(denses) == 1
+            else Dense(torch.stack([d.gradient.reshape(first.shape) for d in denses]).sum(0))
+        )
+    return joined[0] if len(joined) == 1 else Total(joined)

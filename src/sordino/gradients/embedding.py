@@ -1,0 +1,96 @@
+"""Tables: F.embedding, F.embedding_bag, table[ids]. Gradients stay row-sparse until the clipped sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sordino.errors import Refused
+from sordino.gradients.contributions import Contribution, Lookup
+from sordino.gradients.layout import Frame
+from sordino.gradients.tape import Slot, Tape, Use, hold
+
+_EMBEDDING = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+_BAG = (
+    "input weight offsets max_norm norm_type scale_grad_by_freq mode sparse per_sample_weights "
+    "include_last_offset padding_idx"
+).split()
+
+
+def _refuse(label: str, call: dict[str, Any]) -> None:
+    if call.get("max_norm") is not None:
+        raise Refused(f"{label}: max_norm rewrites the table in the forward pass; set max_norm=None")
+    if call.get("scale_grad_by_freq"):
+        raise Refused(
+            f"{label}: scale_grad_by_freq divides by counts over the batch, so records interact; set it to False"
+        )
+
+
+def embedding(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
+    call = {**dict(zip(_EMBEDDING, args, strict=False)), **kwargs}
+    slot = tape.slot(call["weight"])
+    ids, skip = call["input"], call.get("padding_idx")
+    if slot is None or tape.slot(ids) is not None:
+        return NotImplemented
+    label = tape.label(func, (slot,))
+    _refuse(label, call)
+    size = slot.value.shape[0]
+    skip = None if skip is None else skip % size
+    return _lookup(tape, label, slot, ids, skip)
+
+
+def _lookup(tape: Tape, label: str, slot: Slot, ids: Tensor, skip: int | None) -> Tensor:
+    size = slot.value.shape[0]
+
+    def emit(gradient: Tensor, frame: Frame) -> list[tuple[Slot, Contribution]]:
+        g = frame.fold(gradient, 1, gradient=True)  # (m, S, d)
+        return [(slot, Lookup(frame.fold(ids, 0).long(), g, size, skip))]
+
+    output = F.embedding(ids, slot.value)
+    lead = tuple(range(output.ndim - 1))
+    return tape.tap(output, Use(label, (slot,), output.shape, lead, emit, hold(ids)))
+
+
+def getitem(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
+    """table[ids] with a table of two dimensions and one tensor of non-negative indices."""
+    table, ids = args
+    slot = tape.slot(table)
+    if (
+        slot is None
+        or slot.value.ndim != 2
+        or not isinstance(ids, Tensor)
+        or ids.dtype not in (torch.int64, torch.int32)
+    ):
+        return NotImplemented
+    return _lookup(tape, tape.label(func, (slot,)), slot, tape.mark(ids % slot.value.shape[0]), None)
+
+
+def bag(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
+    """Sums and means of bags given as a matrix of ids (bags, L); other forms fall back."""
+    call = {**dict(zip(_BAG, args, strict=False)), **kwargs}
+    slot, ids = tape.slot(call["weight"]), call["input"]
+    if slot is None or ids.ndim != 2 or call.get("mode", "mean") not in ("sum", "mean"):
+        return NotImplemented
+    per_sample = call.get("per_sample_weights")
+    if tape.slot(per_sample) is not None:
+        return NotImplemented
+    label = tape.label(func, (slot,))
+    _refuse(label, call)
+    size, padding = slot.value.shape[0], call.get("padding_idx")
+    skip = None if padding is None else padding % size
+
+    def emit(gradient: Tensor, frame: Frame) -> list[tuple[Slot, Contribution]]:
+        share = torch.ones_like(ids, dtype=gradient.dtype) if per_sample is None else per_sample.detach()
+        if skip is not None:
+            share = share * (ids != skip)
+        if call.get("mode", "mean") == "mean":
+            share = share / (ids.shape[1] if skip is None else (ids != skip).sum(1, keepdim=True).clamp_min(1))
+        g = frame.fold(gradient[:, None, :] * share[:, :, None], 2, gradient=True).flatten(1, 2)  # (m, S·L, d)
+        return [(slot, Lookup(frame.fold(ids, 1).flatten(1).long(), g, size))]
+
+    options = {k: call[k] for k in ("mode", "per_sample_weights", "padding_idx") if k in call}
+    output = F.embedding_bag(ids, slot.value, **options)
+    return tape.tap(output, Use(label, (slot,), output.shape, (0,), emit, hold(ids)))

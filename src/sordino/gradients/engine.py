@@ -1,0 +1,182 @@
+"""clipped_sum: per-record gradient norms and the clipped sum, from one forward and one backward pass per chunk."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from sordino.clipping import Clipping, L1Clip, L2LinfClip, PerLayerClip
+from sordino.errors import InputError, Refused
+from sordino.gradients.contributions import Contribution, blocks
+from sordino.gradients.passes import Loss, contributions
+from sordino.gradients.rows import ClippedSum, Rows, checked, chunks, take
+
+Iterates = Sequence[tuple[Mapping[str, Tensor], float]]
+
+
+def clipped_sum(
+    model: nn.Module,
+    loss: Any,
+    rows: Rows,
+    clipping: Clipping,
+    *,
+    reduction: Literal["sum", "mean"] = "sum",
+    chunk: int | None = None,
+    iterates: Iterates | None = None,
+) -> ClippedSum:
+    """Σ over records of clip(gradient of the record), for every parameter that requires a gradient.
+
+    A record's gradient is the sum (or mean) over its rows of coefficient · ∇loss, and with ``iterates`` the sum over
+    (weights, factor) of factor · that gradient taken at those weights; parameters that ``weights`` does not name stay
+    as they are. Every record's share is within ``clipping.clip_norm`` (in ``clipping.norm``), whatever the data:
+    records whose gradient is not finite contribute zero and are counted. ``chunk`` bounds the records held at once
+    and does not change the result. The model, its parameters and their .grad are left as they were.
+
+    No rows, or records without rows: they contribute zero. A scalar loss, BatchNorm in training mode, compiled
+    modules, buffers written in the forward pass: Refused, with the remedy.
+    """
+    if reduction not in ("sum", "mean"):
+        raise InputError(f"reduction must be 'sum' or 'mean', got {reduction!r}")
+    if chunk is not None and chunk < 1:
+        raise InputError(f"chunk must be at least 1 record, got {chunk}")
+    parameters = trainable(model)
+    refuse_compiled(model)
+    n, records = checked(rows)
+    per_row = row_loss(loss)
+    steps: Iterates = [({}, 1.0)] if iterates is None else iterates
+    groups = layers(parameters)
+    first = next(iter(parameters.values()))
+    kind = _accumulate(first.dtype)
+    sums = {
+        name: torch.zeros_like(p, dtype=_accumulate(p.dtype), memory_format=torch.contiguous_format)
+        for name, p in parameters.items()
+    }
+    norms = torch.zeros(records, dtype=kind, device=first.device)
+    dropped = torch.zeros((), dtype=torch.int64, device=first.device)
+    losses = torch.zeros(n, dtype=kind, device=first.device)
+    for part in chunks(rows, n, records, chunk, reduction == "mean"):
+        data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
+        gradients, values = contributions(model, per_row, data, part, steps)
+        losses[part.index] = values.to(kind)
+        with torch.no_grad():
+            norms[part.ids], bad = add_clipped(gradients, groups, clipping, parameters, sums, part.records, kind)
+        dropped += bad
+    return ClippedSum(sums, norms, dropped, losses)
+
+
+def _accumulate(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise InputError("the model has no trainable parameter; set requires_grad_(True) on what is to be trained")
+    return found
+
+
+def refuse_compiled(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise Refused(
+                f"{name or 'the model'}: a scripted module hides its operations; pass the Python module instead"
+            )
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+            raise Refused(
+                f"{name or 'the model'}: torch.compile hides the layers, and a private gradient needs them; "
+                "pass the module that was compiled (model._orig_mod) instead"
+            )
+
+
+def layers(parameters: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """Parameter names by the module that owns them."""
+    groups: dict[str, list[str]] = {}
+    for name in parameters:
+        groups.setdefault(name.rpartition(".")[0], []).append(name)
+    return groups
+
+
+def row_loss(loss: Any) -> Loss:
+    """The loss with one value per row: torch's losses are asked for reduction='none'. The argument is not changed."""
+    if isinstance(loss, nn.Module):
+        if hasattr(loss, "reduction"):
+            loss = copy.copy(loss)
+            loss.reduction = "none"
+        return loss
+    try:
+        takes = "reduction" in inspect.signature(loss).parameters
+    except (TypeError, ValueError):
+        takes = False
+    return functools.partial(loss, reduction="none") if takes else loss  # type: ignore[no-any-return]
+
+
+def add_clipped(
+    gradients: Mapping[str, Contribution],
+    groups: Mapping[str, Sequence[str]],
+    clipping: Clipping,
+    parameters: Mapping[str, Tensor],
+    sums: dict[str, Tensor],
+    records: int,
+    kind: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Add the clipped gradients of the chunk's records to ``sums``; returns (norms, how many were dropped)."""
+    if isinstance(clipping, L1Clip):
+        squares = {}
+        norms = _l1(gradients, parameters, records, kind)
+    else:
+        squares = {name: g.norm2().to(kind) for name, g in gradients.items()}
+        total = torch.stack(list(squares.values())).sum(0) if squares else torch.zeros(records, dtype=kind)
+        norms = total.sqrt()
+    bad = ~torch.isfinite(norms)
+    if bool(bad.any()):  # one synchronisation for the chunk
+        for gradient in gradients.values():
+            gradient.drop(bad)
+    if isinstance(clipping, PerLayerClip):
+        sizes = [sum(parameters[n].numel() for n in names) for names in groups.values()]
+        for bound, names in zip(clipping.bounds(sizes), groups.values(), strict=True):
+            here = [squares[n] for n in names if n in squares]
+            if here:
+                own = torch.stack(here).sum(0).sqrt().masked_fill(bad, torch.inf)
+                factor = _bounded(own, bound)
+                for n in names:
+                    if n in gradients:
+                        sums[n] += gradients[n].weighted(factor).reshape(sums[n].shape)
+        return norms, bad.sum()
+    factor = clipping.factors(norms)
+    limit = clipping.coordinate_bound if isinstance(clipping, L2LinfClip) else None
+    for name, gradient in gradients.items():
+        total = gradient.weighted(factor) if limit is None else _truncated(gradient, factor, limit, sums[name].numel())
+        sums[name] += total.reshape(sums[name].shape)
+    return norms, bad.sum()
+
+
+def _bounded(norms: Tensor, bound: float) -> Tensor:
+    factor = (bound / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp_max(1.0)
+    return torch.where(torch.isfinite(norms), factor, torch.zeros_like(factor))
+
+
+def _l1(
+    gradients: Mapping[str, Contribution], parameters: Mapping[str, Tensor], records: int, kind: torch.dtype
+) -> Tensor:
+    norms = torch.zeros(records, dtype=kind)
+    for name, gradient in gradients.items():
+        for lo, hi in blocks(records, parameters[name].numel()):
+            norms[lo:hi] += torch.linalg.vector_norm(gradient.dense(lo, hi).flatten(1), ord=1, dim=1)
+    return norms
+
+
+def _truncated(gradient: Contribution, factor: Tensor, limit: float, coordinates: int) -> Tensor:
+    """Σ_i clamp(factor_i · g_i, ± limit), in blocks of records."""
+    total: Tensor | None = None
+    for lo, hi in blocks(gradient.records, coordinates):
+        dense = gradient.dense(lo, hi).flatten(1) * factor[lo:hi, None].to(factor.dtype)
+        part = dense.clamp_(-limit, limit).sum(0)
+        total = part if total is None else total.add_(part)
+    assert total is not None
+    return total

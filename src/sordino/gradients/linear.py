@@ -1,0 +1,74 @@
+"""Linear maps: F.linear, x @ W, addmm. For g (…, d_out) and a (…, d_in): ∂W = Σ_s g_s ⊗ a_s, ∂b = Σ_s g_s."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sordino.gradients.contributions import Contribution, Dense, Outer
+from sordino.gradients.layout import Frame
+from sordino.gradients.tape import Emit, Slot, Tape, Use, hold
+
+
+def _bind(names: tuple[str, ...], args: Any, kwargs: Any) -> list[Any]:
+    return [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(names)]
+
+
+def bias_gradient(gradient: Tensor) -> Dense:
+    """(records, S, d) → Σ_s."""
+    return Dense(gradient[:, 0] if gradient.shape[1] == 1 else gradient.sum(1))
+
+
+def emitter(x: Tensor, weight: Slot | None, bias: Slot | None, *, swapped: bool = False) -> Emit:
+    """swapped: the weight is (d_in, d_out), as in x @ W."""
+
+    def emit(gradient: Tensor, frame: Frame) -> list[tuple[Slot, Contribution]]:
+        g = frame.fold(gradient, 1, gradient=True)  # (m, S, d_out)
+        out: list[tuple[Slot, Contribution]] = []
+        if weight is not None:
+            a = frame.fold(x, 1)  # (m, S, d_in)
+            out.append((weight, Outer(a, g) if swapped else Outer(g, a)))
+        if bias is not None:
+            out.append((bias, bias_gradient(g)))
+        return out
+
+    return emit
+
+
+def _use(tape: Tape, func: Any, x: Tensor, output: Tensor, emit: Emit, *slots: Slot | None) -> Tensor:
+    present = tuple(s for s in slots if s is not None)
+    use = Use(tape.label(func, present), present, output.shape, tuple(range(output.ndim - 1)), emit, hold(x))
+    return tape.tap(output, use)
+
+
+def linear(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
+    x, weight, bias = _bind(("input", "weight", "bias"), args, kwargs)
+    if tape.slot(x) is not None or x.ndim < 2 or weight.ndim != 2:
+        return NotImplemented
+    w, b = tape.slot(weight), tape.slot(bias)
+    x = x.detach() if w is None else x
+    output = F.linear(args[0] if args else x, tape.value(weight), tape.value(bias))
+    return _use(tape, func, x, output, emitter(x, w, b), w, b)
+
+
+def matmul(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
+    x, weight = args[0], args[1] if len(args) > 1 else kwargs.get("other", kwargs.get("mat2"))
+    w = tape.slot(weight)
+    if kwargs.get("out") is not None or tape.slot(x) is not None or w is None or x.ndim < 2 or weight.ndim != 2:
+        return NotImplemented
+    return _use(tape, func, x, torch.matmul(x, w.value), emitter(x, w, None, swapped=True), w)
+
+
+def addmm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
+    """bias + x @ W, as in the Conv1D of GPT-2."""
+    if kwargs or len(args) != 3:
+        return NotImplemented
+    bias, x, weight = args
+    if tape.slot(x) is not None or weight.ndim != 2 or bias.ndim != 1 or bias.shape[0] != weight.shape[1]:
+        return NotImplemented
+    w, b = tape.slot(weight), tape.slot(bias)
+    output = torch.addmm(tape.value(bias), x, tape.value(weight))
+    return _use(tape, func, x, output, emitter(x, w, b, swapped=True), w, b)

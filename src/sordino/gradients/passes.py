@@ -1,0 +1,250 @@
+"""One forward and one backward pass over the rows of a chunk, and what every parameter's records got out of it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sordino.errors import Refused
+from sordino.gradients.contributions import Contribution, Pulled, Total, merged
+from sordino.gradients.layout import Axis, Frame, Layout, Positions, Whole, by_shape, fits, probed
+from sordino.gradients.rows import Chunk, call, take, tensors
+from sordino.gradients.tape import Slot, Tape, Use, check_held
+
+Loss = Callable[[Any, Any], Tensor]
+Values = Mapping[str, Tensor]
+PROBE = 2  # rows of a probing pass
+
+
+class Pass:
+    """The forward pass over some rows, ready for one or several backward passes."""
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, inputs: Any, targets: Any, rows: int, values: Values, shared: frozenset[int]
+    ) -> None:
+        self.tape = Tape(model, values, rows, shared)
+        self.rows, self.model = rows, model
+        versions = [(name, b, b._version) for name, b in model.named_buffers()]
+        with torch.enable_grad(), self.tape as tape:
+            tape.mark(list(tensors(inputs)))
+            tape.mark(list(tensors(targets)))
+            self.losses = loss(call(model, inputs), targets)
+        _check_losses(self.losses, rows)
+        for name, buffer, version in versions:
+            if buffer._version != version:
+                raise Refused(
+                    f"{name}: the forward pass writes to this buffer, so what it stores of the data leaves unprotected; "
+                    "put the module in eval mode or remove the buffer's update"
+                )
+
+    def backward(self, weight: Tensor, arrived: Callable[[Use, Tensor], None], keep: bool = False) -> None:
+        """Send Σ weight·loss back; ``arrived`` gets the gradient of every use."""
+        tape = self.tape
+        tape.arrived = arrived
+        if not self.losses.requires_grad:
+            raise Refused(
+                "the loss does not depend on any trainable parameter through operations that sordino can see; "
+                "check that the model is in use, not wrapped in no_grad, scripted or compiled"
+            )
+        real = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        sources = [tape.token, *tape.leaves.values(), *real.values()]
+        found = torch.autograd.grad(
+            self.losses, sources, weight.to(self.losses.dtype), retain_graph=keep, allow_unused=True
+        )
+        for name, left, right in zip(real, found[1 : 1 + len(real)], found[1 + len(real) :], strict=True):
+            if left is not None or right is not None:
+                raise Refused(
+                    f"{name}: it is used inside an operation that sordino can't look into (a custom autograd.Function, "
+                    "a scripted or a compiled module); write that operation in plain PyTorch, or freeze the parameter"
+                )
+
+
+def _check_losses(losses: Any, rows: int) -> None:
+    if not isinstance(losses, Tensor) or losses.shape != (rows,):
+        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise Refused(
+            f"the loss returned {got} for {rows} rows; it must return one value per row, shape ({rows},): "
+            "use reduction='none' and reduce each row's own values (for example .flatten(1).mean(1))"
+        )
+
+
+def contributions(
+    model: nn.Module, loss: Loss, data: tuple[Any, Any], chunk: Chunk, iterates: Sequence[tuple[Values, float]]
+) -> tuple[dict[str, Contribution], Tensor]:
+    """Every parameter's per-record gradient over the chunk, summed over the iterates; and the losses."""
+    store: dict[Slot, list[Contribution]] = defaultdict(list)
+    leaves: dict[Slot, dict[str, Tensor]] = {}
+    losses = torch.empty(0)
+    for values, factor in iterates:
+        run, layouts = _forward(model, loss, data, chunk, values)
+        weight = torch.ones_like(run.losses) if chunk.weight is None else chunk.weight.to(run.losses.dtype)
+        ragged = chunk.slots is not None and bool((chunk.slots < 0).any())
+
+        def arrived(use: Use, gradient: Tensor, layouts: Any = layouts, ragged: bool = ragged, run: Pass = run) -> None:
+            check_held(use)
+            frame = Frame(layouts[use.index], chunk.rows, chunk.records, chunk.slots, ragged)
+            with torch.autocast(gradient.device.type, enabled=False), torch.no_grad():
+                for slot, part in use.emit(gradient.detach(), frame):
+                    store[slot].append(part)
+                    leaves[slot] = run.tape.leaves
+
+        run.backward(weight * factor, arrived)
+        losses = run.losses.detach()
+    return _by_parameter(store, leaves), losses
+
+
+def _forward(
+    model: nn.Module, loss: Loss, data: tuple[Any, Any], chunk: Chunk, values: Values
+) -> tuple[Pass, dict[int, Layout]]:
+    """The pass over the chunk and the layout of each of its uses, measured where the shape leaves a doubt."""
+    shared: frozenset[int] = frozenset()
+    while True:
+        run = Pass(model, loss, *data, chunk.rows, values, shared)
+        layouts = {u.index: by_shape(u.shape, u.lead, chunk.rows) for u in run.tape.uses}
+        doubtful = run.tape.crowded and run.tape.candidates > len(shared)
+        if None not in layouts.values() and not doubtful:
+            return run, layouts  # type: ignore[return-value]
+        measured = _probe(model, loss, data, chunk, values, run, shared)
+        if measured is not None:
+            return run, measured
+        rows, mixed = _measure(run)
+        more = frozenset(u.candidate for u in mixed if u.candidate is not None) - shared
+        if mixed and not more:
+            raise Refused(
+                f"{mixed[0].label}: the gradient of a record's loss reaches positions of other records here, so records "
+                "interact; find the operation before it that mixes the batch and replace it"
+            )
+        if not mixed:
+            return run, rows
+        shared = shared | more
+
+
+def _active(use: Use, gradient: Tensor) -> Tensor:
+    """Where, over the leading dimensions, the gradient is not zero."""
+    g = gradient if use.permute is None else gradient.permute(use.permute)
+    return (g != 0).flatten(len(use.lead)).any(-1) if g.ndim > len(use.lead) else g != 0
+
+
+def _probe(
+    model: nn.Module, loss: Loss, data: tuple[Any, Any], chunk: Chunk, values: Values, run: Pass, shared: frozenset[int]
+) -> dict[int, Layout] | None:
+    """Layouts measured on two rows, if the pass over two rows is the same and each answer is the only one possible."""
+    if chunk.rows <= PROBE:
+        return None
+    inputs, targets = (take(t, slice(0, PROBE), chunk.rows) for t in data)
+    with torch.random.fork_rng(devices=[]):
+        small = Pass(model, loss, inputs, targets, PROBE, values, shared)
+    uses, others = run.tape.uses, small.tape.uses
+    if [(u.label, len(u.shape)) for u in uses] != [(u.label, len(u.shape)) for u in others]:
+        return None
+    masks: dict[int, list[Tensor]] = defaultdict(list)
+    for row in range(PROBE):
+        one = torch.zeros(PROBE)
+        one[row] = 1
+        small.backward(one, lambda use, g: masks[use.index].append(_active(use, g)), keep=row + 1 < PROBE)
+    layouts: dict[int, Layout] = {}
+    for use, other in zip(uses, others, strict=True):
+        options = [
+            o
+            for o in probed(masks.get(use.index, []), other.lead)
+            if fits(o, use.shape, chunk.rows, PROBE, other.shape)
+        ]
+        if len(options) != 1:
+            return None
+        layouts[use.index] = options[0]
+    return layouts
+
+
+def _measure(run: Pass) -> tuple[dict[int, Layout], list[Use]]:
+    """The row of every position, bit by bit: the gradients of the losses of those rows whose number has bit k set.
+
+    Returns also the uses where a position's gradient comes from several rows.
+    """
+    number = torch.arange(run.rows)
+    whole: dict[int, Tensor] = {}
+    row: dict[int, Tensor] = {}
+    mixed: dict[int, Use] = {}
+
+    def first(use: Use, g: Tensor) -> None:
+        whole[use.index] = g.detach().clone()
+        row[use.index] = torch.zeros_like(_active(use, g), dtype=torch.int64)
+
+    run.backward(torch.ones(run.rows), first, keep=True)
+    for bit in range(max(1, (run.rows - 1).bit_length())):
+
+        def compare(use: Use, g: Tensor, bit: int = bit) -> None:
+            here, total = _active(use, g), whole[use.index]
+            rest = total - g.detach()
+            row[use.index] |= here.long() << bit
+            small = 1e-4 * (total.abs() + g.abs().amax() * 1e-2)
+            if bool((here & _active(use, torch.where(rest.abs() > small, rest, 0))).any()):
+                mixed[use.index] = use
+
+        run.backward((number >> bit & 1).to(torch.get_default_dtype()), compare, keep=True)
+    layouts: dict[int, Layout] = {}
+    for use in run.tape.uses:
+        if use.index not in whole:
+            layouts[use.index] = Whole() if run.rows == 1 else Axis(0)  # no gradient ever arrives
+            continue
+        active = _active(use, whole[use.index])
+        layouts[use.index] = Positions(torch.where(active, row[use.index], -1).flatten())
+    return layouts, list(mixed.values())
+
+
+def _by_parameter(
+    store: Mapping[Slot, Sequence[Contribution]], leaves: Mapping[Slot, Mapping[str, Tensor]]
+) -> dict[str, Contribution]:
+    """Contributions to slots, brought to the parameters that the slots were computed from."""
+    direct: dict[str, list[Contribution]] = defaultdict(list)
+    views: dict[str, dict[Any, list[tuple[Slot, Contribution]]]] = defaultdict(lambda: defaultdict(list))
+    pulled: dict[str, list[Contribution]] = defaultdict(list)
+    for slot, parts in store.items():
+        if slot.name is not None:
+            direct[slot.name].extend(parts)
+            continue
+        for name in slot.parents:
+            leaf = leaves[slot][name]
+            region = _region(slot.tensor, leaf)
+            if region is None:
+                pulled[name].append(Pulled(slot.tensor, leaf, merged(parts), False))
+            else:
+                views[name][region].extend((slot, part) for part in parts)
+    out: dict[str, Contribution] = {}
+    for name in {*direct, *views, *pulled}:
+        regions = []
+        for pairs in views[name].values():
+            slot = pairs[0][0]
+            regions.append(Pulled(slot.tensor, leaves[slot][name], merged([part for _, part in pairs]), True))
+        if regions and not direct[name] and not pulled[name] and _disjoint(list(views[name])):
+            out[name] = regions[0] if len(regions) == 1 else Total(regions, orthogonal=True)
+        else:
+            own = [merged(direct[name])] if direct[name] else []
+            parts = [*own, *regions, *pulled[name]]
+            out[name] = parts[0] if len(parts) == 1 else Total(parts)
+    return out
+
+
+Region = tuple[int, tuple[int, ...], tuple[int, ...]]
+
+
+def _region(view: Tensor, leaf: Tensor) -> Region | None:
+    """(offset, sizes, strides) if ``view`` shows coordinates of ``leaf``, each at most once; else None."""
+    if view.dtype != leaf.dtype or view.untyped_storage().data_ptr() != leaf.untyped_storage().data_ptr():
+        return None
+    if view.numel() == 0 or view.is_conj() or view.is_neg():
+        return None
+    reach = 0
+    for stride, size in sorted((st, si) for st, si in zip(view.stride(), view.shape, strict=True) if si > 1):
+        if stride <= reach:
+            return None
+        reach += (size - 1) * stride
+    return view.storage_offset(), tuple(view.shape), tuple(view.stride())
+
+
+def _disjoint(regions: Sequence[Region]) -> bool:
+    spans = sorted((o, o + sum((s - 1) * t for s, t in zip(si, st, strict=True))) for o, si, st in regions)
+    return all(a[1] < b[0] for a, b in zip(spans, spans[1:], strict=False))

@@ -1,0 +1,372 @@
+"""nn.LSTM, nn.GRU, nn.RNN and their cells.
+
+The input projection of all steps is one linear map x → (T, B, gates); the recurrence runs in an autograd function of
+our own whose backward gives the gradient δ of the gates at every step. The weights' gradients are then those of two
+linear maps over T positions: ∂W_ih = Σ_t δ_t ⊗ x_t and ∂W_hh = Σ_t δ_t ⊗ h_{t−1}.
+Packed sequences and projected LSTMs are unrolled into steps that the tape sees one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sordino.gradients.contributions import Contribution, Outer
+from sordino.gradients.layout import Frame
+from sordino.gradients.linear import bias_gradient
+from sordino.gradients.tape import Slot, Tape, Use, hold
+
+
+class _LSTM(torch.autograd.Function):
+    """gates = xp_t + h W_hhᵀ; i, f, o = σ, g = tanh; c = f·c + i·g; h = o·tanh(c)."""
+
+    @staticmethod
+    def forward(ctx: Any, xp: Tensor, h0: Tensor, c0: Tensor, w_hh: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        steps, batch, hidden = xp.shape[0], xp.shape[1], w_hh.shape[1]
+        gates, out = torch.empty_like(xp, memory_format=torch.contiguous_format), xp.new_empty(steps, batch, hidden)
+        cells, squashed = xp.new_empty(steps + 1, batch, hidden), torch.empty_like(out)
+        cells[0] = c0
+        h, w = h0, w_hh.t()
+        for t in range(steps):
+            gate = torch.addmm(xp[t], h, w, out=gates[t])
+            gate[:, : 2 * hidden].sigmoid_()
+            gate[:, 2 * hidden : 3 * hidden].tanh_()
+            gate[:, 3 * hidden :].sigmoid_()
+            i, f, g, o = gate.view(batch, 4, hidden).unbind(1)
+            c = torch.mul(f, cells[t], out=cells[t + 1]).addcmul_(i, g)
+            h = torch.mul(o, torch.tanh(c, out=squashed[t]), out=out[t])
+        ctx.save_for_backward(gates, cells, squashed, w_hh)
+        return out, out[-1].clone(), cells[-1].clone()
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor, d_h: Tensor, d_c: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        gates, cells, squashed, w_hh = ctx.saved_tensors
+        steps, batch, hidden = squashed.shape
+        i, f, g, o = gates.view(steps, batch, 4, hidden).unbind(2)
+        # what a unit of dc (or, for the output gate, of dh) puts on each gate, for all steps at once
+        delta = torch.empty_like(gates)
+        di, df, dg, do = delta.view(steps, batch, 4, hidden).unbind(2)
+        torch.mul(torch.addcmul(i, i, i, value=-1), g, out=di)
+        torch.mul(torch.addcmul(f, f, f, value=-1), cells[:-1], out=df)
+        torch.addcmul(i, torch.mul(i, g), g, value=-1, out=dg)
+        torch.mul(torch.addcmul(o, o, o, value=-1), squashed, out=do)
+        through = torch.addcmul(o, torch.mul(o, squashed), squashed, value=-1)  # ∂h/∂c
+        dc = d_c.clone(memory_format=torch.contiguous_format)
+        dh = d_h + d_out[-1]
+        for t in range(steps - 1, -1, -1):
+            dc.addcmul_(dh, through[t])
+            part = delta[t].view(batch, 4, hidden)
+            part[:, :3].mul_(dc.unsqueeze(1))
+            part[:, 3].mul_(dh)
+            dc.mul_(f[t])
+            dh = torch.addmm(d_out[t - 1], delta[t], w_hh) if t else delta[t] @ w_hh
+        return delta, dh, dc, None
+
+
+class _GRU(torch.autograd.Function):
+    """r, z = σ(x + h), n = tanh(x_n + r·h_n), h' = n + z·(h − n), where the h parts are W_hh h + b_hh.
+
+    ``carrier`` is zero; its gradient is that of the hidden projection."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, xp: Tensor, carrier: Tensor, h0: Tensor, w_hh: Tensor, b_hh: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        steps, batch, hidden = xp.shape[0], xp.shape[1], w_hh.shape[1]
+        gates, out = torch.empty_like(xp, memory_format=torch.contiguous_format), xp.new_empty(steps, batch, hidden)
+        inner = torch.empty_like(out)  # W_hn h + b_hn
+        h, w = h0, w_hh.t()
+        for t in range(steps):
+            hp = h @ w if b_hh is None else torch.addmm(b_hh, h, w)
+            gate = gates[t]
+            torch.add(xp[t, :, : 2 * hidden], hp[:, : 2 * hidden], out=gate[:, : 2 * hidden]).sigmoid_()
+            inner[t] = hp[:, 2 * hidden :]
+            r, z, n = gate.view(batch, 3, hidden).unbind(1)
+            torch.addcmul(xp[t, :, 2 * hidden :], r, inner[t], out=n).tanh_()
+            h = torch.lerp(n, h, z, out=out[t])
+        ctx.save_for_backward(gates, inner, out, h0, w_hh)
+        return out, out[-1].clone()
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor, d_h: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        gates, inner, out, h0, w_hh = ctx.saved_tensors
+        steps, batch, hidden = out.shape
+        r, z, n = gates.view(steps, batch, 3, hidden).unbind(2)
+        previous = torch.cat((h0[None], out[:-1]))
+        unit_n = (1 - z) * (1 - n * n)
+        unit_z = (previous - n) * (z * (1 - z))
+        unit_r = unit_n * inner * (r * (1 - r))
+        dx, dhp = torch.empty_like(gates), torch.empty_like(gates)
+        dh = d_h + d_out[-1]
+        for t in range(steps - 1, -1, -1):
+            row = dhp[t].view(batch, 3, hidden)
+            torch.mul(dh, unit_r[t], out=row[:, 0])
+            torch.mul(dh, unit_z[t], out=row[:, 1])
+            dn = torch.mul(dh, unit_n[t], out=dx[t, :, 2 * hidden :])
+            torch.mul(dn, r[t], out=row[:, 2])
+            dh = torch.addmm(dh * z[t], dhp[t], w_hh)
+            if t:
+                dh += d_out[t - 1]
+        dx[:, :, : 2 * hidden] = dhp[:, :, : 2 * hidden]
+        return dx, dhp, dh, None, None
+
+
+class _RNN(torch.autograd.Function):
+    """h = tanh or relu of xp_t + h W_hhᵀ."""
+
+    @staticmethod
+    def forward(ctx: Any, xp: Tensor, h0: Tensor, w_hh: Tensor, relu: bool) -> tuple[Tensor, Tensor]:
+        out, h, w = xp.new_empty(*xp.shape[:2], w_hh.shape[1]), h0, w_hh.t()
+        for t in range(xp.shape[0]):
+            h = torch.addmm(xp[t], h, w, out=out[t])
+            h.relu_() if relu else h.tanh_()
+        ctx.save_for_backward(out, w_hh)
+        ctx.relu = relu
+        return out, out[-1].clone()
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor, d_h: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        out, w_hh = ctx.saved_tensors
+        delta = (out > 0).to(out.dtype) if ctx.relu else 1 - out * out
+        dh = d_h + d_out[-1]
+        for t in range(out.shape[0] - 1, -1, -1):
+            delta[t].mul_(dh)
+            dh = torch.addmm(d_out[t - 1], delta[t], w_hh) if t else delta[t] @ w_hh
+        return delta, dh, None, None
+
+
+# one layer, one direction, time first: (tape, x (T, B, d), h0 (B, H), c0, weights) → (out, h, c)
+State = tuple[Tensor, ...]
+Step = Callable[[Tensor, State, Sequence[Any]], State]
+Layer = Callable[[Tape, Any, Tensor, State, Sequence[Any]], tuple[Tensor, State]]
+
+
+def _emit(x: Tensor | None, previous: Callable[[], Tensor] | None, slots: Sequence[Slot | None]) -> Any:
+    """Outer products with the input and with the previous hidden state. slots: w_ih, w_hh, b_ih, b_hh."""
+
+    def emit(gradient: Tensor, frame: Frame) -> list[tuple[Slot, Contribution]]:
+        g = frame.fold(gradient, 1, gradient=True)
+        out: list[tuple[Slot, Contribution]] = []
+        if slots[0] is not None and x is not None:
+            out.append((slots[0], Outer(g, frame.fold(x.detach(), 1))))
+        if slots[1] is not None and previous is not None:
+            out.append((slots[1], Outer(g, frame.fold(previous(), 1))))
+        out.extend((s, bias_gradient(g)) for s in slots[2:] if s is not None)
+        return out
+
+    return emit
+
+
+def _project(
+    tape: Tape, func: Any, x: Tensor, weights: Sequence[Any], both: bool, hidden: Callable[[], Tensor]
+) -> Tensor:
+    """x W_ihᵀ + b_ih (+ b_hh), tapped; with ``both`` the same gradient also serves W_hh and b_hh."""
+    w_ih, w_hh, *biases = weights
+    slots = [tape.slot(w) for w in (w_ih, w_hh, *biases)] + [None] * (2 - len(biases))
+    bias = None
+    if biases:
+        bias = tape.value(biases[0]) + tape.value(biases[1]) if both else tape.value(biases[0])
+    output = F.linear(x, tape.value(w_ih), bias)
+    wanted = slots if both else [slots[0], None, slots[2], None]
+    present = tuple(s for s in wanted if s is not None)
+    emit = _emit(x, hidden if both else None, wanted)
+    return tape.tap(output, Use(tape.label(func, present), present, output.shape, (0, 1), emit, hold(x)))
+
+
+def _lstm_layer(tape: Tape, func: Any, x: Tensor, state: State, weights: Sequence[Any]) -> tuple[Tensor, State]:
+    h0, c0 = state
+    kept: list[Tensor] = []
+    xp = _project(tape, func, x, weights, True, lambda: torch.cat((h0.detach()[None], kept[0][:-1])))
+    out, h, c = _LSTM.apply(xp, h0, c0, tape.value(weights[1]))  # type: ignore[no-untyped-call]
+    kept.append(out.detach())
+    return out, (h, c)
+
+
+def _gru_layer(tape: Tape, func: Any, x: Tensor, state: State, weights: Sequence[Any]) -> tuple[Tensor, State]:
+    (h0,) = state
+    kept: list[Tensor] = []
+    xp = _project(tape, func, x, weights, False, lambda: x)
+    slots = [None, tape.slot(weights[1]), None, tape.slot(weights[3]) if len(weights) > 2 else None]
+    present = tuple(s for s in slots if s is not None)
+    emit = _emit(None, lambda: torch.cat((h0.detach()[None], kept[0][:-1])), slots)
+    use = Use(tape.label(func, present), present, xp.shape, (0, 1), emit)
+    carrier = tape.carrier(xp, xp.shape, use)
+    bias = tape.value(weights[3]) if len(weights) > 2 else None
+    out, h = _GRU.apply(xp, carrier, h0, tape.value(weights[1]), bias)  # type: ignore[no-untyped-call]
+    kept.append(out.detach())
+    return out, (h,)
+
+
+def _rnn_layer(relu: bool) -> Layer:
+    def layer(tape: Tape, func: Any, x: Tensor, state: State, weights: Sequence[Any]) -> tuple[Tensor, State]:
+        (h0,) = state
+        kept: list[Tensor] = []
+        xp = _project(tape, func, x, weights, True, lambda: torch.cat((h0.detach()[None], kept[0][:-1])))
+        out, h = _RNN.apply(xp, h0, tape.value(weights[1]), relu)  # type: ignore[no-untyped-call]
+        kept.append(out.detach())
+        return out, (h,)
+
+    return layer
+
+
+def _stack(tape: Tape, func: Any, args: Any, layer: Layer, states: int, step: Any) -> Any:
+    """All layers and directions, as torch orders their weights."""
+    if isinstance(args[3], (list, tuple)):
+        return _unrolled(tape, func, args, states, step)
+    x, hx, flat, has_biases, layers, dropout, training, bidirectional, batch_first = args
+    start = tuple(hx) if states > 1 else (hx,)
+    per = len(flat) // (layers * (2 if bidirectional else 1))
+    if tape.slot(x) is not None or any(tape.slot(h) is not None for h in start):
+        return NotImplemented
+    if per != (4 if has_biases else 2):  # projected LSTM
+        return _unrolled(tape, func, args, states, step)
+    x = tape.mark(x.transpose(0, 1)) if batch_first else x
+    x, start = x.to(flat[0].dtype), tuple(s.to(flat[0].dtype) for s in start)
+    ends: list[State] = []
+    for number in range(layers):
+        outs = []
+        for direction in range(2 if bidirectional else 1):
+            at = number * (2 if bidirectional else 1) + direction
+            state = tuple(s[at] for s in start)
+            source = x.flip(0) if direction else x
+            out, end = layer(tape, func, source, state, flat[at * per : (at + 1) * per])
+            outs.append(out.flip(0) if direction else out)
+            ends.append(end)
+        x = torch.cat(outs, -1) if len(outs) > 1 else outs[0]
+        if dropout and training and number < layers - 1:
+            x = F.dropout(x, dropout, True)
+    x = x.transpose(0, 1) if batch_first else x
+    return tape.mark((x, *(torch.stack([e[k] for e in ends]) for k in range(states))))
+
+
+def _full(tape: Tape, func: Any, args: Any, kwargs: Any, layer: Layer, states: int, step: Step) -> Any:
+    if kwargs:
+        return NotImplemented
+    with torch.autocast(args[0].device.type, enabled=False):  # the recurrence runs in the weights' precision
+        return _stack(tape, func, args, layer, states, step)
+
+
+def lstm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
+    return _full(tape, func, args, kwargs, _lstm_layer, 2, _lstm_step)
+
+
+def gru(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
+    return _full(tape, func, args, kwargs, _gru_layer, 1, _gru_step)
+
+
+def rnn_tanh(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
+    return _full(tape, func, args, kwargs, _rnn_layer(False), 1, _rnn_step(torch.tanh))
+
+
+def rnn_relu(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
+    return _full(tape, func, args, kwargs, _rnn_layer(True), 1, _rnn_step(torch.relu))
+
+
+# step by step, with the tape looking on
+
+
+def _lstm_step(xp: Tensor, state: State, weights: Sequence[Any]) -> State:
+    h, c = state
+    gates = xp + F.linear(h, weights[1], weights[3] if len(weights) > 3 else None)
+    i, f, g, o = gates.chunk(4, -1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    h = torch.sigmoid(o) * torch.tanh(c)
+    return (F.linear(h, weights[-1]) if len(weights) in (3, 5) else h), c
+
+
+def _gru_step(xp: Tensor, state: State, weights: Sequence[Any]) -> State:
+    (h,) = state
+    hp = F.linear(h, weights[1], weights[3] if len(weights) > 3 else None)
+    (xr, xz, xn), (hr, hz, hn) = xp.chunk(3, -1), hp.chunk(3, -1)
+    z = torch.sigmoid(xz + hz)
+    n = torch.tanh(xn + torch.sigmoid(xr + hr) * hn)
+    return ((1 - z) * n + z * h,)
+
+
+def _rnn_step(act: Callable[[Tensor], Tensor]) -> Step:
+    def step(xp: Tensor, state: State, weights: Sequence[Any]) -> State:
+        return (act(xp + F.linear(state[0], weights[1], weights[3] if len(weights) > 3 else None)),)
+
+    return step
+
+
+def _unrolled(tape: Tape, func: Any, args: Any, states: int, step: Step) -> Any:
+    """Packed sequences (x, batch_sizes, hx, weights, …) and projections, one step at a time."""
+    packed = isinstance(args[3], (list, tuple))
+    if packed:
+        x, sizes, hx, flat, has_biases, layers, dropout, training, bidirectional = args
+        counts = sizes.tolist()
+    else:
+        x, hx, flat, has_biases, layers, dropout, training, bidirectional, batch_first = args
+        x = tape.mark(x.transpose(0, 1)) if batch_first else x
+        counts = [x.shape[1]] * x.shape[0]
+        x = tape.mark(x.flatten(0, 1))
+    start = tuple(hx) if states > 1 else (hx,)
+    directions = 2 if bidirectional else 1
+    per = len(flat) // (layers * directions)
+    ends: list[State] = []
+    with tape:
+        for number in range(layers):
+            outs = []
+            for direction in range(directions):
+                at = number * directions + direction
+                out, end = _walk(
+                    x, counts, tuple(s[at] for s in start), flat[at * per : (at + 1) * per], step, bool(direction)
+                )
+                outs.append(out)
+                ends.append(end)
+            x = torch.cat(outs, -1)
+            if dropout and training and number < layers - 1:
+                x = F.dropout(x, dropout, True)
+        if not packed:
+            x = x.unflatten(0, (len(counts), counts[0]))
+            x = x.transpose(0, 1) if batch_first else x
+        return (x, *(torch.stack([e[k] for e in ends]) for k in range(states)))
+
+
+def _walk(
+    x: Tensor, counts: Sequence[int], start: State, weights: Sequence[Any], step: Step, backwards: bool
+) -> tuple[Tensor, State]:
+    """One direction of one layer over rows sorted by length: at step t the first counts[t] rows are alive."""
+    xp = F.linear(x, weights[0], weights[2] if len(weights) > 3 else None).split(list(counts))
+    order = range(len(counts) - 1, -1, -1) if backwards else range(len(counts))
+    state, outs, done = start, [None] * len(counts), []
+    if backwards:
+        state = tuple(s[: counts[-1]] for s in start)
+    for t in order:
+        alive = state[0].shape[0]
+        if counts[t] < alive:
+            done.append(tuple(s[counts[t] :] for s in state))
+            state = tuple(s[: counts[t]] for s in state)
+        elif counts[t] > alive:
+            state = tuple(torch.cat((s, s0[alive : counts[t]])) for s, s0 in zip(state, start, strict=True))
+        state = step(xp[t], state, weights)
+        outs[t] = state[0]
+    final = [state, *reversed(done)]
+    return torch.cat(outs), tuple(torch.cat([part[k] for part in final]) for k in range(len(start)))
+
+
+def _cell(tape: Tape, args: Any, step: Step, states: int) -> Any:
+    x, hx, w_ih, w_hh, b_ih, b_hh = args
+    weights = (w_ih, w_hh) if b_ih is None else (w_ih, w_hh, b_ih, b_hh)
+    with tape:
+        xp = F.linear(x, w_ih, b_ih)
+        out = step(xp, tuple(hx) if states > 1 else (hx,), weights)
+    return out if states > 1 else out[0]
+
+
+def lstm_cell(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
+    return NotImplemented if kwargs else _cell(tape, args, _lstm_step, 2)
+
+
+def gru_cell(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
+    return NotImplemented if kwargs else _cell(tape, args, _gru_step, 1)
+
+
+def rnn_cell(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
+    act = torch.tanh if func is torch.rnn_tanh_cell else torch.relu
+    return NotImplemented if kwargs else _cell(tape, args, _rnn_step(act), 1)

@@ -1,0 +1,170 @@
+"""What goes in and what comes out: rows, the record that each belongs to, and the clipped sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sordino.errors import InputError
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of data and the record (the person) that each one belongs to.
+
+    inputs: a tensor (``model(x)``), a tuple or list (``model(*x)``) or a mapping (``model(**x)``); tensors carry
+        rows in dimension 0, everything else is handed through.
+    targets: any nest of tensors with rows in dimension 0, given to the loss.
+    record: (rows,) int64 in [0, records); None means that row i is record i.
+    coefficient: (rows,) the weight of each row's loss; None means 1.
+    """
+
+    inputs: Any
+    targets: Any
+    record: Tensor | None = None
+    records: int | None = None
+    coefficient: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class ClippedSum:
+    """Σ over records of the clipped record gradient, per trainable parameter.
+
+    norms: (records,) the norm of each record's gradient before clipping (l1 for L1Clip, else l2); NaN or inf for
+        a dropped record. Private: never publish it. dropped: how many records were not finite and contributed
+        zero. losses: (rows,) the unweighted loss of each row, at the last iterate given. Private as well.
+    """
+
+    sums: dict[str, Tensor]
+    norms: Tensor
+    dropped: Tensor
+    losses: Tensor
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some records with all their rows. ``slots`` (records, k) holds the position of each record's rows within the
+    chunk, −1 where a record has fewer than k; None when row i is record i."""
+
+    index: Tensor | slice  # which rows of the whole
+    ids: Tensor | slice  # which records of the whole
+    records: int
+    rows: int
+    slots: Tensor | None
+    weight: Tensor | None  # (rows,) factor of each row's loss
+
+
+def tree_map(fn: Callable[[Tensor], Any], tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return fn(tree)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(tree_map(fn, t) for t in tree))
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(tree_map(fn, t) for t in tree)
+    if isinstance(tree, Mapping):
+        return {k: tree_map(fn, v) for k, v in tree.items()}
+    return tree
+
+
+def tensors(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from tensors(item)
+    elif isinstance(tree, Mapping):
+        for item in tree.values():
+            yield from tensors(item)
+
+
+def count(rows: Rows) -> int:
+    """The number of rows, from the record index, the coefficients, the targets or the inputs, in this order."""
+    for tree in (rows.record, rows.coefficient, rows.targets, rows.inputs):
+        for t in tensors(tree):
+            if t.ndim:
+                return t.shape[0]
+    raise InputError(
+        "Rows: no tensor with a row dimension among targets and inputs; give tensors with rows in dimension 0"
+    )
+
+
+def checked(rows: Rows) -> tuple[int, int]:
+    """(rows, records) after checking that the index, the coefficients and the data fit together."""
+    n = count(rows)
+    for part, tree in (("inputs", rows.inputs), ("targets", rows.targets)):
+        sizes = {t.shape[0] for t in tensors(tree) if t.ndim}
+        if sizes and n not in sizes:
+            raise InputError(f"Rows: {part} have first dimension {sorted(sizes)} but there are {n} rows")
+    if rows.record is None:
+        if rows.records not in (None, n):
+            raise InputError(f"Rows: records={rows.records} but there are {n} rows and no record index")
+        return n, n
+    if rows.record.shape != (n,) or rows.record.dtype != torch.int64:
+        raise InputError(
+            f"Rows: record must be int64 of shape ({n},), got {rows.record.dtype} {tuple(rows.record.shape)}"
+        )
+    top = int(rows.record.max()) + 1 if n else 0
+    records = top if rows.records is None else rows.records
+    if n and (top > records or int(rows.record.min()) < 0):
+        raise InputError(f"Rows: record index must lie in [0, {records}), found {int(rows.record.min())} to {top - 1}")
+    return n, records
+
+
+def take(tree: Any, index: Tensor | slice, n: int) -> Any:
+    """The given rows of every tensor that has rows; other tensors are shared by all rows."""
+    if isinstance(index, slice) and index == slice(0, n):
+        return tree
+    return tree_map(lambda t: t[index] if t.ndim and t.shape[0] == n else t, tree)
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, Tensor):
+        return model(inputs)
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, (list, tuple)):
+        return model(*inputs)
+    return model(inputs)
+
+
+def chunks(rows: Rows, n: int, records: int, size: int | None, mean: bool) -> Iterator[Chunk]:
+    """Cut the records into chunks of at most ``size`` records; all rows of a record are in one chunk.
+
+    Records with equally many rows are put together, so that little padding is needed.
+    """
+    if n == 0 or records == 0:
+        return
+    weight = rows.coefficient
+    if weight is not None and weight.shape != (n,):
+        raise InputError(f"Rows: coefficient must have shape ({n},), got {tuple(weight.shape)}")
+    if rows.record is None:
+        step = size or n
+        for lo in range(0, n, step):
+            part = slice(lo, min(lo + step, n))
+            m = part.stop - part.start
+            yield Chunk(part, part, m, m, None, None if weight is None else weight[part])
+        return
+    counts = torch.bincount(rows.record, minlength=records)
+    if mean:
+        per_row = 1.0 / counts[rows.record].to(torch.float64)
+        weight = per_row if weight is None else weight * per_row
+    by_record = torch.argsort(rows.record, stable=True)
+    starts = torch.cumsum(counts, 0) - counts
+    order = torch.argsort(counts, stable=True)
+    order = order[counts[order] > 0]
+    step = size or max(len(order), 1)
+    for lo in range(0, len(order), step):
+        ids = order[lo : lo + step]
+        k = int(counts[ids].max())
+        offsets = torch.arange(k)
+        valid = offsets < counts[ids, None]  # (m, k)
+        slots = torch.full((len(ids), k), -1)
+        slots[valid] = torch.arange(int(valid.sum()))
+        index = by_record[(starts[ids, None] + offsets)[valid]]
+        single = k == 1
+        part_weight = None if weight is None else weight[index]
+        yield Chunk(index, ids, len(ids), len(index), None if single else slots, part_weight)

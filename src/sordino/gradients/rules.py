@@ -1,0 +1,85 @@
+"""Which rule serves which operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from sordino.gradients import (
+    attention,
+    convolution,
+    elementwise,
+    embedding,
+    fallback,
+    linear,
+    normalisation,
+    recurrent,
+)
+from sordino.gradients.tape import Tape
+
+Rule = Callable[[Tape, Any, Any, Any], Any]
+
+RULES: dict[Any, Rule] = {
+    F.linear: linear.linear,
+    torch.addmm: linear.addmm,
+    torch.Tensor.addmm: linear.addmm,
+    torch.matmul: linear.matmul,
+    torch.Tensor.matmul: linear.matmul,
+    torch.mm: linear.matmul,
+    torch.Tensor.mm: linear.matmul,
+    torch.conv1d: convolution.convolution,
+    torch.conv2d: convolution.convolution,
+    torch.conv3d: convolution.convolution,
+    torch.conv_transpose1d: convolution.transposed,
+    torch.conv_transpose2d: convolution.transposed,
+    torch.conv_transpose3d: convolution.transposed,
+    F.embedding: embedding.embedding,
+    F.embedding_bag: embedding.bag,
+    torch.Tensor.__getitem__: embedding.getitem,
+    F.layer_norm: normalisation.layer_norm,
+    F.rms_norm: normalisation.rms_norm,
+    F.group_norm: normalisation.group_norm,
+    F.instance_norm: normalisation.instance_norm,
+    F.batch_norm: normalisation.batch_norm,
+    torch.lstm: recurrent.lstm,
+    torch.gru: recurrent.gru,
+    torch.rnn_tanh: recurrent.rnn_tanh,
+    torch.rnn_relu: recurrent.rnn_relu,
+    torch.lstm_cell: recurrent.lstm_cell,
+    torch.gru_cell: recurrent.gru_cell,
+    torch.rnn_tanh_cell: recurrent.rnn_cell,
+    torch.rnn_relu_cell: recurrent.rnn_cell,
+}
+
+# checked on every call with data, whether or not a parameter takes part
+GUARDS: dict[Any, Callable[[Tape, Any, Any, Any], None]] = {
+    F.batch_norm: normalisation.refuse_batch_statistics,
+    torch.batch_norm: normalisation.refuse_batch_statistics,
+    F.instance_norm: normalisation.refuse_running_statistics,
+}
+
+
+def apply(tape: Tape, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
+    """Run an operation in which a slot takes part, under gradient mode."""
+    name = getattr(func, "__name__", "")
+    if name in elementwise.SHAPE_ONLY and tape.slot(args[0]) is None:
+        out = func(*tape.values(args), **tape.values(kwargs))
+        return tape.mark(out) if data else out
+    if func is F.multi_head_attention_forward:
+        return attention.multi_head(tape, func, args, kwargs)
+    if name in elementwise.STRETCHING and tape.slot(args[0]) is not None:
+        return elementwise.stretch(tape, func, args, kwargs)
+    if not data:
+        return tape.derive(func, args, kwargs)
+    rule = RULES.get(func)
+    out = NotImplemented
+    if rule is not None:
+        out = rule(tape, func, args, kwargs)
+    elif name in elementwise.ELEMENTWISE:
+        out = elementwise.broadcast(tape, func, args, kwargs)
+    if out is NotImplemented:
+        out = fallback.general(tape, func, args, kwargs)
+    return out

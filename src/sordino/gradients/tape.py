@@ -1,0 +1,257 @@
+"""The tape: one forward pass in which every operation that consumes a trainable parameter is seen.
+
+A TorchFunctionMode looks at each call into torch. Three kinds of tensors matter to it:
+
+- *slots*: trainable parameters, and tensors computed from parameters and constants alone (a weight-normalised
+  kernel, a chunk of a packed projection, an interpolated position table). They are the same for every row.
+- *data*: whatever was computed from the inputs.
+- constants: everything else.
+
+An operation on slots and constants makes a new slot. An operation on slots *and* data is a *use*: it runs with
+detached slots, and a rule says what the gradient of its output (or of a leaf put in the slot's place) adds to
+each record's gradient of the slot. The module that the operation was called from plays no part, so tied
+weights, modules called twice and functional calls need no special care; nothing is patched, and nothing is
+left on the model when the tape ends.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from sordino.errors import Refused
+from sordino.gradients.contributions import Contribution
+from sordino.gradients.layout import Frame, Layout
+
+Emit = Callable[[Tensor, Frame], Iterable[tuple["Slot", Contribution]]]
+
+
+@dataclass(eq=False, frozen=True)
+class Slot:
+    """A parameter (``parents`` is its own name) or something computed from parameters and constants alone.
+
+    tensor: connected to the leaves of its parameters in autograd's graph. value: the same, detached.
+    """
+
+    tensor: Tensor
+    value: Tensor
+    parents: frozenset[str]
+    name: str | None = None
+
+
+@dataclass(eq=False)
+class Use:
+    """One operation on slots and data. ``shape`` and ``lead`` describe the tensor whose gradient arrives."""
+
+    label: str
+    slots: tuple[Slot, ...]
+    shape: torch.Size
+    lead: tuple[int, ...]
+    emit: Emit
+    held: tuple[tuple[Tensor, int], ...] = ()
+    layout: Layout | None = None
+    index: int = -1
+    permute: tuple[int, ...] | None = None  # brings an arriving gradient into ``shape``
+    candidate: int | None = None  # number among the stretched slots, for ``shared``
+
+
+class _Tap(torch.autograd.Function):
+    """Identity on a fresh output that needs no gradient of its own; hands the arriving gradient to ``hook``."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, token: Tensor, hook: Callable[[Tensor], None]) -> Tensor:
+        ctx.hook = hook
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
+        ctx.hook(gradient)
+        return None, torch.zeros(()), None
+
+
+class _Stand(torch.autograd.Function):
+    """A slot's value stretched to ``shape`` without memory; hands the gradient of the stretched tensor to ``hook``."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, token: Tensor, shape: Sequence[int], hook: Callable[[Tensor], None]) -> Tensor:
+        ctx.hook = hook
+        return value.expand(shape).detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None, None]:
+        ctx.hook(gradient)
+        return None, torch.zeros(()), None, None
+
+
+def _flat(args: Iterable[Any]) -> Iterable[Tensor]:
+    for a in args:
+        if isinstance(a, Tensor):
+            yield a
+        elif isinstance(a, (list, tuple)):
+            yield from _flat(a)
+        elif isinstance(a, dict):
+            yield from _flat(a.values())
+
+
+def replace(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(tree, Tensor):
+        return fn(tree)
+    if isinstance(tree, list):
+        return [replace(t, fn) for t in tree]
+    if isinstance(tree, tuple) and type(tree) is tuple:
+        return tuple(replace(t, fn) for t in tree)
+    if isinstance(tree, dict):
+        return {k: replace(v, fn) for k, v in tree.items()}
+    return tree
+
+
+@dataclass
+class Owners:
+    """Names for messages: which module holds a tensor."""
+
+    names: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Owners:
+        named = [*model.named_parameters(), *model.named_buffers()]
+        return cls({id(t): name.rpartition(".")[0] or "the model" for name, t in named})
+
+
+class Tape(TorchFunctionMode):
+    """Records the uses of one forward pass over ``rows`` rows."""
+
+    def __init__(self, model: nn.Module, values: Mapping[str, Tensor], rows: int, shared: frozenset[int]) -> None:
+        """values: the weights to run with, by parameter name. shared: uses (by count of candidates) that must be
+        treated as common to all rows although their shape suggests otherwise."""
+        super().__init__()
+        self.model, self.rows, self.shared = model, rows, shared
+        self.uses: list[Use] = []
+        self.arrived: Callable[[Use, Tensor], None] = lambda use, gradient: None
+        self.token = torch.zeros((), requires_grad=True)
+        self.candidates = 0  # slots stretched to the number of rows, so far
+        self.crowded = False  # some tensor has several dimensions that could be the rows
+        self._data: dict[int, weakref.ref[Tensor]] = {}
+        self._slots: dict[int, Slot] = {}
+        self._alive: list[Tensor] = []
+        self.leaves: dict[str, Tensor] = {}
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                value = values.get(name, parameter).detach()
+                leaf = value.clone(memory_format=torch.preserve_format) if value.is_sparse else value.view_as(value)
+                leaf.requires_grad_()
+                self.leaves[name] = leaf
+                slot = Slot(leaf, value, frozenset((name,)), name)
+                self._slots[id(parameter)] = self._slots[id(leaf)] = slot
+
+    # what a rule may ask
+
+    def slot(self, t: Any) -> Slot | None:
+        return self._slots.get(id(t)) if isinstance(t, Tensor) else None
+
+    def is_data(self, t: Any) -> bool:
+        ref = self._data.get(id(t))
+        return ref is not None and ref() is t
+
+    def value(self, t: Any) -> Any:
+        """Detached value of a slot; anything else unchanged."""
+        slot = self._slots.get(id(t))
+        return t if slot is None else slot.value
+
+    def values(self, tree: Any) -> Any:
+        return replace(tree, self.value)
+
+    def mark(self, tree: Any) -> Any:
+        """Note that these tensors are data."""
+        for t in (tree,) if isinstance(tree, Tensor) else _flat((tree,)):
+            self._data[id(t)] = weakref.ref(t)
+            if not self.crowded and (t.shape.count(self.rows) > 1 or self.rows * self.rows in t.shape):
+                self.crowded = self.rows > 1
+        return tree
+
+    def tap(self, output: Tensor, use: Use) -> Tensor:
+        """Have the gradient of ``output`` delivered to the use."""
+        self._add(use)
+        if output.requires_grad:
+            output.register_hook(lambda g: self.arrived(use, g))
+        else:
+            output = _Tap.apply(output, self.token, lambda g: self.arrived(use, g))  # type: ignore[no-untyped-call]
+        self.mark(output)
+        return output
+
+    def stand(self, slot: Slot, shape: Sequence[int], use: Use) -> Tensor:
+        """A leaf of this shape in the place of the slot, with its gradient delivered to the use."""
+        self._add(use)
+        out = _Stand.apply(slot.value, self.token, tuple(shape), lambda g: self.arrived(use, g))  # type: ignore[no-untyped-call]
+        self.mark(out)
+        return out  # type: ignore[no-any-return]
+
+    def carrier(self, like: Tensor, shape: Sequence[int], use: Use) -> Tensor:
+        """A tensor of zeros that only carries a gradient to the use."""
+        self._add(use)
+        zero = like.new_zeros(())
+        out = _Stand.apply(zero, self.token, tuple(shape), lambda g: self.arrived(use, g))  # type: ignore[no-untyped-call]
+        return out  # type: ignore[no-any-return]
+
+    def _add(self, use: Use) -> None:
+        use.index = len(self.uses)
+        self.uses.append(use)
+
+    def derive(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """An operation without data: its floating results are new slots."""
+        slots = [s for s in map(self.slot, _flat((args, kwargs))) if s is not None]
+        graph = lambda t: s.tensor if (s := self._slots.get(id(t))) is not None else t  # noqa: E731
+        out = func(*replace(args, graph), **replace(kwargs, graph))
+        parents = frozenset().union(*(s.parents for s in slots))
+        for t in _flat((out,)):
+            if t.requires_grad and id(t) not in self._slots:
+                self._slots[id(t)] = Slot(t, t.detach(), parents)
+                self._alive.append(t)
+        return out
+
+    # the mode
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from sordino.gradients import rules
+
+        kwargs = kwargs or {}
+        slotted = data = False
+        for t in _flat((args, kwargs)) if kwargs else _flat(args):
+            key = id(t)
+            if key in self._slots:
+                slotted = True
+            elif not data and key in self._data:
+                data = self.is_data(t)
+        if data and func in rules.GUARDS:
+            rules.GUARDS[func](self, func, args, kwargs)
+        if not slotted:
+            out = func(*args, **kwargs)
+            return self.mark(out) if data else out
+        if not torch.is_grad_enabled():
+            out = func(*self.values(args), **self.values(kwargs))
+            return self.mark(out) if data else out
+        return rules.apply(self, func, args, kwargs, data)
+
+    def label(self, func: Any, slots: Sequence[Slot]) -> str:
+        names = sorted({n for s in slots for n in s.parents})
+        return f"{getattr(func, '__name__', func)}({', '.join(names)})"
+
+
+def hold(*tensors: Tensor) -> tuple[tuple[Tensor, int], ...]:
+    return tuple((t, t._version) for t in tensors)
+
+
+def check_held(use: Use) -> None:
+    """The inputs that a rule kept must not have been written to since."""
+    for t, version in use.held:
+        if t._version != version:
+            raise Refused(
+                f"{use.label}: its input was modified in place after the call; "
+                "use the out-of-place version of the operation that follows (for example inplace=False)"
+            )
