@@ -131,7 +131,8 @@ class PerLayerClip(_Clip):
         if isinstance(self.split, tuple):
             if len(self.split) != len(sizes):
                 raise InputError(
-                    f"PerLayerClip: split has {len(self.split)} proportions but the model has {len(sizes)} trainable layers"
+                    f"PerLayerClip: split has {len(self.split)} proportions, "
+                    f"but the model has {len(sizes)} trainable layers"
                 )
             shares = list(self.split)
         else:

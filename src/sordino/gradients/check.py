@@ -107,14 +107,19 @@ def _clip(
     return norm, out
 
 
+_CONSTANT = {"bernoulli": 1.0, "bernoulli_": 1.0, "rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0}
+
+
 class _NoDropout(TorchFunctionMode):
-    """Dropout is neutral while engine and oracle are compared: their random masks could not be the same."""
+    """Randomness is neutral while engine and oracle are compared: their masks could not be the same."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if "dropout" in name and args and isinstance(args[0], Tensor):
             return args[0]
+        if name in _CONSTANT:
+            return func(*args, **kwargs).fill_(_CONSTANT[name])
         if name == "scaled_dot_product_attention":
             args = list(args)
             if len(args) > 4:
@@ -141,7 +146,8 @@ def verify(
 
     Checked: that each row's loss is the same alone and within the batch (else records interact); that norms and
     clipped sums agree to ``tolerance``, relative to the largest entry; that every trainable parameter received
-    a gradient. Dropout is neutral during the comparison. In float64, so that a ReLU's kink can't decide.
+    a gradient. Dropout and stochastic depth are neutral during the comparison, which is
+    made in float64 so that a ReLU's kink can't decide.
     """
     some = _first(rows, records)
     n, _ = checked(some)
@@ -163,8 +169,8 @@ def verify(
     unused = _never_used(twin, loss, some, silent) if silent else []
     if unused:
         raise Refused(
-            f"these trainable parameters received no gradient: {', '.join(unused)}; if the model does not use them, freeze "
-            "them with requires_grad_(False)"
+            f"these trainable parameters received no gradient: {', '.join(unused)}; if the model does not use "
+            "them, freeze them with requires_grad_(False)"
         )
 
 

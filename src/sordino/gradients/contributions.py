@@ -11,9 +11,13 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.linalg import vector_norm
 
 BLOCK_BYTES = 8 << 20  # dense per-record gradients are made in blocks of about this size
+
+
+def vector_norm(t: Tensor, dim: int) -> Tensor:
+    out: Tensor = torch.linalg.vector_norm(t, dim=dim)
+    return out
 
 
 class Contribution(Protocol):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino.gradients.contributions import Contribution, Dense, Outer
-from sordino.gradients.layout import Frame
+from sordino.gradients.layout import Frame, split_dim
 from sordino.gradients.tape import Slot, Tape, Use, hold
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
@@ -35,7 +35,7 @@ class Geometry:
 
     @property
     def patches(self) -> bool:
-        """Kernel and stride agree and nothing overlaps (1×1 convolutions, patch embeddings): a linear map of patches."""
+        """Kernel and stride agree and nothing overlaps (1×1 kernels, patch embeddings): a linear map."""
         kernel = self.weight[2:]
         return (
             not self.transposed
@@ -49,8 +49,8 @@ class Geometry:
 def _tuple(value: Any, n: int) -> tuple[int, ...]:
     if isinstance(value, int):
         return (value,) * n
-    value = tuple(value)
-    return value * n if len(value) == 1 else value
+    sizes = tuple(int(v) for v in value)
+    return sizes * n if len(sizes) == 1 else sizes
 
 
 def _bound(names: Sequence[str], args: Any, kwargs: Any) -> dict[str, Any]:
@@ -72,8 +72,9 @@ def convolution(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 def transposed(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     call = _bound(_TRANSPOSED, args, kwargs)
     n = call["weight"].ndim - 2
-    sizes = [_tuple(call[k], n) for k in ("stride", "padding", "dilation")]
-    geometry = Geometry(tuple(call["weight"].shape), *sizes, call["groups"], True, _tuple(call["output_padding"], n))
+    stride, padding, dilation = (_tuple(call[k], n) for k in ("stride", "padding", "dilation"))
+    weight, extra = tuple(call["weight"].shape), _tuple(call["output_padding"], n)
+    geometry = Geometry(weight, stride, padding, dilation, call["groups"], True, extra)
     return _apply(tape, func, call["input"], call["weight"], call["bias"], geometry)
 
 
@@ -135,7 +136,7 @@ def _patches(a: Tensor, geometry: Geometry) -> Tensor:
     kernel = geometry.weight[2:]
     counts = [i // k for i, k in zip(a.shape[3:], kernel, strict=True)]
     for d, (count, k) in enumerate(zip(counts, kernel, strict=True)):
-        a = a.narrow(3 + 2 * d, 0, count * k).unflatten(3 + 2 * d, (count, k))
+        a = split_dim(a.narrow(3 + 2 * d, 0, count * k), 3 + 2 * d, (count, k))
     n = len(kernel)
     order = (0, 1, *(3 + 2 * d for d in range(n)), 2, *(4 + 2 * d for d in range(n)))
     return a.permute(order).reshape(m, s * math.prod(counts), c * math.prod(kernel))

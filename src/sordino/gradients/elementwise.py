@@ -57,9 +57,9 @@ def stand_in(tape: Tape, func: Any, slot: Slot, shape: Sequence[int]) -> Tensor:
 
 def _result_shape(func: Any, args: Any, tensors: Sequence[Tensor]) -> torch.Size:
     name = func.__name__
-    if name.endswith("_") and not name.startswith("__") or name.startswith("__i"):
+    if (name.endswith("_") and not name.startswith("__")) or name.startswith("__i"):
         return args[0].shape  # type: ignore[no-any-return]
-    return torch.broadcast_shapes(*(t.shape for t in tensors))
+    return torch.Size(torch.broadcast_shapes(*(t.shape for t in tensors)))  # type: ignore[no-untyped-call]
 
 
 def broadcast(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
@@ -101,7 +101,7 @@ def _assign(tape: Tape, func: Any, args: Any) -> Any:
 
 
 def stretch(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
-    """expand, repeat and the like of a slot: a use if a dimension of the size of the batch comes out, else a new slot."""
+    """expand, repeat and the like of a slot: a use if a dimension as long as the batch comes out, else a new slot."""
     slot = tape.slot(args[0])
     assert slot is not None
     shape = func(slot.value, *args[1:], **kwargs).shape

@@ -15,9 +15,9 @@ from sordino.gradients.tape import Slot, Tape, Use, hold
 
 _EMBEDDING = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 _BAG = (
-    "input weight offsets max_norm norm_type scale_grad_by_freq mode sparse per_sample_weights "
-    "include_last_offset padding_idx"
-).split()
+    *("input", "weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse"),
+    *("per_sample_weights", "include_last_offset", "padding_idx"),
+)
 
 
 def _refuse(label: str, call: dict[str, Any]) -> None:

@@ -108,12 +108,13 @@ def row_loss(loss: Any) -> Loss:
         if hasattr(loss, "reduction"):
             loss = copy.copy(loss)
             loss.reduction = "none"
-        return loss
+        module: Loss = loss
+        return module
     try:
         takes = "reduction" in inspect.signature(loss).parameters
     except (TypeError, ValueError):
         takes = False
-    return functools.partial(loss, reduction="none") if takes else loss  # type: ignore[no-any-return]
+    return functools.partial(loss, reduction="none") if takes else loss
 
 
 def add_clipped(

@@ -100,8 +100,8 @@ def _vectorised(
     values = {key: s.value.detach() for key, s in call.slots.items()}
 
     def one(row: dict[int, Tensor], g: Tensor) -> dict[int, Tensor]:
-        single = {k: t if dims[k] is None else t.unsqueeze(dims[k]) for k, t in row.items()}
-        _, pull = torch.func.vjp(lambda leaves: call.run(leaves, single)[position], values)
+        single = {k: t if (d := dims[k]) is None else t.unsqueeze(d) for k, t in row.items()}
+        pull = torch.func.vjp(lambda leaves: call.run(leaves, single)[position], values)[1]
         return pull(g.unsqueeze(layout.dim))[0]  # type: ignore[no-any-return]
 
     try:

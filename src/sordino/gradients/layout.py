@@ -15,6 +15,10 @@ import torch
 from torch import Tensor
 
 
+def split_dim(t: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    return t.reshape(*t.shape[:dim], *sizes, *t.shape[dim + 1 :])
+
+
 @dataclass(frozen=True)
 class Axis:
     """Rows along one dimension. block = 1: the dimension is the rows. block = k: the dimension is rows × k,
@@ -63,7 +67,7 @@ def probed(masks: Sequence[Tensor], lead: Sequence[int]) -> list[Layout]:
         for major in (True, False) if block > 1 else (True,):
             split = (rows, block) if major else (block, rows)
             row_dim = dim if major else dim + 1
-            grouped = [m.unflatten(dim, split).movedim(row_dim, 0) for m in masks]
+            grouped = [split_dim(m, dim, split).movedim(row_dim, 0) for m in masks]
             if not any(bool(g[other].any()) for r, g in enumerate(grouped) for other in range(rows) if other != r):
                 options.append(Axis(dim, block, major))
     return options
@@ -129,7 +133,7 @@ class Frame:
             return self._gather(t.reshape(-1, *tail))
         dim, block, major = self.layout.dim, self.layout.block, self.layout.major
         if block > 1:
-            t = t.unflatten(dim, (self.rows, block) if major else (block, self.rows))
+            t = split_dim(t, dim, (self.rows, block) if major else (block, self.rows))
             dim = dim if major else dim + 1
         if dim:
             t = t.movedim(dim, 0)

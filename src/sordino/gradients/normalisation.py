@@ -36,8 +36,8 @@ def refuse_batch_statistics(tape: Tape, func: Any, args: Any, kwargs: Any) -> No
     call = _bound(names, args, kwargs, training=False)
     if call["training"] or call.get("running_mean") is None:
         raise Refused(
-            f"{_owner(tape, call, 'BatchNorm')}: BatchNorm in training mode normalises each record with the others, so a "
-            "record's gradient is not its own; replace it with sordino.fix(model) (GroupNorm) or put it in eval mode"
+            f"{_owner(tape, call, 'BatchNorm')}: BatchNorm in training mode normalises each record with the others, "
+            "so a record's gradient is not its own; replace it with sordino.fix(model) (GroupNorm) or use eval mode"
         )
 
 
@@ -45,8 +45,8 @@ def refuse_running_statistics(tape: Tape, func: Any, args: Any, kwargs: Any) -> 
     call = _bound(_INSTANCE, args, kwargs, running_mean=None, use_input_stats=True)
     if call["use_input_stats"] and call["running_mean"] is not None:
         raise Refused(
-            f"{_owner(tape, call, 'InstanceNorm')}: InstanceNorm with track_running_stats writes statistics of the batch into "
-            "its buffers, unprotected; set track_running_stats=False"
+            f"{_owner(tape, call, 'InstanceNorm')}: InstanceNorm with track_running_stats writes statistics of the "
+            "batch into its buffers, unprotected; set track_running_stats=False"
         )
 
 

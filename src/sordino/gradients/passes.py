@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -37,8 +38,8 @@ class Pass:
         for name, buffer, version in versions:
             if buffer._version != version:
                 raise Refused(
-                    f"{name}: the forward pass writes to this buffer, so what it stores of the data leaves unprotected; "
-                    "put the module in eval mode or remove the buffer's update"
+                    f"{name}: the forward pass writes to this buffer, so what it stores of the data leaves "
+                    "unprotected; put the module in eval mode or remove the buffer's update"
                 )
 
     def backward(self, weight: Tensor, arrived: Callable[[Use, Tensor], None], keep: bool = False) -> None:
@@ -64,8 +65,8 @@ class Pass:
 
 
 def _check_losses(losses: Any, rows: int) -> None:
-    if not isinstance(losses, Tensor) or losses.shape != (rows,):
-        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+    got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+    if got != (rows,):
         raise Refused(
             f"the loss returned {got} for {rows} rows; it must return one value per row, shape ({rows},): "
             "use reduction='none' and reduce each row's own values (for example .flatten(1).mean(1))"
@@ -115,8 +116,8 @@ def _forward(
         more = frozenset(u.candidate for u in mixed if u.candidate is not None) - shared
         if mixed and not more:
             raise Refused(
-                f"{mixed[0].label}: the gradient of a record's loss reaches positions of other records here, so records "
-                "interact; find the operation before it that mixes the batch and replace it"
+                f"{mixed[0].label}: the gradient of a record's loss reaches positions of other records here, so "
+                "records interact; find the operation before it that mixes the batch and replace it"
             )
         if not mixed:
             return run, rows
@@ -242,9 +243,9 @@ def _region(view: Tensor, leaf: Tensor) -> Region | None:
         if stride <= reach:
             return None
         reach += (size - 1) * stride
-    return view.storage_offset(), tuple(view.shape), tuple(view.stride())
+    return int(view.storage_offset()), tuple(view.shape), tuple(view.stride())
 
 
 def _disjoint(regions: Sequence[Region]) -> bool:
     spans = sorted((o, o + sum((s - 1) * t for s, t in zip(si, st, strict=True))) for o, si, st in regions)
-    return all(a[1] < b[0] for a, b in zip(spans, spans[1:], strict=False))
+    return all(a[1] < b[0] for a, b in itertools.pairwise(spans))

@@ -298,10 +298,10 @@ def _unrolled(tape: Tape, func: Any, args: Any, states: int, step: Step) -> Any:
     """Packed sequences (x, batch_sizes, hx, weights, …) and projections, one step at a time."""
     packed = isinstance(args[3], (list, tuple))
     if packed:
-        x, sizes, hx, flat, has_biases, layers, dropout, training, bidirectional = args
+        x, sizes, hx, flat, _, layers, dropout, training, bidirectional = args
         counts = sizes.tolist()
     else:
-        x, hx, flat, has_biases, layers, dropout, training, bidirectional, batch_first = args
+        x, hx, flat, _, layers, dropout, training, bidirectional, batch_first = args
         x = tape.mark(x.transpose(0, 1)) if batch_first else x
         counts = [x.shape[1]] * x.shape[0]
         x = tape.mark(x.flatten(0, 1))
@@ -332,9 +332,10 @@ def _walk(
     x: Tensor, counts: Sequence[int], start: State, weights: Sequence[Any], step: Step, backwards: bool
 ) -> tuple[Tensor, State]:
     """One direction of one layer over rows sorted by length: at step t the first counts[t] rows are alive."""
-    xp = F.linear(x, weights[0], weights[2] if len(weights) > 3 else None).split(list(counts))
+    xp = torch.split(F.linear(x, weights[0], weights[2] if len(weights) > 3 else None), list(counts))
     order = range(len(counts) - 1, -1, -1) if backwards else range(len(counts))
-    state, outs, done = start, [None] * len(counts), []
+    state, outs = start, [x] * len(counts)
+    done: list[State] = []
     if backwards:
         state = tuple(s[: counts[-1]] for s in start)
     for t in order:

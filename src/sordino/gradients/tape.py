@@ -179,7 +179,7 @@ class Tape(TorchFunctionMode):
         """Have the gradient of ``output`` delivered to the use."""
         self._add(use)
         if output.requires_grad:
-            output.register_hook(lambda g: self.arrived(use, g))
+            output.register_hook(lambda g: self.arrived(use, g))  # type: ignore[no-untyped-call]
         else:
             output = _Tap.apply(output, self.token, lambda g: self.arrived(use, g))  # type: ignore[no-untyped-call]
         self.mark(output)
