@@ -105,7 +105,7 @@ def test_a_truncated_packed_file_is_named(tmp_path: Path, packing: str) -> None:
 def test_a_packed_file_that_is_not_packed_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.gz"
     path.write_bytes(b"<html>404</html>")
-    with pytest.raises(InputError, match="truncated or not a .gz file"):
+    with pytest.raises(InputError, match=r"truncated or not a .gz file"):
         read_idx(path, 3)
 
 
@@ -113,7 +113,7 @@ def test_images_and_labels_must_be_of_one_length_and_labels_in_range(tmp_path: P
     folder = tmp_path / "MNIST/raw"
     idx_folder(folder, packed=False)
     (folder / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(5, np.uint8)))
-    with pytest.raises(InputError, match="holds 6 images but .* holds 5 labels"):
+    with pytest.raises(InputError, match=r"holds 6 images but .* holds 5 labels"):
         load("mnist", tmp_path)
     (folder / "train-labels-idx1-ubyte").write_bytes(idx(np.full(6, 11, np.uint8)))
     with pytest.raises(InputError, match="labels from 11 to 11, expected 0 to 9"):

@@ -48,7 +48,7 @@ def test_a_changed_embedded_file_is_found_out(monkeypatch: pytest.MonkeyPatch, t
     content[-1] ^= 1  # still a valid label
     victim.write_bytes(lzma.compress(bytes(content)))
     monkeypatch.setattr(loading, "EMBEDDED", tmp_path)
-    with pytest.raises(InputError, match="t10k-labels.*SHA-256"):
+    with pytest.raises(InputError, match=r"t10k-labels.*SHA-256"):
         load("fashion-mnist-mini")
     assert [f.status for f in verify("fashion-mnist-mini")] == ["ok", "ok", "ok", "wrong"]
     (tmp_path / "SHA256SUMS").unlink()

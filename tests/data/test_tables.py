@@ -14,7 +14,10 @@ from sordino.data.adult import CATEGORIES, WIDTH, read_adult
 from sordino.data.text import read_text_csv
 from sordino.errors import InputError
 
-ROW = "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, United-States, <=50K"
+ROW = (
+    "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, "
+    "2174, 0, 40, United-States, <=50K"
+)
 
 
 @settings(deadline=None, max_examples=50)
@@ -68,7 +71,7 @@ def test_imdb_from_the_original_folders(tmp_path: Path) -> None:
     assert train.texts == ("bad", "good")
     assert train.targets.tolist() == [0, 1]
     (tmp_path / "aclImdb/test/pos/0_9.txt").unlink()
-    with pytest.raises(InputError, match="no .txt files"):
+    with pytest.raises(InputError, match=r"no .txt files"):
         load_texts("imdb", tmp_path)
 
 

@@ -12,7 +12,6 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -51,12 +50,10 @@ class HashingTokenizer:
         out = torch.zeros(len(texts), self.length, dtype=torch.int64)
         known: dict[str, int] = {}
         for row, text in enumerate(texts):
-            ids = []
-            for match in islice(_WORD.finditer(_TAG.sub(" ", text.lower())), self.length):
-                word = match.group()
-                if word not in known:
-                    known[word] = FIRST_WORD + zlib.crc32(word.encode()) % (self.vocabulary - FIRST_WORD)
-                ids.append(known[word])
+            words = _WORD.findall(_TAG.sub(" ", text.lower()))[: self.length]
+            for word in set(words).difference(known):
+                known[word] = FIRST_WORD + zlib.crc32(word.encode()) % (self.vocabulary - FIRST_WORD)
+            ids = [known[word] for word in words]
             if ids:
                 out[row, : len(ids)] = torch.tensor(ids)
         return out
