@@ -89,7 +89,7 @@ def test_double_precision_stays_within_the_tolerance_that_the_proof_allows() -> 
     """The error of √(−2 ln U)·cos(2πV) in torch's double precision, at random and at extreme U and V."""
     generator = random.Random(8)
     us = [generator.getrandbits(63) for _ in range(1_500)]
-    us += [(1 << 63) - (generator.getrandbits(46) | 1 << 45) for _ in range(300)]  # radius a little over 2⁻⁸
+    us += [(1 << 63) - (generator.getrandbits(46) | 1 << 46) for _ in range(300)]  # radius a little over 2⁻⁸
     us += [generator.getrandbits(46) | 1 << 45 for _ in range(300)]  # U a little over 2⁻¹⁸
     vs = [generator.getrandbits(64) - (1 << 63) for _ in us]
     vs[:4] = [0, -1, -(1 << 63), (1 << 63) - 1]
@@ -98,10 +98,10 @@ def test_double_precision_stays_within_the_tolerance_that_the_proof_allows() -> 
     radius = log_u.clone().mul_(-2.0).sqrt_()
     low, high = randomness._NORMAL_LOGS
     inside = (log_u >= low) & (log_u <= high)
-    assert inside.sum() > 1_500
+    assert inside.sum() > 2_090  # the extremes above are meant to lie just inside
     fast = torch.stack([radius * angle.cos(), radius * angle.sin()])
     worst = 0.0
     for i in inside.nonzero().flatten().tolist():
         exact = exact_normal(us[i], vs[i], bytes(32), 2.0**80)
         worst = max(worst, *(abs(fast[k, i].item() - exact[k] / 2.0**80) for k in (0, 1)))
-    assert worst < randomness._TOLERANCE
+    assert worst < 0.75 * randomness._TOLERANCE  # measured: half of it; the proof allows log and cos 4 ulp
