@@ -30,9 +30,7 @@ EPSILON_LIMIT = 60.0
 """No audit can show more: it would take e^60 canaries."""
 
 
-def one_run_epsilon(
-    correct: int, guesses: int, canaries: int, delta: float, confidence: float = 0.95
-) -> float:
+def one_run_epsilon(correct: int, guesses: int, canaries: int, delta: float, confidence: float = 0.95) -> float:
     """Largest ε such that (ε', δ)-DP is rejected for every ε' < ε, at this confidence; 0 when nothing is.
 
     If the mechanism is (ε*, δ)-DP, the value exceeds ε* with probability at most 1 − confidence.

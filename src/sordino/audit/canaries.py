@@ -1,0 +1,154 @@
+"""White-box canaries: made-up records whose clipped gradient is as large as the plan allows.
+
+Each canary owns a few coordinates of the gradient, shared with no other canary, and puts a vector there whose
+norm is the clipping bound. So canaries do not disturb each other, and given the coins their scores are
+independent. For Gaussian noise every orthonormal system is as good as the coordinates; for Laplace noise and
+l1 clipping a single coordinate is the worst case; and coordinates cost no memory.
+
+The canaries enter the training loop through its own `gradient_sum`: an index beyond the real records stands
+for a canary, the plan's sampler draws it like any other record, and its vector is added to the clipped sum.
+
+    add-remove    in: the canary is a record of the dataset.     out: it is not.
+    replace-one   in: a record whose gradient is +c·v.           out: one whose gradient is −c·v in its place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from sordino.clipping import Clipping, L2LinfClip, PerLayerClip
+from sordino.errors import InputError
+from sordino.gradients import ClippedSum
+from sordino.randomness import RandomSource
+from sordino.sampling import LogicalBatch
+from sordino.steps import GradientSum
+
+
+@dataclass(frozen=True, eq=False)
+class Canaries:
+    """m canaries of s coordinates each, in the concatenation of all trainable parameters."""
+
+    coordinates: Tensor  # (m, s) int64, all different
+    values: Tensor  # (m, s) float64
+    coins: Tensor  # (m,) bool
+    relation: str
+
+    def __len__(self) -> int:
+        return len(self.coins)
+
+    @property
+    def members(self) -> Tensor:
+        """Which canary the i-th record after the real ones is."""
+        everyone = torch.arange(len(self))
+        return everyone if self.relation == "replace-one" else everyone[self.coins]
+
+    def contribution(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """(flat coordinates, values) that the chosen canaries, all of them members, add to the clipped sum."""
+        sign = torch.where(self.coins[chosen], 1.0, -1.0).double()[:, None]
+        return self.coordinates[chosen].flatten(), (sign * self.values[chosen]).flatten()
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Coordinates start, …, stop − 1, of which each canary owns `each`, with `value` (up to its sign) on each."""
+
+    start: int
+    stop: int
+    each: int
+    value: float
+
+
+def make_canaries(
+    shapes: Mapping[str, torch.Size], clipping: Clipping, count: int, relation: str, source: RandomSource
+) -> Canaries:
+    """`count` canaries at random coordinates with random signs; the coins are fair and independent."""
+    if count < 1:
+        raise InputError(f"canaries = {count}: an audit needs at least one, better thousands")
+    columns, values = [], []
+    for number, block in enumerate(_pattern(shapes, clipping, count)):
+        order = source.stream("audit/coordinates", number).permutation(block.stop - block.start)
+        chosen = torch.from_numpy(order[: count * block.each].copy()).reshape(count, block.each)
+        columns.append(chosen + block.start)
+        signs = torch.from_numpy(source.stream("audit/signs", number).bernoulli(0.5, count * block.each))
+        values.append(torch.where(signs.reshape(chosen.shape), block.value, -block.value).double())
+    coins = torch.from_numpy(source.stream("audit/coins", 0).bernoulli(0.5, count))
+    return Canaries(torch.cat(columns, dim=1), torch.cat(values, dim=1), coins, relation)
+
+
+def most_canaries(shapes: Mapping[str, torch.Size], clipping: Clipping) -> int:
+    """How many canaries with coordinates of their own fit into the gradient."""
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    if isinstance(clipping, PerLayerClip):
+        return max(stop - start for start, stop in _layers(shapes))
+    return sum(sizes) // _coordinates_each(clipping)
+
+
+def _pattern(shapes: Mapping[str, torch.Size], clipping: Clipping, count: int) -> list[_Block]:
+    """What a clipped record of the largest norm may look like, so that `count` of them do not overlap."""
+    most = most_canaries(shapes, clipping)
+    if count > most:
+        raise InputError(
+            f"canaries = {count}: the model has room for {most} with coordinates of their own; "
+            f"give at most {most}, or audit a larger model with the same plan"
+        )
+    if isinstance(clipping, PerLayerClip):
+        # layers that are too small for all canaries are left out: the bound stays valid and gets weaker
+        layers = _layers(shapes)
+        bounds = clipping.bounds([stop - start for start, stop in layers])
+        return [
+            _Block(start, stop, 1, bound)
+            for (start, stop), bound in zip(layers, bounds, strict=True)
+            if stop - start >= count
+        ]
+    each = _coordinates_each(clipping)
+    value = clipping.clip_norm / (math.sqrt(max(clipping.p, 1.0)) if isinstance(clipping, L2LinfClip) else 1.0)
+    return [_Block(0, sum(math.prod(shape) for shape in shapes.values()), each, value)]
+
+
+def _coordinates_each(clipping: Clipping) -> int:
+    return max(1, math.floor(clipping.p)) if isinstance(clipping, L2LinfClip) else 1
+
+
+def _layers(shapes: Mapping[str, torch.Size]) -> list[tuple[int, int]]:
+    """(start, stop) of each layer: consecutive parameters of one module, as PerLayerClip counts them."""
+    sizes: dict[str, int] = {}
+    for name, shape in shapes.items():
+        layer = name.rpartition(".")[0]
+        sizes[layer] = sizes.get(layer, 0) + math.prod(shape)
+    stops = list(accumulate(sizes.values()))
+    return list(zip([0, *stops[:-1]], stops, strict=True))
+
+
+class CanaryGradients:
+    """The real gradient sum with the canaries' vectors added. `real` is the last sum over real records alone."""
+
+    def __init__(self, gradient_sum: GradientSum, canaries: Canaries, records: int) -> None:
+        self._gradient_sum, self._canaries, self._records = gradient_sum, canaries, records
+        self._members = canaries.members
+        self.real: dict[str, Tensor] = {}
+        self.drawn = torch.zeros(0, dtype=torch.int64)
+
+    def __call__(self, batch: LogicalBatch) -> ClippedSum:
+        indices = batch.indices
+        total = self._gradient_sum(LogicalBatch(batch.step, indices[indices < self._records], batch.chunk))
+        self.drawn = self._members[indices[indices >= self._records] - self._records]
+        self.real = {name: value.clone() for name, value in total.sums.items()}
+        coordinates, values = self._canaries.contribution(self.drawn)
+        extra = torch.zeros(sum(value.numel() for value in total.sums.values()), dtype=torch.float64)
+        extra[coordinates] = values
+        sums, start = {}, 0
+        for name, value in total.sums.items():
+            sums[name] = value + extra[start : start + value.numel()].reshape(value.shape).to(value.dtype)
+            start += value.numel()
+        return ClippedSum(sums=sums, norms=total.norms, dropped=total.dropped, losses=total.losses)
+
+
+def flat(gradient: Mapping[str, Tensor]) -> Tensor:
+    """All parameters as one vector, in order."""
+    return torch.cat([value.detach().flatten() for value in gradient.values()])

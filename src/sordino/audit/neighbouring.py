@@ -1,0 +1,98 @@
+"""Grey-box check: the same step on neighbouring datasets, with the same randomness.
+
+What leaves the gradient stage on two neighbouring datasets must differ, before noise, by at most the sensitivity
+that the plan declares, for every record and every batch. One run can't prove that, but one counter-example
+refutes it; tests of every method search for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sordino.errors import ClaimBroken, InputError
+from sordino.plan import Plan
+from sordino.sampling import LogicalBatch
+from sordino.steps import DEFAULT_CHUNK, GradientSum
+
+TOLERANCE = 1e-5
+"""Relative slack for the rounding of single-precision sums."""
+
+
+@dataclass(frozen=True)
+class Neighbouring:
+    """How far the sums of two neighbouring datasets lie apart, and how far they may."""
+
+    difference: float
+    sensitivity: float
+    norm: str
+    relation: str
+    slack: float  # rounding of the two sums
+
+    @property
+    def holds(self) -> bool:
+        return self.difference <= self.sensitivity * (1 + TOLERANCE) + self.slack
+
+
+def neighbouring(
+    plan: Plan,
+    gradient_sum: GradientSum,
+    record: int,
+    *,
+    others: Tensor,
+    replaced: GradientSum | None = None,
+    step: int = 0,
+) -> Neighbouring:
+    """Compares the sum over `others` and `record` with the sum of the neighbouring dataset.
+
+    add-remove: the neighbour is without the record. replace-one: `replaced` is the gradient sum of the dataset in
+    which `record` is another record, at the same weights. `others`: indices of the rest of the batch.
+    """
+    rest = others[others != record]
+    batch = torch.cat([rest, torch.tensor([record], dtype=torch.int64)]).sort().values
+    if plan.relation == "add-remove":
+        if replaced is not None:
+            raise InputError("under add-remove the neighbour lacks the record: leave out `replaced`")
+        there = gradient_sum(LogicalBatch(step, rest, DEFAULT_CHUNK)).sums
+    elif replaced is None:
+        raise InputError("under replace-one give `replaced`, the gradient sum of the neighbouring dataset")
+    else:
+        there = replaced(LogicalBatch(step, batch, DEFAULT_CHUNK)).sums
+    here = gradient_sum(LogicalBatch(step, batch, DEFAULT_CHUNK)).sums
+    order = 1 if plan.clipping.norm == "l1" else 2
+    a, b = _flat(here), _flat(there)
+    precision = max(torch.finfo(value.dtype).eps for value in here.values())
+    return Neighbouring(
+        difference=float(torch.linalg.vector_norm(a - b, order)),
+        sensitivity=plan.clipping.sensitivity(plan.relation),
+        norm=plan.clipping.norm,
+        relation=plan.relation,
+        slack=2.0 * precision * float(torch.linalg.vector_norm(a, order) + torch.linalg.vector_norm(b, order)),
+    )
+
+
+def check_neighbouring(
+    plan: Plan,
+    gradient_sum: GradientSum,
+    record: int,
+    *,
+    others: Tensor,
+    replaced: GradientSum | None = None,
+    step: int = 0,
+) -> Neighbouring:
+    """`neighbouring`, with ClaimBroken when the sums differ by more than the declared sensitivity."""
+    found = neighbouring(plan, gradient_sum, record, others=others, replaced=replaced, step=step)
+    if not found.holds:
+        raise ClaimBroken(
+            f"record {record} moves the clipped sum by {found.difference:.6g} in {found.norm}, more than the "
+            f"sensitivity {found.sensitivity:.6g} that the plan declares under {found.relation}: the clipping does not "
+            "bound this record, or records influence each other"
+        )
+    return found
+
+
+def _flat(sums: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([value.detach().flatten().double() for value in sums.values()])

@@ -1,0 +1,246 @@
+"""The audit: one short private training with canaries, a lower bound on ε, and the claim beside it.
+
+Formal guarantee. If the mechanism that is run has the privacy profile that the plan claims, then
+`holds` is False with probability at most 1 − confidence, whatever the model, the data and the scores are.
+The canaries are made up and need no protection. The real records take part, though: what the result says of
+them is post-processing of another private run (with Poisson sampling or a partition it is nothing at all, for the
+real sums are subtracted), so audit with public records, or count the run in, where that matters.
+
+The reverse is not promised: an audit that finds nothing proves nothing. It does see noise that is too small
+and sampling that is too frequent; it does not see clipping that fails on real records, for canaries come
+clipped. That is what `sordino.audit.neighbouring` is for.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sordino.accounting.account import checked_releases, composed_epsilon
+from sordino.audit.bounds import ProfileCurve, check_confidence, one_run_epsilon, rejects
+from sordino.audit.canaries import Canaries, CanaryGradients, flat, make_canaries, most_canaries
+from sordino.audit.scores import Guesses, Scorer, choose_guesses
+from sordino.errors import ClaimBroken, InputError
+from sordino.ledger import Ledger
+from sordino.plan import Plan
+from sordino.randomness import RandomSource
+from sordino.state import write_atomically
+from sordino.steps import DEFAULT_CHUNK, GradientSum, count_records, private_steps, record_gradients
+
+DEFAULT_CANARIES = 5000
+BOUND = "f-DP in one run (Mahloujifar et al. 2024), against the claim's privacy profile"
+_DELTAS = tuple(10.0**exponent for exponent in torch.linspace(-5, -0.2, 17).tolist())
+"""Where the claim's profile is looked at: thousands of canaries see nothing rarer than this."""
+_TOLERANCE = 0.005
+"""Relative excess of ε that a coarse grid may cost there. It makes the claim weaker, never too strong."""
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """What an audit found. `epsilon_lower` is at `confidence`; `holds` means that it does not exceed the claim.
+
+    `epsilon_lower` is the ε of the largest claim of the plan's own kind (the plan with another noise multiplier) that
+    is rejected. `epsilon_lower_point` is the bound of Steinke et al. for (ε, δ)-DP alone: it assumes nothing about the
+    shape of the mechanism, it is weaker, and it does not enter `holds` (two tests would need a correction).
+    """
+
+    epsilon_lower: float
+    epsilon_claimed: float
+    delta: float
+    confidence: float
+    canaries: int
+    guesses: int
+    correct: int
+    steps: int
+    relation: str
+    sampler: str
+    holds: bool
+    bound: str
+    epsilon_lower_point: float
+
+    @property
+    def sentence(self) -> str:
+        verdict = "does not contradict" if self.holds else "CONTRADICTS"
+        return (
+            f"The audit {verdict} the claim: ε ≥ {self.epsilon_lower:.4g} at {self.confidence:.0%} confidence, "
+            f"claimed is ε ≤ {self.epsilon_claimed:.4g} (δ = {self.delta:g}, {self.relation}). {self.correct} of "
+            f"{self.guesses} guesses about {self.canaries} canaries were right after {self.steps} steps with "
+            f"{self.sampler} sampling."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able: the fields, and the sentence."""
+        return {**asdict(self), "sentence": self.sentence}
+
+    def check(self) -> AuditResult:
+        """Itself; ClaimBroken when the claim does not hold."""
+        if not self.holds:
+            raise ClaimBroken(
+                f"{self.sentence} Do not release models of this plan; look for noise that is too small or "
+                "records that are drawn too often."
+            )
+        return self
+
+
+def audit_plan(
+    plan: Plan,
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    dataset: Any,
+    *,
+    canaries: int | None = None,
+    steps: int | None = None,
+    lr: float = 0.1,
+    confidence: float = 0.95,
+    seed: int | None = None,
+    noise_scale: float = 1.0,
+    tamper: Callable[[Plan], Plan] | None = None,
+    chunk: int = DEFAULT_CHUNK,
+) -> AuditResult:
+    """Trains a copy of `model` for `steps` of the plan's steps with canaries, and guesses their coins.
+
+    `canaries`: default 5000, or as many as the model has room for. `seed`: repeatable (and then insecure).
+    `noise_scale` and `tamper` break the run behind the accountant's back: they test the audit, not the plan.
+    """
+    check_confidence(confidence)
+    shapes = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
+    if not shapes:
+        raise InputError("the model has no trainable parameter (requires_grad is False for all)")
+    count = min(DEFAULT_CANARIES, most_canaries(shapes, plan.clipping)) if canaries is None else canaries
+    source = RandomSource.from_os() if seed is None else RandomSource.seeded(seed)
+    marked = make_canaries(shapes, plan.clipping, count, plan.relation, source)
+    records = _real_records(plan, count_records(dataset), count)
+    claim = _claim(plan, records, count, steps)
+    scorer, curve = Scorer.of(claim), claim_curve(claim)
+    guesses = choose_guesses(scorer, marked.values, claim.steps, count, curve, 1.0 - confidence)
+    run = replace(claim, records=records + len(marked.members), noise=_scaled(claim, noise_scale).noise)
+    copied = copy.deepcopy(model)
+    gradient_sum = record_gradients(copied, loss, dataset, plan.clipping)
+    scores = play(
+        tamper(run) if tamper else run, copied, gradient_sum, marked, scorer, records=records, source=source,
+        lr=lr, chunk=chunk,
+    )  # fmt: skip
+    return judge(claim, marked, guesses, scores, confidence)
+
+
+def run_audit(
+    plan: Plan, model: nn.Module, loss: Callable[..., Tensor], dataset: Any, *, out: Path | None = None, **options: Any
+) -> AuditResult:
+    """`audit_plan`, written to `out/audit.json` if `out` is given; ClaimBroken (exit code 3) if the claim is broken."""
+    result = audit_plan(plan, model, loss, dataset, **options)
+    if out is not None:
+        document = json.dumps(result.to_dict(), indent=2, ensure_ascii=False) + "\n"
+        write_atomically(Path(out) / "audit.json", document.encode())
+    return result.check()
+
+
+def play(
+    plan: Plan,
+    model: nn.Module,
+    gradient_sum: GradientSum,
+    canaries: Canaries,
+    scorer: Scorer,
+    *,
+    records: int,
+    source: RandomSource,
+    lr: float,
+    chunk: int = DEFAULT_CHUNK,
+) -> Tensor:
+    """Runs the plan through the one door with canaries among the records; the score of each canary."""
+    wrapped = CanaryGradients(gradient_sum, canaries, records)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=lr)
+    scores = torch.zeros(len(canaries), dtype=torch.float64)
+    with Ledger.open(None, plan.to_dict()) as ledger:
+        for private in private_steps(plan, wrapped, records=plan.records, source=source, ledger=ledger, chunk=chunk):
+            observed = flat(private.gradients).double() * plan.divisor
+            if scorer.knows_sum:
+                observed -= flat(wrapped.real).double()
+            drawn = None
+            if scorer.knows_draws:
+                drawn = torch.zeros(len(canaries), dtype=torch.bool)
+                drawn[wrapped.drawn] = True
+            scores += scorer.step(observed[canaries.coordinates], canaries.values, drawn)
+            private.assign(model)
+            optimizer.step()
+    return scores
+
+
+def judge(claim: Plan, canaries: Canaries, guesses: Guesses, scores: Tensor, confidence: float) -> AuditResult:
+    """The verdict on a claim from the scores of one run; `guesses` must not depend on them."""
+    correct = guesses.correct(scores, canaries.coins)
+    claimed = claim.guarantee().epsilon
+    lower = _largest_rejected(claim, correct, guesses.total, len(canaries), 1.0 - confidence)
+    return AuditResult(
+        epsilon_lower=lower,
+        epsilon_claimed=claimed,
+        delta=claim.delta,
+        confidence=confidence,
+        canaries=len(canaries),
+        guesses=guesses.total,
+        correct=correct,
+        steps=claim.steps,
+        relation=claim.relation,
+        sampler=claim.sampling.name,
+        holds=lower <= claimed,
+        bound=BOUND,
+        epsilon_lower_point=one_run_epsilon(correct, guesses.total, len(canaries), claim.delta, confidence),
+    )
+
+
+def claim_curve(plan: Plan) -> ProfileCurve:
+    """The plan's privacy profile as a trade-off curve: ε at some values of δ, each from the plan's accountant."""
+    releases = checked_releases(plan.releases())
+    epsilons = [
+        composed_epsilon(releases, delta, plan.relation, plan.accountant, tolerance=_TOLERANCE)[0] for delta in _DELTAS
+    ]
+    return ProfileCurve(tuple(epsilons), _DELTAS)
+
+
+def _largest_rejected(claim: Plan, correct: int, guesses: int, canaries: int, level: float) -> float:
+    """ε of the plan with the least noise that is still rejected (more noise is a stronger claim); 0 if none is."""
+
+    def rejected(log_scale: float) -> bool:
+        return rejects(claim_curve(_scaled(claim, 2.0**log_scale)), correct, guesses, canaries, level)
+
+    # noise between an eighth of the plan's and four times as much; is the claim itself rejected?
+    low, high = (-3.0, 0.0) if rejected(0.0) else (0.0, 2.0)
+    if high > 0.0 and not rejected(high):
+        return 0.0
+    for _ in range(8):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if rejected(middle) else (middle, high)
+    return _scaled(claim, 2.0**high).guarantee().epsilon
+
+
+def _scaled(plan: Plan, factor: float) -> Plan:
+    if not (math.isfinite(factor) and factor > 0):
+        raise InputError(f"noise_scale = {factor}: give a positive number; 1 is the plan's own noise")
+    return replace(plan, noise=replace(plan.noise, noise_multiplier=plan.noise.noise_multiplier * factor))
+
+
+def _real_records(plan: Plan, available: int, canaries: int) -> int:
+    """How many real records take part. Under replace-one the canaries take the place of the last ones."""
+    if plan.relation == "add-remove":
+        return available
+    if available != plan.records:
+        raise InputError(f"the plan is for {plan.records} records but the dataset has {available}")
+    if canaries >= available:
+        raise InputError(
+            f"canaries = {canaries}: under replace-one they take the place of records, and there are only {available}"
+        )
+    return available - canaries
+
+
+def _claim(plan: Plan, records: int, canaries: int, steps: int | None) -> Plan:
+    """What is claimed of the audited part: these steps, no statistics, and room for every canary."""
+    if steps is not None and not 1 <= steps <= plan.steps:
+        raise InputError(f"steps = {steps}: the plan has {plan.steps}, and an audit runs some or all of them")
+    return replace(plan, records=records + canaries, steps=steps or plan.steps, statistics=(), insecure_seed=None)

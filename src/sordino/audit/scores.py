@@ -1,0 +1,158 @@
+"""How likely is it that a canary was in? The log-likelihood ratio of everything released, canary by canary.
+
+Given what the auditor knows, a release shows a canary's coordinates o = mean + noise, where the mean is 0 when
+the sampler did not draw the canary, and otherwise a = +c·v (in) or b (out: 0 under add-remove, −c·v under
+replace-one). With ℓ(x) = log p(o | mean x) − log p(o | mean 0) the score of a step is
+
+    log((1−q) + q·e^ℓ(a)) − log((1−q) + q·e^ℓ(b))      (the optimal test, by Neyman and Pearson)
+
+which at small q is far stronger than the inner product Σ_t ⟨o_t, v⟩: a few large terms count, not all.
+
+What the auditor may know without stepping outside the claim (docs/guarantees/audit.md):
+
+    poisson            the sum over the real records of each step: it is independent of the canaries' draws
+    partition          that, and in which batch each canary lies: the claim does not count on the shuffle
+    other samplers     nothing: real draws tell of canary draws there, and the amplification is part of the claim
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sordino.audit.bounds import Curve, most_correct, rejects
+from sordino.plan import Plan
+from sordino.release import Laplace
+from sordino.sampling import Partition, Poisson, WithoutReplacement
+
+SHARES = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+"""Shares of the canaries that may be guessed to be in, and to be out."""
+
+ALTERNATIVE = 0.5
+"""The number of guesses is chosen to be good at finding noise that is this factor too small."""
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """The score of one step under a plan. Nothing in it depends on the records."""
+
+    scale: float  # of the noise on each coordinate
+    laplace: bool
+    rate: float  # that a step draws a given canary
+    replace: bool  # replace-one: out means −c·v instead of nothing
+    knows_sum: bool
+    knows_draws: bool
+
+    @classmethod
+    def of(cls, plan: Plan) -> Scorer:
+        sampling = plan.sampling
+        if isinstance(sampling, Partition | WithoutReplacement):
+            rate = sampling.batch / plan.records
+        else:
+            rate = sampling.sampling_rate
+        return cls(
+            scale=plan.noise.noise_multiplier * plan.sensitivity,
+            laplace=isinstance(plan.noise, Laplace),
+            rate=rate,
+            replace=plan.relation == "replace-one",
+            knows_sum=isinstance(sampling, Poisson | Partition),
+            knows_draws=isinstance(sampling, Partition),
+        )
+
+    def step(self, observed: Tensor, values: Tensor, drawn: Tensor | None = None) -> Tensor:
+        """(m, s) observed coordinates, (m, s) canary values, (m,) drawn or not if that is known → (m,)."""
+        present = self._likelihood(observed, values)
+        absent = self._likelihood(observed, -values) if self.replace else torch.zeros_like(present)
+        if drawn is not None:
+            return torch.where(drawn, present - absent, 0.0)
+        return self._mixed(present) - self._mixed(absent)
+
+    def _likelihood(self, observed: Tensor, mean: Tensor) -> Tensor:
+        if self.laplace:
+            return ((observed.abs() - (observed - mean).abs()) / self.scale).sum(1)
+        return ((observed * mean - mean.square() / 2) / self.scale**2).sum(1)
+
+    def _mixed(self, likelihood: Tensor) -> Tensor:
+        """log((1−q) + q·e^ℓ)."""
+        if self.rate >= 1.0:
+            return likelihood
+        kept = torch.full_like(likelihood, math.log1p(-self.rate))
+        return torch.logaddexp(kept, likelihood + math.log(self.rate))
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """How many canaries are guessed to be in (those with the highest scores) and to be out (the lowest)."""
+
+    inside: int
+    outside: int
+
+    @property
+    def total(self) -> int:
+        return self.inside + self.outside
+
+    def correct(self, scores: Tensor, coins: Tensor) -> int:
+        order = torch.argsort(scores)
+        top, bottom = order[len(order) - self.inside :], order[: self.outside]
+        return int(coins[top].sum()) + int((~coins[bottom]).sum())
+
+
+def choose_guesses(scorer: Scorer, values: Tensor, steps: int, canaries: int, curve: Curve, level: float) -> Guesses:
+    """The numbers of guesses with the most power, by a simulation that sees public constants only.
+
+    Fixed before the run and independent of it, so the test stays valid without a correction.
+    """
+    coins, scores = simulate(scorer, values, steps)
+    best, found = -math.inf, Guesses(max(1, canaries // 20), max(1, canaries // 20))
+    needed: dict[int, int] = {}
+    for inside in SHARES:
+        for outside in SHARES:
+            guesses = Guesses(round(inside * canaries), round(outside * canaries))
+            if guesses.total == 0 or guesses.total > canaries:
+                continue
+            if guesses.total not in needed:
+                needed[guesses.total] = least_rejected(curve, guesses.total, canaries, level)
+            share = Guesses(round(inside * len(scores)), round(outside * len(scores)))
+            accuracy = share.correct(scores, coins) / share.total
+            spread = math.sqrt(guesses.total * max(accuracy * (1 - accuracy), 1.0 / guesses.total))
+            power = (guesses.total * accuracy - needed[guesses.total]) / spread
+            if power > best:
+                best, found = power, guesses
+    return found
+
+
+def least_rejected(curve: Curve, guesses: int, canaries: int, level: float) -> int:
+    """The smallest number of right guesses that rejects the curve; guesses + 1 if none does."""
+    low = min(math.floor(most_correct(curve, guesses, canaries)), guesses)  # never rejected: it can happen
+    high = guesses + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if rejects(curve, middle, guesses, canaries, level):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def simulate(
+    scorer: Scorer, values: Tensor, steps: int, count: int = 20_000, noise: float = ALTERNATIVE
+) -> tuple[Tensor, Tensor]:
+    """Coins and scores of independent canaries when the noise is `noise` times what it should be."""
+    generator = np.random.default_rng(20231)
+    coins = torch.from_numpy(generator.random(count) < 0.5)
+    own = values[:1].expand(count, -1)
+    mean = torch.where(coins[:, None], own, -own if scorer.replace else torch.zeros_like(own))
+    scores = torch.zeros(count, dtype=torch.float64)
+    if scorer.knows_draws:  # a canary's own steps are all that counts
+        steps = max(1, round(steps * scorer.rate))
+    draw = generator.laplace if scorer.laplace else generator.normal
+    for _ in range(steps):
+        drawn = torch.from_numpy(generator.random(count) < (1.0 if scorer.knows_draws else scorer.rate))
+        noisy = torch.from_numpy(draw(scale=scorer.scale * noise, size=tuple(own.shape)))
+        observed = torch.where(drawn[:, None], mean, 0.0) + noisy
+        scores += scorer.step(observed, own, drawn if scorer.knows_draws else None)
+    return coins, scores

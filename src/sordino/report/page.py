@@ -1,0 +1,197 @@
+"""From a run to HTML: what is shown, and in which words. The markup is in page.html, the looks in page.css."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.resources
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from sordino.report import numbers
+from sordino.report.ledger_table import group_releases
+from sordino.report.plots import Series, bar_plot, line_plot
+from sordino.report.reading import Run
+
+RELATIONS = {
+    "add-remove": "one record is added to the data or removed from it",
+    "replace-one": "one record is replaced by another",
+}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A picture, and the numbers behind it."""
+
+    heading: str
+    svg: Markup
+    columns: tuple[str, str]
+    rows: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A finding with a mark: "good", "bad" or "open"."""
+
+    mark: str
+    title: str
+    text: str
+
+
+def render(run: Run) -> str:
+    """The page as a string of HTML."""
+    style = _resource("page.css")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(
+        epsilon=numbers.epsilon, power=numbers.power, plain=numbers.plain, percent=numbers.percent,
+        seconds=numbers.seconds,
+    )  # fmt: skip
+    guarantee = _guarantee(run.result)
+    return environment.from_string(_resource("page.html")).render(
+        run=run,
+        result=run.result,
+        guarantee=guarantee,
+        sentence=str(guarantee.get("sentence") or "").partition(" It assumes:")[0],  # the table below says it better
+        ledger_relations=" and ".join(sorted({str(e["relation"]) for e in run.entries if e.get("relation")})),
+        relation_words=RELATIONS.get(str(guarantee.get("relation")), ""),
+        secure=_is_secure(run, guarantee),
+        assumptions=_assumptions(guarantee),
+        ledger=group_releases(run.entries),
+        releases=sum(1 for entry in run.entries if entry.get("kind", "release") == "release"),
+        verdicts=[_ledger_verdict(run), _audit_verdict(run.audit)],
+        plots=_plots(run),
+        histogram=_histogram(run.histogram),
+        environment=_flat(run.result.get("environment")),
+        style=Markup(style),
+        style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
+    )
+
+
+def _guarantee(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The guarantee's fields, from result.json's `guarantee` object, with the top level beneath it."""
+    nested = result.get("guarantee")
+    fields = {key: value for key, value in result.items() if key != "guarantee"}
+    if isinstance(nested, str):
+        return {**fields, "sentence": nested}
+    if isinstance(nested, Mapping):
+        inner = nested.get("dict") or nested.get("value") or {}
+        return {**fields, **(inner if isinstance(inner, Mapping) else {}), **nested}
+    return fields
+
+
+def _assumptions(guarantee: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(what is assumed, how it was checked)."""
+    rows = []
+    for item in guarantee.get("assumptions") or ():
+        if isinstance(item, Mapping):
+            how = item.get("checked") or item.get("check") or item.get("how") or "not said"
+            rows.append((str(item.get("text", "")), str(how)))
+        elif isinstance(item, Sequence) and not isinstance(item, str) and len(item) == 2:
+            rows.append((str(item[0]), str(item[1])))
+        else:
+            rows.append((str(item), "not said"))
+    return rows
+
+
+def _is_secure(run: Run, guarantee: Mapping[str, Any]) -> bool:
+    """False as soon as anything says that the noise can be repeated."""
+    said = [guarantee.get("secure"), *(entry.get("secure") for entry in run.entries)]
+    return all(value is not False for value in said) and run.header.get("insecure_seed") is None
+
+
+def _ledger_verdict(run: Run) -> Verdict:
+    claimed, found = run.result.get("epsilon"), run.recomputed
+    if isinstance(found, str) or not isinstance(claimed, int | float):
+        return Verdict("open", "ε could not be recomputed from the ledger", str(found))
+    values = f"Ledger alone: ε = {found:.6g}; plan: ε = {claimed:.6g}"
+    if found > claimed * (1 + 1e-6) + 1e-9:
+        return Verdict("bad", "The ledger holds more than the plan allows", f"{values}. Do not rely on this run.")
+    if found < claimed * (1 - 1e-3) - 1e-9:
+        return Verdict("open", "The ledger holds less than the plan", f"{values}. The plan's ε is an upper bound.")
+    return Verdict("good", "The ledger agrees with the plan", f"{values}.")
+
+
+def _audit_verdict(audit: Mapping[str, Any] | None) -> Verdict:
+    if audit is None:
+        return Verdict("open", "Not audited", "No audit.json lies beside this run; `sordino audit` makes one.")
+    lower, claimed = numbers.plain(audit.get("epsilon_lower"), 4), numbers.epsilon(audit.get("epsilon_claimed"))
+    confidence = numbers.plain(100 * audit["confidence"]) if _number(audit.get("confidence")) else "unknown"
+    values = f"ε ≥ {lower} at {confidence} % confidence; claimed is ε ≤ {claimed}"
+    if audit.get("holds") is True:
+        return Verdict("good", "The audit does not contradict the claim", f"{values}.")
+    return Verdict("bad", "The audit breaks the claim", f"{values}. Do not rely on this run.")
+
+
+def _plots(run: Run) -> list[Plot]:
+    plots = []
+    steps, values = _series(run.metrics, "epsilon")
+    if steps:
+        end = f"ε = {numbers.epsilon(values[-1])} after step {numbers.plain(steps[-1])}"
+        series = Series("Privacy spent over the steps", f"It rises from 0 to {end}.", "step", "privacy")
+        rows = tuple((numbers.plain(s), numbers.epsilon(v)) for s, v in zip(steps, values, strict=True))
+        svg = line_plot([0.0, *steps], [0.0, *values], series)
+        plots.append(Plot("Privacy spent, ε", svg, ("step", "ε"), rows))
+    steps, values = _series(run.metrics, "test_accuracy")
+    if steps:
+        noise_free = run.result.get("noise_free_accuracy")
+        level = None
+        if noise_free is not None and _number(noise_free):
+            level = (float(noise_free), f"without noise: {numbers.percent(noise_free)}")
+        first, last = numbers.percent(values[0]), numbers.percent(values[-1])
+        series = Series(
+            "Test accuracy over the steps", f"It goes from {first} to {last}, at best {numbers.percent(max(values))}.",
+            "step", "accuracy", percent=True, reference=level,
+        )  # fmt: skip
+        rows = tuple((numbers.plain(s), numbers.percent(v)) for s, v in zip(steps, values, strict=True))
+        plots.append(Plot("Test accuracy, %", line_plot(steps, values, series), ("step", "test accuracy"), rows))
+    return plots
+
+
+def _histogram(histogram: Mapping[str, Any] | None) -> Plot | None:
+    """The paid histogram: `edges` are the lower edges of the bins, the last of which is open."""
+    if histogram is None:
+        return None
+    edges, shares = histogram.get("edges"), histogram.get("shares")
+    if not (isinstance(edges, list) and isinstance(shares, list) and len(edges) == len(shares) and shares):
+        return None
+    if not all(_number(value) for value in [*edges, *shares]):
+        return None
+    most = max(range(len(shares)), key=shares.__getitem__)
+    names = [f"{numbers.plain(low, 4)} to {numbers.plain(high, 4)}" for low, high in pairwise(edges)]
+    names.append(f"{numbers.plain(edges[-1], 4)} and more")
+    series = Series(
+        "Record norms", f"{len(shares)} bins of noisy shares, the largest from {names[most]}.",
+        "norm of a record's gradient before clipping", "norms", percent=True,
+    )  # fmt: skip
+    svg = bar_plot([numbers.plain(edge, 4) for edge in edges], shares, series)
+    rows = tuple(zip(names, (numbers.percent(share) for share in shares), strict=True))
+    return Plot("Share of the records by gradient norm, %", svg, ("norm", "noisy share"), rows)
+
+
+def _series(metrics: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float], list[float]]:
+    """The steps at which `key` was measured, and its values; whatever is not a finite number is left out."""
+    rows = [row for row in metrics if _number(row.get(key)) and _number(row.get("step"))]
+    return [float(row["step"]) for row in rows], [float(row[key]) for row in rows]
+
+
+def _flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
+    """Nested settings as dotted names and texts."""
+    if isinstance(value, Mapping):
+        return [pair for key, inner in value.items() for pair in _flat(inner, f"{prefix}{key}.")]
+    if value is None and not prefix:
+        return []
+    return [(prefix.removesuffix("."), str(value))]
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _resource(name: str) -> str:
+    return (importlib.resources.files("sordino.report") / name).read_text(encoding="utf8")

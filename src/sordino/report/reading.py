@@ -1,0 +1,119 @@
+"""A run directory, read into one value. Nothing here trusts a file further than that it is JSON or TOML."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sordino.accounting import from_ledger
+from sordino.errors import InputError, SordinoError
+from sordino.ledger import read_ledger
+
+REQUIRED = ("recipe.toml", "ledger.jsonl", "metrics.jsonl", "result.json")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run left behind. `recomputed` is ε from the ledger alone, or why it can't be had."""
+
+    name: str
+    recipe: str
+    header: Mapping[str, Any]
+    entries: tuple[Mapping[str, Any], ...]
+    metrics: tuple[Mapping[str, Any], ...]
+    result: Mapping[str, Any]
+    recomputed: float | str
+    audit: Mapping[str, Any] | None
+    histogram: Mapping[str, Any] | None
+
+
+def read_run(folder: Path) -> Run:
+    """Reads the directory; InputError names the file that is missing or can't be read."""
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a directory: give the directory of a run")
+    for name in REQUIRED:
+        if not (folder / name).is_file():
+            raise InputError(
+                f"{folder / name} is missing: a report needs {', '.join(REQUIRED)}, which `sordino train` writes "
+                "when a run is complete (go on with an interrupted one with --resume)"
+            )
+    recipe = _text(folder / "recipe.toml")
+    result = _object(folder / "result.json")
+    header, entries = read_ledger(folder / "ledger.jsonl")
+    return Run(
+        name=_run_name(folder, recipe),
+        recipe=recipe,
+        header=header,
+        entries=tuple(entries),
+        metrics=_metrics(folder / "metrics.jsonl"),
+        result=result,
+        recomputed=_recompute(header, tuple(entries), result),
+        audit=_optional(folder / "audit.json"),
+        histogram=_optional(folder / "histogram.json"),
+    )
+
+
+def _recompute(
+    header: Mapping[str, Any], entries: tuple[Mapping[str, Any], ...], result: Mapping[str, Any]
+) -> float | str:
+    """ε at the run's δ from the ledger's entries alone."""
+    delta = result.get("delta")
+    if not isinstance(delta, int | float):
+        return "result.json gives no delta"
+    try:
+        found: Any = from_ledger(header, entries, float(delta))
+        return float(found["epsilon"] if isinstance(found, Mapping) else found.epsilon)
+    except (SordinoError, KeyError, TypeError, ValueError) as error:
+        return str(error) or type(error).__name__
+
+
+def _run_name(folder: Path, recipe: str) -> str:
+    try:
+        name = tomllib.loads(recipe).get("run", {}).get("name", "")
+    except (tomllib.TOMLDecodeError, AttributeError):
+        name = ""
+    return str(name) or folder.resolve().name
+
+
+def _metrics(path: Path) -> tuple[Mapping[str, Any], ...]:
+    """The rows; a last line torn by a kill is left out, any other broken line is an error that names it."""
+    lines = _text(path).splitlines()
+    rows: list[Mapping[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break
+            raise InputError(f"{path}, line {number}: not a JSON object ({error.msg})") from error
+        if not isinstance(row, dict):
+            raise InputError(f"{path}, line {number}: not a JSON object but {line[:40]!r}")
+        rows.append(row)
+    return tuple(rows)
+
+
+def _optional(path: Path) -> Mapping[str, Any] | None:
+    return _object(path) if path.is_file() else None
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    try:
+        value = json.loads(_text(path))
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path} must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} can't be read: {error}") from error
