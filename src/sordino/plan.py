@@ -16,7 +16,7 @@ from typing import Any
 
 from sordino.accounting import checks
 from sordino.accounting.account import account
-from sordino.accounting.calibrate import calibrate
+from sordino.accounting.calibration import calibrate
 from sordino.accounting.dpsgd import noise_guess
 from sordino.accounting.events import DpEvent, Release, compose_events
 from sordino.accounting.schemes import MECHANISMS, SAMPLERS, check_scheme, default_relation, releases_of, theorem

@@ -11,7 +11,7 @@ account_dpsgd, calibrate_dpsgd                   the same for DP-SGD from plain 
 from __future__ import annotations
 
 from sordino.accounting.account import Account, account, epsilon
-from sordino.accounting.calibrate import calibrate
+from sordino.accounting.calibration import calibrate
 from sordino.accounting.dpsgd import account_dpsgd, calibrate_dpsgd
 from sordino.accounting.spent import epsilon_curve, from_ledger
 

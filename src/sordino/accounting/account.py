@@ -10,16 +10,18 @@ from dp_accounting import get_epsilon_gaussian
 
 from sordino.accounting import checks
 from sordino.accounting.events import DpEvent, Release, flatten
-from sordino.accounting.pairs import GridTooLarge, Pmf
-from sordino.accounting.pld import Composition, Repeated
+from sordino.accounting.pairs import MAX_CELLS, GridTooLarge, Pmf
+from sordino.accounting.pld import Composition
 from sordino.accounting.rdp import rdp_epsilon, supports
 from sordino.errors import InputError, Refused
 
 Releases = Sequence[tuple[Release, int]]
+Parts = Sequence[tuple[Pmf, int]]
 
 TOLERANCE = 2e-5  # relative excess of ε that the discretisation may cost
 _TAIL = 1e-6  # fraction of δ that truncated tails may cost
 _MAX_COUNT = 10**12
+_FEW_CELLS = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -127,44 +129,47 @@ def _on_grid(releases: Releases, delta: float, relation: str, tolerance: float) 
     tail = max(delta * _TAIL / total, 1e-300)
     builders = [(release.discretiser(relation), count) for release, count in releases]
 
-    def directions(interval: float) -> tuple[Composition, Composition]:
+    def directions(interval: float) -> tuple[Parts, Parts]:
         built = [(build(interval, tail), count) for build, count in builders]
-        return _composition([(f, c) for (f, _), c in built], interval), _composition(
-            [(b, c) for (_, b), c in built], interval
-        )
+        return [(f, c) for (f, _), c in built], [(b, c) for (_, b), c in built]
 
-    interval = _interval(directions, delta, tolerance, total)
-    for _ in range(12):
+    interval, tilt = _choose_grid(lambda d: Composition(directions(d)[0], d), delta, tolerance)
+    for attempt in range(14):
+        # twice the interval costs four times the error: two doublings are cheaper than a huge grid, more are not
+        cells = _FEW_CELLS if attempt < 2 else MAX_CELLS
         try:
-            return max(side.epsilon(delta, side.chernoff(delta)[1]) for side in directions(interval))
+            forward, backward = directions(interval)
+            value = Composition(forward, interval, cells).epsilon(delta, tilt)
+            symmetric = all(f is b for (f, _), (b, _) in zip(forward, backward, strict=True))
+            return value if symmetric else max(value, Composition(backward, interval, cells).epsilon(delta, tilt))
         except GridTooLarge:
             interval *= 2
     raise GridTooLarge(f"no grid finer than {interval:.3g} fits")
 
 
-def _composition(parts: Sequence[tuple[Pmf, int]], interval: float) -> Composition:
-    return Composition([Repeated(pmf, count, interval) for pmf, count in parts], interval)
+def _choose_grid(compose: Callable[[float], Composition], delta: float, tolerance: float) -> tuple[float, float]:
+    """The coarsest grid whose discretisation error is within the tolerance, and the θ for it.
 
-
-def _interval(
-    directions: Callable[[float], tuple[Composition, Composition]], delta: float, tolerance: float, total: int
-) -> float:
-    """The coarsest grid whose discretisation error is within the tolerance.
-
-    Connect-the-Dots adds at most d²/4, on average d²/6, to the variance of one loss and keeps E e^{−L} = 1, so to first
-    order it adds θ(θ+1)/2 · d²/6 to each cumulant, and (θ+1)·T·d²/12 to ε.
+    Connect-the-Dots adds some v to the variance of the loss and keeps E e^{−L} = 1, so to first order it adds
+    θ(θ+1)/2 · v to the cumulant and (θ+1)/2 · v to ε. v is measured on a grid and scales with d² (with d, where the
+    losses are smaller than d).
     """
     interval = 0.5
-    for _ in range(40):
-        forward, _ = directions(interval)
-        value, tilt = forward.chernoff(delta)
-        _, variance = forward.moments(tilt)
-        reference = max(0.8 * value, 0.02 * math.sqrt(variance))
-        needed = math.sqrt(12 * tolerance * reference / (total * (tilt + 1)))
-        if interval <= needed * 1.05:
-            return interval
-        interval = max(needed, interval / 20)
-    return interval
+    value = tilt = variance = 0.0
+    change = 0.0  # how the last round changed the interval; a small change keeps ε and θ as they are
+    for _ in range(60):
+        composition = compose(interval)
+        if change < 0.2:
+            value, tilt = composition.renyi(delta)
+            _, variance = composition.moments(tilt)
+        allowed = tolerance * max(0.8 * value, 0.02 * math.sqrt(variance))
+        excess = (tilt + 1) / 2 * composition.added_variance(tilt) * 2 / 3
+        if excess <= allowed * 1.3 and (change > 0 or value > 0):
+            break
+        change = max(math.sqrt(allowed / max(excess, 1e-300)), 0.05)
+        interval *= min(change, 0.7)
+        change = change if change < 0.7 else 0.0
+    return interval, tilt
 
 
 def checked_releases(releases: Releases) -> Releases:

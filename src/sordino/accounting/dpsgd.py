@@ -8,7 +8,7 @@ from typing import Any
 
 from sordino.accounting import checks
 from sordino.accounting.account import account
-from sordino.accounting.calibrate import calibrate, gaussian_guess
+from sordino.accounting.calibration import calibrate, gaussian_guess
 from sordino.accounting.events import DpEvent, compose_events
 from sordino.accounting.schemes import check_scheme, default_relation, releases_of, theorem
 from sordino.errors import InputError

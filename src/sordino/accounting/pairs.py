@@ -41,11 +41,15 @@ class GridTooLarge(Exception):
 
 @dataclass(frozen=True)
 class Pmf:
-    """Privacy losses (lower + i)·d with probabilities probs[i], and an infinite loss with probability infinity."""
+    """Privacy losses (lower + i)·d with probabilities probs[i], and an infinite loss with probability infinity.
+
+    `split[i]`, in units of d², is at least the variance that moving the mass of the bin below i to its ends has added.
+    """
 
     lower: int
     probs: Array
     infinity: float
+    split: Array
 
 
 @dataclass(frozen=True)
@@ -78,13 +82,14 @@ class Pair:
         limit = 1 / self.scale
         return np.where(base <= -limit, -np.inf, np.where(base > limit, np.inf, inside))
 
-    def masses(self, edges: Array) -> tuple[Array, Array]:
-        """Q(bin) and P(bin) − Q(bin) of the bins between neighbouring edges."""
+    def masses(self, edges: Array) -> tuple[Array, Array, Array]:
+        """P(bin), Q(bin) and P(bin) − Q(bin) of the bins between neighbouring edges, each to its own precision."""
         centre, right = self._mass(edges, 0.0), self._mass(edges, 1.0)
+        p_mass = (1 - self.rate) * centre + self.rate * right
         if self.kind == "remove":
-            return centre, self.rate * (right - centre)
+            return p_mass, centre, self.rate * (right - centre)
         left = self._mass(edges, -1.0)
-        return (1 - self.rate) * centre + self.rate * left, self.rate * (right - left)
+        return p_mass, (1 - self.rate) * centre + self.rate * left, self.rate * (right - left)
 
     def _mass(self, edges: Array, shift: float) -> Array:
         z = (edges - shift) / self.scale
@@ -114,37 +119,48 @@ def discretise(pair: Pair, interval: float, tail: float) -> tuple[Pmf, Pmf]:
     first, last = math.floor(low / interval) - 1, math.floor(high / interval) + 2
     losses: Array = np.arange(first, last + 1, dtype=np.float64) * interval
     edges = np.concatenate([[-np.inf], pair.edges(losses), [np.inf]])
-    q_mass, excess = pair.masses(edges)
-    q_low, q_bins, q_high = q_mass[0], q_mass[1:-1], q_mass[-1]
-    p_low, p_high = q_low + excess[0], q_high + excess[-1]
+    p_mass, q_mass, difference = pair.masses(edges)
+    bins = p_mass[1:-1], q_mass[1:-1], difference[1:-1]
     # P − e^l·Q at the lower end and e^{l+d}·Q − P at the upper end of each bin, both non-negative
-    above = np.maximum(excess[1:-1] - np.expm1(losses[:-1]) * q_bins, 0.0)
-    below = np.maximum(np.expm1(losses[1:]) * q_bins - excess[1:-1], 0.0)
-    forward = np.zeros(len(losses))
-    forward[1:] += above / -math.expm1(-interval)
-    forward[:-1] += below / math.expm1(interval)
-    backward = (forward * np.exp(-losses))[::-1].copy()  # the same masses under Q, at the losses −l
-    forward[0] += p_low
-    backward[0] += q_high
-    return Pmf(first, forward, max(p_high, 0.0)), Pmf(-last, backward, max(q_low, 0.0))
+    above = np.maximum(_excess(*bins, losses[:-1]), 0.0)
+    below = np.maximum(-_excess(*bins, losses[1:]), 0.0)
+    up, down = above / -math.expm1(-interval), below / math.expm1(interval)
+    spread = up * down / np.maximum(up + down, 1e-300)
+    forward = np.append(down, 0.0)
+    forward[1:] += up
+    mirror = np.exp(-losses)  # the same masses under Q, at the losses −l
+    backward = (forward * mirror)[::-1].copy()
+    # booked at the upper end of the bin, where a tilt weighs it most
+    split, mirrored = np.append(0.0, spread), np.append(0.0, (spread * mirror[:-1])[::-1])
+    forward[0] += p_mass[0]
+    backward[0] += q_mass[-1]
+    return Pmf(first, forward, float(p_mass[-1]), split), Pmf(-last, backward, float(q_mass[0]), mirrored)
+
+
+def _excess(p_mass: Array, q_mass: Array, difference: Array, losses: Array) -> Array:
+    """P − e^l·Q: from P − Q where the losses are small, from P and Q themselves where P is far below Q."""
+    return np.where(losses > -1, difference - np.expm1(losses) * q_mass, p_mass - np.exp(losses) * q_mass)
 
 
 def mixture(parts: list[tuple[float, Pmf]]) -> Pmf:
     """The PLD when part i is run with probability w_i and the adversary learns which (an upper bound)."""
     lower = min(pmf.lower for _, pmf in parts)
     upper = max(pmf.lower + len(pmf.probs) for _, pmf in parts)
-    probs = np.zeros(upper - lower)
+    probs, split = np.zeros(upper - lower), np.zeros(upper - lower)
     for weight, pmf in parts:
-        probs[pmf.lower - lower : pmf.lower - lower + len(pmf.probs)] += weight * pmf.probs
-    return Pmf(lower, probs, sum(weight * pmf.infinity for weight, pmf in parts))
+        place = slice(pmf.lower - lower, pmf.lower - lower + len(pmf.probs))
+        probs[place] += weight * pmf.probs
+        split[place] += weight * pmf.split
+    return Pmf(lower, probs, sum(weight * pmf.infinity for weight, pmf in parts), split)
 
 
 def upper_envelope(forward: Pmf, backward: Pmf) -> Pmf:
     """The PLD of max(H_e^ε(P, Q), H_e^ε(Q, P)) when the first is larger for ε ≥ 0 and the second for ε < 0."""
-    above = forward.probs[max(1 - forward.lower, 0) :]
-    below = backward.probs[: max(-backward.lower, 0)]
+    right, left = slice(1 - forward.lower, None), slice(0, -backward.lower)
+    above, below = forward.probs[right], backward.probs[left]
     rest = max(0.0, 1 - float(above.sum()) - float(below.sum()) - forward.infinity)
-    return Pmf(backward.lower, np.concatenate([below, [rest], above]), forward.infinity)
+    split = np.concatenate([backward.split[left], [backward.split[-backward.lower]], forward.split[right]])
+    return Pmf(backward.lower, np.concatenate([below, [rest], above]), forward.infinity, split)
 
 
 def _log_mix(rate: float, base: float) -> float:
