@@ -30,17 +30,20 @@ class Pass:
         self.tape = Tape(model, values, rows, shared)
         self.rows, self.model = rows, model
         versions = [(name, b, b._version) for name, b in model.named_buffers()]
-        with torch.enable_grad(), self.tape as tape:
-            tape.mark(list(tensors(inputs)))
-            tape.mark(list(tensors(targets)))
-            self.losses = loss(call(model, inputs), targets)
-        _check_losses(self.losses, rows)
-        for name, buffer, version in versions:
-            if buffer._version != version:
-                raise Refused(
-                    f"{name}: the forward pass writes to this buffer, so what it stores of the data leaves "
-                    "unprotected; put the module in eval mode or remove the buffer's update"
-                )
+        try:
+            with torch.enable_grad(), self.tape as tape:
+                tape.mark(list(tensors(inputs)))
+                tape.mark(list(tensors(targets)))
+                self.losses = loss(call(model, inputs), targets)
+            _check_losses(self.losses, rows)
+            _check_buffers(versions)
+        except BaseException:
+            self.tape.close()
+            raise
+
+    def close(self) -> None:
+        self.tape.close()
+        self.losses = self.losses.detach()
 
     def backward(self, weight: Tensor, arrived: Callable[[Use, Tensor], None], keep: bool = False) -> None:
         """Send Σ weight·loss back; ``arrived`` gets the gradient of every use."""
@@ -53,7 +56,7 @@ class Pass:
             )
         real = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         sources = [tape.token, *tape.leaves.values(), *real.values()]
-        found = torch.autograd.grad(
+        found: Sequence[Tensor | None] = torch.autograd.grad(
             self.losses, sources, weight.to(self.losses.dtype), retain_graph=keep, allow_unused=True
         )
         for name, left, right in zip(real, found[1 : 1 + len(real)], found[1 + len(real) :], strict=True):
@@ -64,8 +67,17 @@ class Pass:
                 )
 
 
+def _check_buffers(versions: Sequence[tuple[str, Tensor, int]]) -> None:
+    for name, buffer, version in versions:
+        if buffer._version != version:
+            raise Refused(
+                f"{name}: the forward pass writes to this buffer, so what it stores of the data leaves unprotected; "
+                "put the module in eval mode or remove the buffer's update"
+            )
+
+
 def _check_losses(losses: Any, rows: int) -> None:
-    got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+    got: Any = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
     if got != (rows,):
         raise Refused(
             f"the loss returned {got} for {rows} rows; it must return one value per row, shape ({rows},): "
@@ -80,21 +92,26 @@ def contributions(
     store: dict[Slot, list[Contribution]] = defaultdict(list)
     leaves: dict[Slot, dict[str, Tensor]] = {}
     losses = torch.empty(0)
+    ragged = chunk.slots is not None and bool((chunk.slots < 0).any())
     for values, factor in iterates:
         run, layouts = _forward(model, loss, data, chunk, values)
-        weight = torch.ones_like(run.losses) if chunk.weight is None else chunk.weight.to(run.losses.dtype)
-        ragged = chunk.slots is not None and bool((chunk.slots < 0).any())
+        kept = dict(run.tape.leaves)
 
-        def arrived(use: Use, gradient: Tensor, layouts: Any = layouts, ragged: bool = ragged, run: Pass = run) -> None:
+        def arrived(use: Use, gradient: Tensor, layouts: Any = layouts, kept: Any = kept) -> None:
             check_held(use)
             frame = Frame(layouts[use.index], chunk.rows, chunk.records, chunk.slots, ragged)
             with torch.autocast(gradient.device.type, enabled=False), torch.no_grad():
                 for slot, part in use.emit(gradient.detach(), frame):
                     store[slot].append(part)
-                    leaves[slot] = run.tape.leaves
+                    leaves[slot] = kept
+            use.release()
 
-        run.backward(weight * factor, arrived)
-        losses = run.losses.detach()
+        try:
+            weight = torch.ones_like(run.losses) if chunk.weight is None else chunk.weight.to(run.losses.dtype)
+            run.backward(weight * factor, arrived)
+            losses = run.losses.detach()
+        finally:
+            run.close()
     return _by_parameter(store, leaves), losses
 
 
@@ -105,23 +122,42 @@ def _forward(
     shared: frozenset[int] = frozenset()
     while True:
         run = Pass(model, loss, *data, chunk.rows, values, shared)
-        layouts = {u.index: by_shape(u.shape, u.lead, chunk.rows) for u in run.tape.uses}
-        doubtful = run.tape.crowded and run.tape.candidates > len(shared)
-        if None not in layouts.values() and not doubtful:
-            return run, layouts  # type: ignore[return-value]
-        measured = _probe(model, loss, data, chunk, values, run, shared)
-        if measured is not None:
-            return run, measured
-        rows, mixed = _measure(run)
-        more = frozenset(u.candidate for u in mixed if u.candidate is not None) - shared
-        if mixed and not more:
-            raise Refused(
-                f"{mixed[0].label}: the gradient of a record's loss reaches positions of other records here, so "
-                "records interact; find the operation before it that mixes the batch and replace it"
-            )
-        if not mixed:
-            return run, rows
+        try:
+            found, more = _layouts(model, loss, data, chunk, values, run, shared)
+        except BaseException:
+            run.close()
+            raise
+        if found is not None:
+            return run, found
+        run.close()
         shared = shared | more
+
+
+def _layouts(
+    model: nn.Module, loss: Loss, data: tuple[Any, Any], chunk: Chunk, values: Values, run: Pass, shared: frozenset[int]
+) -> tuple[dict[int, Layout] | None, frozenset[int]]:
+    """The layout of each use; or None and the stretched slots that turned out to be common to all rows."""
+    layouts: dict[int, Layout] = {}
+    for use in run.tape.uses:
+        layout = by_shape(use.shape, use.lead, chunk.rows)
+        if layout is not None:
+            layouts[use.index] = layout
+    doubtful = run.tape.crowded and run.tape.candidates > len(shared)
+    if len(layouts) == len(run.tape.uses) and not doubtful:
+        return layouts, frozenset()
+    measured = _probe(model, loss, data, chunk, values, run, shared)
+    if measured is not None:
+        return measured, frozenset()
+    layouts, mixed = _measure(run)
+    if not mixed:
+        return layouts, frozenset()
+    more = frozenset(u.candidate for u in mixed if u.candidate is not None) - shared
+    if not more:
+        raise Refused(
+            f"{mixed[0].label}: the gradient of a record's loss reaches positions of other records here, so records "
+            "interact; find the operation before it that mixes the batch and replace it"
+        )
+    return None, more
 
 
 def _active(use: Use, gradient: Tensor) -> Tensor:
@@ -139,7 +175,14 @@ def _probe(
     inputs, targets = (take(t, slice(0, PROBE), chunk.rows) for t in data)
     with torch.random.fork_rng(devices=[]):
         small = Pass(model, loss, inputs, targets, PROBE, values, shared)
-    uses, others = run.tape.uses, small.tape.uses
+    try:
+        return _compared(run.tape.uses, small, chunk.rows)
+    finally:
+        small.close()
+
+
+def _compared(uses: Sequence[Use], small: Pass, rows: int) -> dict[int, Layout] | None:
+    others = small.tape.uses
     if [(u.label, len(u.shape)) for u in uses] != [(u.label, len(u.shape)) for u in others]:
         return None
     masks: dict[int, list[Tensor]] = defaultdict(list)
@@ -149,11 +192,8 @@ def _probe(
         small.backward(one, lambda use, g: masks[use.index].append(_active(use, g)), keep=row + 1 < PROBE)
     layouts: dict[int, Layout] = {}
     for use, other in zip(uses, others, strict=True):
-        options = [
-            o
-            for o in probed(masks.get(use.index, []), other.lead)
-            if fits(o, use.shape, chunk.rows, PROBE, other.shape)
-        ]
+        options = probed(masks.get(use.index, []), other.lead)
+        options = [o for o in options if fits(o, use.shape, rows, PROBE, other.shape)]
         if len(options) != 1:
             return None
         layouts[use.index] = options[0]

@@ -60,6 +60,14 @@ class Use:
     permute: tuple[int, ...] | None = None  # brings an arriving gradient into ``shape``
     candidate: int | None = None  # number among the stretched slots, for ``shared``
 
+    def release(self) -> None:
+        """Let go of the activations: nothing more will be asked of this use."""
+        self.emit, self.held, self.slots = _nothing, (), ()
+
+
+def _nothing(gradient: Tensor, frame: Frame) -> list[tuple[Slot, Contribution]]:
+    return []
+
 
 class _Tap(torch.autograd.Function):
     """Identity on a fresh output that needs no gradient of its own; hands the arriving gradient to ``hook``."""
@@ -214,6 +222,18 @@ class Tape(TorchFunctionMode):
                 self._slots[id(t)] = Slot(t, t.detach(), parents)
                 self._alive.append(t)
         return out
+
+    def close(self) -> None:
+        """Let go of everything. Hooks in autograd's graph refer to the tape and the tape to the graph: a circle that
+        Python's collector can't see, so it is cut here."""
+        for use in self.uses:
+            use.release()
+        self.uses.clear()
+        self.leaves.clear()
+        self._slots.clear()
+        self._data.clear()
+        self._alive.clear()
+        self.arrived = lambda use, gradient: None
 
     # the mode
 
