@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -165,13 +166,14 @@ def test_a_negative_zero_does_not_tell_the_sign_of_the_value(monkeypatch: pytest
     assert not torch.signbit(noisy[1]).any()
 
 
-def test_a_sum_far_above_the_noise_is_still_added_exactly() -> None:
-    value = torch.tensor([2.0**32 + 1.0, -(2.0**32) - 3.0, 0.0], dtype=torch.float64)
-    big, small = send({"w": value})["w"], send({"w": torch.zeros(3, dtype=torch.float64)})["w"]
-    lattice = choose_lattice(Gaussian(1.0), 1.0, 3)
-    for total, noise, sent in zip(big.tolist(), small.tolist(), value.tolist(), strict=True):
-        steps = int(sent / lattice.spacing) + int(noise / lattice.spacing)  # exact: Python's integers
-        assert total == float(steps) * lattice.spacing
+@pytest.mark.parametrize("size", [2.0**20, 2.0**32, 2.0**100])
+def test_a_sum_far_above_the_noise_is_the_true_sum_of_integers_rounded_once(size: float) -> None:
+    value = torch.tensor([size, -3 * size, 0.0, size * (1 + 2.0**-52)], dtype=torch.float64)
+    big, noise = send({"w": value})["w"], send({"w": torch.zeros(4, dtype=torch.float64)})["w"]
+    spacing = choose_lattice(Gaussian(1.0), 1.0, 4).spacing
+    for total, drawn, sent in zip(big.tolist(), noise.tolist(), value.tolist(), strict=True):
+        steps = round(Fraction(sent) / Fraction(spacing)) + int(drawn / spacing)  # exact: Python's integers
+        assert total == float(steps) * spacing
 
 
 # What the ledger says
@@ -263,7 +265,8 @@ REFUSED: list[tuple[dict[str, Tensor], dict[str, Any], str]] = [
     ({"w": torch.zeros(3, dtype=torch.complex64)}, {}, "'w' has dtype torch.complex64"),
     ({}, {}, "nothing to release"),
     ({"w": torch.zeros(0)}, {}, "nothing to release"),
-    ({"w": torch.full((3,), 1e30)}, {"sensitivity": 1e-9}, "leaves the range"),
+    ({"w": torch.full((3,), 1e300, dtype=torch.float64)}, {"sensitivity": 1e-20}, "leaves the range"),
+    ({"w": torch.full((3,), 3e38)}, {"sensitivity": 1e37}, "leaves the range"),
     ({"w": torch.zeros(3, dtype=torch.float16)}, {"sensitivity": 5e4}, "leaves the range"),
 ]
 

@@ -113,7 +113,7 @@ def release(
     _check_request(noise, norm, entry)
     coordinates = _check_values(values)
     lattice = choose_lattice(noise, sensitivity, coordinates)
-    largest = _largest(values, lattice, entry)
+    _check_range(values, lattice, entry)
     ledger.record(
         {
             "kind": "release",
@@ -130,7 +130,7 @@ def release(
         }
     )
     stream = source.stream(f"release/{entry.purpose}", entry.step)
-    return _add_noise(values, noise, lattice, stream, exact_in_double=largest / lattice.spacing < 2.0**51)
+    return _add_noise(values, noise, lattice, stream)
 
 
 def choose_lattice(noise: Noise, sensitivity: float, coordinates: int) -> Lattice:
@@ -154,9 +154,7 @@ def choose_lattice(noise: Noise, sensitivity: float, coordinates: int) -> Lattic
     return Lattice(spacing, scale)
 
 
-def _add_noise(
-    values: Mapping[str, Tensor], noise: Noise, lattice: Lattice, stream: Stream, *, exact_in_double: bool
-) -> dict[str, Tensor]:
+def _add_noise(values: Mapping[str, Tensor], noise: Noise, lattice: Lattice, stream: Stream) -> dict[str, Tensor]:
     """round(v/g) + integer noise, times g: one pass in blocks over all tensors in the order of the mapping."""
     draw = stream.rounded_normal if isinstance(noise, Gaussian) else stream.rounded_laplace
     result = {name: torch.empty_like(v, memory_format=torch.contiguous_format) for name, v in values.items()}
@@ -171,10 +169,9 @@ def _add_noise(
         block, fresh = work[:size], drawn[:size]
         draw(fresh, lattice.scale)
         block.mul_(1.0 / lattice.spacing).round_()  # exact: the spacing is a power of two
-        if exact_in_double:
-            block.add_(fresh).add_(0.0)  # the sum of two negative zeros would tell the sign of the value
-        else:  # sums up to 2⁶² grid steps stay exact as integers; the noise is below 2⁴⁰
-            block.copy_(block.to(torch.int64).add_(fresh.to(torch.int64)))
+        # The sum of two integers in double precision is their true sum, rounded: a function of the sum alone,
+        # once two negative zeros (which would tell the sign of the value) are made one positive zero.
+        block.add_(fresh).add_(0.0)
         block.mul_(lattice.spacing)
         size = 0
         for source, target in pieces:
@@ -230,24 +227,21 @@ def _check_values(values: Mapping[str, Tensor]) -> int:
     return coordinates
 
 
-def _largest(values: Mapping[str, Tensor], lattice: Lattice, entry: Entry) -> float:
-    """The largest absolute value; refuses what is not finite or leaves the range of the arithmetic."""
-    largest = 0.0
+def _check_range(values: Mapping[str, Tensor], lattice: Lattice, entry: Entry) -> None:
+    """Refuses what is not finite, or would not be with noise."""
     reach = lattice.spacing * lattice.scale * 64  # no noise ever gets there
     for name, value in values.items():
         if value.numel() == 0:
             continue
         low, high = (float(x) for x in torch.aminmax(value.detach()))
-        here = max(-low, high)
         if not (math.isfinite(low) and math.isfinite(high)):
             raise SordinoError(
                 f"the value {name!r} of {entry.purpose!r}, step {entry.step}, is not finite (min {low}, max {high}); "
                 "nothing was released. Records with a non-finite gradient must contribute zero."
             )
-        if here + reach > torch.finfo(value.dtype).max or here > lattice.spacing * 2.0**62:
+        largest = max(-low, high)
+        if largest + reach > torch.finfo(value.dtype).max or not math.isfinite(largest / lattice.spacing):
             raise Refused(
-                f"the value {name!r} reaches {here:g}: with this noise it leaves the range of {value.dtype} or of the "
-                "exact sum; use a wider dtype, or more noise"
+                f"the value {name!r} reaches {largest:g}: with this noise it leaves the range of {value.dtype}; use a "
+                "wider dtype, or a smaller clip_norm"
             )
-        largest = max(largest, here)
-    return largest
