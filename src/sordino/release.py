@@ -161,42 +161,39 @@ def _add_noise(values: Mapping[str, Tensor], noise: Noise, lattice: Lattice, str
     total = sum(v.numel() for v in values.values())
     work = torch.empty(min(total, _BLOCK), dtype=torch.float64)
     drawn = torch.empty_like(work)
-    for pieces in _blocks(values, result):
-        size = 0
-        for source, _ in pieces:
-            work[size : size + source.numel()].copy_(source)
-            size += source.numel()
-        block, fresh = work[:size], drawn[:size]
+    for sources, targets in _blocks(values, result):
+        sizes = [source.numel() for source in sources]
+        block, fresh = work[: sum(sizes)], drawn[: sum(sizes)]
+        for part, source in zip(torch.split(block, sizes), sources, strict=True):
+            part.copy_(source)
         draw(fresh, lattice.scale)
         block.mul_(1.0 / lattice.spacing).round_()  # exact: the spacing is a power of two
         # The sum of two integers in double precision is their true sum, rounded: a function of the sum alone,
         # once two negative zeros (which would tell the sign of the value) are made one positive zero.
         block.add_(fresh).add_(0.0)
         block.mul_(lattice.spacing)
-        size = 0
-        for source, target in pieces:
-            target.copy_(block[size : size + source.numel()])
-            size += source.numel()
+        for part, target in zip(torch.split(block, sizes), targets, strict=True):
+            target.copy_(part)
     return result
 
 
-def _blocks(values: Mapping[str, Tensor], result: Mapping[str, Tensor]) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """(source, target) pieces that make up consecutive blocks of `_BLOCK` coordinates."""
-    pieces: list[tuple[Tensor, Tensor]] = []
+def _blocks(values: Mapping[str, Tensor], result: Mapping[str, Tensor]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """The pieces of values and results that make up consecutive blocks of `_BLOCK` coordinates."""
+    sources: list[Tensor] = []
+    targets: list[Tensor] = []
     room = _BLOCK
     for name, value in values.items():
         source, target = value.detach().reshape(-1), result[name].view(-1)
-        start = 0
-        while start < source.numel():
-            stop = min(start + room, source.numel())
-            pieces.append((source[start:stop], target[start:stop]))
-            room -= stop - start
-            start = stop
-            if room == 0:
-                yield pieces
-                pieces, room = [], _BLOCK
-    if pieces:
-        yield pieces
+        while source.numel() >= room:
+            yield [*sources, source[:room]], [*targets, target[:room]]
+            source, target = source[room:], target[room:]
+            sources, targets, room = [], [], _BLOCK
+        if source.numel():
+            sources.append(source)
+            targets.append(target)
+            room -= source.numel()
+    if sources:
+        yield sources, targets
 
 
 def _check_multiplier(noise_multiplier: float) -> None:
