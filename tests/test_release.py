@@ -100,6 +100,12 @@ def test_a_seeded_release_repeats_itself_bit_by_bit() -> None:
     assert all(torch.equal(one[name], two[name]) for name in value)
 
 
+def test_a_secure_source_never_repeats_its_noise_even_with_another_ledger() -> None:
+    source = RandomSource.from_os()
+    one, two = (send({"w": torch.zeros(1_000)}, source=source, ledger=memory())["w"] for _ in range(2))
+    assert (one == two).sum() <= 2
+
+
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=6))
 @settings(deadline=None, max_examples=40)
 def test_the_result_does_not_depend_on_how_the_vector_is_cut_into_tensors(sizes: list[int]) -> None:

@@ -27,6 +27,7 @@ The ledger entry is on disk before the value is returned: no entry without noise
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -129,7 +130,10 @@ def release(
             "coordinates": coordinates,
         }
     )
-    stream = source.stream(f"release/{entry.purpose}", entry.step)
+    # Noise that meets two values gives away their difference. A seeded source repeats itself, which is its purpose;
+    # a secure one must not, even if a caller takes it through two ledgers.
+    salt = f"/{os.urandom(16).hex()}" if source.secure else ""
+    stream = source.stream(f"release/{entry.purpose}{salt}", entry.step)
     return _add_noise(values, noise, lattice, stream)
 
 
