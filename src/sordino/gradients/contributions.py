@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 BLOCK_BYTES = 8 << 20  # dense per-record gradients are made in blocks of about this size
+CACHE_BYTES = 1 << 20  # what stays in a core's cache between a product and its norm
+KEEP_RATIO = 2.0  # hold products of at most this many times the size of the positions they came from
 
 
 def vector_norm(t: Tensor, dim: int) -> Tensor:
@@ -36,9 +38,9 @@ class Contribution(Protocol):
         """Replace the gradients of the records where ``bad`` is true by zero."""
 
 
-def blocks(records: int, coordinates: int, itemsize: int = 4) -> list[tuple[int, int]]:
-    """Ranges of records whose dense gradients take about BLOCK_BYTES."""
-    step = max(1, BLOCK_BYTES // max(1, coordinates * itemsize))
+def blocks(records: int, coordinates: int, itemsize: int = 4, size: int = BLOCK_BYTES) -> list[tuple[int, int]]:
+    """Ranges of records whose dense gradients take about ``size`` bytes."""
+    step = max(1, size // max(1, coordinates * itemsize))
     return [(lo, min(lo + step, records)) for lo in range(0, records, step)]
 
 
@@ -47,14 +49,16 @@ def _masked(t: Tensor, bad: Tensor) -> Tensor:
 
 
 class Dense:
-    """The gradients themselves: (records, *shape)."""
+    """The gradients themselves: (records, *shape), with their squared norms where these came for free."""
 
-    def __init__(self, gradient: Tensor) -> None:
-        self.gradient = gradient
+    def __init__(self, gradient: Tensor, squares: Tensor | None = None) -> None:
+        self.gradient, self.squares = gradient, squares
         self.records = gradient.shape[0]
 
     def norm2(self) -> Tensor:
-        return vector_norm(self.gradient.flatten(1), dim=1).square()
+        if self.squares is None:
+            self.squares = vector_norm(self.gradient.flatten(1), dim=1).square()
+        return self.squares
 
     def weighted(self, weight: Tensor) -> Tensor:
         flat = self.gradient.reshape(self.records, -1)
@@ -65,6 +69,10 @@ class Dense:
 
     def drop(self, bad: Tensor) -> None:
         self.gradient = _masked(self.gradient, bad)
+
+    def add(self, other: Dense) -> None:
+        self.gradient = self.gradient + other.gradient.reshape(self.gradient.shape)
+        self.squares = None
 
 
 class Outer:
@@ -102,6 +110,22 @@ class Outer:
 
     def drop(self, bad: Tensor) -> None:
         self.left, self.right = _masked(self.left, bad), _masked(self.right, bad)
+
+
+def outer(left: Tensor, right: Tensor) -> Contribution:
+    """Σ_s left_s ⊗ right_s, held as the positions or as the product, whichever is less.
+
+    The product costs what the plain weight gradient costs, and then both the norms and the clipped sum are one pass
+    over it; the positions need S²·(d_out + d_in) work for the norms and a matrix product for the sum.
+    """
+    (m, s, p), q = left.shape, right.shape[2]
+    if s == 1 or p * q > KEEP_RATIO * s * (p + q):
+        return Outer(left, right)
+    product, norms = left.new_empty(m, p, q), left.new_empty(m)
+    for lo, hi in blocks(m, p * q, left.element_size(), CACHE_BYTES):
+        torch.bmm(left[lo:hi].mT, right[lo:hi], out=product[lo:hi])
+        torch.linalg.vector_norm(product[lo:hi].flatten(1), dim=1, out=norms[lo:hi])
+    return Dense(product, norms.square_())
 
 
 class Lookup:
@@ -258,10 +282,7 @@ def merged(parts: Sequence[Contribution]) -> Contribution:
         right = torch.cat([o.right for o in outers], 1) if len(outers) > 1 else outers[0].right
         joined.append(Outer(left, right) if len(outers) > 1 else outers[0])
     if denses:
-        first = denses[0].gradient
-        joined.append(
-            denses[0]
-            if len(denses) == 1
-            else Dense(torch.stack([d.gradient.reshape(first.shape) for d in denses]).sum(0))
-        )
+        for other in denses[1:]:
+            denses[0].add(other)
+        joined.append(denses[0])
     return joined[0] if len(joined) == 1 else Total(joined)

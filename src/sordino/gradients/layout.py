@@ -52,6 +52,18 @@ def by_shape(shape: Sequence[int], lead: Sequence[int], rows: int) -> Layout | N
     return Axis(hits[0]) if len(hits) == 1 else None
 
 
+def merged_axis(before: Sequence[int], after: Sequence[int], rows: int) -> Layout | None:
+    """Where the rows are after a reshape that made one dimension of the leading ones; None if that is not certain."""
+    count, size = 0, 1
+    while count < len(before) and size < after[0]:
+        size *= before[count]
+        count += 1
+    hits = [d for d in range(len(before)) if before[d] == rows]
+    if size != after[0] or count < 2 or len(hits) != 1 or hits[0] not in (0, count - 1):
+        return None
+    return Axis(0, size // rows, major=hits[0] == 0)
+
+
 def probed(masks: Sequence[Tensor], lead: Sequence[int]) -> list[Layout]:
     """Every layout that explains the masks: masks[r] is true, over the leading dimensions, where the gradient of row
     r's loss is not zero, in a pass over len(masks) rows."""

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.contributions import Contribution, Dense, Outer
+from sordino.gradients.contributions import Contribution, Dense, outer
 from sordino.gradients.layout import Frame
 from sordino.gradients.tape import Emit, Slot, Tape, Use, hold
 
@@ -30,7 +30,7 @@ def emitter(x: Tensor, weight: Slot | None, bias: Slot | None, *, swapped: bool 
         out: list[tuple[Slot, Contribution]] = []
         if weight is not None:
             a = frame.fold(x, 1)  # (m, S, d_in)
-            out.append((weight, Outer(a, g) if swapped else Outer(g, a)))
+            out.append((weight, outer(a, g) if swapped else outer(g, a)))
         if bias is not None:
             out.append((bias, bias_gradient(g)))
         return out
@@ -41,6 +41,7 @@ def emitter(x: Tensor, weight: Slot | None, bias: Slot | None, *, swapped: bool 
 def _use(tape: Tape, func: Any, x: Tensor, output: Tensor, emit: Emit, *slots: Slot | None) -> Tensor:
     present = tuple(s for s in slots if s is not None)
     use = Use(tape.label(func, present), present, output.shape, tuple(range(output.ndim - 1)), emit, hold(x))
+    use.layout = tape.merged(x)
     return tape.tap(output, use)
 
 

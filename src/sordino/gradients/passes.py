@@ -139,7 +139,7 @@ def _layouts(
     """The layout of each use; or None and the stretched slots that turned out to be common to all rows."""
     layouts: dict[int, Layout] = {}
     for use in run.tape.uses:
-        layout = by_shape(use.shape, use.lead, chunk.rows)
+        layout = use.layout or by_shape(use.shape, use.lead, chunk.rows)
         if layout is not None:
             layouts[use.index] = layout
     doubtful = run.tape.crowded and run.tape.candidates > len(shared)

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from sordino.errors import Refused
 from sordino.gradients.contributions import Contribution
-from sordino.gradients.layout import Frame, Layout
+from sordino.gradients.layout import Frame, Layout, merged_axis
 
 Emit = Callable[[Tensor, Frame], Iterable[tuple["Slot", Contribution]]]
 
@@ -98,6 +98,9 @@ class _Stand(torch.autograd.Function):
         return None, torch.zeros(()), None, None
 
 
+_RESHAPES = frozenset((Tensor.view, Tensor.reshape, Tensor.flatten, torch.flatten, torch.reshape))
+
+
 def _flat(args: Iterable[Any]) -> Iterable[Tensor]:
     for a in args:
         if isinstance(a, Tensor):
@@ -146,6 +149,7 @@ class Tape(TorchFunctionMode):
         self.candidates = 0  # slots stretched to the number of rows, so far
         self.crowded = False  # some tensor has several dimensions that could be the rows
         self._data: dict[int, weakref.ref[Tensor]] = {}
+        self._merged: dict[int, tuple[weakref.ref[Tensor], Layout]] = {}
         self._slots: dict[int, Slot] = {}
         self._alive: list[Tensor] = []
         self.leaves: dict[str, Tensor] = {}
@@ -182,6 +186,18 @@ class Tape(TorchFunctionMode):
             if not self.crowded and (t.shape.count(self.rows) > 1 or self.rows * self.rows in t.shape):
                 self.crowded = self.rows > 1
         return tree
+
+    def _note_merged(self, before: Tensor, after: Tensor) -> None:
+        """Remember where the rows went when leading dimensions, the rows among them, became one."""
+        if self.rows > 1 and after.shape != before.shape and len(after.shape):
+            layout = merged_axis(before.shape, after.shape, self.rows)
+            if layout is not None:
+                self._merged[id(after)] = (weakref.ref(after), layout)
+
+    def merged(self, t: Tensor) -> Layout | None:
+        """The layout of a tensor that was just flattened from a shape that left no doubt."""
+        found = self._merged.get(id(t))
+        return found[1] if found is not None and found[0]() is t else None
 
     def tap(self, output: Tensor, use: Use) -> Tensor:
         """Have the gradient of ``output`` delivered to the use."""
@@ -232,6 +248,7 @@ class Tape(TorchFunctionMode):
         self.leaves.clear()
         self._slots.clear()
         self._data.clear()
+        self._merged.clear()
         self._alive.clear()
         self.arrived = lambda use, gradient: None
 
@@ -252,7 +269,11 @@ class Tape(TorchFunctionMode):
             rules.GUARDS[func](self, func, args, kwargs)
         if not slotted:
             out = func(*args, **kwargs)
-            return self.mark(out) if data else out
+            if not data:
+                return out
+            if func in _RESHAPES:
+                self._note_merged(args[0], out)
+            return self.mark(out)
         if not torch.is_grad_enabled():
             out = func(*self.values(args), **self.values(kwargs))
             return self.mark(out) if data else out
