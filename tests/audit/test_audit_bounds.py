@@ -50,9 +50,7 @@ class TestSteinkeNasrJagielski:
 
     @given(counts(), st.floats(0, 6), st.sampled_from([0.0, 1e-6, 1e-3, 0.02]))
     @settings(max_examples=60, deadline=None)
-    def test_p_value_equals_a_plain_loop(
-        self, count: tuple[int, int, int], epsilon: float, delta: float
-    ) -> None:
+    def test_p_value_equals_a_plain_loop(self, count: tuple[int, int, int], epsilon: float, delta: float) -> None:
         v, r, m = count
         x = math.exp(epsilon) / (1 + math.exp(epsilon))
         pmf = [math.comb(r, k) * x**k * (1 - x) ** (r - k) for k in range(r + 1)]
@@ -144,6 +142,15 @@ class TestCurves:
         assert gaussian_epsilon(0.670487, 1e-5) == pytest.approx(2.7712, abs=1e-4)  # THEORY.md, section 3
         assert gaussian_epsilon(0.0, 1e-5) == 0.0
 
+    @given(st.lists(st.tuples(st.floats(0, 6), st.floats(0, 0.9)), min_size=1, max_size=12), st.floats(0, 1))
+    @settings(max_examples=80, deadline=None)
+    def test_a_profile_is_the_largest_of_its_lines(self, points: list[tuple[float, float]], y: float) -> None:
+        lines = [0.0]
+        for e, d in points:
+            lines += [math.exp(-e) * (y - d), 1 - d - math.exp(e) * (1 - y)]
+        curve = ProfileCurve(tuple(e for e, _ in points), tuple(d for _, d in points))
+        assert curve.least_false(y) == pytest.approx(max(lines), abs=1e-9)
+
     def test_a_profile_needs_matching_points(self) -> None:
         with pytest.raises(InputError, match="profile"):
             ProfileCurve((0.0, 1.0), (0.1,))
@@ -187,9 +194,7 @@ class TestFDP:
 
     @given(counts(), st.floats(0.01, 3), st.floats(0.0, 1.0))
     @settings(max_examples=40, deadline=None)
-    def test_weaker_claims_have_larger_p_values(
-        self, count: tuple[int, int, int], mu: float, more: float
-    ) -> None:
+    def test_weaker_claims_have_larger_p_values(self, count: tuple[int, int, int], mu: float, more: float) -> None:
         strict = p_value_curve(GaussianCurve(mu), *count)
         assert p_value_curve(GaussianCurve(mu + more), *count) >= strict * (1 - 1e-9)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from sordino.audit.bounds import one_run_epsilon, one_run_epsilon_gaussian, one_run_mu
 from sordino.audit.neighbouring import Neighbouring, check_neighbouring, neighbouring
-from sordino.audit.one_run import AuditResult, audit_plan, run_audit
+from sordino.audit.one_run import AuditResult, audit_plan, run_audit, write_audit
 
 __all__ = [
     "AuditResult",
@@ -24,4 +24,5 @@ __all__ = [
     "one_run_epsilon_gaussian",
     "one_run_mu",
     "run_audit",
+    "write_audit",
 ]

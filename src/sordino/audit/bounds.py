@@ -17,8 +17,10 @@ Edge cases: no guess or no right guess gives the p-value 1 and the lower bound 0
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -97,16 +99,36 @@ class ProfileCurve:
     def __post_init__(self) -> None:
         if len(self.epsilons) != len(self.deltas) or not self.epsilons:
             raise InputError("a profile needs as many deltas as epsilons, and at least one")
-        epsilons, deltas = np.asarray(self.epsilons), np.asarray(self.deltas)
-        grow = np.exp(epsilons)
-        slope = np.concatenate([1.0 / grow, grow])  # x ≥ e^−ε(y−δ);  x ≥ 1−δ−e^ε(1−y)
-        offset = np.concatenate([-deltas / grow, 1.0 - deltas - grow])
-        object.__setattr__(self, "_slope", slope)
-        object.__setattr__(self, "_offset", offset)
+
+    @cached_property
+    def _envelope(self) -> tuple[list[float], list[tuple[float, float]]]:
+        """(breakpoints, lines) of the largest of x ≥ 0, x ≥ e^−ε(y−δ) and x ≥ 1−δ−e^ε(1−y)."""
+        lines = [(0.0, 0.0)]
+        for epsilon, delta in zip(self.epsilons, self.deltas, strict=True):
+            grow = math.exp(epsilon)
+            lines += [(1.0 / grow, -delta / grow), (grow, 1.0 - delta - grow)]
+        return upper_envelope(lines)
 
     def least_false(self, true: float) -> float:
-        lines = self._slope * true + self._offset  # type: ignore[attr-defined]
-        return max(0.0, float(lines.max()))
+        breaks, lines = self._envelope
+        slope, offset = lines[bisect_right(breaks, true)]
+        return slope * true + offset
+
+
+def upper_envelope(lines: Sequence[tuple[float, float]]) -> tuple[list[float], list[tuple[float, float]]]:
+    """The lines (slope, offset) that are largest somewhere, by slope, and where each gives way to the next."""
+    kept: list[tuple[float, float]] = []
+    breaks: list[float] = []
+    for slope, offset in sorted(lines):  # of equal slopes the later has the larger offset
+        while kept:
+            meet = (kept[-1][1] - offset) / (slope - kept[-1][0]) if slope > kept[-1][0] else -math.inf
+            if meet > (breaks[-1] if breaks else -math.inf):
+                breaks.append(meet)
+                break
+            kept.pop()
+            del breaks[-1:]
+        kept.append((slope, offset))
+    return breaks, kept
 
 
 def p_value_curve(curve: Curve, correct: int, guesses: int, canaries: int) -> float:

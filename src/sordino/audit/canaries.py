@@ -50,7 +50,7 @@ class Canaries:
 
     def contribution(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """(flat coordinates, values) that the chosen canaries, all of them members, add to the clipped sum."""
-        sign = torch.where(self.coins[chosen], 1.0, -1.0).double()[:, None]
+        sign = 2.0 * self.coins[chosen].double()[:, None] - 1.0
         return self.coordinates[chosen].flatten(), (sign * self.values[chosen]).flatten()
 
 
@@ -76,7 +76,7 @@ def make_canaries(
         chosen = torch.from_numpy(order[: count * block.each].copy()).reshape(count, block.each)
         columns.append(chosen + block.start)
         signs = torch.from_numpy(source.stream("audit/signs", number).bernoulli(0.5, count * block.each))
-        values.append(torch.where(signs.reshape(chosen.shape), block.value, -block.value).double())
+        values.append(block.value * (2.0 * signs.reshape(chosen.shape).double() - 1.0))
     coins = torch.from_numpy(source.stream("audit/coins", 0).bernoulli(0.5, count))
     return Canaries(torch.cat(columns, dim=1), torch.cat(values, dim=1), coins, relation)
 

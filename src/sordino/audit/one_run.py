@@ -105,7 +105,7 @@ def audit_plan(
     tamper: Callable[[Plan], Plan] | None = None,
     chunk: int = DEFAULT_CHUNK,
 ) -> AuditResult:
-    """Trains a copy of `model` for `steps` of the plan's steps with canaries, and guesses their coins.
+    """Trains a copy of `model` (plain SGD) for `steps` of the plan's steps with canaries, and guesses their coins.
 
     `canaries`: default 5000, or as many as the model has room for. `seed`: repeatable (and then insecure).
     `noise_scale` and `tamper` break the run behind the accountant's back: they test the audit, not the plan.
@@ -137,9 +137,16 @@ def run_audit(
     """`audit_plan`, written to `out/audit.json` if `out` is given; ClaimBroken (exit code 3) if the claim is broken."""
     result = audit_plan(plan, model, loss, dataset, **options)
     if out is not None:
-        document = json.dumps(result.to_dict(), indent=2, ensure_ascii=False) + "\n"
-        write_atomically(Path(out) / "audit.json", document.encode())
+        write_audit(result, out)
     return result.check()
+
+
+def write_audit(result: AuditResult, out: Path | str) -> Path:
+    """Writes `out/audit.json`, whole or not at all; a report of that directory then shows it."""
+    path = Path(out) / "audit.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(result.to_dict(), indent=2, ensure_ascii=False) + "\n").encode())
+    return path
 
 
 def play(
@@ -156,7 +163,7 @@ def play(
 ) -> Tensor:
     """Runs the plan through the one door with canaries among the records; the score of each canary."""
     wrapped = CanaryGradients(gradient_sum, canaries, records)
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=lr)
+    parameters = dict(model.named_parameters())
     scores = torch.zeros(len(canaries), dtype=torch.float64)
     with Ledger.open(None, plan.to_dict()) as ledger:
         for private in private_steps(plan, wrapped, records=plan.records, source=source, ledger=ledger, chunk=chunk):
@@ -168,8 +175,9 @@ def play(
                 drawn = torch.zeros(len(canaries), dtype=torch.bool)
                 drawn[wrapped.drawn] = True
             scores += scorer.step(observed[canaries.coordinates], canaries.values, drawn)
-            private.assign(model)
-            optimizer.step()
+            with torch.no_grad():
+                for name, gradient in private.gradients.items():
+                    parameters[name].sub_(gradient, alpha=lr)
     return scores
 
 

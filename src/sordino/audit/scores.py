@@ -29,7 +29,7 @@ from sordino.plan import Plan
 from sordino.release import Laplace
 from sordino.sampling import Partition, Poisson, WithoutReplacement
 
-SHARES = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 """Shares of the canaries that may be guessed to be in, and to be out."""
 
 ALTERNATIVE = 0.5
