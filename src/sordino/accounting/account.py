@@ -91,7 +91,8 @@ def pld_epsilon(releases: Releases, delta: float, relation: str, tolerance: floa
     everything = list(rest)
     if gaussian is not None:  # relation is already in the scale
         everything.append((Release("gaussian", gaussian * (1 if relation == "add-remove" else 2)), 1))
-    return _on_grid(everything, delta, relation, tolerance), "pld"
+    value = _on_grid(everything, delta, relation, tolerance)
+    return min(value, _pure_epsilon(everything, relation)), "pld"
 
 
 def _merge(releases: Releases, relation: str) -> tuple[float | None, list[tuple[Release, int]]]:
@@ -111,6 +112,16 @@ def _closed_form(sigma: float, delta: float) -> float:
     """Balle, Wang 2018, Thm 8: the Gaussian mechanism exactly; the root finder's tolerance is added."""
     value = float(get_epsilon_gaussian(sigma, delta))
     return value + 4e-12 * (1 + value) if value > 0 else 0.0
+
+
+def _pure_epsilon(releases: Releases, relation: str) -> float:
+    """Σ of the largest privacy losses: finite for Laplace noise alone, and the answer when δ is tiny."""
+    total = 0.0
+    for release, count in releases:
+        if release.mechanism != "laplace":
+            return math.inf
+        total += count * release.pair(relation).loss(2.0)
+    return total * (1 + 1e-12)
 
 
 def _total_variation(releases: Releases, relation: str) -> float:
@@ -140,8 +151,9 @@ def _on_grid(releases: Releases, delta: float, relation: str, tolerance: float) 
         try:
             forward, backward = directions(interval)
             value = Composition(forward, interval, cells).epsilon(delta, tilt)
-            symmetric = all(f is b for (f, _), (b, _) in zip(forward, backward, strict=True))
-            return value if symmetric else max(value, Composition(backward, interval, cells).epsilon(delta, tilt))
+            if relation == "replace-one":  # every pair is then its own mirror image
+                return value
+            return max(value, Composition(backward, interval, cells).epsilon(delta, tilt))
         except GridTooLarge:
             interval *= 2
     raise GridTooLarge(f"no grid finer than {interval:.3g} fits")
@@ -158,13 +170,19 @@ def _choose_grid(compose: Callable[[float], Composition], delta: float, toleranc
     value = tilt = variance = 0.0
     change = 0.0  # how the last round changed the interval; a small change keeps ε and θ as they are
     for _ in range(60):
-        composition = compose(interval)
+        try:
+            composition = compose(interval)
+        except GridTooLarge:
+            if change == 0:
+                raise
+            return 2 * interval, tilt
         if change < 0.2:
             value, tilt = composition.renyi(delta)
             _, variance = composition.moments(tilt)
         allowed = tolerance * max(0.8 * value, 0.02 * math.sqrt(variance))
         excess = (tilt + 1) / 2 * composition.added_variance(tilt) * 2 / 3
-        if excess <= allowed * 1.3 and (change > 0 or value > 0):
+        large = sum(len(part.losses) for part in composition.parts) > _FEW_CELLS / 2
+        if excess <= allowed * (15 if large else 1.3) and (change > 0 or value > 0):
             break
         change = max(math.sqrt(allowed / max(excess, 1e-300)), 0.05)
         interval *= min(change, 0.7)

@@ -63,11 +63,15 @@ class Release:
             return None
         return dp_event.PoissonSampledDpEvent(self.sampling_rate, base)
 
+    def pair(self, relation: str) -> Pair:
+        """The dominating pair of this release as Poisson sampling (or none) makes it."""
+        return _pair(self.mechanism, self.noise_multiplier, self.sampling_rate, relation)
+
     def discretiser(self, relation: str) -> Discretise:
         """(interval, tail) → the PLDs in both directions."""
         if self.batch is not None:
             return self._without_replacement(relation)
-        pair = _pair(self.mechanism, self.noise_multiplier, self.sampling_rate, relation)
+        pair = self.pair(relation)
         if self.cap is None:
             return lambda interval, tail: discretise(pair, interval, tail)
         return self._truncated(pair, relation)

@@ -93,7 +93,7 @@ class Composition:
             return (self.cumulant(tilt) + tightening - math.log(delta)) / tilt
 
         found = minimize_scalar(
-            bound, bounds=(guess - 7, guess + 5), method="bounded", options={"xatol": 0.05, "maxiter": 30}
+            bound, bounds=(guess - 7, guess + 5), method="bounded", options={"xatol": 0.05, "maxiter": 24}
         )
         return max(float(found.fun), 0.0), math.exp(float(found.x))
 
@@ -141,6 +141,8 @@ class Composition:
             return max(loss, 0.0)
         start = index - 1
         left = (first + start) * self.interval
+        if discounted[start] <= 0:
+            return loss
         inside = math.log((above[start] - target) / discounted[start])
         return max(min(left + inside, loss), 0.0)
 

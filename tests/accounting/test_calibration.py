@@ -1,0 +1,90 @@
+"""calibrate: the smallest noise that meets a target, never above it, within 1e-3 below it, or a clear refusal."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+from dp_accounting import dp_event
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sordino.accounting import account_dpsgd, calibrate, calibrate_dpsgd, epsilon
+from sordino.errors import InputError
+
+
+@given(
+    target=st.floats(-1.5, 1.3).map(lambda x: 10**x),
+    rate=st.floats(-4, 0).map(lambda x: 10**x),
+    steps=st.floats(0, 4).map(lambda x: round(10**x)),
+    delta=st.floats(-10, -3).map(lambda x: 10**x),
+)
+@settings(deadline=None, max_examples=20)
+def test_never_above_the_target_and_within_a_thousandth(
+    target: float, rate: float, steps: int, delta: float
+) -> None:
+    if rate * steps <= delta:  # then (0, δ) holds without noise
+        return
+    try:
+        found = calibrate_dpsgd(target, steps, delta, sampling_rate=rate)
+    except InputError as error:
+        assert "no privacy" in str(error)  # a target that is met by the least noise on offer
+        return
+    assert target - 1e-3 * min(1.0, target) <= found["epsilon"] <= target
+    again = account_dpsgd(found["noise_multiplier"], steps, delta, sampling_rate=rate)
+    assert again["epsilon"] == found["epsilon"]
+    less = account_dpsgd(found["noise_multiplier"] * 0.99, steps, delta, sampling_rate=rate)
+    assert less["epsilon"] > target
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampling_rate": 0.01, "accountant": "rdp"},
+        {"sampling_rate": 0.01, "relation": "replace-one"},
+        {"sampling": "partition", "records": 1000, "batch": 10},
+        {"sampling": "without-replacement", "records": 1000, "batch": 10},
+        {"sampling": "truncated-poisson", "records": 1000, "batch": 10, "cap": 20},
+        {"sampling_rate": 0.01, "mechanism": "laplace"},
+    ],
+)
+def test_every_sampler_can_be_calibrated(options: dict[str, object]) -> None:
+    found = calibrate_dpsgd(2.0, 500, 1e-5, **options)  # type: ignore[arg-type]
+    assert 2.0 - 1e-3 <= found["epsilon"] <= 2.0
+    assert found["target_epsilon"] == 2.0
+
+
+def test_calibration_takes_a_fraction_of_a_second() -> None:
+    begin = time.process_time()
+    calibrate_dpsgd(2.0, 10_000, 1e-5, sampling_rate=0.01)
+    assert time.process_time() - begin < 3
+
+
+def with_statistic(sigma: float) -> dp_event.DpEvent:
+    step = dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(sigma))
+    return dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(step, 100), dp_event.GaussianDpEvent(4.0)])
+
+
+def test_fixed_releases_are_part_of_the_budget() -> None:
+    sigma, value = calibrate(with_statistic, 1.5, 1e-5)
+    assert value == epsilon(with_statistic(sigma), 1e-5)
+    assert 1.5 - 1e-3 <= value <= 1.5
+    assert sigma > calibrate_dpsgd(1.5, 100, 1e-5, sampling_rate=0.01)["noise_multiplier"]
+
+
+def test_an_impossible_budget_says_what_can_be_reached() -> None:
+    floor = epsilon(dp_event.GaussianDpEvent(4.0), 1e-5)
+    with pytest.raises(InputError, match=f"cannot be reached.*{floor:.3g}"):
+        calibrate(with_statistic, 0.5, 1e-5)
+
+
+def test_a_target_beyond_all_privacy_is_an_input_error() -> None:
+    with pytest.raises(InputError, match="no privacy"):
+        calibrate_dpsgd(1e9, 10, 1e-5, sampling_rate=1.0)
+
+
+@pytest.mark.parametrize("target", [0.0, -1.0, math.nan, math.inf, "3", None])
+def test_the_target_is_checked(target: object) -> None:
+    with pytest.raises(InputError, match="epsilon"):
+        calibrate_dpsgd(target, 10, 1e-5, sampling_rate=0.1)  # type: ignore[arg-type]
