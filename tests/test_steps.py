@@ -12,7 +12,6 @@ from torch.utils.data import Dataset, TensorDataset
 from sordino.errors import InputError, SordinoError
 from sordino.ledger import Ledger
 from sordino.plan import Plan
-from sordino.randomness import RandomSource
 from sordino.sampling import LogicalBatch
 from sordino.steps import PrivateStep, private_steps, record_gradients
 
@@ -41,7 +40,7 @@ def steps_of(
 
 def test_a_step_is_the_clipped_sum_plus_noise_over_the_public_divisor(records: Records, linear: nn.Module) -> None:
     seen: list[LogicalBatch] = []
-    plan = plan_for(200, noise_multiplier=1e-4, steps=1, clip_norm=0.5)
+    plan = plan_for(200, noise_multiplier=1e-3, steps=1, clip_norm=0.5)
     inner = record_gradients(linear, nn.functional.cross_entropy, records, plan.clipping)
 
     def gradient_sum(batch: LogicalBatch):  # type: ignore[no-untyped-def]
@@ -58,8 +57,8 @@ def test_a_step_is_the_clipped_sum_plus_noise_over_the_public_divisor(records: R
         factor = min(1.0, 0.5 / float(torch.cat([g.flatten() for g in gradient]).norm()))
         total = [t + factor * g for t, g in zip(total, gradient, strict=True)]
     assert 0 < len(seen[0].indices) != 20, "the divisor must be the expected batch, not this batch's size"
-    assert torch.allclose(step.gradients["weight"], total[0] / 20, atol=1e-4)
-    assert torch.allclose(step.gradients["bias"], total[1] / 20, atol=1e-4)
+    assert torch.allclose(step.gradients["weight"], total[0] / 20, atol=5e-4)
+    assert torch.allclose(step.gradients["bias"], total[1] / 20, atol=5e-4)
 
 
 def test_the_result_does_not_depend_on_the_chunk(records: Records, linear: nn.Module) -> None:
@@ -156,16 +155,16 @@ def test_a_nan_record_contributes_nothing_and_the_rest_is_unharmed(records: Reco
     """Seen with Opacus 1.6.0: one NaN record turns the model into NaN."""
     inputs = records[0].clone()
     inputs[::10] = torch.nan
-    plan = plan_for(200, expected_batch=200, steps=1, noise_multiplier=1e-4)
+    plan = plan_for(200, expected_batch=200, steps=1, noise_multiplier=1e-3)
     (step,) = steps_of(linear, (inputs, records[1]), plan, records=200)
     keep = [i for i in range(200) if i % 10]
-    kept = plan_for(180, expected_batch=180, steps=1, noise_multiplier=1e-4, divisor=200.0)
+    kept = plan_for(180, expected_batch=180, steps=1, noise_multiplier=1e-3, divisor=200.0)
     (clean,) = steps_of(linear, (inputs[keep], records[1][keep]), kept, records=180)
-    assert torch.allclose(step.gradients["weight"], clean.gradients["weight"], atol=1e-4)
+    assert torch.allclose(step.gradients["weight"], clean.gradients["weight"], atol=5e-4)
 
 
-def test_sources_are_fresh_each_time_unless_seeded() -> None:
-    secure = plan_for(10, insecure_seed=None)
-    assert secure.source().secure
-    assert not isinstance(plan_for(10).source(), type(None))
-    assert not RandomSource.seeded(1).secure
+def test_noise_is_fresh_each_time_unless_it_is_seeded(records: Records, linear: nn.Module) -> None:
+    for seed, same in ((None, False), (1, True)):
+        plan = plan_for(200, insecure_seed=seed, steps=1)
+        (one,), (two,) = (list(steps_of(linear, records, plan, records=200)) for _ in range(2))
+        assert torch.equal(one.gradients["weight"], two.gradients["weight"]) == same

@@ -77,9 +77,7 @@ def private_steps(
             noise=plan.noise,
             source=source,
             ledger=ledger,
-            entry=Entry(
-                purpose="gradient", step=batch.step, sampling=plan.sampling.to_dict(), relation=plan.relation
-            ),
+            entry=Entry(purpose="gradient", step=batch.step, sampling=plan.sampling.to_dict(), relation=plan.relation),
         )
         yield PrivateStep(batch.step, {name: value.div_(plan.divisor) for name, value in noisy.items()})
 
@@ -88,9 +86,7 @@ def plan_batches(
     plan: Plan, *, records: int, source: RandomSource, chunk: int = DEFAULT_CHUNK, start: int = 0
 ) -> Iterator[LogicalBatch]:
     """The logical batches of the plan, drawn by the sampler that the accountant was told of."""
-    return batches(
-        plan.sampling, records=records, steps=plan.steps, source=source, chunk=chunk, start=start
-    )
+    return batches(plan.sampling, records=records, steps=plan.steps, source=source, chunk=chunk, start=start)
 
 
 def check_records(plan: Plan, records: int) -> None:
@@ -109,9 +105,7 @@ def check_records(plan: Plan, records: int) -> None:
         )
 
 
-def record_gradients(
-    model: nn.Module, loss: Callable[..., Tensor], dataset: Any, clipping: Clipping
-) -> GradientSum:
+def record_gradients(model: nn.Module, loss: Callable[..., Tensor], dataset: Any, clipping: Clipping) -> GradientSum:
     """The clipped sum of each batch of `dataset`, chunk by chunk, at the model's weights of that moment.
 
     `dataset`: a pair of tensors (inputs, targets), anything with `.inputs` and `.targets`, or a map-style

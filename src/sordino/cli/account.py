@@ -8,7 +8,18 @@ from typing import Any
 from sordino.accounting import account_dpsgd, calibrate_dpsgd
 from sordino.cli.common import Commands, add_json, emit
 
-SHARED = ("steps", "delta", "sampling_rate", "sampling", "records", "batch", "cap", "relation", "accountant", "mechanism")
+SHARED = (
+    "steps",
+    "delta",
+    "sampling_rate",
+    "sampling",
+    "records",
+    "batch",
+    "cap",
+    "relation",
+    "accountant",
+    "mechanism",
+)
 
 
 def add(commands: Commands) -> None:
@@ -34,13 +45,9 @@ def add(commands: Commands) -> None:
     )
 
 
-def _add_dpsgd(
-    parser: argparse.ArgumentParser, summary: str, epilog: str, flag: str, flag_help: str, run: Any
-) -> None:
+def _add_dpsgd(parser: argparse.ArgumentParser, summary: str, epilog: str, flag: str, flag_help: str, run: Any) -> None:
     methods = parser.add_subparsers(title="methods", metavar="METHOD", required=True)
-    dpsgd = methods.add_parser(
-        "dpsgd", help=summary, description=summary[0].upper() + summary[1:] + ".", epilog=epilog
-    )
+    dpsgd = methods.add_parser("dpsgd", help=summary, description=summary[0].upper() + summary[1:] + ".", epilog=epilog)
     dpsgd.add_argument(flag, type=float, required=True, metavar="X", help=flag_help)
     dpsgd.add_argument("--steps", type=int, required=True, metavar="T")
     dpsgd.add_argument("--delta", type=float, required=True, metavar="δ")

@@ -29,9 +29,7 @@ def add(commands: Commands) -> None:
         help="override a key of the recipe (may be given several times)",
     )
     _add_run_flags(parser)
-    parser.add_argument(
-        "--resume", action="store_true", help="go on with the run in the directory, if there is one"
-    )
+    parser.add_argument("--resume", action="store_true", help="go on with the run in the directory, if there is one")
     parser.set_defaults(run=_train)
     demo = commands.add_parser(
         "demo",
@@ -45,9 +43,7 @@ def add(commands: Commands) -> None:
 
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run directory (default: runs/NAME)")
-    parser.add_argument(
-        "--data-dir", type=Path, metavar="DIR", help="where the datasets are (default: $SORDINO_DATA)"
-    )
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the datasets are (default: $SORDINO_DATA)")
     add_json(parser)
 
 
