@@ -17,7 +17,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-KEYS = ("test_accuracy", "noise_free_accuracy", "epsilon", "delta", "relation", "sampler", "accountant", "seconds", "seed")
+KEYS = (
+    "test_accuracy",
+    "noise_free_accuracy",
+    "epsilon",
+    "delta",
+    "relation",
+    "sampler",
+    "accountant",
+    "seconds",
+    "seed",
+)
 
 
 def run_seed(recipe: Path, seed: int, work: Path, overrides: list[str]) -> dict[str, Any]:

@@ -81,6 +81,4 @@ def release_histogram(
 def _fresh_batch(plan: Plan, records: int, source: RandomSource, chunk: int) -> LogicalBatch:
     """A draw of its own, after all of training's: two releases from one draw would not compose as accounted."""
     last = plan.steps
-    return next(
-        batches(plan.sampling, records=records, steps=last + 1, source=source, chunk=chunk, start=last)
-    )
+    return next(batches(plan.sampling, records=records, steps=last + 1, source=source, chunk=chunk, start=last))

@@ -103,9 +103,7 @@ def run_recipe(
 def prepare(recipe: Recipe, data_dir: Path | None = None, progress: bool | None = None) -> Prepared:
     """Checks the recipe against what there is, and loads the data."""
     if recipe.method.name != "dpsgd":
-        raise InputError(
-            f"method {recipe.method.name!r} is unknown{suggestion(recipe.method.name, ['dpsgd'])}"
-        )
+        raise InputError(f"method {recipe.method.name!r} is unknown{suggestion(recipe.method.name, ['dpsgd'])}")
     optimizer = _one_of(OPTIMIZERS, recipe.train.optimizer, "train.optimizer")
     clipping = _clipping(recipe)
     public_size = recipe.data.records or data.entry(recipe.data.name).records[0]
@@ -150,9 +148,7 @@ def _earlier_result(recipe: Recipe, out: Path, resume: bool) -> dict[str, Any] |
             raise InputError(f"{out} is not empty and holds no run: give another directory with --out")
         return None
     if not resume:
-        raise InputError(
-            f"{out} holds a run already: go on with --resume, or give another directory with --out"
-        )
+        raise InputError(f"{out} holds a run already: go on with --resume, or give another directory with --out")
     if Recipe.read(earlier) != recipe:
         raise InputError(
             f"{earlier} is not the recipe given: resume with the same one, or give another directory with --out"
@@ -166,9 +162,7 @@ def _earlier_result(recipe: Recipe, out: Path, resume: bool) -> dict[str, Any] |
     return document
 
 
-def _settings(
-    recipe: Recipe, optimizer: type[torch.optim.Optimizer], steps: int, progress: bool | None
-) -> Settings:
+def _settings(recipe: Recipe, optimizer: type[torch.optim.Optimizer], steps: int, progress: bool | None) -> Settings:
     section = recipe.train
     known = [name for name in inspect.signature(optimizer).parameters if name not in ("params", "lr")]
     for key in section.options:
@@ -232,9 +226,7 @@ def _one_of(known: Mapping[str, T], name: str, key: str) -> T:
     return known[name]
 
 
-def _write_results(
-    prepared: Prepared, result: Result, noise_free: Result | None, out: Path
-) -> dict[str, Any]:
+def _write_results(prepared: Prepared, result: Result, noise_free: Result | None, out: Path) -> dict[str, Any]:
     """model.safetensors, result.json, report.html, in this order; then the checkpoints may go."""
     assert result.guarantee is not None
     recipe, plan, guarantee = prepared.recipe, prepared.plan, result.guarantee
@@ -269,9 +261,7 @@ def _write_results(
     return document
 
 
-NOT_PRIVATE = (
-    "computed from the private records without noise; no guarantee covers this file: do not publish it"
-)
+NOT_PRIVATE = "computed from the private records without noise; no guarantee covers this file: do not publish it"
 
 
 def environment() -> dict[str, str | int]:

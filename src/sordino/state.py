@@ -113,9 +113,7 @@ def load_model(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, tensor in own.items():
             if tensor.shape != values[name].shape:
-                raise InputError(
-                    f"{name} has shape {tuple(values[name].shape)}, the model's is {tuple(tensor.shape)}"
-                )
+                raise InputError(f"{name} has shape {tuple(values[name].shape)}, the model's is {tuple(tensor.shape)}")
             tensor.copy_(values[name])
 
 
@@ -149,11 +147,7 @@ def _detach_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         tensors[path] = value
         return {"tensor": path}
     if isinstance(value, Mapping):
-        return {
-            "map": [
-                [key, _detach_tensors(v, f"{path}/{i}", tensors)] for i, (key, v) in enumerate(value.items())
-            ]
-        }
+        return {"map": [[key, _detach_tensors(v, f"{path}/{i}", tensors)] for i, (key, v) in enumerate(value.items())]}
     if isinstance(value, list | tuple):
         return {"list": [_detach_tensors(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]}
     if value is None or isinstance(value, bool | int | float | str):

@@ -116,9 +116,7 @@ def train(
     if resume and folder is None:
         raise InputError("resume needs the directory of the run: give out=")
     guarantee = plan.guarantee()
-    loop = _Loop(
-        model, optimizer, lr, settings, plan.steps, evaluate, folder, _fingerprint(plan, settings, lr)
-    )
+    loop = _Loop(model, optimizer, lr, settings, plan.steps, evaluate, folder, _fingerprint(plan, settings, lr))
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     with Ledger.open(folder / "ledger.jsonl" if folder else None, plan.to_dict()) as ledger:
@@ -140,9 +138,7 @@ def train(
             start=start,
         )
         skipped = int(state.scalars.get("skipped_steps", 0)) + start - state.step
-        result = loop.run(
-            steps, replace(state, step=start, scalars={**state.scalars, "skipped_steps": skipped}), plan
-        )
+        result = loop.run(steps, replace(state, step=start, scalars={**state.scalars, "skipped_steps": skipped}), plan)
         histogram = release_histogram(
             plan, counted, records=count_records(dataset), source=source, ledger=ledger, chunk=settings.chunk
         )
@@ -251,10 +247,7 @@ class _Loop:
                 if self._due(done, self.settings.eval_every):
                     self._log(done, average, spent, earlier + time.monotonic() - started)
                 minutes = (time.monotonic() - last_saved) / 60
-                if (
-                    self._due(done, self.settings.checkpoint_every)
-                    or minutes >= self.settings.checkpoint_minutes
-                ):
+                if self._due(done, self.settings.checkpoint_every) or minutes >= self.settings.checkpoint_minutes:
                     self._save(state, done, average, earlier + time.monotonic() - started)
                     last_saved = time.monotonic()
                 bar.advance(done, self.metrics.latest)
@@ -271,9 +264,7 @@ class _Loop:
     def _epsilon_at(self, plan: Plan | None, start: int) -> dict[int, float]:
         """ε after each of the steps that will be evaluated."""
         every = self.settings.eval_every
-        points = {done for done in range(start + 1, self.steps + 1) if every and done % every == 0} | {
-            self.steps
-        }
+        points = {done for done in range(start + 1, self.steps + 1) if every and done % every == 0} | {self.steps}
         return dict(zip(sorted(points), epsilon_curve(plan, sorted(points)), strict=True)) if plan else {}
 
     def _log(self, done: int, average: Average | None, spent: Mapping[int, float], seconds: float) -> None:

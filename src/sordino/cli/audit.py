@@ -18,7 +18,7 @@ def add(commands: Commands) -> None:
         "out by a fair coin), guesses the coins from what was released, and turns the number of right guesses into a "
         "lower bound on ε. A bound above the claim means that the mechanism is broken: exit code 3. A bound below it "
         "proves nothing, but a broken mechanism rarely passes.",
-        epilog="example: sordino audit --noise-scale 0.5   (the noise halved behind the accountant's back: exit code 3)",
+        epilog="example: sordino audit --noise-scale 0.5  (half the noise that is claimed: exit code 3)",
     )
     parser.add_argument("recipe", nargs="?", type=Path, metavar="RECIPE.toml", help="default: a small one of our own")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
