@@ -216,19 +216,16 @@ class Stream:
         pairs = (out.numel() + 1) // 2
         work = self._workspace(2 * pairs)
         address = self._words
-        words = work.words[: 2 * pairs]
-        self._fill(words)
-        words[:pairs] &= _MASK63
-        signed = words.view("<i8")
-        bits = torch.from_numpy(signed)
-        z = work.z[: 2 * pairs]
-        log_u = work.log[:pairs].copy_(bits[:pairs]).mul_(2.0**-63).log_()  # U ∈ (u, u+1)·2⁻⁶³
+        self._fill(work.words)
+        work.first_words &= _MASK63
+        log_u = work.log.copy_(work.first).mul_(2.0**-63).log_()  # U ∈ (u, u+1)·2⁻⁶³
         slow = _outside(log_u, _NORMAL_LOGS)
         radius = log_u.mul_(-2.0 * scale * scale).sqrt_()  # scale · √(−2 ln U)
-        angle = z[pairs:].copy_(bits[pairs:]).mul_(2.0 * math.pi * 2.0**-64)  # V ∈ (v, v+1)·2⁻⁶⁴ ⊂ [−½, ½]
-        torch.cos(angle, out=z[:pairs]).mul_(radius)
+        angle = work.right.copy_(work.second).mul_(2.0 * math.pi * 2.0**-64)  # V ∈ (v, v+1)·2⁻⁶⁴ ⊂ [−½, ½]
+        torch.cos(angle, out=work.left).mul_(radius)
         angle.sin_().mul_(radius)
-        rounded = torch.round(z, out=out if out.numel() == 2 * pairs else work.rounded[: 2 * pairs])
+        z, signed = work.z, work.signed
+        rounded = torch.round(z, out=out if out.numel() == 2 * pairs else torch.empty_like(z))
         undecided = _undecided(z, rounded, scale)
         result = rounded.numpy()
         for i in {*slow.tolist(), *(undecided % pairs).tolist()}:
@@ -239,14 +236,13 @@ class Stream:
             out.copy_(rounded[: out.numel()])
 
     def _laplace_block(self, out: Tensor, scale: float) -> None:
-        n = out.numel()
-        work = self._workspace(n)
+        work = self._workspace(out.numel())
         address = self._words
-        words = work.words[:n]
+        words = work.words
         self._fill(words)
         sign = words & ~_MASK63
         words &= _MASK63
-        z = work.z[:n].copy_(torch.from_numpy(words.view("<i8"))).mul_(2.0**-63).log_()
+        z = work.z.copy_(torch.from_numpy(work.signed)).mul_(2.0**-63).log_()
         slow = _outside(z, _LAPLACE_LOGS)
         rounded = torch.round(z.mul_(-scale), out=out)
         undecided = _undecided(z, rounded, scale)
@@ -256,7 +252,7 @@ class Stream:
         result.view(np.uint64)[...] |= sign  # the sign bit of a double sits where that of the word was
 
     def _workspace(self, n: int) -> _Work:
-        if self._work is None or len(self._work.words) < n:
+        if self._work is None or len(self._work.words) != n:
             self._work = _Work(n)
         return self._work
 
@@ -267,13 +263,17 @@ class Stream:
 
 
 class _Work:
-    """The buffers of one block, allocated once for all blocks of a stream."""
+    """The buffers of a block of n words and the views into them, made once for all blocks of this size."""
 
     def __init__(self, n: int) -> None:
+        half = n // 2
         self.words = np.empty(n, dtype="<u8")
-        self.log = torch.empty(n // 2, dtype=torch.float64)
+        self.signed = self.words.view("<i8")
+        self.first_words = self.words[:half]
+        self.first, self.second = torch.from_numpy(self.signed[:half]), torch.from_numpy(self.signed[half:])
+        self.log = torch.empty(half, dtype=torch.float64)
         self.z = torch.empty(n, dtype=torch.float64)
-        self.rounded = torch.empty(n, dtype=torch.float64)
+        self.left, self.right = self.z[:half], self.z[half:]
 
 
 def _outside(log_u: Tensor, bounds: tuple[float, float]) -> npt.NDArray[np.intp]:
