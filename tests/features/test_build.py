@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sordino.errors import InputError
-from sordino.features import Scattering2D, build, default_folder, group_normalise
+from sordino.features import Extractor, Scattering2D, build, default_folder, group_normalise
 from sordino.features.cache import cached
 
 IMAGES = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -24,6 +24,18 @@ def test_none_hands_the_inputs_through() -> None:
 def test_scattering_with_group_normalisation_is_the_two_of_them() -> None:
     extract = build({"name": "scattering", "normalise": "group", "groups": 27})
     assert torch.equal(extract(IMAGES), group_normalise(Scattering2D()(IMAGES), 27))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 6])
+def test_the_chunk_of_an_extractor_does_not_show(chunk: int) -> None:
+    whole = build({"name": "scattering", "normalise": "group"})
+    in_parts = Extractor(whole.spec, chunk=chunk)(IMAGES)
+    assert in_parts.shape == (5, 81, 2, 2)
+    assert torch.allclose(in_parts, whole(IMAGES), atol=1e-5)
+
+
+def test_no_images_give_no_features_of_the_right_shape() -> None:
+    assert build({"name": "scattering"})(IMAGES[:0]).shape == (0, 81, 2, 2)
 
 
 def test_the_specification_has_all_defaults_filled_in() -> None:
