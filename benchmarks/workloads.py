@@ -124,7 +124,11 @@ class TransformerClassifier(nn.Module):
 
 
 class LstmClassifier(nn.Module):
-    """Embedding 100, one nn.LSTM of 128 units as it comes from torch, the last hidden state classifies."""
+    """Embedding 100, one nn.LSTM of 128 units as it comes from torch, the mean of its states classifies.
+
+    Not the last state alone: its gradient decays over 200 steps into subnormal numbers, on which this kind of
+    CPU takes ten times as long, with every engine (3.9 s instead of 0.37 s for a plain step).
+    """
 
     def __init__(self, vocabulary: int = 20_000, width: int = 100, hidden: int = 128) -> None:
         super().__init__()
@@ -134,7 +138,7 @@ class LstmClassifier(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         states, _ = self.lstm(self.tokens(ids))
-        logits: Tensor = self.head(states[:, -1])
+        logits: Tensor = self.head(states.mean(1))
         return logits
 
 
