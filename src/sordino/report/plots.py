@@ -63,9 +63,11 @@ def line_plot(steps: Sequence[float], values: Sequence[float], series: Series) -
     y = Axis.around([*values, *level], HEIGHT - BOTTOM, TOP, zero=not series.percent)
     points = [(x(s), y(v)) for s, v in zip(steps, values, strict=True)]
     path = "M" + " L".join(f"{px:.1f} {py:.1f}" for px, py in points)
-    area = f"{path} L{points[-1][0]:.1f} {HEIGHT - BOTTOM} L{points[0][0]:.1f} {HEIGHT - BOTTOM} Z"
     shapes = [_label(x(t), HEIGHT - BOTTOM + 20, x.label(t), "tick middle") for t in x.ticks()]
-    shapes += [Markup('<path class="area" d="{}"/><path class="line" d="{}"/>').format(area, path)]
+    if y.low == 0:  # an area that does not start at zero would deceive
+        area = f"{path} L{points[-1][0]:.1f} {HEIGHT - BOTTOM} L{points[0][0]:.1f} {HEIGHT - BOTTOM} Z"
+        shapes.append(Markup('<path class="area" d="{}"/>').format(area))
+    shapes.append(Markup('<path class="line" d="{}"/>').format(path))
     if len(points) <= 40:
         shapes += [Markup('<circle class="dot" cx="{:.1f}" cy="{:.1f}" r="2.4"/>').format(*p) for p in points]
     shapes.append(Markup('<circle class="end" cx="{:.1f}" cy="{:.1f}" r="4.5"/>').format(*points[-1]))
