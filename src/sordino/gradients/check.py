@@ -34,7 +34,8 @@ def brute_force(
     per_row = row_loss(loss)
     names, groups = list(parameters), layers(parameters)
     sums = {k: torch.zeros_like(p) for k, p in parameters.items()}
-    norms, losses = torch.zeros(records, dtype=next(iter(parameters.values())).dtype), torch.zeros(n)
+    kind = next(iter(parameters.values())).dtype
+    norms, losses = torch.zeros(records, dtype=kind), torch.zeros(n, dtype=kind)
     dropped = 0
     for i in range(records):
         gradient = {k: torch.zeros_like(p) for k, p in parameters.items()}
