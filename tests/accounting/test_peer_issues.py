@@ -17,7 +17,7 @@ def eps(rate: float, sigma: float, steps: int, delta: float, accountant: str = "
 
 @pytest.mark.parametrize("target", [8.0, 12.0, 50.0, 200.0])
 def test_opacus_601_calibration_fails_for_specific_inputs(target: float) -> None:
-    """"Discrete mean differs significantly from continuous mean": few-shot settings, large rates, few steps."""
+    """ "Discrete mean differs significantly from continuous mean": few-shot settings, large rates, few steps."""
     for rate, steps in ((0.5, 40), (1.0, 20), (0.1, 7), (64 / 500, 160)):
         found = calibrate_dpsgd(target, steps, 1e-5, sampling_rate=rate)
         assert target - 1e-3 <= found["epsilon"] <= target
@@ -56,7 +56,7 @@ def test_prv_accountant_36_discrete_mean_differs(rate: float, sigma: float, step
 def test_prv_accountant_42_very_large_epsilons() -> None:
     """q = 0.2, σ = 1, 10 of at most 500 steps at δ = 1e-5: the issue's own numbers."""
     few, many = eps(0.2, 1.0, 10, 1e-5), eps(0.2, 1.0, 500, 1e-5)
-    assert 4 < few < 6 < 40 < many < 80
+    assert 4 < few < 6 < 35 < many < 45
 
 
 @pytest.mark.parametrize("rate", [0.00033, 0.00038])

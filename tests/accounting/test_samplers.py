@@ -8,10 +8,10 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting import dp_event, get_epsilon_gaussian, pld
+from exact_divergence import divergence, planar_divergence, truncated_poisson
 
 from sordino.accounting import account_dpsgd, epsilon
 from sordino.errors import InputError, Refused
-from tests.accounting.exact import divergence, planar_divergence, truncated_poisson
 
 
 def bound(event: dp_event.DpEvent, delta: float, relation: str) -> float:
@@ -51,7 +51,11 @@ def test_truncation_costs_and_poisson_accounting_would_be_false() -> None:
 
 def test_truncated_poisson_is_not_above_dp_accounting_and_tends_to_poisson() -> None:
     inner = dp_event.TruncatedSubsampledGaussianDpEvent(1000, 0.05, 60, 1.0)
-    theirs = pld.PLDAccountant(value_discretization_interval=5e-3).compose(dp_event.SelfComposedDpEvent(inner, 100)).get_epsilon(1e-5)
+    theirs = (
+        pld.PLDAccountant(value_discretization_interval=5e-3)
+        .compose(dp_event.SelfComposedDpEvent(inner, 100))
+        .get_epsilon(1e-5)
+    )
     ours = account_dpsgd(1.0, 100, 1e-5, sampling="truncated-poisson", sampling_rate=0.05, records=1000, cap=60)
     assert ours["epsilon"] <= theirs
     poisson = account_dpsgd(1.0, 100, 1e-5, sampling_rate=0.05)["epsilon"]
@@ -101,9 +105,12 @@ def test_without_replacement_pld_is_below_wang_balle_kasiviswanathan() -> None:
     run = account_dpsgd(3.0, 200, 1e-5, sampling="without-replacement", records=60_000, batch=600)
     assert run["accountant"] == "pld"
     assert run["epsilon"] < run["epsilon_rdp"]
-    assert "Wang" in account_dpsgd(
-        3.0, 200, 1e-5, sampling="without-replacement", records=60_000, batch=600, accountant="rdp"
-    )["theorem"]
+    assert (
+        "Wang"
+        in account_dpsgd(3.0, 200, 1e-5, sampling="without-replacement", records=60_000, batch=600, accountant="rdp")[
+            "theorem"
+        ]
+    )
 
 
 def test_poisson_replace_one_is_worst_for_opposite_records() -> None:
@@ -148,9 +155,7 @@ def test_fixed_batches_refuse_add_remove(sampling: str) -> None:
 )
 def test_laplace_is_refused_where_nothing_is_proven(sampling: str, relation: str) -> None:
     with pytest.raises(Refused, match="Laplace"):
-        account_dpsgd(
-            1.0, 10, 1e-5, sampling=sampling, records=100, batch=10, relation=relation, mechanism="laplace"
-        )
+        account_dpsgd(1.0, 10, 1e-5, sampling=sampling, records=100, batch=10, relation=relation, mechanism="laplace")
 
 
 @pytest.mark.parametrize(

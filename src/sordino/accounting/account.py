@@ -145,13 +145,16 @@ def _on_grid(releases: Releases, delta: float, relation: str, tolerance: float) 
         return [(f, c) for (f, _), c in built], [(b, c) for (_, b), c in built]
 
     interval, tilt = _choose_grid(lambda d: Composition(directions(d)[0], d), delta, tolerance)
+    if tilt == 0:
+        return 0.0
     for attempt in range(14):
         # twice the interval costs four times the error: two doublings are cheaper than a huge grid, more are not
         cells = _FEW_CELLS if attempt < 2 else MAX_CELLS
         try:
             forward, backward = directions(interval)
             value = Composition(forward, interval, cells).epsilon(delta, tilt)
-            if relation == "replace-one":  # every pair is then its own mirror image
+            # under replace-one every pair is its own mirror image; and δ(0) is the same in both directions
+            if relation == "replace-one" or value == 0:
                 return value
             return max(value, Composition(backward, interval, cells).epsilon(delta, tilt))
         except GridTooLarge:
@@ -160,7 +163,7 @@ def _on_grid(releases: Releases, delta: float, relation: str, tolerance: float) 
 
 
 def _choose_grid(compose: Callable[[float], Composition], delta: float, tolerance: float) -> tuple[float, float]:
-    """The coarsest grid whose discretisation error is within the tolerance, and the θ for it.
+    """The coarsest grid whose discretisation error is within the tolerance, and the θ for it (0: ε is 0).
 
     Connect-the-Dots adds some v to the variance of the loss and keeps E e^{−L} = 1, so to first order it adds
     θ(θ+1)/2 · v to the cumulant and (θ+1)/2 · v to ε. v is measured on a grid and scales with d² (with d, where the
@@ -177,12 +180,14 @@ def _choose_grid(compose: Callable[[float], Composition], delta: float, toleranc
                 raise
             return 2 * interval, tilt
         if change < 0.2:
-            value, tilt = composition.renyi(delta)
+            value, tilt = composition.renyi(delta * (1 - 2 * _TAIL))
+            if value == 0:  # a Rényi bound of a dominating composition: it holds as it is
+                return interval, 0.0
             _, variance = composition.moments(tilt)
         allowed = tolerance * max(0.8 * value, 0.02 * math.sqrt(variance))
         excess = (tilt + 1) / 2 * composition.added_variance(tilt) * 2 / 3
         large = sum(len(part.losses) for part in composition.parts) > _FEW_CELLS / 2
-        if excess <= allowed * (15 if large else 1.3) and (change > 0 or value > 0):
+        if excess <= allowed * (15 if large else 1.3):
             break
         change = max(math.sqrt(allowed / max(excess, 1e-300)), 0.05)
         interval *= min(change, 0.7)

@@ -29,9 +29,9 @@ def planar_divergence(p: list, q: list, sigma: float, epsilon: float) -> float:
     x, y = np.meshgrid(axis, axis)
 
     def density(mixture: list) -> NDArray[np.float64]:
-        return sum(
-            w * np.exp(-((x - a) ** 2 + (y - b) ** 2) / (2 * sigma**2)) for w, (a, b) in mixture
-        ) / (2 * math.pi * sigma**2)
+        return sum(w * np.exp(-((x - a) ** 2 + (y - b) ** 2) / (2 * sigma**2)) for w, (a, b) in mixture) / (
+            2 * math.pi * sigma**2
+        )
 
     gap = density(p) - math.exp(epsilon) * density(q)
     return float(np.maximum(gap, 0.0).sum() * (axis[1] - axis[0]) ** 2)
