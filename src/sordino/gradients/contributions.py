@@ -17,6 +17,11 @@ CACHE_BYTES = 1 << 20  # what stays in a core's cache between a product and its 
 KEEP_RATIO = 2.0  # hold products of at most this many times the size of the positions they came from
 
 
+def by_record(t: Tensor) -> Tensor:
+    """(records, coordinates), also for a parameter without dimensions."""
+    return t.reshape(t.shape[0], -1)
+
+
 def vector_norm(t: Tensor, dim: int) -> Tensor:
     out: Tensor = torch.linalg.vector_norm(t, dim=dim)
     return out
@@ -57,7 +62,7 @@ class Dense:
 
     def norm2(self) -> Tensor:
         if self.squares is None:
-            self.squares = vector_norm(self.gradient.flatten(1), dim=1).square()
+            self.squares = vector_norm(by_record(self.gradient), dim=1).square()
         return self.squares
 
     def weighted(self, weight: Tensor) -> Tensor:
@@ -228,7 +233,7 @@ class Pulled:
             return self.through.norm2()
         parts = []
         for lo, hi in blocks(self.records, max(self.source.numel(), self.leaf.numel())):
-            parts.append(vector_norm(self.dense(lo, hi).flatten(1), dim=1).square())
+            parts.append(vector_norm(by_record(self.dense(lo, hi)), dim=1).square())
         return torch.cat(parts)
 
     def weighted(self, weight: Tensor) -> Tensor:
@@ -254,7 +259,7 @@ def inner(a: Contribution, b: Contribution) -> Tensor:
     coordinates = a.dense(0, 1).numel()
     out = []
     for lo, hi in blocks(a.records, coordinates):
-        x, y = a.dense(lo, hi).flatten(1), b.dense(lo, hi).flatten(1)
+        x, y = by_record(a.dense(lo, hi)), by_record(b.dense(lo, hi))
         out.append((x * y).sum(1))
     return torch.cat(out)
 

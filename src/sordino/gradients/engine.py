@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sordino.clipping import Clipping, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import InputError, Refused
-from sordino.gradients.contributions import Contribution, blocks
+from sordino.gradients.contributions import Contribution, blocks, by_record
 from sordino.gradients.passes import Loss, contributions
 from sordino.gradients.rows import ClippedSum, Rows, checked, chunks, take
 
@@ -168,7 +168,7 @@ def _l1(
     norms = torch.zeros(records, dtype=kind)
     for name, gradient in gradients.items():
         for lo, hi in blocks(records, parameters[name].numel()):
-            norms[lo:hi] += torch.linalg.vector_norm(gradient.dense(lo, hi).flatten(1), ord=1, dim=1)
+            norms[lo:hi] += torch.linalg.vector_norm(by_record(gradient.dense(lo, hi)), ord=1, dim=1)
     return norms
 
 
@@ -176,7 +176,7 @@ def _truncated(gradient: Contribution, factor: Tensor, limit: float, coordinates
     """Σ_i clamp(factor_i · g_i, ± limit), in blocks of records."""
     total: Tensor | None = None
     for lo, hi in blocks(gradient.records, coordinates):
-        dense = gradient.dense(lo, hi).flatten(1) * factor[lo:hi, None].to(factor.dtype)
+        dense = by_record(gradient.dense(lo, hi)) * factor[lo:hi, None].to(factor.dtype)
         part = dense.clamp_(-limit, limit).sum(0)
         total = part if total is None else total.add_(part)
     assert total is not None
