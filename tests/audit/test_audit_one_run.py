@@ -189,6 +189,11 @@ class TestCanaries:
         assert torch.equal(wrapped.drawn, members[[0, 3]])
         assert all(torch.equal(wrapped.real[k], alone.sums[k]) for k in SHAPES)
 
+    def test_the_order_in_which_an_engine_names_its_parameters_does_not_matter(self) -> None:
+        canaries = make_canaries(SHAPES, FlatClip(1.0), 50, "add-remove", RandomSource.seeded(2))
+        gradient = {name: torch.randn(shape) for name, shape in SHAPES.items()}
+        assert torch.equal(canaries.flat(gradient), canaries.flat(dict(reversed(gradient.items()))))
+
     def test_an_empty_batch_is_still_a_step(self) -> None:
         engine = record_gradients(small_model(), cross_entropy, small_data(), FlatClip(1.0))
         canaries = make_canaries(SHAPES, FlatClip(1.0), 50, "add-remove", RandomSource.seeded(2))

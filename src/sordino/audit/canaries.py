@@ -32,8 +32,9 @@ from sordino.steps import GradientSum
 
 @dataclass(frozen=True, eq=False)
 class Canaries:
-    """m canaries of s coordinates each, in the concatenation of all trainable parameters."""
+    """m canaries of s coordinates each, in the concatenation of the parameters `names`, in that order."""
 
+    names: tuple[str, ...]
     coordinates: Tensor  # (m, s) int64, all different
     values: Tensor  # (m, s) float64
     coins: Tensor  # (m,) bool
@@ -47,6 +48,10 @@ class Canaries:
         """Which canary the i-th record after the real ones is."""
         everyone = torch.arange(len(self))
         return everyone if self.relation == "replace-one" else everyone[self.coins]
+
+    def flat(self, gradient: Mapping[str, Tensor]) -> Tensor:
+        """All parameters as one vector, whatever order they come in."""
+        return torch.cat([gradient[name].detach().flatten().double() for name in self.names])
 
     def contribution(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """(flat coordinates, values) that the chosen canaries, all of them members, add to the clipped sum."""
@@ -78,7 +83,7 @@ def make_canaries(
         signs = torch.from_numpy(source.stream("audit/signs", number).bernoulli(0.5, count * block.each))
         values.append(block.value * (2.0 * signs.reshape(chosen.shape).double() - 1.0))
     coins = torch.from_numpy(source.stream("audit/coins", 0).bernoulli(0.5, count))
-    return Canaries(torch.cat(columns, dim=1), torch.cat(values, dim=1), coins, relation)
+    return Canaries(tuple(shapes), torch.cat(columns, dim=1), torch.cat(values, dim=1), coins, relation)
 
 
 def most_canaries(shapes: Mapping[str, torch.Size], clipping: Clipping) -> int:
@@ -143,12 +148,8 @@ class CanaryGradients:
         extra = torch.zeros(sum(value.numel() for value in total.sums.values()), dtype=torch.float64)
         extra[coordinates] = values
         sums, start = {}, 0
-        for name, value in total.sums.items():
+        for name in self._canaries.names:
+            value = total.sums[name]
             sums[name] = value + extra[start : start + value.numel()].reshape(value.shape).to(value.dtype)
             start += value.numel()
         return ClippedSum(sums=sums, norms=total.norms, dropped=total.dropped, losses=total.losses)
-
-
-def flat(gradient: Mapping[str, Tensor]) -> Tensor:
-    """All parameters as one vector, in order."""
-    return torch.cat([value.detach().flatten() for value in gradient.values()])

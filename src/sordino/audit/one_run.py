@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from sordino.accounting.account import checked_releases, composed_epsilon
 from sordino.audit.bounds import ProfileCurve, check_confidence, one_run_epsilon, rejects
-from sordino.audit.canaries import Canaries, CanaryGradients, flat, make_canaries, most_canaries
+from sordino.audit.canaries import Canaries, CanaryGradients, make_canaries, most_canaries
 from sordino.audit.scores import Guesses, Scorer, choose_guesses
 from sordino.errors import ClaimBroken, InputError
 from sordino.ledger import Ledger
@@ -167,9 +167,9 @@ def play(
     scores = torch.zeros(len(canaries), dtype=torch.float64)
     with Ledger.open(None, plan.to_dict()) as ledger:
         for private in private_steps(plan, wrapped, records=plan.records, source=source, ledger=ledger, chunk=chunk):
-            observed = flat(private.gradients).double() * plan.divisor
+            observed = canaries.flat(private.gradients) * plan.divisor
             if scorer.knows_sum:
-                observed -= flat(wrapped.real).double()
+                observed -= canaries.flat(wrapped.real)
             drawn = None
             if scorer.knows_draws:
                 drawn = torch.zeros(len(canaries), dtype=torch.bool)
