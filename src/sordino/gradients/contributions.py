@@ -6,9 +6,11 @@ dense per-record gradient of a range of records. Nothing else of the engine depe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -126,11 +128,32 @@ def outer(left: Tensor, right: Tensor) -> Contribution:
     (m, s, p), q = left.shape, right.shape[2]
     if s == 1 or p * q > KEEP_RATIO * s * (p + q):
         return Outer(left, right)
-    product, norms = left.new_empty(m, p, q), left.new_empty(m)
-    for lo, hi in blocks(m, p * q, left.element_size(), CACHE_BYTES):
-        torch.bmm(left[lo:hi].mT, right[lo:hi], out=product[lo:hi])
-        torch.linalg.vector_norm(product[lo:hi].flatten(1), dim=1, out=norms[lo:hi])
-    return Dense(product, norms.square_())
+    return products(m, (p, q), left, lambda lo, hi: (left[lo:hi], right[lo:hi]))
+
+
+def products(
+    records: int, shape: tuple[int, int], like: Tensor, factors: Callable[[int, int], tuple[Tensor, Tensor]]
+) -> Dense:
+    """Σ_s left_s ⊗ right_s of every record, with its norm taken while the product is still in the cache."""
+    product, squares = buffer((records, *shape), like), like.new_empty(records)
+    for lo, hi in blocks(records, shape[0] * shape[1], like.element_size(), CACHE_BYTES):
+        left, right = factors(lo, hi)
+        torch.bmm(left.mT, right, out=product[lo:hi])
+        if hi - lo == 1:
+            flat = product[lo].view(-1)
+            torch.dot(flat, flat, out=squares[lo])
+        else:
+            squares[lo:hi] = vector_norm(product[lo:hi].flatten(1), dim=1).square_()
+    return Dense(product, squares)
+
+
+def buffer(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Memory for a large result. numpy asks the kernel for huge pages, which torch's allocator does not: a fresh
+    buffer of 4 KB pages costs as much time to fault in as the product that is written to it."""
+    kind = {torch.float32: np.float32, torch.float64: np.float64}.get(like.dtype)
+    if like.device.type != "cpu" or kind is None or math.prod(shape) < 1 << 20:
+        return like.new_empty(shape)
+    return torch.from_numpy(np.empty(shape, kind))
 
 
 class Lookup:

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.contributions import Contribution, Dense, Outer
-from sordino.gradients.layout import Frame, split_dim
+from sordino.gradients.contributions import KEEP_RATIO, Contribution, Dense, Outer, blocks, products
+from sordino.gradients.layout import Frame
 from sordino.gradients.tape import Slot, Tape, Use, hold
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
@@ -121,35 +121,83 @@ def _apply(tape: Tape, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None
 
 
 def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry) -> Contribution:
-    """g (m, S, C_out, *o), a (m, S, C_in, *i)."""
-    coordinates = math.prod(geometry.weight)
-    if geometry.patches:
-        positions = g.shape[1] * math.prod(g.shape[3:])
-        if positions * (sum(geometry.weight[:1]) + coordinates // geometry.weight[0]) < coordinates:
-            return Outer(g.flatten(3).mT.flatten(1, 2), _patches(a, geometry))
+    """g (m, S, C_out, *o), a (m, S, C_in, *i). By cost: positions held as they are, products of unfolded patches, or
+    a grouped convolution's gradient (fastest where channels fill vectors and positions outnumber them)."""
+    m, c_out, c_in = g.shape[0], geometry.weight[0], geometry.weight[1]
+    positions, coordinates = g.shape[1] * math.prod(g.shape[3:]), math.prod(geometry.weight)
+    if geometry.transposed or geometry.groups > 1:
+        return Dense(per_record(g, a, geometry))
+    if coordinates > KEEP_RATIO * (g[0].numel() + a[0].numel()):
+        return Convolved(g, a, geometry)
+    if c_in < 4 or positions <= c_out or geometry.patches:
+        left = g.flatten(3).transpose(2, 3).flatten(1, 2)  # (m, positions, C_out)
+        return products(m, (c_out, coordinates // c_out), g, lambda lo, hi: (left[lo:hi], columns(a[lo:hi], geometry)))
     return Dense(per_record(g, a, geometry))
 
 
-def _patches(a: Tensor, geometry: Geometry) -> Tensor:
-    """(m, S, C, *i) → (m, S·P, C·k): non-overlapping patches, as the weight's trailing dimensions order them."""
+def columns(a: Tensor, geometry: Geometry) -> Tensor:
+    """(m, S, C, *i) → (m, S·P, C·k): the patch under the kernel at each output position."""
+    n, kernel = geometry.spatial, geometry.weight[2:]
+    if any(geometry.padding):
+        a = F.pad(a, [side for p in reversed(geometry.padding) for side in (p, p)])
+    for d in range(n):
+        reach = geometry.dilation[d] * (kernel[d] - 1) + 1
+        a = a.unfold(3 + d, reach, geometry.stride[d])[..., :: geometry.dilation[d]]
     m, s, c = a.shape[:3]
-    kernel = geometry.weight[2:]
-    counts = [i // k for i, k in zip(a.shape[3:], kernel, strict=True)]
-    for d, (count, k) in enumerate(zip(counts, kernel, strict=True)):
-        a = split_dim(a.narrow(3 + 2 * d, 0, count * k), 3 + 2 * d, (count, k))
-    n = len(kernel)
-    order = (0, 1, *(3 + 2 * d for d in range(n)), 2, *(4 + 2 * d for d in range(n)))
-    return a.permute(order).reshape(m, s * math.prod(counts), c * math.prod(kernel))
+    places, inside = tuple(range(3, 3 + n)), tuple(range(3 + n, 3 + 2 * n))
+    width = c * math.prod(kernel)
+    if n and (kernel[-1] >= 8 or kernel[-1] > a.shape[2 + n]):  # copy along the longer runs
+        return a.permute(0, 1, *places, 2, *inside).reshape(m, -1, width)
+    if s == 1:
+        return a.permute(0, 1, 2, *inside, *places).reshape(m, width, -1).mT
+    return a.permute(0, 1, 2, *inside, *places).reshape(m, s, width, -1).mT.flatten(1, 2)
+
+
+class Convolved:
+    """Many more weights than activations: hold the activations. Norms from Gram matrices of patches, the clipped sum
+    as a plain weight gradient of the weighted output gradient."""
+
+    def __init__(self, g: Tensor, a: Tensor, geometry: Geometry) -> None:
+        self.g, self.a, self.geometry = g, a, geometry
+        self.records = g.shape[0]
+        self.squares: Tensor | None = None
+
+    def norm2(self) -> Tensor:
+        if self.squares is None:
+            positions = self.g.shape[1] * math.prod(self.g.shape[3:])
+            width = positions * math.prod(self.geometry.weight[1:])
+            parts = []
+            for lo, hi in blocks(self.records, width, self.g.element_size()):
+                left = self.g[lo:hi].flatten(3).transpose(2, 3).flatten(1, 2)
+                parts.append(Outer(left, columns(self.a[lo:hi], self.geometry)).norm2())
+            self.squares = torch.cat(parts)
+        return self.squares
+
+    def weighted(self, weight: Tensor) -> Tensor:
+        g = self.g * weight.to(self.g.dtype).reshape(-1, *([1] * (self.g.ndim - 1)))
+        return backward(g.flatten(0, 1), self.a.flatten(0, 1), self.geometry, 1)
+
+    def dense(self, lo: int, hi: int) -> Tensor:
+        return per_record(self.g[lo:hi], self.a[lo:hi], self.geometry)
+
+    def drop(self, bad: Tensor) -> None:
+        mask = bad.reshape(-1, *([1] * (self.g.ndim - 1)))
+        self.g, self.a = self.g.masked_fill(mask, 0), self.a.masked_fill(mask, 0)
 
 
 def per_record(g: Tensor, a: Tensor, geometry: Geometry) -> Tensor:
     """(m, *weight): the weight gradients of m records as one grouped convolution's."""
     m, s = g.shape[:2]
-    grouped = [t.transpose(0, 1).reshape(s, m * t.shape[2], *t.shape[3:]) for t in (g, a)]
-    weight = g.new_empty(()).expand(m * geometry.weight[0], *geometry.weight[1:])
-    gradient = torch.ops.aten.convolution_backward(
-        grouped[0],
-        grouped[1],
+    left, right = (t.transpose(0, 1).reshape(s, m * t.shape[2], *t.shape[3:]) for t in (g, a))
+    return backward(left, right, geometry, m).reshape(m, *geometry.weight)
+
+
+def backward(g: Tensor, a: Tensor, geometry: Geometry, copies: int) -> Tensor:
+    """The weight gradient of ``copies`` convolutions side by side."""
+    weight = g.new_empty(()).expand(copies * geometry.weight[0], *geometry.weight[1:])
+    gradient: Tensor = torch.ops.aten.convolution_backward(
+        g,
+        a,
         weight,
         None,
         geometry.stride,
@@ -157,7 +205,7 @@ def per_record(g: Tensor, a: Tensor, geometry: Geometry) -> Tensor:
         geometry.dilation,
         geometry.transposed,
         geometry.output_padding or (0,) * geometry.spatial,
-        m * geometry.groups,
+        copies * geometry.groups,
         (False, True, False),
     )[1]
-    return gradient.reshape(m, *geometry.weight)  # type: ignore[no-any-return]
+    return gradient

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sordino.clipping import Clipping, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import InputError, Refused
 from sordino.gradients.contributions import Contribution, blocks, by_record
-from sordino.gradients.passes import Loss, contributions
+from sordino.gradients.passes import Loss, Setup, contributions
 from sordino.gradients.rows import ClippedSum, Rows, checked, chunks, take
 
 Iterates = Sequence[tuple[Mapping[str, Tensor], float]]
@@ -48,25 +48,28 @@ def clipped_sum(
     parameters = trainable(model)
     refuse_compiled(model)
     n, records = checked(rows)
-    per_row = row_loss(loss)
+    setup = Setup(model, row_loss(loss), parameters, tuple(model.named_buffers()))
     steps: Iterates = [({}, 1.0)] if iterates is None else iterates
     groups = layers(parameters)
     first = next(iter(parameters.values()))
     kind = _accumulate(first.dtype)
-    sums = {
-        name: torch.zeros_like(p, dtype=_accumulate(p.dtype), memory_format=torch.contiguous_format)
-        for name, p in parameters.items()
-    }
+    found: dict[str, Tensor] = {}
     norms = torch.zeros(records, dtype=kind, device=first.device)
     dropped = torch.zeros((), dtype=torch.int64, device=first.device)
     losses = torch.zeros(n, dtype=kind, device=first.device)
     for part in chunks(rows, n, records, chunk, reduction == "mean"):
         data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
-        gradients, values = contributions(model, per_row, data, part, steps)
+        gradients, values = contributions(setup, data, part, steps)
         losses[part.index] = values.to(kind)
         with torch.no_grad():
-            norms[part.ids], bad = add_clipped(gradients, groups, clipping, parameters, sums, part.records, kind)
+            norms[part.ids], bad = add_clipped(gradients, groups, clipping, parameters, found, part.records, kind)
         dropped += bad
+    sums = {}
+    for name, p in parameters.items():
+        total = found.get(name)
+        sums[name] = (
+            torch.zeros_like(p, dtype=_accumulate(p.dtype)) if total is None else total.to(_accumulate(p.dtype))
+        )
     return ClippedSum(sums, norms, dropped, losses)
 
 
@@ -147,14 +150,23 @@ def add_clipped(
                 factor = _bounded(own, bound)
                 for n in names:
                     if n in gradients:
-                        sums[n] += gradients[n].weighted(factor).reshape(sums[n].shape)
+                        _add(sums, n, gradients[n].weighted(factor), parameters[n])
         return norms, bad.sum()
     factor = clipping.factors(norms)
     limit = clipping.coordinate_bound if isinstance(clipping, L2LinfClip) else None
     for name, gradient in gradients.items():
-        total = gradient.weighted(factor) if limit is None else _truncated(gradient, factor, limit, sums[name].numel())
-        sums[name] += total.reshape(sums[name].shape)
+        size = parameters[name].numel()
+        total = gradient.weighted(factor) if limit is None else _truncated(gradient, factor, limit, size)
+        _add(sums, name, total, parameters[name])
     return norms, bad.sum()
+
+
+def _add(sums: dict[str, Tensor], name: str, total: Tensor, parameter: Tensor) -> None:
+    total = total.reshape(parameter.shape)
+    if name in sums:
+        sums[name] += total
+    else:
+        sums[name] = total
 
 
 def _bounded(norms: Tensor, bound: float) -> Tensor:

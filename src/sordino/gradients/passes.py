@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,20 +22,29 @@ Values = Mapping[str, Tensor]
 PROBE = 2  # rows of a probing pass
 
 
+@dataclass(frozen=True)
+class Setup:
+    """What stays the same over all passes of a call."""
+
+    model: nn.Module
+    loss: Loss
+    parameters: Mapping[str, nn.Parameter]
+    buffers: Sequence[tuple[str, Tensor]]
+
+
 class Pass:
     """The forward pass over some rows, ready for one or several backward passes."""
 
-    def __init__(
-        self, model: nn.Module, loss: Loss, inputs: Any, targets: Any, rows: int, values: Values, shared: frozenset[int]
-    ) -> None:
-        self.tape = Tape(model, values, rows, shared)
-        self.rows, self.model = rows, model
-        versions = [(name, b, b._version) for name, b in model.named_buffers()]
+    def __init__(self, setup: Setup, data: tuple[Any, Any], rows: int, values: Values, shared: frozenset[int]) -> None:
+        inputs, targets = data
+        self.tape = Tape(setup.model, setup.parameters, values, rows, shared)
+        self.rows, self.setup = rows, setup
+        versions = [(name, b, b._version) for name, b in setup.buffers]
         try:
             with torch.enable_grad(), self.tape as tape:
                 tape.mark(list(tensors(inputs)))
                 tape.mark(list(tensors(targets)))
-                self.losses = loss(call(model, inputs), targets)
+                self.losses = setup.loss(call(setup.model, inputs), targets)
             _check_losses(self.losses, rows)
             _check_buffers(versions)
         except BaseException:
@@ -54,7 +64,7 @@ class Pass:
                 "the loss does not depend on any trainable parameter through operations that sordino can see; "
                 "check that the model is in use, not wrapped in no_grad, scripted or compiled"
             )
-        real = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        real = self.setup.parameters
         sources = [tape.token, *tape.leaves.values(), *real.values()]
         found: Sequence[Tensor | None] = torch.autograd.grad(
             self.losses, sources, weight.to(self.losses.dtype), retain_graph=keep, allow_unused=True
@@ -86,7 +96,7 @@ def _check_losses(losses: Any, rows: int) -> None:
 
 
 def contributions(
-    model: nn.Module, loss: Loss, data: tuple[Any, Any], chunk: Chunk, iterates: Sequence[tuple[Values, float]]
+    setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: Sequence[tuple[Values, float]]
 ) -> tuple[dict[str, Contribution], Tensor]:
     """Every parameter's per-record gradient over the chunk, summed over the iterates; and the losses."""
     store: dict[Slot, list[Contribution]] = defaultdict(list)
@@ -94,7 +104,7 @@ def contributions(
     losses = torch.empty(0)
     ragged = chunk.slots is not None and bool((chunk.slots < 0).any())
     for values, factor in iterates:
-        run, layouts = _forward(model, loss, data, chunk, values)
+        run, layouts = _forward(setup, data, chunk, values)
         kept = dict(run.tape.leaves)
 
         def arrived(use: Use, gradient: Tensor, layouts: Any = layouts, kept: Any = kept) -> None:
@@ -115,15 +125,13 @@ def contributions(
     return _by_parameter(store, leaves), losses
 
 
-def _forward(
-    model: nn.Module, loss: Loss, data: tuple[Any, Any], chunk: Chunk, values: Values
-) -> tuple[Pass, dict[int, Layout]]:
+def _forward(setup: Setup, data: tuple[Any, Any], chunk: Chunk, values: Values) -> tuple[Pass, dict[int, Layout]]:
     """The pass over the chunk and the layout of each of its uses, measured where the shape leaves a doubt."""
     shared: frozenset[int] = frozenset()
     while True:
-        run = Pass(model, loss, *data, chunk.rows, values, shared)
+        run = Pass(setup, data, chunk.rows, values, shared)
         try:
-            found, more = _layouts(model, loss, data, chunk, values, run, shared)
+            found, more = _layouts(setup, data, chunk, values, run, shared)
         except BaseException:
             run.close()
             raise
@@ -134,7 +142,7 @@ def _forward(
 
 
 def _layouts(
-    model: nn.Module, loss: Loss, data: tuple[Any, Any], chunk: Chunk, values: Values, run: Pass, shared: frozenset[int]
+    setup: Setup, data: tuple[Any, Any], chunk: Chunk, values: Values, run: Pass, shared: frozenset[int]
 ) -> tuple[dict[int, Layout] | None, frozenset[int]]:
     """The layout of each use; or None and the stretched slots that turned out to be common to all rows."""
     layouts: dict[int, Layout] = {}
@@ -145,7 +153,7 @@ def _layouts(
     doubtful = run.tape.crowded and run.tape.candidates > len(shared)
     if len(layouts) == len(run.tape.uses) and not doubtful:
         return layouts, frozenset()
-    measured = _probe(model, loss, data, chunk, values, run, shared)
+    measured = _probe(setup, data, chunk, values, run, shared)
     if measured is not None:
         return measured, frozenset()
     layouts, mixed = _measure(run)
@@ -167,14 +175,14 @@ def _active(use: Use, gradient: Tensor) -> Tensor:
 
 
 def _probe(
-    model: nn.Module, loss: Loss, data: tuple[Any, Any], chunk: Chunk, values: Values, run: Pass, shared: frozenset[int]
+    setup: Setup, data: tuple[Any, Any], chunk: Chunk, values: Values, run: Pass, shared: frozenset[int]
 ) -> dict[int, Layout] | None:
     """Layouts measured on two rows, if the pass over two rows is the same and each answer is the only one possible."""
     if chunk.rows <= PROBE:
         return None
     inputs, targets = (take(t, slice(0, PROBE), chunk.rows) for t in data)
     with torch.random.fork_rng(devices=[]):
-        small = Pass(model, loss, inputs, targets, PROBE, values, shared)
+        small = Pass(setup, (inputs, targets), PROBE, values, shared)
     try:
         return _compared(run.tape.uses, small, chunk.rows)
     finally:

@@ -138,8 +138,15 @@ class Owners:
 class Tape(TorchFunctionMode):
     """Records the uses of one forward pass over ``rows`` rows."""
 
-    def __init__(self, model: nn.Module, values: Mapping[str, Tensor], rows: int, shared: frozenset[int]) -> None:
-        """values: the weights to run with, by parameter name. shared: uses (by count of candidates) that must be
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        values: Mapping[str, Tensor],
+        rows: int,
+        shared: frozenset[int],
+    ) -> None:
+        """parameters: the trainable ones. values: the weights to run with, by name. shared: stretched slots that must be
         treated as common to all rows although their shape suggests otherwise."""
         super().__init__()
         self.model, self.rows, self.shared = model, rows, shared
@@ -153,14 +160,11 @@ class Tape(TorchFunctionMode):
         self._slots: dict[int, Slot] = {}
         self._alive: list[Tensor] = []
         self.leaves: dict[str, Tensor] = {}
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                value = values.get(name, parameter).detach()
-                leaf = value.clone(memory_format=torch.preserve_format) if value.is_sparse else value.view_as(value)
-                leaf.requires_grad_()
-                self.leaves[name] = leaf
-                slot = Slot(leaf, value, frozenset((name,)), name)
-                self._slots[id(parameter)] = self._slots[id(leaf)] = slot
+        for name, parameter in parameters.items():
+            value = values.get(name, parameter).detach()
+            leaf = value.detach().requires_grad_()
+            self.leaves[name] = leaf
+            self._slots[id(parameter)] = self._slots[id(leaf)] = Slot(leaf, value, frozenset((name,)), name)
 
     # what a rule may ask
 
