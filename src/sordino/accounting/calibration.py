@@ -44,6 +44,8 @@ def calibrate(
         return composed_epsilon(releases(sigma), delta, relation, accountant)[0]
 
     guess = min(max(guess, 10 * SMALLEST), LARGEST / 10)
+    if accountant == "rdp":  # it has no coarser form
+        return _bracket(fine, fine, target, guess, gap=_GAP)[1]
     low, high = _bracket(coarse, fine, target, guess, gap=0.02)
     low, high = _bracket(fine, fine, target, math.sqrt(low[0] * high[0]), gap=_GAP, known=(low, high))
     return high

@@ -24,7 +24,7 @@ from sordino.accounting.events import Release
 
 _NEAR_ONE = (1.015, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07, 1.08, 1.09)
 _ORDERS: tuple[float, ...] = (*_NEAR_ONE, *google_rdp.DEFAULT_RDP_ORDERS)
-_LARGE = (2048, 4096, 8192, 16384, 32768, 65536)
+_LARGE = (2048, 4096, 8192, 16384)
 _ROUNDING = 1e-14
 
 
