@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from sordino.clipping import FlatClip
 from sordino.errors import InputError, SordinoError
 from sordino.ledger import Ledger
 from sordino.plan import Plan
@@ -66,6 +67,21 @@ def test_the_result_does_not_depend_on_the_chunk(records: Records, linear: nn.Mo
     for other in runs[1:]:
         for one, two in zip(runs[0], other, strict=True):
             assert all(torch.allclose(one.gradients[n], two.gradients[n], atol=1e-6) for n in one.gradients)
+
+
+def test_long_sums_are_added_in_double_precision() -> None:
+    """One record more must move the sum by one clip norm, not by the rounding of sixty thousand others."""
+    model = nn.Linear(100, 1, bias=False)
+    with torch.no_grad():
+        model.weight.zero_()
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(20_000, 100, generator=generator) + 0.5
+    targets = torch.zeros(20_000)
+    gradient_sum = record_gradients(model, lambda out, y: out[:, 0] - y, (inputs, targets), FlatClip(1.0))
+    without = gradient_sum(LogicalBatch(0, torch.arange(19_999), 512)).sums["weight"]
+    one_more = gradient_sum(LogicalBatch(0, torch.arange(20_000), 512)).sums["weight"]
+    assert without.dtype == torch.float64
+    assert float((one_more - without).norm()) <= plan_for(20_000, clip_norm=1.0).sensitivity
 
 
 def test_opacus_571_and_819_rate_and_divisor_come_from_the_plan_and_not_from_the_data(

@@ -136,6 +136,13 @@ def test_a_secure_run_never_draws_a_recorded_step_again(records: Records, tmp_pa
     assert [entry["step"] for entry in entries] == list(range(30)), "as many releases as the plan has, each once"
 
 
+def test_a_secure_partition_is_not_resumed_under_another_shuffle(records: Records, tmp_path: Path) -> None:
+    plan = plan_for(insecure_seed=None, sampling="partition", epsilon=20.0)
+    interrupted_run(records, tmp_path, plan, stop=17)
+    with pytest.raises(Refused, match="shuffle"):
+        resumed_run(records, tmp_path, plan)
+
+
 def test_records_that_interact_stop_the_run_before_anything_is_released(records: Records, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     with pytest.raises(Refused, match="1"):

@@ -48,7 +48,7 @@ class PrivateStep:
         """Puts the gradients where any torch optimizer looks for them (`parameter.grad`)."""
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                parameter.grad = self.gradients[name]
+                parameter.grad = self.gradients[name].to(parameter.dtype)
 
 
 def private_steps(
@@ -135,11 +135,12 @@ def empty_sum(model: nn.Module) -> ClippedSum:
 
 
 def add_sums(left: ClippedSum, right: ClippedSum) -> ClippedSum:
-    """The sum over the records of both."""
+    """The sum over the records of both, in double precision: in single precision the rounding of a long sum could
+    move it by more than one record may (docs/guarantees/dpsgd.md, floating point)."""
     if not len(left.norms):
         return right
     return ClippedSum(
-        sums={name: value + right.sums[name] for name, value in left.sums.items()},
+        sums={name: value.double() + right.sums[name] for name, value in left.sums.items()},
         norms=torch.cat([left.norms, right.norms]),
         dropped=left.dropped + right.dropped,
         losses=torch.cat([left.losses, right.losses]),

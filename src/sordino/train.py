@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from sordino.accounting import epsilon_curve
-from sordino.errors import InputError
+from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, verify
 from sordino.histogram import NormHistogram, release_histogram
 from sordino.ledger import Ledger
@@ -36,7 +36,7 @@ from sordino.metrics import MetricsLog
 from sordino.plan import Guarantee, Plan
 from sordino.progress import ProgressBar
 from sordino.randomness import RandomSource
-from sordino.sampling import LogicalBatch
+from sordino.sampling import LogicalBatch, Partition
 from sordino.state import TrainState, load_model, model_tensors
 from sordino.steps import (
     DEFAULT_CHUNK,
@@ -123,8 +123,13 @@ def train(
         done = ledger.last_step("gradient") + 1
         if done and not resume:
             raise InputError(f"{folder} holds a run already: resume it, or give another directory")
-        state = loop.restore()
         source = plan.source()
+        if done and source.secure and isinstance(plan.sampling, Partition):
+            raise Refused(
+                "a run with partition sampling and secure noise can't be resumed: its shuffle died with its key, and "
+                "under another a record could take part twice in an epoch; start anew, or use poisson sampling"
+            )
+        state = loop.restore()
         start = state.step if not source.secure else max(state.step, done)
         _check_first_batch(model, loss, dataset, plan, source, start)
         counted = _Counter(record_gradients(model, loss, dataset, plan.clipping), settings.seed)
