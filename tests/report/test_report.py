@@ -243,6 +243,12 @@ class TestPlots:
         assert axis.high >= max(values) - 1e-6 * axis.step
         assert 2 <= len(axis.ticks()) <= 8
 
+    def test_ticks_are_labelled_exactly(self) -> None:
+        axis = Axis.around([0.79, 0.8835], 0.0, 100.0)
+        assert [axis.label(t, percent=True) for t in axis.ticks()] == ["77.5", "80.0", "82.5", "85.0", "87.5", "90.0"]
+        assert [Axis.around([0, 300], 0.0, 1.0).label(t) for t in (0, 100)] == ["0", "100"]
+        assert Axis.around([0, 1e-7], 0.0, 1.0).label(2.5e-8) == "0.000000025"
+
     def test_the_line_ends_where_the_last_value_is(self) -> None:
         svg = line_plot([0, 10], [0.0, 4.0], Series("t", "s", "step", "privacy"))
         assert 'class="line" d="M52.0 228.0 L462.0 16.0"' in svg

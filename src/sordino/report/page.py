@@ -122,7 +122,8 @@ def _audit_verdict(audit: Mapping[str, Any] | None) -> Verdict:
         return Verdict("open", "Not audited", "No audit.json lies beside this run; `sordino audit` makes one.")
     lower, claimed = numbers.plain(audit.get("epsilon_lower"), 4), numbers.epsilon(audit.get("epsilon_claimed"))
     confidence = numbers.plain(100 * audit["confidence"]) if _number(audit.get("confidence")) else "unknown"
-    values = f"ε ≥ {lower} at {confidence} % confidence; claimed is ε ≤ {claimed}"
+    steps = numbers.plain(audit.get("steps"))
+    values = f"ε ≥ {lower} at {confidence} % confidence; for the {steps} steps audited, ε ≤ {claimed} is claimed"
     if audit.get("holds") is True:
         return Verdict("good", "The audit does not contradict the claim", f"{values}.")
     return Verdict("bad", "The audit breaks the claim", f"{values}. Do not rely on this run.")

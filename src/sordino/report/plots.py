@@ -39,7 +39,8 @@ class Axis:
 
     def label(self, value: float, percent: bool = False) -> str:
         scale = 100.0 if percent else 1.0
-        decimals = max(0, -math.floor(math.log10(self.step * scale) + 1e-9))
+        # as many decimals as the step needs: 2.5 must not be printed as 2
+        decimals = next(d for d in range(16) if math.isclose(round(self.step * scale, d), self.step * scale))
         text = f"{value * scale:,.{decimals}f}".replace(",", " ")
         return "0" if float(text.replace(" ", "")) == 0 else text
 
