@@ -8,6 +8,7 @@ import time
 import dp_accounting
 import pytest
 from dp_accounting import dp_event, get_epsilon_gaussian, pld
+from exact_divergence import divergence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -121,6 +122,34 @@ def test_sampling_almost_everything_is_bounded_by_sampling_everything(
     exact = get_epsilon_gaussian(sigma / math.sqrt(steps), delta)
     found = epsilon(dpsgd(1 - 1e-12, sigma, steps), delta)
     assert exact - 1e-9 <= found <= exact * (1 + 1e-4) + 1e-6
+
+
+def test_the_lower_bound_shows_that_the_upper_one_is_tight() -> None:
+    for relation in ("add-remove", "replace-one"):
+        found = account(dpsgd(0.01, 1.1, 10_000), 1e-5, relation)
+        assert found.epsilon_lower is not None
+        assert 0.997 * found.epsilon <= found.epsilon_lower <= found.epsilon
+
+
+@given(sigma=st.floats(0.5, 20), log_delta=st.floats(-34, -3), steps=st.integers(1, 50))
+@settings(deadline=None, max_examples=12)
+def test_the_lower_bound_is_below_the_closed_form(sigma: float, log_delta: float, steps: int) -> None:
+    delta = math.exp(log_delta)
+    exact = get_epsilon_gaussian(sigma / math.sqrt(steps), delta)
+    found = account(dpsgd(1 - 1e-12, sigma, steps), delta)
+    assert found.epsilon_lower is not None
+    assert found.epsilon_lower <= exact + 1e-9
+    assert found.epsilon_lower >= 0.98 * exact - 0.01
+
+
+@pytest.mark.parametrize(("rate", "sigma", "target"), [(0.1, 1.0, 0.3), (0.5, 2.0, 0.2), (0.02, 0.7, 1.0)])
+def test_both_bounds_enclose_one_exact_step(rate: float, sigma: float, target: float) -> None:
+    """δ of one step by quadrature at a chosen ε: the account of that δ must enclose the ε."""
+    delta = divergence([(1 - rate, 0.0), (rate, 1.0)], [(1.0, 0.0)], sigma, target)
+    found = account(dpsgd(rate, sigma, 1), delta)
+    assert found.epsilon_lower is not None
+    assert found.epsilon_lower - 1e-5 <= target <= found.epsilon + 1e-5
+    assert found.epsilon == pytest.approx(target, rel=1e-3)
 
 
 RATES = st.floats(-5, 0).map(lambda x: 10**x)

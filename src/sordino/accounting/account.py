@@ -10,7 +10,8 @@ from dp_accounting import get_epsilon_gaussian
 
 from sordino.accounting import checks
 from sordino.accounting.events import DpEvent, Release, flatten
-from sordino.accounting.pairs import MAX_CELLS, GridTooLarge, Pmf
+from sordino.accounting.lower import coarsen
+from sordino.accounting.pairs import MAX_CELLS, GridTooLarge, Pair, Pmf, discretise
 from sordino.accounting.pld import Composition
 from sordino.accounting.rdp import rdp_epsilon, supports
 from sordino.errors import InputError, Refused
@@ -33,7 +34,7 @@ class Account:
     relation: str
     accountant: str
     epsilon_rdp: float | None
-    epsilon_lower: float | None = None
+    epsilon_lower: float | None = None  # certified, where the accountant gives it
 
 
 def account(event: DpEvent, delta: float, relation: str = "add-remove", accountant: str = "pld") -> Account:
@@ -45,10 +46,11 @@ def account(event: DpEvent, delta: float, relation: str = "add-remove", accounta
     value, name = composed_epsilon(releases, delta, relation, accountant)
     if name == "rdp":
         return Account(value, delta, relation, name, value)
+    below = epsilon_from_below(releases, delta, relation, value)
     beside = rdp_epsilon(releases, delta, relation) if supports(releases, relation) else None
     if beside is not None and beside < value:
         value, name = beside, "rdp"
-    return Account(value, delta, relation, name, beside)
+    return Account(value, delta, relation, name, beside, below)
 
 
 def epsilon(event: DpEvent, delta: float, relation: str = "add-remove", accountant: str = "pld") -> float:
@@ -193,6 +195,46 @@ def _choose_grid(compose: Callable[[float], Composition], delta: float, toleranc
         interval *= min(change, 0.7)
         change = change if change < 0.7 else 0.0
     return interval, tilt
+
+
+def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: float) -> float | None:
+    """A certified lower bound on ε, where the worst case of the releases is attained and it is cheap; else None.
+
+    Poisson sampling (or none) attains its pair: the record adds the clip norm along one direction, all others nothing.
+    The batches over a cap, subsets and shuffled partitions have upper bounds only.
+    """
+    gaussian, rest = _merge(releases, relation)
+    if any(release.cap is not None or release.batch is not None for release, _ in rest):
+        return None
+    if not rest:
+        return max(0.0, upper * (1 - 1e-11) - 1e-11)
+    if not 0 < upper < math.inf:
+        return 0.0
+    pairs = [(release.pair(relation), count) for release, count in rest]
+    if gaussian is not None:
+        pairs.append((Pair("gaussian", gaussian, 1.0), 1))
+    tail = max(delta * _TAIL / sum(count for _, count in pairs), 1e-300)
+
+    def compose(interval: float) -> Composition:
+        return Composition([(discretise(pair, interval, tail)[0], count) for pair, count in pairs], interval)
+
+    try:
+        interval, tilt = _choose_grid(compose, delta, TOLERANCE)
+        if tilt == 0:
+            return 0.0
+    except GridTooLarge:
+        return None
+    best: float | None = None
+    for finer in (1, 4):  # where the losses have an edge, the first grid is too coarse
+        try:
+            parts = [(coarsen(pair, interval / finer, tail), count) for pair, count in pairs]
+            value = Composition(parts, interval / finer, _FEW_CELLS).epsilon_from_below(delta, tilt)
+        except GridTooLarge:
+            break
+        best = min(upper, max(value, best or 0.0))
+        if best > 0.99 * upper:
+            break
+    return best
 
 
 def checked_releases(releases: Releases) -> Releases:

@@ -110,8 +110,20 @@ class Pair:
         return (-high if self.kind == "replace" else self.loss(-self.scale * z)), high
 
 
-def discretise(pair: Pair, interval: float, tail: float) -> tuple[Pmf, Pmf]:
-    """The PLDs of (P, Q) and of (Q, P) on the grid of multiples of `interval`; at most `tail` goes to infinity."""
+@dataclass(frozen=True)
+class Bins:
+    """The bins [l_k, l_{k+1}] of the losses; up + down is the P-mass of each, split as Connect-the-Dots splits it."""
+
+    first: int  # l_0 = first · interval
+    losses: Array  # the ends of the bins
+    up: Array
+    down: Array
+    p_outside: tuple[float, float]  # P-mass below and above all bins
+    q_outside: tuple[float, float]
+
+
+def sort_into_bins(pair: Pair, interval: float, tail: float) -> Bins:
+    """Bins that hold all but `tail` of P above, and of Q below."""
     low, high = pair.range(tail)
     if high > MAX_LOSS or (high - low) / interval > MAX_CELLS:
         raise GridTooLarge(f"losses from {low:.3g} to {high:.3g} on a grid of {interval:.3g}")
@@ -120,21 +132,32 @@ def discretise(pair: Pair, interval: float, tail: float) -> tuple[Pmf, Pmf]:
     losses: Array = np.arange(first, last + 1, dtype=np.float64) * interval
     edges = np.concatenate([[-np.inf], pair.edges(losses), [np.inf]])
     p_mass, q_mass, difference = pair.masses(edges)
-    bins = p_mass[1:-1], q_mass[1:-1], difference[1:-1]
+    inner = p_mass[1:-1], q_mass[1:-1], difference[1:-1]
     # P − e^l·Q at the lower end and e^{l+d}·Q − P at the upper end of each bin, both non-negative
-    above = np.maximum(_excess(*bins, losses[:-1]), 0.0)
-    below = np.maximum(-_excess(*bins, losses[1:]), 0.0)
+    above = np.maximum(_excess(*inner, losses[:-1]), 0.0)
+    below = np.maximum(-_excess(*inner, losses[1:]), 0.0)
     up, down = above / -math.expm1(-interval), below / math.expm1(interval)
-    spread = up * down / np.maximum(up + down, 1e-300)
-    forward = np.append(down, 0.0)
-    forward[1:] += up
-    mirror = np.exp(-losses)  # the same masses under Q, at the losses −l
+    p_outside, q_outside = (float(p_mass[0]), float(p_mass[-1])), (float(q_mass[0]), float(q_mass[-1]))
+    return Bins(first, losses, up, down, p_outside, q_outside)
+
+
+def discretise(pair: Pair, interval: float, tail: float) -> tuple[Pmf, Pmf]:
+    """The PLDs of (P, Q) and of (Q, P) on the grid of multiples of `interval`; at most `tail` goes to infinity."""
+    bins = sort_into_bins(pair, interval, tail)
+    forward = np.append(bins.down, 0.0)
+    forward[1:] += bins.up
+    mirror = np.exp(-bins.losses)  # the same masses under Q, at the losses −l
     backward = (forward * mirror)[::-1].copy()
     # booked at the upper end of the bin, where a tilt weighs it most
+    spread = bins.up * bins.down / np.maximum(bins.up + bins.down, 1e-300)
     split, mirrored = np.append(0.0, spread), np.append(0.0, (spread * mirror[:-1])[::-1])
-    forward[0] += p_mass[0]
-    backward[0] += q_mass[-1]
-    return Pmf(first, forward, float(p_mass[-1]), split), Pmf(-last, backward, float(q_mass[0]), mirrored)
+    forward[0] += bins.p_outside[0]
+    backward[0] += bins.q_outside[1]
+    last = bins.first + len(bins.losses) - 1
+    return (
+        Pmf(bins.first, forward, bins.p_outside[1], split),
+        Pmf(-last, backward, bins.q_outside[0], mirrored),
+    )
 
 
 def _excess(p_mass: Array, q_mass: Array, difference: Array, losses: Array) -> Array:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
@@ -129,9 +130,20 @@ class Composition:
         return tilt
 
     def _epsilon(self, delta: float, tilt: float) -> float:
-        first, target, shape = self._tilted_tail(tilt, delta)
+        tail = self._tail(tilt)
+        target = _safe_exp(math.log(delta) - tail.log_scale)
+        beyond = _safe_exp(_LOG_CUT + tail.log_last) + _safe_exp(_log(self.infinity) - tail.log_scale)
+        shape = tail.after + beyond + tail.rounding, tail.discounted
         met = shape[0] - shape[1] <= target
-        return self._solve(first, int(np.argmax(met)), shape, target) if bool(met[-1]) else math.inf
+        return self._solve(tail.first, int(np.argmax(met)), shape, target) if bool(met[-1]) else math.inf
+
+    def epsilon_from_below(self, delta: float, tilt: float) -> float:
+        """The largest grid point whose δ, with every error subtracted, still exceeds δ (0 when there is none)."""
+        tail = self._tail(tilt)
+        wrapped = 2 * math.exp(_LOG_CUT) * tail.untilt  # mass that may have been folded into the window
+        surely = tail.after - tail.discounted - tail.rounding - wrapped
+        above = np.flatnonzero(surely > _safe_exp(math.log(delta) - tail.log_scale))
+        return max(0.0, (tail.first + int(above[-1])) * self.interval) if len(above) else 0.0
 
     def _solve(self, first: int, index: int, shape: tuple[Array, Array], target: float) -> float:
         """Between grid points δ(ε) = A − e^{ε−l}·G exactly (Doroshenko et al., eq. for discrete PLDs)."""
@@ -146,22 +158,27 @@ class Composition:
         inside = math.log((above[start] - target) / discounted[start])
         return max(min(left + inside, loss), 0.0)
 
-    def _tilted_tail(self, tilt: float, delta: float) -> tuple[int, float, tuple[Array, Array]]:
-        """For each grid point l_k: A_k = P[L > l_k] and G_k = E[e^{l_k−L}; L > l_k], both scaled by e^{θl−K}."""
+    def _tail(self, tilt: float) -> _Tail:
+        """For each grid point l_k: A_k = P[L > l_k] and G_k = E[e^{l_k−L}; L > l_k], both scaled by e^{θ·mean−K}."""
         cumulant = self.cumulant(tilt)
         mean, _ = self.moments(tilt)
         first, last = self._window(tilt, cumulant)
         probs, error = self._composed(tilt, first, last)
         losses = np.arange(first, last + 1, dtype=np.float64) * self.interval
-        log_scale = cumulant - tilt * mean  # the scale of the untilted probabilities
-        untilt = np.exp(np.clip(-tilt * (losses - mean), -700.0, 340.0))
-        weights = probs * untilt
-        beyond = math.exp(_LOG_CUT - tilt * (losses[-1] - mean)) + _safe_exp(_log(self.infinity) - log_scale)
+        untilt: Array = np.exp(np.clip(-tilt * (losses - mean), -700.0, 340.0))
         # rounding errors e change δ(l_k) = Σ_{j>k} (1 − e^{l_k−l_j})·w_j·p_j by at most ‖e‖₂·√Σ (1 − e^{l_k−l_j})²·w_j²
         width = -np.expm1(losses - losses[-1])  # the largest 1 − e^{l_k−l_j}
         rounding = error * np.sqrt(width * np.maximum(_after(untilt**2) - self._discounted(untilt**2), 0.0))
-        shape = _after(weights) + beyond + rounding, self._discounted(weights)
-        return first, _safe_exp(math.log(delta) - log_scale), shape
+        weights = probs * untilt
+        return _Tail(
+            first=first,
+            after=_after(weights),
+            discounted=self._discounted(weights),
+            rounding=rounding,
+            untilt=untilt,
+            log_scale=cumulant - tilt * mean,
+            log_last=-tilt * (float(losses[-1]) - mean),
+        )
 
     def _discounted(self, values: Array) -> Array:
         """For each index k the sum of values_j·e^{l_k−l_j} over the later indices j."""
@@ -211,6 +228,19 @@ class Composition:
         probs = np.roll(irfft(product, size), (offset - first) % size)[: last - first + 1]
         norm = math.sqrt(2 * float(np.vdot(product, product).real) / size)  # Parseval: at least ‖probs‖₂
         return np.maximum(probs, 0.0), _UNIT * units * norm
+
+
+@dataclass(frozen=True)
+class _Tail:
+    """Tails of the composed loss at the grid points from `first` on, divided by e^{log_scale}."""
+
+    first: int
+    after: Array
+    discounted: Array
+    rounding: Array
+    untilt: Array
+    log_scale: float
+    log_last: float
 
 
 def _after(values: Array) -> Array:
