@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from gradients.cases import ROWS, Fn, matches, noise
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from gradients.cases import ROWS, Fn, matches, noise
 from sordino.clipping import FlatClip
 from sordino.gradients import Rows, clipped_sum
 
@@ -203,43 +203,51 @@ def test_transformer_with_decoder_and_time_first() -> None:
     )
 
 
+def class_token(self: Any, x: Tensor) -> Tensor:
+    return torch.cat([self.cls.expand(x.shape[0], -1, -1), x], 1) + self.pos
+
+
+def repeated_token(self: Any, x: Tensor) -> Tensor:
+    return torch.cat([self.cls.repeat(x.shape[0], 1, 1), x], 1) * self.gamma
+
+
+def constant_expansion(self: Any, x: Tensor) -> Tensor:
+    return x * self.p.expand(5, 4).unsqueeze(0).expand(x.shape[0], 5, 4)
+
+
+def learned_queries(self: Any, x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(self.q.expand(x.shape[0], -1, -1), x, x)
+
+
+def conv1d_of_gpt2(self: Any, x: Tensor) -> Tensor:
+    return torch.addmm(self.b, x.view(-1, 4), self.w).view(*x.shape[:2], 3)
+
+
+def twice(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(layer, nn.Tanh(), layer)
+
+
 FUNCTIONAL: dict[str, tuple[nn.Module, Any]] = {
-    "class token and positions": (
-        Fn(lambda s, x: torch.cat([s.cls.expand(x.shape[0], -1, -1), x], 1) + s.pos, cls=noise(1, 1, 4), pos=noise(1, 7, 4)),
-        noise(B, 6, 4),
-    ),
-    "repeated token, LayerScale": (
-        Fn(lambda s, x: torch.cat([s.cls.repeat(x.shape[0], 1, 1), x], 1) * s.gamma, cls=noise(1, 1, 4), gamma=noise(4)),
-        noise(B, 6, 4),
-    ),
-    "position table by embedding": (Fn(lambda s, x: x + F.embedding(torch.arange(6), s.p), p=noise(9, 4)), noise(B, 6, 4)),
-    "position table as long as the batch": (Fn(lambda s, x: x + s.p[: x.shape[1]], p=noise(9, 4)), noise(B, 5, 4)),
-    "a constant expansion as long as the batch": (
-        Fn(lambda s, x: x * s.p.expand(5, 4).unsqueeze(0).expand(x.shape[0], 5, 4), p=noise(1, 4)),
-        noise(B, 5, 4),
-    ),
-    "learned queries": (
-        Fn(lambda s, x: F.scaled_dot_product_attention(s.q.expand(x.shape[0], -1, -1), x, x), q=noise(1, 3, 4)),
-        noise(B, 6, 4),
-    ),
+    "class token, positions": (Fn(class_token, cls=noise(1, 1, 4), pos=noise(1, 7, 4)), noise(B, 6, 4)),
+    "repeated token, LayerScale": (Fn(repeated_token, cls=noise(1, 1, 4), gamma=noise(4)), noise(B, 6, 4)),
+    "positions by embedding": (Fn(lambda s, x: x + F.embedding(torch.arange(6), s.p), p=noise(9, 4)), noise(B, 6, 4)),
+    "as many positions as rows": (Fn(lambda s, x: x + s.p[: x.shape[1]], p=noise(9, 4)), noise(B, 5, 4)),
+    "an expansion as long as the batch": (Fn(constant_expansion, p=noise(1, 4)), noise(B, 5, 4)),
+    "learned queries": (Fn(learned_queries, q=noise(1, 3, 4)), noise(B, 6, 4)),
     "queries without a batch": (Fn(lambda s, x: torch.softmax(s.q @ x.mT, -1) @ x, q=noise(3, 4)), noise(B, 6, 4)),
-    "assignment": (Fn(lambda s, x: torch.cat((x.index_fill(1, torch.tensor([0]), 0) + F.pad(s.t, (0, 0, 0, 2)), x), 1), t=noise(1, 4)), noise(B, 3, 4)),
     "einsum": (Fn(lambda s, x: torch.einsum("bsd,dk->bks", x, s.w), w=noise(4, 3)), noise(B, 6, 4)),
-    "einsum as long as the batch": (Fn(lambda s, x: torch.einsum("bsd,dk->bks", x, s.w), w=noise(4, 3)), noise(B, 5, 4)),
+    "einsum, square": (Fn(lambda s, x: torch.einsum("bsd,dk->bks", x, s.w), w=noise(4, 3)), noise(B, 5, 4)),
     "matrix product": (Fn(lambda s, x: x @ s.w + s.b, w=noise(4, 3), b=noise(3)), noise(B, 6, 4)),
-    "flattened addmm (Conv1D of GPT-2)": (
-        Fn(lambda s, x: torch.addmm(s.b, x.view(-1, 4), s.w).view(*x.shape[:2], 3), w=noise(4, 3), b=noise(3)),
-        noise(B, 6, 4),
-    ),
+    "Conv1D of GPT-2": (Fn(conv1d_of_gpt2, w=noise(4, 3), b=noise(3)), noise(B, 6, 4)),
     "transposed weight": (Fn(lambda s, x: F.linear(x, s.w.t()), w=noise(4, 3)), noise(B, 6, 4)),
     "PReLU": (nn.Sequential(nn.Linear(4, 3), nn.PReLU(3)), noise(B, 4)),
     "bilinear": (nn.Bilinear(4, 3, 2), (noise(B, 4), noise(B, 3))),
     "weight norm": (nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 5)), nn.Tanh()), noise(B, 3, 4)),
     "orthogonal": (nn.Sequential(parametrizations.orthogonal(nn.Linear(4, 4)), nn.Tanh()), noise(B, 4)),
-    "module called twice": ((lambda one: nn.Sequential(one, nn.Tanh(), one))(nn.Linear(4, 4)), noise(B, 4)),
-    "convolution called twice": ((lambda one: nn.Sequential(one, nn.Tanh(), one))(nn.Conv1d(2, 2, 3)), noise(B, 2, 8)),
-    "scalar parameter": (Fn(lambda s, x: torch.tanh(x * s.scale) ** 2 / s.scale, scale=noise()), noise(B, 6)),
-}  # fmt: skip
+    "module called twice": (twice(nn.Linear(4, 4)), noise(B, 4)),
+    "convolution called twice": (twice(nn.Conv1d(2, 2, 3)), noise(B, 2, 8)),
+    "scalar": (Fn(lambda s, x: torch.tanh(x * s.scale) ** 2 / s.scale, scale=noise()), noise(B, 6)),
+}
 
 
 @pytest.mark.parametrize("name", FUNCTIONAL)

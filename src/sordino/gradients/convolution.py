@@ -127,7 +127,7 @@ def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry) -> Contribution:
     positions, coordinates = g.shape[1] * math.prod(g.shape[3:]), math.prod(geometry.weight)
     if geometry.transposed or geometry.groups > 1:
         return Dense(per_record(g, a, geometry))
-    if coordinates > KEEP_RATIO * (g[0].numel() + a[0].numel()):
+    if coordinates > 4 * KEEP_RATIO * (g[0].numel() + a[0].numel()):
         return Convolved(g, a, geometry)
     if c_in < 4 or positions <= c_out or geometry.patches:
         left = g.flatten(3).transpose(2, 3).flatten(1, 2)  # (m, positions, C_out)

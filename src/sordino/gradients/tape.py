@@ -146,7 +146,7 @@ class Tape(TorchFunctionMode):
         rows: int,
         shared: frozenset[int],
     ) -> None:
-        """parameters: the trainable ones. values: the weights to run with, by name. shared: stretched slots that must be
+        """parameters: the trainable ones. values: the weights to run with, by name. shared: stretched slots to be
         treated as common to all rows although their shape suggests otherwise."""
         super().__init__()
         self.model, self.rows, self.shared = model, rows, shared

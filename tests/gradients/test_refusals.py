@@ -1,0 +1,157 @@
+"""What can't be certified is refused, with the layer's name, the reason and the remedy; verify finds the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gradients.cases import Fn, noise, squared
+from sordino.clipping import FlatClip
+from sordino.errors import Refused
+from sordino.gradients import Rows, clipped_sum, verify
+
+X, Y = noise(6, 4), noise(6)
+
+
+def run(model: nn.Module, loss: Any = squared, x: Any = X) -> None:
+    clipped_sum(model.double(), loss, Rows(x, Y), FlatClip(1.0))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_in_training_mode(affine: bool) -> None:
+    model = nn.Sequential()
+    model.add_module("body", nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, affine=affine)))
+    with pytest.raises(Refused, match=r"body\.1: BatchNorm in training mode.*sordino\.fix"):
+        run(model)
+    with pytest.raises(Refused, match="BatchNorm"):
+        run(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False).eval()))
+
+
+def test_instance_norm_with_running_statistics() -> None:
+    model = nn.Sequential(
+        nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten(), nn.Linear(4, 2)
+    )
+    with pytest.raises(Refused, match="1: InstanceNorm with track_running_stats"):
+        run(model)
+
+
+@pytest.mark.parametrize(
+    "loss", [F.mse_loss, lambda o, t: squared(o, t).mean(), lambda o, t: 1.0], ids=["2d", "scalar", "float"]
+)
+def test_losses_without_one_value_per_row(loss: Any) -> None:
+    with pytest.raises(Refused, match=r"one value per row, shape \(6,\).*reduction='none'"):
+        run(nn.Linear(4, 6), (lambda o, t: loss(o, t[:, None].expand(6, 6))) if loss is F.mse_loss else loss)
+
+
+def test_compiled_and_scripted_models_are_refused_not_silently_left_without_gradient() -> None:
+    """pytorch #97718: a compiled model ignored the hooks, and training went on."""
+    with pytest.raises(Refused, match=r"torch\.compile hides the layers.*_orig_mod"):
+        run(torch.compile(nn.Linear(4, 3)))  # type: ignore[arg-type]
+    inner = nn.Linear(4, 3)
+    inner.compile()
+    with pytest.raises(Refused, match=r"^1: torch\.compile"):
+        run(nn.Sequential(nn.Tanh(), inner))
+    with pytest.raises(Refused, match="scripted"):
+        run(nn.Sequential(nn.Linear(4, 4), torch.jit.trace(nn.Linear(4, 3).double(), X)))
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: Tensor) -> Tensor:
+        ctx.save_for_backward(x, p)
+        return x * p
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, p = ctx.saved_tensors
+        return g * p, (g * x).sum(0)
+
+
+def test_parameters_inside_operations_that_cannot_be_seen() -> None:
+    with pytest.raises(Refused, match=r"^p: it is used inside an operation that sordino can't look into"):
+        run(Fn(lambda s, x: Scaled.apply(s.l(x), s.p), l=nn.Linear(4, 3), p=noise(3)))
+
+
+def test_buffers_written_by_the_forward_pass() -> None:
+    model = Fn(lambda s, x: (s.seen.add_(1), s.l(x))[1], l=nn.Linear(4, 3))
+    model.register_buffer("seen", torch.zeros(()))
+    with pytest.raises(Refused, match="seen: the forward pass writes to this buffer"):
+        run(model)
+
+
+def test_inputs_overwritten_after_their_use() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h = torch.tanh(x)
+        out = self.l(h)
+        h.zero_()
+        return out
+
+    with pytest.raises(Refused, match=r"linear\(l.bias, l.weight\): its input was modified in place"):
+        run(Fn(forward, l=nn.Linear(4, 3)))
+
+
+def test_embedding_options_that_mix_records() -> None:
+    ids = torch.zeros(6, 2, dtype=torch.int64)
+    for options, reason in (({"max_norm": 1.0}, "max_norm"), ({"scale_grad_by_freq": True}, "scale_grad_by_freq")):
+        with pytest.raises(Refused, match=reason):
+            run(nn.Embedding(4, 3, **options), x=ids)
+
+
+def test_a_loss_that_no_parameter_reaches() -> None:
+    with pytest.raises(Refused, match="does not depend on any trainable parameter"):
+        run(Fn(lambda s, x: s.l(x).detach(), l=nn.Linear(4, 3)))
+
+
+def check(model: nn.Module, loss: Any = squared, **options: Any) -> None:
+    verify(model, loss, Rows(X, Y), FlatClip(1.0), **options)
+
+
+@pytest.mark.parametrize(
+    "mix", [lambda h: h - h.mean(0), lambda h: h * h.softmax(0), lambda h: h + h.flip(0), lambda h: h.cumsum(0)]
+)
+def test_verify_finds_records_that_interact(mix: Any) -> None:
+    with pytest.raises(Refused, match="interact"):
+        check(Fn(lambda s, x: mix(s.l(x)), l=nn.Linear(4, 3)))
+
+
+def test_verify_finds_losses_that_mix_records() -> None:
+    with pytest.raises(Refused, match="interact"):
+        check(nn.Linear(4, 3), lambda o, t: squared(o, t) * o.std())
+
+
+def test_verify_names_parameters_without_a_gradient() -> None:
+    """Opacus #820: an upgrade left adapters untrained for 45 GPU-hours."""
+    model = Fn(lambda s, x: s.used(x), used=nn.Linear(4, 3), spare=nn.Linear(2, 2))
+    with pytest.raises(Refused, match=r"received no gradient: spare\.weight, spare\.bias.*requires_grad_\(False\)"):
+        check(model)
+    model.spare.requires_grad_(False)
+    check(model)
+
+
+def test_verify_accepts_gradients_that_happen_to_be_zero() -> None:
+    """A fresh LoRA adapter: B = 0, so that A's gradient is zero although A is used."""
+    b = nn.Linear(2, 3, bias=False)
+    nn.init.zeros_(b.weight)
+    check(Fn(lambda s, x: s.b(s.a(x)), a=nn.Linear(4, 2, bias=False), b=b))
+
+
+def test_verify_neutralises_dropout_and_stochastic_depth() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        keep = x.new_empty(x.shape[0], 1).bernoulli_(0.5) / 0.5
+        return self.rnn(self.d(self.l(x))[:, None])[0][:, 0] * keep
+
+    rnn = nn.LSTM(8, 3, 2, dropout=0.5, batch_first=True)
+    check(Fn(forward, l=nn.Linear(4, 8), d=nn.Dropout(0.5), rnn=rnn))
+
+
+def test_verify_leaves_the_model_and_its_precision_alone() -> None:
+    model = nn.Linear(4, 3)
+    state = torch.random.get_rng_state()
+    verify(model, squared, Rows(X.float(), Y.float(), torch.arange(6) // 2), FlatClip(1.0), reduction="mean")
+    assert model.weight.dtype == torch.float32
+    assert model.weight.grad is None
+    assert torch.equal(state, torch.random.get_rng_state())
