@@ -261,7 +261,8 @@ class Plan:
             threat_model=_EVERY_ITERATE,
             assumptions=_assumptions(self),
             epsilon_rdp=found.epsilon_rdp,
-            epsilon_lower=found.epsilon_lower,
+            # told the partition the adversary attains the bound; not told it, nobody knows
+            epsilon_lower=None if isinstance(self.sampling, Partition) else found.epsilon_lower,
             secure=self.insecure_seed is None,
         )
 

@@ -104,6 +104,7 @@ def _result(run: _Run, sigma: float, delta: float, accountant: str) -> dict[str,
     sampler = described.pop("sampling")
     return {
         **asdict(found),
+        "epsilon_lower": None if sampler == "partition" else found.epsilon_lower,
         "theorem": theorem(sampler, run.mechanism, run.relation, found.accountant),
         "sampler": sampler,
         "noise_multiplier": sigma,
