@@ -156,11 +156,10 @@ def test_inputs_as_tensor_tuple_and_mapping() -> None:
 
 
 def snapshot(model: nn.Module) -> Any:
+    """Attributes, hooks and gradients of every module and parameter."""
     hooks = ["_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"]
-    return [
-        (set(m.__dict__), [len(getattr(m, h)) for h in hooks], {k: (set(p.__dict__), p.grad, p._backward_hooks) for k, p in m._parameters.items() if p is not None})
-        for m in model.modules()
-    ]  # fmt: skip
+    modules = [(set(m.__dict__), [len(getattr(m, h)) for h in hooks]) for m in model.modules()]
+    return modules, [(k, set(p.__dict__), p.grad, p._backward_hooks) for k, p in model.named_parameters()]
 
 
 class Failing(nn.Module):

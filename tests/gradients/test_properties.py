@@ -55,11 +55,13 @@ LAYERS: dict[str, Any] = {
     "rnn": lambda: Fn(last, layer=nn.RNN(WIDTH, WIDTH, 2, batch_first=True)),
     "attention": lambda: Fn(attention, layer=nn.MultiheadAttention(WIDTH, 2, batch_first=True)),
     "encoder": lambda: nn.TransformerEncoderLayer(WIDTH, 2, 6, dropout=0.0, batch_first=True),
-    "residual": lambda: Fn(residual, layer=nn.Linear(WIDTH, WIDTH), scale=torch.randn(WIDTH), shift=torch.randn(1, LENGTH, 1)),
+    "residual": lambda: Fn(
+        residual, layer=nn.Linear(WIDTH, WIDTH), scale=torch.randn(WIDTH), shift=torch.randn(1, LENGTH, 1)
+    ),
     "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)),
     "prelu": lambda: nn.PReLU(),
     "tanh": nn.Tanh,
-}  # fmt: skip
+}
 
 CLIPPINGS: list[Clipping] = [
     FlatClip(0.5),

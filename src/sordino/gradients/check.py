@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -31,6 +31,7 @@ def brute_force(
     n, records = checked(rows)
     owner = torch.arange(n) if rows.record is None else rows.record
     steps: Iterates = [({}, 1.0)] if iterates is None else iterates
+    twins = [(_at(model, values), factor) for values, factor in steps]
     per_row = row_loss(loss)
     names, groups = list(parameters), layers(parameters)
     sums = {k: torch.zeros_like(p) for k, p in parameters.items()}
@@ -43,8 +44,8 @@ def brute_force(
         for r in mine:
             scale = 1.0 if rows.coefficient is None else float(rows.coefficient[r])
             scale = scale / len(mine) if reduction == "mean" else scale
-            for values, factor in steps:
-                value, found = _row_gradient(model, per_row, rows, r, n, parameters, values)
+            for twin, factor in twins:
+                value, found = _row_gradient(twin, per_row, rows, r, n, names)
                 losses[r] = value
                 for k, g in zip(names, found, strict=True):
                     if g is not None:
@@ -58,31 +59,29 @@ def brute_force(
     return ClippedSum(sums, norms, torch.tensor(dropped), losses)
 
 
+def _at(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
+    """The model itself, or a copy with some of its weights replaced."""
+    if not values:
+        return model
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, parameter in twin.named_parameters():
+            if name in values:
+                parameter.copy_(values[name])
+    return twin
+
+
 def _row_gradient(
-    model: nn.Module, loss: Any, rows: Rows, r: int, n: int, parameters: dict[str, Any], values: Any
-) -> Any:
+    model: nn.Module, loss: Any, rows: Rows, r: int, n: int, names: Sequence[str]
+) -> tuple[Tensor, Sequence[Tensor | None]]:
     inputs, targets = (take(t, torch.tensor([r]), n) for t in (rows.inputs, rows.targets))
-    leaves = {k: values.get(k, p).detach().clone().requires_grad_() for k, p in parameters.items()}
-    caller = _Caller(model)
+    parameters = dict(model.named_parameters())
     with torch.enable_grad():
-        renamed = {f"model.{k}": v for k, v in leaves.items()}
-        out = torch.func.functional_call(caller, renamed, (inputs,), tie_weights=True)
-        value = loss(out, targets)
+        value = loss(call(model, inputs), targets)
     if not value.requires_grad:
-        return value.detach(), [None] * len(leaves)
-    return value.detach(), torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
-
-
-class _Caller(nn.Module):
-    """So that functional_call can hand on tensors, tuples and mappings alike."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.training = model.training
-
-    def forward(self, inputs: Any) -> Any:
-        return call(self.model, inputs)
+        return value.detach(), [None] * len(names)
+    found = torch.autograd.grad(value.sum(), [parameters[k] for k in names], allow_unused=True)
+    return value.detach(), found
 
 
 def _clip(
@@ -108,7 +107,7 @@ def _clip(
     return norm, out
 
 
-_CONSTANT = {"bernoulli": 1.0, "bernoulli_": 1.0, "rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0}
+_CONSTANT = {"bernoulli": 1.0, "bernoulli_": 1.0, "rand": 0.5, "rand_like": 0.5, "randn": 0.5, "randn_like": 0.5}
 
 
 class _NoDropout(TorchFunctionMode):
@@ -240,9 +239,8 @@ def _compare(engine: ClippedSum, oracle: ClippedSum, tolerance: float) -> None:
 def _never_used(model: nn.Module, loss: Any, rows: Rows, names: Sequence[str]) -> list[str]:
     """Those of the named parameters that autograd itself finds no way to from any row's loss."""
     n, _ = checked(rows)
-    parameters = {k: p for k, p in trainable(model).items() if k in set(names)}
-    unused = set(parameters)
+    unused = set(names)
     for r in range(n):
-        _, found = _row_gradient(model, row_loss(loss), rows, r, n, parameters, {})
-        unused -= {k for k, g in zip(parameters, found, strict=True) if g is not None}
+        _, found = _row_gradient(model, row_loss(loss), rows, r, n, names)
+        unused -= {k for k, g in zip(names, found, strict=True) if g is not None}
     return [k for k in names if k in unused]

@@ -42,6 +42,25 @@ def embedding(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     return _lookup(tape, label, slot, ids, skip)
 
 
+def repeated(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
+    """A table at ids that hold no data but are as long as the batch (position ids repeated for every row).
+
+    Like a stretched parameter: a use of its own, unless the measurement says that the dimension only happens to
+    have the length of the batch.
+    """
+    ids = args[0] if args else kwargs.get("input")
+    if not isinstance(ids, Tensor) or tape.rows == 1 or tape.rows not in ids.shape:
+        return NotImplemented
+    tape.candidates += 1
+    number = tape.candidates - 1
+    if number in tape.shared:
+        return NotImplemented
+    out = embedding(tape, func, args, kwargs)
+    if out is not NotImplemented:
+        tape.uses[-1].candidate = number
+    return out
+
+
 def _lookup(tape: Tape, label: str, slot: Slot, ids: Tensor, skip: int | None) -> Tensor:
     size = slot.value.shape[0]
 

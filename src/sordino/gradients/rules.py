@@ -73,7 +73,8 @@ def apply(tape: Tape, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
     if name in elementwise.STRETCHING and tape.slot(args[0]) is not None:
         return elementwise.stretch(tape, func, args, kwargs)
     if not data:
-        return tape.derive(func, args, kwargs)
+        out = embedding.repeated(tape, func, args, kwargs) if func is F.embedding else NotImplemented
+        return tape.derive(func, args, kwargs) if out is NotImplemented else out
     rule = RULES.get(func)
     out = NotImplemented
     if rule is not None:

@@ -187,7 +187,7 @@ class Tape(TorchFunctionMode):
         """Note that these tensors are data."""
         for t in (tree,) if isinstance(tree, Tensor) else _flat((tree,)):
             self._data[id(t)] = weakref.ref(t)
-            if not self.crowded and (t.shape.count(self.rows) > 1 or self.rows * self.rows in t.shape):
+            if not self.crowded and (t.shape.count(self.rows) > 1 or self.rows * self.rows in t.shape[:-1]):
                 self.crowded = self.rows > 1
         return tree
 
