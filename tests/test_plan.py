@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sordino.accounting import account
 from sordino.clipping import AutomaticClip, FlatClip, L1Clip, PerLayerClip
 from sordino.errors import InputError, Refused
-from sordino.plan import Plan, Statistic
+from sordino.plan import ROUNDING_MARGIN, Plan, Statistic
 from sordino.sampling import Partition, Poisson, TruncatedPoisson, WithoutReplacement
 
 BASE: dict[str, Any] = {
@@ -45,10 +45,10 @@ def test_the_readmes_plan() -> None:
 
 
 def test_noise_is_relative_to_the_clip_norm_under_either_relation() -> None:
-    """The convention: std = noise_multiplier × sensitivity = noise_multiplier × clip_norm, always."""
+    """The convention: std = noise_multiplier × sensitivity = noise_multiplier × clip_norm and a margin, always."""
     for relation in ("add-remove", "replace-one"):
         found = plan(clip_norm=0.3, relation=relation)
-        assert found.sensitivity == 0.3
+        assert found.sensitivity == 0.3 * (1 + ROUNDING_MARGIN)
         assert found.noise.noise_multiplier == 1.1
     assert plan(relation="replace-one").guarantee().epsilon > plan().guarantee().epsilon
 

@@ -55,7 +55,7 @@ def test_a_whole_number_may_stand_for_a_float_but_not_the_reverse(path: Path) ->
     [
         ("privacy.epsilom=3", "did you mean 'epsilon'"),
         ("sampling.expected_bach=3", "did you mean 'expected_batch'"),
-        ("privcy.epsilon=3", "unknown section 'privcy'; did you mean 'privacy'"),
+        ("privcy.epsilon=3", "unknown section 'privcy': did you mean 'privacy'"),
         ("privacy.epsilon=true", r"privacy\.epsilon = True must be of type float"),
         ("data.name=3", r"data\.name = 3 must be of type str"),
         ("nonsense", "write section.key=value"),

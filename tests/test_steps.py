@@ -66,7 +66,7 @@ def test_the_result_does_not_depend_on_the_chunk(records: Records, linear: nn.Mo
     runs = [list(steps_of(linear, records, plan_for(200), records=200, chunk=chunk)) for chunk in (1, 7, 512)]
     for other in runs[1:]:
         for one, two in zip(runs[0], other, strict=True):
-            assert all(torch.allclose(one.gradients[n], two.gradients[n], atol=1e-6) for n in one.gradients)
+            assert all(torch.allclose(one.gradients[n].double(), two.gradients[n].double(), atol=1e-6) for n in one.gradients)
 
 
 def test_long_sums_are_added_in_double_precision() -> None:
@@ -162,6 +162,9 @@ def test_what_cannot_be_sampled_is_refused_with_what_to_give_instead(linear: nn.
 def test_a_plan_for_another_number_of_records_is_refused(records: Records, linear: nn.Module) -> None:
     with pytest.raises(InputError, match="make the plan with records=200"):
         next(steps_of(linear, records, plan_for(1000), records=200))
+    capped = plan_for(199, sampling="truncated-poisson", cap=30)
+    with pytest.raises(InputError, match="more than the plan's 199"):
+        next(steps_of(linear, records, capped, records=200))
     exact = plan_for(199, sampling="partition")
     with pytest.raises(InputError, match="must be exact"):
         next(steps_of(linear, records, exact, records=200))

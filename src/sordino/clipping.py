@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from sordino.errors import InputError
+from sordino.errors import InputError, did_you_mean
 
 Norm = Literal["l1", "l2"]
 
@@ -99,8 +99,9 @@ class NormalisedClip(_Clip):
     name: ClassVar[str] = "normalised"
 
     def factors(self, norms: Tensor) -> Tensor:
-        safe = torch.where(norms > 0, norms, torch.ones_like(norms))
-        return _finite(norms, torch.where(norms > 0, self.clip_norm / safe, torch.zeros_like(norms)))
+        limits = torch.finfo(norms.dtype)  # a subnormal norm must not make an infinite factor
+        scale = (self.clip_norm / norms.clamp_min(limits.tiny)).clamp_max(limits.max)
+        return _finite(norms, torch.where(norms > 0, scale, torch.zeros_like(norms)))
 
 
 @dataclass(frozen=True)
@@ -179,9 +180,13 @@ def clipping_from_dict(values: Mapping[str, Any]) -> Clipping:
     fields = dict(values)
     name = fields.pop("name", None)
     if name not in _BY_NAME:
-        raise InputError(f"unknown clipping {name!r}: choose one of {', '.join(sorted(_BY_NAME))}")
+        raise InputError(f"unknown clipping {name!r}: {did_you_mean(name, _BY_NAME)}")
     if isinstance(fields.get("split"), list):
         fields["split"] = tuple(fields["split"])
+    known = [field for field in _BY_NAME[name].__dataclass_fields__ if field not in ("name", "norm")]
+    for key in fields:
+        if key not in known:
+            raise InputError(f"clipping {name!r}: unknown option {key!r}: {did_you_mean(key, known)}")
     try:
         return _BY_NAME[name](**fields)
     except TypeError as error:

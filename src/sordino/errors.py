@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class SordinoError(Exception):
     """Something failed while running. The message says what, where, and what to do."""
@@ -23,3 +26,14 @@ class ClaimBroken(SordinoError):
     """An audit's lower bound lies above the claimed ε."""
 
     exit_code = 3
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest known one, and all of them."""
+    names = sorted(known)
+    if not names:
+        return "there are none"
+    near = difflib.get_close_matches(str(word).lower().replace("_", "-"), names, 1, 0.5) or difflib.get_close_matches(
+        str(word), names, 1, 0.5
+    )
+    return (f"did you mean {near[0]!r}? " if near else "") + f"known are {', '.join(names)}"

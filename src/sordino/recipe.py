@@ -22,7 +22,7 @@ from typing import Any, get_type_hints
 
 import tomli_w
 
-from sordino.errors import InputError
+from sordino.errors import InputError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -156,12 +156,6 @@ class Recipe:
         return tomli_w.dumps(document)
 
 
-def suggestion(word: str, known: Sequence[str]) -> str:
-    """ "; did you mean 'clip_norm'?" or the list of what is known."""
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
-
-
 def _is_required(cls: type, name: str) -> bool:
     (spec,) = [f for f in fields(cls) if f.name == name]
     return spec.default is MISSING and spec.default_factory is MISSING
@@ -170,7 +164,7 @@ def _is_required(cls: type, name: str) -> bool:
 def _no_unknown(given: Mapping[str, Any], known: Mapping[str, Any], what: str) -> None:
     for key in given:
         if key not in known:
-            raise InputError(f"unknown {what} {key!r}{suggestion(key, list(known))}")
+            raise InputError(f"unknown {what} {key!r}: {did_you_mean(key, known)}")
 
 
 def _parse_section(name: str, kind: type, given: Any) -> Any:

@@ -32,10 +32,10 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR
 import sordino
 from sordino import data, features, nets, report
 from sordino.clipping import Clipping, clipping_from_dict
-from sordino.errors import InputError
+from sordino.errors import InputError, did_you_mean
 from sordino.histogram import norm_histogram
 from sordino.plan import Plan
-from sordino.recipe import Recipe, suggestion
+from sordino.recipe import Recipe
 from sordino.state import model_tensors, write_atomically
 from sordino.train import Result, Settings, train, train_without_noise
 from sordino.updates import Averaging
@@ -103,7 +103,7 @@ def run_recipe(
 def prepare(recipe: Recipe, data_dir: Path | None = None, progress: bool | None = None) -> Prepared:
     """Checks the recipe against what there is, and loads the data."""
     if recipe.method.name != "dpsgd":
-        raise InputError(f"method {recipe.method.name!r} is unknown{suggestion(recipe.method.name, ['dpsgd'])}")
+        raise InputError(f"method {recipe.method.name!r} is unknown: {did_you_mean(recipe.method.name, ['dpsgd'])}")
     optimizer = _one_of(OPTIMIZERS, recipe.train.optimizer, "train.optimizer")
     clipping = _clipping(recipe)
     public_size = recipe.data.records or data.entry(recipe.data.name).records[0]
@@ -168,7 +168,7 @@ def _settings(recipe: Recipe, optimizer: type[torch.optim.Optimizer], steps: int
     for key in section.options:
         if key not in known:
             own = [name for name in type(section).__dataclass_fields__ if name != "options"]
-            raise InputError(f"unknown key in [train]: {key!r}{suggestion(key, known + own)}")
+            raise InputError(f"unknown key in [train]: {key!r}: {did_you_mean(key, known + own)}")
     schedule = _one_of(SCHEDULERS, section.scheduler, "train.scheduler")
     return Settings(
         optimizer_options=section.options,
@@ -222,7 +222,7 @@ def _with_features(dataset: data.Dataset, extract: features.Extractor) -> data.D
 
 def _one_of(known: Mapping[str, T], name: str, key: str) -> T:
     if name not in known:
-        raise InputError(f"{key} = {name!r} is unknown{suggestion(name, list(known))}")
+        raise InputError(f"{key} = {name!r} is unknown: {did_you_mean(name, known)}")
     return known[name]
 
 

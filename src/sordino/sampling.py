@@ -28,7 +28,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sordino.errors import InputError, Refused
+from sordino.errors import InputError, Refused, did_you_mean
 from sordino.randomness import RandomSource
 
 _BLOCK = 1 << 20  # records decided at a time, so that memory does not grow with the data set
@@ -99,7 +99,7 @@ def sampling_from_dict(description: Mapping[str, Any]) -> Sampling:
     options = dict(description)
     name = options.pop("name", None)
     if name not in _KINDS:
-        raise InputError(f"unknown sampling {name!r}; known: {', '.join(_KINDS)}")
+        raise InputError(f"unknown sampling {name!r}: {did_you_mean(name, _KINDS)}")
     try:
         return _KINDS[name](**options)
     except TypeError as error:

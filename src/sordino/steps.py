@@ -28,7 +28,7 @@ from sordino.ledger import Ledger
 from sordino.plan import Plan
 from sordino.randomness import RandomSource
 from sordino.release import Entry, release
-from sordino.sampling import LogicalBatch, batches
+from sordino.sampling import LogicalBatch, TruncatedPoisson, batches
 
 GradientSum = Callable[[LogicalBatch], ClippedSum]
 """From a logical batch to the sum of its records' clipped gradients. An empty batch gives zeros."""
@@ -94,9 +94,15 @@ def check_records(plan: Plan, records: int) -> None:
 
     Under add/remove the true number is itself private, and nothing that is released depends on it: rate
     and divisor are the plan's. A number that is far off is a mistake, though, and is said to be one.
-    Under replace-one the number is public and must be exact, for the batches are cut from it.
+    Under replace-one the number is public and must be exact, for the batches are cut from it; a cap on the batch is
+    accounted for at most the plan's number.
     """
     exact = plan.relation == "replace-one"
+    if records > plan.records and isinstance(plan.sampling, TruncatedPoisson):
+        raise InputError(
+            f"the dataset has {records} records, more than the plan's {plan.records}: how often the cap cuts in was "
+            f"accounted for that many at most; make the plan with records={records} or more"
+        )
     if records != plan.records and (exact or abs(records - plan.records) > 0.1 * plan.records):
         raise InputError(
             f"the plan is for {plan.records} records but the dataset has {records}: "

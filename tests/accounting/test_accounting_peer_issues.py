@@ -9,6 +9,7 @@ import pytest
 from sordino import Plan
 from sordino.accounting import account_dpsgd, calibrate_dpsgd
 from sordino.errors import InputError, Refused
+from sordino.plan import ROUNDING_MARGIN
 
 
 def eps(rate: float, sigma: float, steps: int, delta: float, accountant: str = "pld") -> float:
@@ -104,7 +105,7 @@ def test_jax_privacy_383_noise_belongs_to_the_sum() -> None:
     """The noise is relative to one record's bound in the *sum*; the divisor comes after and changes no ε."""
     options = {"noise_multiplier": 1.3, "delta": 1e-5, "records": 1000, "expected_batch": 100, "steps": 10}
     plan = Plan.dpsgd(clip_norm=0.5, **options)
-    assert plan.sensitivity == 0.5
+    assert plan.sensitivity == 0.5 * (1 + ROUNDING_MARGIN)
     assert plan.noise.noise_multiplier == 1.3
     halved = Plan.dpsgd(clip_norm=0.5, divisor=50, **options)
     assert halved.guarantee().epsilon == plan.guarantee().epsilon
@@ -115,4 +116,5 @@ def test_fastdp_46_the_clip_norm_is_not_ignored() -> None:
     options = {"noise_multiplier": 1.3, "delta": 1e-5, "records": 1000, "expected_batch": 100, "steps": 10}
     for clip_norm in (0.1, 1.0, 7.0):
         plan = Plan.dpsgd(clip_norm=clip_norm, **options)
-        assert plan.sensitivity == plan.clipping.clip_norm == clip_norm
+        assert plan.clipping.clip_norm == clip_norm
+        assert plan.sensitivity == clip_norm * (1 + ROUNDING_MARGIN)

@@ -104,7 +104,7 @@ def test_the_benchmarks_find_plain_constructors() -> None:
         ("mlp", (4,), {"hidden": 3}, "can't be 3"),
         ("mlp", (4,), {"act": "swish"}, "unknown activation 'swish'"),
         ("linear", (4,), {"bias": 1}, "can't be 1"),
-        ("mnist-cnn", (1, 28, 28), {"groups": 2}, "it has no options"),
+        ("mnist-cnn", (1, 28, 28), {"groups": 2}, "there are none"),
         ("mnist-cnn", (784,), {}, "takes images"),
         ("mnist-cnn", (1, 8, 8), {}, "too small"),
         ("resnet20", (3, 32, 32), {"groups": 3}, "divide 16"),

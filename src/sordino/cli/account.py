@@ -23,7 +23,9 @@ SHARED = (
 
 
 def add(commands: Commands) -> None:
-    account = commands.add_parser("account", help="the ε of a mechanism", description="The ε of a mechanism.")
+    account = commands.add_parser(
+        "account", help="the ε of a mechanism", description="The ε of a mechanism: an upper bound, and its theorem."
+    )
     calibrate = commands.add_parser(
         "calibrate", help="the noise for a target ε", description="The smallest noise that keeps ε within a target."
     )

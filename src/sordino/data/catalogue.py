@@ -8,10 +8,9 @@ measured from the records at hand.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
-from sordino.errors import InputError
+from sordino.errors import InputError, did_you_mean
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -62,10 +61,7 @@ def entry(name: str) -> Entry:
     for one in _ENTRIES:
         if one.name == name:
             return one
-    names = [one.name for one in _ENTRIES]
-    near = difflib.get_close_matches(str(name).lower().replace("_", "-"), names, 1, 0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise InputError(f"unknown dataset {name!r}: {hint}known are {', '.join(names)}")
+    raise InputError(f"unknown dataset {name!r}: {did_you_mean(name, [one.name for one in _ENTRIES])}")
 
 
 _IDX = (

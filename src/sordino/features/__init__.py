@@ -9,7 +9,6 @@ Statistics that must be measured from the records are another matter: see `norma
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sordino.errors import InputError
+from sordino.errors import InputError, did_you_mean
 from sordino.features.cache import cached, default_folder
 from sordino.features.normalise import (
     ChannelBudget,
@@ -84,18 +83,18 @@ def build(spec: Mapping[str, Any]) -> Extractor:
     given = dict(spec)
     name = given.pop("name", "none")
     if name not in _OPTIONS:
-        raise InputError(f"features: unknown name {name!r}; {_nearest(str(name), list(_OPTIONS))}")
+        raise InputError(f"features: unknown name {name!r}; {did_you_mean(name, _OPTIONS)}")
     known = _OPTIONS[name]
     for key in given:
         if key not in known:
-            raise InputError(f"features {name!r}: unknown option {key!r}; {_nearest(key, list(known))}")
+            raise InputError(f"features {name!r}: unknown option {key!r}; {did_you_mean(key, known)}")
     full = {"name": name, **known, **given}
     if name == "scattering":
         Scattering2D(full["J"], full["L"])
         if full["normalise"] not in _NORMALISE:
             raise InputError(
                 f"features: unknown normalise {full['normalise']!r}; "
-                f"{_nearest(str(full['normalise']), _NORMALISE)}. Statistics of the private records are "
+                f"{did_you_mean(full['normalise'], _NORMALISE)}. Statistics of the private records are "
                 "released by sordino.features.private_statistics"
             )
         if not isinstance(full["groups"], int) or full["groups"] < 1:
@@ -103,8 +102,3 @@ def build(spec: Mapping[str, Any]) -> Extractor:
         if full["normalise"] != "group" and "groups" in given:
             raise InputError("features: groups is given, but normalise is not 'group': it would be ignored")
     return Extractor(full)
-
-
-def _nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(word, known, 1, 0.5)
-    return f"did you mean {near[0]!r}? known are {', '.join(known)}" if near else f"known are {', '.join(known)}"

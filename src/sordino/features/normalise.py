@@ -93,29 +93,29 @@ def private_statistics(
     """Per-channel mean and standard deviation of private maps (n, c, ...), through the one door.
 
     Guarantee: two Gaussian releases at sampling rate 1, each of noise multiplier `budget.noise_multiplier`,
-    of sums over records of vectors clipped to a public bound (l2 sensitivity: the bound under add/remove,
-    twice it under replace-one). Records whose vector is not finite contribute zero. What follows is
+    of sums over records of vectors clipped to a public bound (noise in units of that bound under either
+    relation, as everywhere: docs/guarantees/dpsgd.md). Records whose vector is not finite contribute zero. What follows is
     post-processing. The plan must declare them (purpose "statistics", count 2), else its guarantee does not
     cover them.
     """
+    from sordino.plan import ROUNDING_MARGIN
     from sordino.release import Entry, Gaussian, release
 
     flat = maps.flatten(2) if maps.dim() > 2 else maps.unsqueeze(-1)
-    factor = 1.0 if budget.relation == "add-remove" else 2.0
     averages = []
     for step, (vectors, bound) in enumerate(
         ((flat.mean(2), budget.mean_bound), (flat.square().mean(2), budget.square_bound))
     ):
         noisy = release(
-            {"sum": _clip(vectors, bound).sum(0)},
-            sensitivity=factor * bound,
+            {"sum": _clip(vectors, bound).double().sum(0)},
+            sensitivity=bound * (1 + ROUNDING_MARGIN),
             norm="l2",
             noise=Gaussian(budget.noise_multiplier),
             source=source,
             ledger=ledger,
             entry=Entry(PURPOSE, step, {"name": "poisson", "sampling_rate": 1.0}, budget.relation),
         )
-        averages.append(noisy["sum"] / budget.records)
+        averages.append((noisy["sum"] / budget.records).to(maps.dtype))
     mean, square = averages
     return ChannelStatistics(mean, (square - mean.square()).clamp(min=budget.floor).sqrt())
 

@@ -6,14 +6,13 @@ build("mlp", (1, 28, 28), 10, hidden=(300,))
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from sordino.errors import InputError
+from sordino.errors import InputError, did_you_mean
 from sordino.nets import images, text
 from sordino.nets.text import LstmClassifier, TransformerClassifier
 
@@ -38,14 +37,14 @@ def names() -> tuple[str, ...]:
 def build(name: str, input_shape: tuple[int, ...], classes: int, **options: Any) -> nn.Module:
     """A network for inputs of one record's shape. An option that the network does not have is an error."""
     if name not in _NETS:
-        raise InputError(f"unknown model {name!r}; {_nearest(str(name), list(_NETS))}")
+        raise InputError(f"unknown model {name!r}; {did_you_mean(name, _NETS)}")
     if classes < 2:
         raise InputError(f"model {name!r}: classes must be at least 2, not {classes}")
     parameters = inspect.signature(_NETS[name]).parameters.values()
     known = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     for key, value in options.items():
         if key not in known:
-            raise InputError(f"model {name!r}: unknown option {key!r}; {_nearest(key, list(known))}")
+            raise InputError(f"model {name!r}: unknown option {key!r}; {did_you_mean(key, known)}")
         _check(name, key, value, known[key])
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     return _NETS[name](tuple(input_shape), classes, **plain)
@@ -59,10 +58,3 @@ def _check(name: str, key: str, value: Any, default: Any) -> None:
         fine = type(value) is type(default) and (type(value) is not int or value >= 1)
     if not fine:
         raise InputError(f"model {name!r}: option {key!r} can't be {value!r}; the default is {default!r}")
-
-
-def _nearest(word: str, known: list[str]) -> str:
-    if not known:
-        return "it has no options"
-    near = difflib.get_close_matches(word, known, 1, 0.5)
-    return f"did you mean {near[0]!r}? known are {', '.join(known)}" if near else f"known are {', '.join(known)}"
