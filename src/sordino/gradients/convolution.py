@@ -117,7 +117,7 @@ def _apply(tape: Tape, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None
         return out
 
     slots = tuple(s for s in (w, b) if s is not None)
-    return tape.tap(output, Use(tape.label(func, slots), slots, output.shape, (0,), emit, hold(x)))
+    return tape.tap(output, Use(func, slots, output.shape, (0,), emit, hold(x)))
 
 
 def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry) -> Contribution:

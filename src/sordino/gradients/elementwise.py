@@ -51,7 +51,7 @@ def stand_in(tape: Tape, func: Any, slot: Slot, shape: Sequence[int]) -> Tensor:
         g = frame.fold(gradient.permute(*lead, *kept), len(kept), gradient=True)
         return [(slot, Dense(g.sum(1).reshape(-1, *slot.value.shape)))]
 
-    use = Use(tape.label(func, (slot,)), (slot,), moved, tuple(range(len(lead))), emit, permute=(*lead, *kept))
+    use = Use(func, (slot,), moved, tuple(range(len(lead))), emit, permute=(*lead, *kept))
     return tape.stand(slot, shape, use)
 
 

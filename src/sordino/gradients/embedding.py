@@ -11,7 +11,7 @@ from torch import Tensor
 from sordino.errors import Refused
 from sordino.gradients.contributions import Contribution, Lookup
 from sordino.gradients.layout import Frame
-from sordino.gradients.tape import Slot, Tape, Use, hold
+from sordino.gradients.tape import Slot, Tape, Use, describe, hold
 
 _EMBEDDING = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 _BAG = (
@@ -35,11 +35,10 @@ def embedding(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     ids, skip = call["input"], call.get("padding_idx")
     if slot is None or tape.slot(ids) is not None:
         return NotImplemented
-    label = tape.label(func, (slot,))
-    _refuse(label, call)
+    _refuse(describe(func, (slot,)), call)
     size = slot.value.shape[0]
     skip = None if skip is None else skip % size
-    return _lookup(tape, label, slot, ids, skip)
+    return _lookup(tape, func, slot, ids, skip)
 
 
 def repeated(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
@@ -61,7 +60,7 @@ def repeated(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
-def _lookup(tape: Tape, label: str, slot: Slot, ids: Tensor, skip: int | None) -> Tensor:
+def _lookup(tape: Tape, func: Any, slot: Slot, ids: Tensor, skip: int | None) -> Tensor:
     size = slot.value.shape[0]
 
     def emit(gradient: Tensor, frame: Frame) -> list[tuple[Slot, Contribution]]:
@@ -70,7 +69,7 @@ def _lookup(tape: Tape, label: str, slot: Slot, ids: Tensor, skip: int | None) -
 
     output = F.embedding(ids, slot.value)
     lead = tuple(range(output.ndim - 1))
-    return tape.tap(output, Use(label, (slot,), output.shape, lead, emit, hold(ids)))
+    return tape.tap(output, Use(func, (slot,), output.shape, lead, emit, hold(ids)))
 
 
 def getitem(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
@@ -84,7 +83,7 @@ def getitem(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
         or ids.dtype not in (torch.int64, torch.int32)
     ):
         return NotImplemented
-    return _lookup(tape, tape.label(func, (slot,)), slot, tape.mark(ids % slot.value.shape[0]), None)
+    return _lookup(tape, func, slot, tape.mark(ids % slot.value.shape[0]), None)
 
 
 def bag(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
@@ -96,8 +95,7 @@ def bag(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     per_sample = call.get("per_sample_weights")
     if tape.slot(per_sample) is not None:
         return NotImplemented
-    label = tape.label(func, (slot,))
-    _refuse(label, call)
+    _refuse(describe(func, (slot,)), call)
     size, padding = slot.value.shape[0], call.get("padding_idx")
     skip = None if padding is None else padding % size
 
@@ -112,4 +110,4 @@ def bag(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 
     options = {k: call[k] for k in ("mode", "per_sample_weights", "padding_idx") if k in call}
     output = F.embedding_bag(ids, slot.value, **options)
-    return tape.tap(output, Use(label, (slot,), output.shape, (0,), emit, hold(ids)))
+    return tape.tap(output, Use(func, (slot,), output.shape, (0,), emit, hold(ids)))

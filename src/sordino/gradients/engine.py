@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sordino.clipping import Clipping, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import InputError, Refused
 from sordino.gradients.contributions import Contribution, blocks, by_record
+from sordino.gradients.normalisation import refuse_batchnorm
 from sordino.gradients.passes import Loss, Setup, contributions
 from sordino.gradients.rows import ClippedSum, Rows, checked, chunks, take
 
@@ -47,6 +48,7 @@ def clipped_sum(
         raise InputError(f"chunk must be at least 1 record, got {chunk}")
     parameters = trainable(model)
     refuse_compiled(model)
+    refuse_batchnorm(model)
     n, records = checked(rows)
     setup = Setup(model, row_loss(loss), parameters, tuple(model.named_buffers()))
     steps: Iterates = [({}, 1.0)] if iterates is None else iterates

@@ -68,7 +68,7 @@ def _tapped(tape: Tape, call: Call, output: Tensor, position: int) -> Tensor:
         return [(call.slots[key], Dense(g)) for key, g in found.items()]
 
     lead = tuple(range(output.ndim))
-    return tape.tap(output, Use(tape.label(call.func, slots), slots, output.shape, lead, emit, call.held))
+    return tape.tap(output, Use(call.func, slots, output.shape, lead, emit, call.held))
 
 
 def per_record(call: Call, position: int, gradient: Tensor, frame: Frame) -> dict[int, Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from sordino.errors import Refused
 from sordino.gradients.contributions import Contribution, Dense
@@ -31,14 +31,25 @@ def _owner(tape: Tape, call: dict[str, Any], kind: str) -> str:
     return like[0] if like else "a functional call"
 
 
+def _batch_statistics(name: str) -> Refused:
+    return Refused(
+        f"{name}: BatchNorm in training mode normalises each record with the others, so a record's gradient is "
+        "not its own; replace it with sordino.fix(model) (GroupNorm) or use eval mode"
+    )
+
+
+def refuse_batchnorm(model: nn.Module) -> None:
+    """Before the forward pass: the module counts its batches before it asks for batch_norm."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+            raise _batch_statistics(name or "the model")
+
+
 def refuse_batch_statistics(tape: Tape, func: Any, args: Any, kwargs: Any) -> None:
     names = _BATCH if func is F.batch_norm else ("input", "weight", "bias", "running_mean", "running_var", "training")
     call = _bound(names, args, kwargs, training=False)
     if call["training"] or call.get("running_mean") is None:
-        raise Refused(
-            f"{_owner(tape, call, 'BatchNorm')}: BatchNorm in training mode normalises each record with the others, "
-            "so a record's gradient is not its own; replace it with sordino.fix(model) (GroupNorm) or use eval mode"
-        )
+        raise _batch_statistics(_owner(tape, call, "BatchNorm"))
 
 
 def refuse_running_statistics(tape: Tape, func: Any, args: Any, kwargs: Any) -> None:
@@ -81,7 +92,7 @@ def layer_norm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
             out.append((b, Dense(g.sum(1).reshape(-1, *shape))))
         return out
 
-    use = Use(tape.label(func, slots), slots, output.shape, tuple(range(x.ndim - k)), emit, hold(x))
+    use = Use(func, slots, output.shape, tuple(range(x.ndim - k)), emit, hold(x))
     return tape.tap(output, use)
 
 

@@ -15,6 +15,7 @@ from sordino.errors import Refused
 from sordino.gradients.contributions import Contribution, Pulled, Total, merged
 from sordino.gradients.layout import Axis, Frame, Layout, Positions, Whole, by_shape, fits, probed
 from sordino.gradients.rows import Chunk, call, take, tensors
+from sordino.gradients.rules import RULEBOOK
 from sordino.gradients.tape import Slot, Tape, Use, check_held
 
 Loss = Callable[[Any, Any], Tensor]
@@ -37,7 +38,7 @@ class Pass:
 
     def __init__(self, setup: Setup, data: tuple[Any, Any], rows: int, values: Values, shared: frozenset[int]) -> None:
         inputs, targets = data
-        self.tape = Tape(setup.model, setup.parameters, values, rows, shared)
+        self.tape = Tape(setup.model, setup.parameters, values, rows, shared, RULEBOOK)
         self.rows, self.setup = rows, setup
         versions = [(name, b, b._version) for name, b in setup.buffers]
         try:

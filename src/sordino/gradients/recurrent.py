@@ -174,7 +174,7 @@ def _project(
     wanted = slots if both else [slots[0], None, slots[2], None]
     present = tuple(s for s in wanted if s is not None)
     emit = _emit(x, hidden if both else None, wanted)
-    return tape.tap(output, Use(tape.label(func, present), present, output.shape, (0, 1), emit, hold(x)))
+    return tape.tap(output, Use(func, present, output.shape, (0, 1), emit, hold(x)))
 
 
 def _lstm_layer(tape: Tape, func: Any, x: Tensor, state: State, weights: Sequence[Any]) -> tuple[Tensor, State]:
@@ -193,7 +193,7 @@ def _gru_layer(tape: Tape, func: Any, x: Tensor, state: State, weights: Sequence
     slots = [None, tape.slot(weights[1]), None, tape.slot(weights[3]) if len(weights) > 2 else None]
     present = tuple(s for s in slots if s is not None)
     emit = _emit(None, lambda: torch.cat((h0.detach()[None], kept[0][:-1])), slots)
-    use = Use(tape.label(func, present), present, xp.shape, (0, 1), emit)
+    use = Use(func, present, xp.shape, (0, 1), emit)
     carrier = tape.carrier(xp, xp.shape, use)
     bias = tape.value(weights[3]) if len(weights) > 2 else None
     out, h = _GRU.apply(xp, carrier, h0, tape.value(weights[1]), bias)  # type: ignore[no-untyped-call]

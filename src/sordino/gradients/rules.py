@@ -18,7 +18,7 @@ from sordino.gradients import (
     normalisation,
     recurrent,
 )
-from sordino.gradients.tape import Tape
+from sordino.gradients.tape import Rulebook, Tape
 
 Rule = Callable[[Tape, Any, Any, Any], Any]
 
@@ -84,3 +84,6 @@ def apply(tape: Tape, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
     if out is NotImplemented:
         out = fallback.general(tape, func, args, kwargs)
     return out
+
+
+RULEBOOK = Rulebook(apply, GUARDS)

@@ -49,7 +49,7 @@ class Slot:
 class Use:
     """One operation on slots and data. ``shape`` and ``lead`` describe the tensor whose gradient arrives."""
 
-    label: str
+    func: Any
     slots: tuple[Slot, ...]
     shape: torch.Size
     lead: tuple[int, ...]
@@ -60,9 +60,19 @@ class Use:
     permute: tuple[int, ...] | None = None  # brings an arriving gradient into ``shape``
     candidate: int | None = None  # number among the stretched slots, for ``shared``
 
+    @property
+    def label(self) -> str:
+        return describe(self.func, self.slots)
+
     def release(self) -> None:
         """Let go of the activations: nothing more will be asked of this use."""
         self.emit, self.held, self.slots = _nothing, (), ()
+
+
+def describe(func: Any, slots: Sequence[Slot]) -> str:
+    """For messages: the operation and its parameters."""
+    names = sorted({n for s in slots for n in s.parents})
+    return f"{getattr(func, '__name__', func)}({', '.join(names)})"
 
 
 def _nothing(gradient: Tensor, frame: Frame) -> list[tuple[Slot, Contribution]]:
@@ -135,6 +145,14 @@ class Owners:
         return cls({id(t): name.rpartition(".")[0] or "the model" for name, t in named})
 
 
+@dataclass(frozen=True)
+class Rulebook:
+    """apply: runs an operation in which a slot takes part. guards: checks of operations on data, slot or not."""
+
+    apply: Callable[[Tape, Any, Any, Any, bool], Any]
+    guards: Mapping[Any, Callable[[Tape, Any, Any, Any], None]]
+
+
 class Tape(TorchFunctionMode):
     """Records the uses of one forward pass over ``rows`` rows."""
 
@@ -145,11 +163,12 @@ class Tape(TorchFunctionMode):
         values: Mapping[str, Tensor],
         rows: int,
         shared: frozenset[int],
+        rules: Rulebook,
     ) -> None:
         """parameters: the trainable ones. values: the weights to run with, by name. shared: stretched slots to be
         treated as common to all rows although their shape suggests otherwise."""
         super().__init__()
-        self.model, self.rows, self.shared = model, rows, shared
+        self.model, self.rows, self.shared, self.rules = model, rows, shared, rules
         self.uses: list[Use] = []
         self.arrived: Callable[[Use, Tensor], None] = lambda use, gradient: None
         self.token = torch.zeros((), requires_grad=True)
@@ -258,19 +277,28 @@ class Tape(TorchFunctionMode):
 
     # the mode
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from sordino.gradients import rules
+    def _seen(self, args: Iterable[Any], slotted: bool, data: bool) -> tuple[bool, bool]:
+        """Is there a slot, and is there data, among these arguments?"""
+        for a in args:
+            if isinstance(a, Tensor):
+                key = id(a)
+                if key in self._slots:
+                    slotted = True
+                elif not data and key in self._data:
+                    data = self._data[key]() is a
+            elif isinstance(a, (list, tuple)):
+                slotted, data = self._seen(a, slotted, data)
+            elif isinstance(a, dict):
+                slotted, data = self._seen(a.values(), slotted, data)
+        return slotted, data
 
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        slotted = data = False
-        for t in _flat((args, kwargs)) if kwargs else _flat(args):
-            key = id(t)
-            if key in self._slots:
-                slotted = True
-            elif not data and key in self._data:
-                data = self.is_data(t)
-        if data and func in rules.GUARDS:
-            rules.GUARDS[func](self, func, args, kwargs)
+        slotted, data = self._seen(args, False, False)
+        if kwargs:
+            slotted, data = self._seen(kwargs.values(), slotted, data)
+        if data and func in self.rules.guards:
+            self.rules.guards[func](self, func, args, kwargs)
         if not slotted:
             out = func(*args, **kwargs)
             if not data:
@@ -281,11 +309,7 @@ class Tape(TorchFunctionMode):
         if not torch.is_grad_enabled():
             out = func(*self.values(args), **self.values(kwargs))
             return self.mark(out) if data else out
-        return rules.apply(self, func, args, kwargs, data)
-
-    def label(self, func: Any, slots: Sequence[Slot]) -> str:
-        names = sorted({n for s in slots for n in s.parents})
-        return f"{getattr(func, '__name__', func)}({', '.join(names)})"
+        return self.rules.apply(self, func, args, kwargs, data)
 
 
 def hold(*tensors: Tensor) -> tuple[tuple[Tensor, int], ...]:
