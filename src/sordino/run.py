@@ -133,7 +133,7 @@ def _fit(prepared: Prepared, trainer: Callable[..., Result], model: nn.Module, *
 def test_metrics(model: nn.Module, split: data.Split) -> dict[str, float]:
     """Accuracy and mean cross-entropy on a public split."""
     right, total = 0, 0.0
-    for inputs, targets in zip(split.inputs.split(1024), split.targets.split(1024), strict=True):
+    for inputs, targets in zip(torch.split(split.inputs, 1024), torch.split(split.targets, 1024), strict=True):
         outputs = model(inputs)
         right += int((outputs.argmax(1) == targets).sum())
         total += float(nn.functional.cross_entropy(outputs, targets, reduction="sum"))
