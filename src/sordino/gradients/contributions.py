@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 BLOCK_BYTES = 8 << 20  # dense per-record gradients are made in blocks of about this size
-CACHE_BYTES = 1 << 20  # what stays in a core's cache between a product and its norm
+CACHE_BYTES = 2 << 20  # what stays in a core's cache between a product and its norm
 KEEP_RATIO = 2.0  # hold products of at most this many times the size of the positions they came from
 
 
@@ -132,11 +132,18 @@ def outer(left: Tensor, right: Tensor) -> Contribution:
 
 
 def products(
-    records: int, shape: tuple[int, int], like: Tensor, factors: Callable[[int, int], tuple[Tensor, Tensor]]
+    records: int,
+    shape: tuple[int, int],
+    like: Tensor,
+    factors: Callable[[int, int], tuple[Tensor, Tensor]],
+    working: int = 0,
 ) -> Dense:
-    """Σ_s left_s ⊗ right_s of every record, with its norm taken while the product is still in the cache."""
+    """Σ_s left_s ⊗ right_s of every record, with its norm taken while the product is still in the cache.
+
+    working: elements per record that ``factors`` makes on the way; a block of records is chosen to fit them too.
+    """
     product, squares = buffer((records, *shape), like), like.new_empty(records)
-    for lo, hi in blocks(records, shape[0] * shape[1], like.element_size(), CACHE_BYTES):
+    for lo, hi in blocks(records, shape[0] * shape[1] + working, like.element_size(), CACHE_BYTES):
         left, right = factors(lo, hi)
         torch.bmm(left.mT, right, out=product[lo:hi])
         if hi - lo == 1:

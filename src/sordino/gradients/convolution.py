@@ -129,20 +129,27 @@ def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry) -> Contribution:
         return Dense(per_record(g, a, geometry))
     if coordinates > 4 * KEEP_RATIO * (g[0].numel() + a[0].numel()):
         return Convolved(g, a, geometry)
-    if c_in < 4 or positions <= c_out or geometry.patches:
+    if c_in < 4 or positions < c_out or geometry.patches:
         left = g.flatten(3).transpose(2, 3).flatten(1, 2)  # (m, positions, C_out)
-        return products(m, (c_out, coordinates // c_out), g, lambda lo, hi: (left[lo:hi], columns(a[lo:hi], geometry)))
+        width, a = coordinates // c_out, pad(a, geometry)
+
+        def factors(lo: int, hi: int) -> tuple[Tensor, Tensor]:
+            return left[lo:hi], columns(a[lo:hi], geometry)
+
+        return products(m, (c_out, width), g, factors, working=2 * positions * width)
     return Dense(per_record(g, a, geometry))
 
 
+def pad(a: Tensor, geometry: Geometry) -> Tensor:
+    return F.pad(a, [side for p in reversed(geometry.padding) for side in (p, p)]) if any(geometry.padding) else a
+
+
 def columns(a: Tensor, geometry: Geometry) -> Tensor:
-    """(m, S, C, *i) → (m, S·P, C·k): the patch under the kernel at each output position."""
+    """Padded (m, S, C, *i) → (m, S·P, C·k): the patch under the kernel at each output position."""
     n, kernel = geometry.spatial, geometry.weight[2:]
-    if any(geometry.padding):
-        a = F.pad(a, [side for p in reversed(geometry.padding) for side in (p, p)])
-    for d in range(n):
-        reach = geometry.dilation[d] * (kernel[d] - 1) + 1
-        a = a.unfold(3 + d, reach, geometry.stride[d])[..., :: geometry.dilation[d]]
+    for d, dilation in enumerate(geometry.dilation):
+        a = a.unfold(3 + d, dilation * (kernel[d] - 1) + 1, geometry.stride[d])
+        a = a[..., ::dilation] if dilation > 1 else a
     m, s, c = a.shape[:3]
     places, inside = tuple(range(3, 3 + n)), tuple(range(3 + n, 3 + 2 * n))
     width = c * math.prod(kernel)
@@ -169,7 +176,7 @@ class Convolved:
             parts = []
             for lo, hi in blocks(self.records, width, self.g.element_size()):
                 left = self.g[lo:hi].flatten(3).transpose(2, 3).flatten(1, 2)
-                parts.append(Outer(left, columns(self.a[lo:hi], self.geometry)).norm2())
+                parts.append(Outer(left, columns(pad(self.a[lo:hi], self.geometry), self.geometry)).norm2())
             self.squares = torch.cat(parts)
         return self.squares
 
