@@ -194,8 +194,12 @@ class Lookup:
         return squares.new_zeros(self.records).index_add_(0, self.owner, squares)
 
     def weighted(self, weight: Tensor) -> Tensor:
+        return self.add_to(self.value.new_zeros(self.size, self.value.shape[1]), weight)
+
+    def add_to(self, total: Tensor, weight: Tensor) -> Tensor:
+        """Add the weighted sum to ``total`` in place, without a table of zeros in between."""
         scaled = self.value * weight.to(self.value.dtype)[self.owner, None]
-        return scaled.new_zeros(self.size, scaled.shape[1]).index_add_(0, self.index, scaled)
+        return total.index_add_(0, self.index, scaled.to(total.dtype))
 
     def dense(self, lo: int, hi: int) -> Tensor:
         here = (self.owner >= lo) & (self.owner < hi)

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from sordino.clipping import Clipping, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import InputError, Refused
-from sordino.gradients.contributions import Contribution, blocks, by_record
+from sordino.gradients.contributions import Contribution, Lookup, blocks, by_record
 from sordino.gradients.normalisation import refuse_batchnorm
 from sordino.gradients.passes import Loss, Setup, contributions
-from sordino.gradients.rows import ClippedSum, Rows, checked, chunks, take
+from sordino.gradients.rows import ClippedSum, Rows, checked, chunks, take, tensors
 
 Iterates = Sequence[tuple[Mapping[str, Tensor], float]]
 
@@ -37,7 +37,8 @@ def clipped_sum(
     (weights, factor) of factor · that gradient taken at those weights; parameters that ``weights`` does not name stay
     as they are. Every record's share is within ``clipping.clip_norm`` (in ``clipping.norm``), whatever the data:
     records whose gradient is not finite contribute zero and are counted. ``chunk`` bounds the records held at once
-    and does not change the result. The model, its parameters and their .grad are left as they were.
+    and does not change the result; without it, see ``default_chunk``. The model, its parameters and
+    their .grad are left as they were.
 
     No rows, or records without rows: they contribute zero. A scalar loss, BatchNorm in training mode, compiled
     modules, buffers written in the forward pass: Refused, with the remedy.
@@ -59,7 +60,8 @@ def clipped_sum(
     norms = torch.zeros(records, dtype=kind, device=first.device)
     dropped = torch.zeros((), dtype=torch.int64, device=first.device)
     losses = torch.zeros(n, dtype=kind, device=first.device)
-    for part in chunks(rows, n, records, chunk, reduction == "mean"):
+    size = chunk or default_chunk(model, parameters, rows, records)
+    for part in chunks(rows, n, records, size, reduction == "mean"):
         data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
         gradients, values = contributions(setup, data, part, steps)
         losses[part.index] = values.to(kind)
@@ -97,6 +99,26 @@ def refuse_compiled(model: nn.Module) -> None:
                 f"{name or 'the model'}: torch.compile hides the layers, and a private gradient needs them; "
                 "pass the module that was compiled (model._orig_mod) instead"
             )
+
+
+PRODUCT_BYTES = 64 << 20  # what the per-record gradients of a chunk may take when no chunk is given
+SMALLEST_CHUNK = 8
+
+
+def default_chunk(model: nn.Module, parameters: Mapping[str, Tensor], rows: Rows, records: int) -> int:
+    """Equal chunks whose per-record weight gradients take about PRODUCT_BYTES, at least SMALLEST_CHUNK records each.
+
+    Vectors of features have one position per row, and nothing of a record is held but its activations: no chunks.
+    Tables stay row-sparse and do not count.
+    """
+    first = next((t for t in tensors(rows.inputs) if t.ndim), None)
+    if first is None or (first.ndim <= 2 and first.is_floating_point()):
+        return max(1, records)
+    tables = {id(p) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for p in m.parameters()}
+    held = sum(p.numel() * p.element_size() for p in parameters.values() if id(p) not in tables)
+    limit = max(SMALLEST_CHUNK, PRODUCT_BYTES // max(1, held))
+    parts = -(-records // limit)
+    return max(1, -(-records // max(1, parts)))
 
 
 def layers(parameters: Mapping[str, Tensor]) -> dict[str, list[str]]:
@@ -158,6 +180,9 @@ def add_clipped(
     limit = clipping.coordinate_bound if isinstance(clipping, L2LinfClip) else None
     for name, gradient in gradients.items():
         size = parameters[name].numel()
+        if isinstance(gradient, Lookup) and limit is None and name in sums:
+            gradient.add_to(sums[name], factor)
+            continue
         total = gradient.weighted(factor) if limit is None else _truncated(gradient, factor, limit, size)
         _add(sums, name, total, parameters[name])
     return norms, bad.sum()
