@@ -119,7 +119,7 @@ class Outer:
         self.left, self.right = _masked(self.left, bad), _masked(self.right, bad)
 
 
-def outer(left: Tensor, right: Tensor) -> Contribution:
+def outer(left: Tensor, right: Tensor, pool: Pool) -> Contribution:
     """Σ_s left_s ⊗ right_s, held as the positions or as the product, whichever is less.
 
     The product costs what the plain weight gradient costs, and then both the norms and the clipped sum are one pass
@@ -128,7 +128,7 @@ def outer(left: Tensor, right: Tensor) -> Contribution:
     (m, s, p), q = left.shape, right.shape[2]
     if s == 1 or p * q > KEEP_RATIO * s * (p + q):
         return Outer(left, right)
-    return products(m, (p, q), left, lambda lo, hi: (left[lo:hi], right[lo:hi]))
+    return products(m, (p, q), left, lambda lo, hi: (left[lo:hi], right[lo:hi]), pool)
 
 
 def products(
@@ -136,13 +136,14 @@ def products(
     shape: tuple[int, int],
     like: Tensor,
     factors: Callable[[int, int], tuple[Tensor, Tensor]],
+    pool: Pool,
     working: int = 0,
 ) -> Dense:
     """Σ_s left_s ⊗ right_s of every record, with its norm taken while the product is still in the cache.
 
     working: elements per record that ``factors`` makes on the way; a block of records is chosen to fit them too.
     """
-    product, squares = buffer((records, *shape), like), like.new_empty(records)
+    product, squares = pool.take((records, *shape), like), like.new_empty(records)
     for lo, hi in blocks(records, shape[0] * shape[1] + working, like.element_size(), CACHE_BYTES):
         left, right = factors(lo, hi)
         torch.bmm(left.mT, right, out=product[lo:hi])
@@ -152,6 +153,26 @@ def products(
         else:
             squares[lo:hi] = vector_norm(product[lo:hi].flatten(1), dim=1).square_()
     return Dense(product, squares)
+
+
+class Pool:
+    """Buffers that one chunk hands to the next of the same call: mapped memory need not be faulted in again."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[tuple[int, ...], torch.dtype], list[Tensor]] = {}
+        self._lent: list[Tensor] = []
+
+    def take(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        free = self._free.get((shape[1:], like.dtype), [])
+        whole = free.pop() if free and free[-1].shape[0] >= shape[0] else buffer(shape, like)
+        self._lent.append(whole)
+        return whole[: shape[0]]
+
+    def give_back(self) -> None:
+        """The chunk is done: nothing of it is read any more."""
+        for t in self._lent:
+            self._free.setdefault((tuple(t.shape[1:]), t.dtype), []).append(t)
+        self._lent.clear()
 
 
 def buffer(shape: tuple[int, ...], like: Tensor) -> Tensor:

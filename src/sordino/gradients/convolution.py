@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.contributions import KEEP_RATIO, Contribution, Dense, Outer, blocks, products
+from sordino.gradients.contributions import KEEP_RATIO, Contribution, Dense, Outer, Pool, blocks, products
 from sordino.gradients.layout import Frame
 from sordino.gradients.tape import Slot, Tape, Use, hold
 
@@ -111,7 +111,7 @@ def _apply(tape: Tape, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None
         g = frame.fold(gradient, n + 1, gradient=True)  # (m, S, C_out, *o)
         out: list[tuple[Slot, Contribution]] = []
         if w is not None:
-            out.append((w, weight_gradient(g, frame.fold(x, n + 1), geometry)))
+            out.append((w, weight_gradient(g, frame.fold(x, n + 1), geometry, frame.pool)))
         if b is not None:
             out.append((b, Dense(g.flatten(3).sum((1, 3)))))
         return out
@@ -120,7 +120,7 @@ def _apply(tape: Tape, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None
     return tape.tap(output, Use(func, slots, output.shape, (0,), emit, hold(x)))
 
 
-def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry) -> Contribution:
+def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry, pool: Pool) -> Contribution:
     """g (m, S, C_out, *o), a (m, S, C_in, *i). By cost: positions held as they are, products of unfolded patches, or
     a grouped convolution's gradient (fastest where channels fill vectors and positions outnumber them)."""
     m, c_out, c_in = g.shape[0], geometry.weight[0], geometry.weight[1]
@@ -136,7 +136,7 @@ def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry) -> Contribution:
         def factors(lo: int, hi: int) -> tuple[Tensor, Tensor]:
             return left[lo:hi], columns(a[lo:hi], geometry)
 
-        return products(m, (c_out, width), g, factors, working=2 * positions * width)
+        return products(m, (c_out, width), g, factors, pool, working=2 * positions * width)
     return Dense(per_record(g, a, geometry))
 
 

@@ -68,6 +68,7 @@ def clipped_sum(
         with torch.no_grad():
             norms[part.ids], bad = add_clipped(gradients, groups, clipping, parameters, found, part.records, kind)
         dropped += bad
+        setup.pool.give_back()
     sums = {}
     for name, p in parameters.items():
         total = found.get(name)

@@ -9,10 +9,12 @@ every position of another row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from sordino.gradients.contributions import Pool
 
 
 def split_dim(t: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
@@ -101,6 +103,7 @@ class Frame:
     records: int
     slots: Tensor | None  # (records, k) as in rows.Chunk
     ragged: bool  # some slots are empty
+    pool: Pool = field(default_factory=Pool)  # memory for what a rule has to hold
 
     def fold(self, t: Tensor, features: int, gradient: bool = False) -> Tensor:
         """t (leading dimensions, *features) → (records, S, *features). Empty places hold zeros if ``gradient``, else

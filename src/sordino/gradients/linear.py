@@ -30,7 +30,7 @@ def emitter(x: Tensor, weight: Slot | None, bias: Slot | None, *, swapped: bool 
         out: list[tuple[Slot, Contribution]] = []
         if weight is not None:
             a = frame.fold(x, 1)  # (m, S, d_in)
-            out.append((weight, outer(a, g) if swapped else outer(g, a)))
+            out.append((weight, outer(a, g, frame.pool) if swapped else outer(g, a, frame.pool)))
         if bias is not None:
             out.append((bias, bias_gradient(g)))
         return out

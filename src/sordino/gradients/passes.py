@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sordino.errors import Refused
-from sordino.gradients.contributions import Contribution, Pulled, Total, merged
+from sordino.gradients.contributions import Contribution, Pool, Pulled, Total, merged
 from sordino.gradients.layout import Axis, Frame, Layout, Positions, Whole, by_shape, fits, probed
 from sordino.gradients.rows import Chunk, call, take, tensors
 from sordino.gradients.rules import RULEBOOK
@@ -31,6 +31,7 @@ class Setup:
     loss: Loss
     parameters: Mapping[str, nn.Parameter]
     buffers: Sequence[tuple[str, Tensor]]
+    pool: Pool = field(default_factory=Pool)
 
 
 class Pass:
@@ -110,7 +111,7 @@ def contributions(
 
         def arrived(use: Use, gradient: Tensor, layouts: Any = layouts, kept: Any = kept) -> None:
             check_held(use)
-            frame = Frame(layouts[use.index], chunk.rows, chunk.records, chunk.slots, ragged)
+            frame = Frame(layouts[use.index], chunk.rows, chunk.records, chunk.slots, ragged, setup.pool)
             with torch.autocast(gradient.device.type, enabled=False), torch.no_grad():
                 for slot, part in use.emit(gradient.detach(), frame):
                     store[slot].append(part)
