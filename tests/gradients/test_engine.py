@@ -14,6 +14,7 @@ from gradients.cases import RECORD, Fn, agree, noise, squared
 from sordino.clipping import AutomaticClip, Clipping, FlatClip, L1Clip, L2LinfClip, NormalisedClip, PerLayerClip
 from sordino.errors import InputError, Refused
 from sordino.gradients import Rows, brute_force, clipped_sum, fix
+from sordino.gradients.engine import default_chunk
 
 CLIPPINGS: list[Clipping] = [
     FlatClip(1.0),
@@ -293,3 +294,14 @@ def test_inputs_that_do_not_fit_together() -> None:
         clipped_sum(model, squared, Rows(noise(5, 4), noise(5)), FlatClip(1.0), reduction="max")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="no trainable parameter"):
         clipped_sum(model.requires_grad_(False), squared, Rows(noise(5, 4), noise(5)), FlatClip(1.0))
+
+
+def test_without_a_chunk_the_held_products_are_bounded() -> None:
+    """Vectors of features hold no products; with positions the batch is cut into equal chunks of 16 records or more."""
+    wide = nn.Linear(1000, 1000)  # 4 MB a record
+    sizes = {"vectors": torch.zeros(1000, 1000), "positions": torch.zeros(1000, 2, 1000)}
+    got = {k: default_chunk(wide, dict(wide.named_parameters()), Rows(x, x), 1000) for k, x in sizes.items()}
+    assert got == {"vectors": 1000, "positions": 16}
+    table = nn.Embedding(100_000, 100)
+    ids = torch.zeros(1000, 5, dtype=torch.int64)
+    assert default_chunk(table, dict(table.named_parameters()), Rows(ids, ids), 1000) == 1000

@@ -103,7 +103,7 @@ def refuse_compiled(model: nn.Module) -> None:
 
 
 PRODUCT_BYTES = 64 << 20  # what the per-record gradients of a chunk may take when no chunk is given
-SMALLEST_CHUNK = 8
+SMALLEST_CHUNK = 16
 
 
 def default_chunk(model: nn.Module, parameters: Mapping[str, Tensor], rows: Rows, records: int) -> int:
