@@ -102,7 +102,7 @@ def refuse_compiled(model: nn.Module) -> None:
             )
 
 
-PRODUCT_BYTES = 64 << 20  # what the per-record gradients of a chunk may take when no chunk is given
+PRODUCT_BYTES = 96 << 20  # what the per-record gradients of a chunk may take when no chunk is given
 SMALLEST_CHUNK = 16
 
 
