@@ -66,7 +66,9 @@ def test_the_result_does_not_depend_on_the_chunk(records: Records, linear: nn.Mo
     runs = [list(steps_of(linear, records, plan_for(200), records=200, chunk=chunk)) for chunk in (1, 7, 512)]
     for other in runs[1:]:
         for one, two in zip(runs[0], other, strict=True):
-            assert all(torch.allclose(one.gradients[n].double(), two.gradients[n].double(), atol=1e-6) for n in one.gradients)
+            assert all(
+                torch.allclose(one.gradients[n].double(), two.gradients[n].double(), atol=1e-6) for n in one.gradients
+            )
 
 
 def test_long_sums_are_added_in_double_precision() -> None:

@@ -94,9 +94,9 @@ def private_statistics(
 
     Guarantee: two Gaussian releases at sampling rate 1, each of noise multiplier `budget.noise_multiplier`,
     of sums over records of vectors clipped to a public bound (noise in units of that bound under either
-    relation, as everywhere: docs/guarantees/dpsgd.md). Records whose vector is not finite contribute zero. What follows is
-    post-processing. The plan must declare them (purpose "statistics", count 2), else its guarantee does not
-    cover them.
+    relation, as everywhere: docs/guarantees/dpsgd.md). Records whose vector is not finite contribute zero.
+    What follows is post-processing. The plan must declare them (purpose "statistics", count 2), else its
+    guarantee does not cover them.
     """
     from sordino.plan import ROUNDING_MARGIN
     from sordino.release import Entry, Gaussian, release
