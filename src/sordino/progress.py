@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+@contextmanager
+def working(what: str, shown: bool | None = None) -> Iterator[None]:
+    """A line that says what is being done, for work without steps to count."""
+    console = Console(stderr=True)
+    if console.is_terminal if shown is None else shown:
+        with console.status(what):
+            yield
+    else:
+        yield
 
 
 class ProgressBar:

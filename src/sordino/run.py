@@ -35,6 +35,7 @@ from sordino.clipping import Clipping, clipping_from_dict
 from sordino.errors import InputError, did_you_mean
 from sordino.histogram import norm_histogram
 from sordino.plan import Plan
+from sordino.progress import working
 from sordino.recipe import Recipe
 from sordino.state import model_tensors, write_atomically
 from sordino.train import Result, Settings, train, train_without_noise
@@ -110,7 +111,8 @@ def prepare(recipe: Recipe, data_dir: Path | None = None, progress: bool | None 
     plan = _plan(recipe, clipping, public_size)
     settings = _settings(recipe, optimizer, plan.steps, progress)
     extract = features.build({"name": recipe.features.name, **recipe.features.options})
-    dataset = _with_features(data.load(recipe.data.name, data_dir), extract)
+    with working(f"reading {recipe.data.name} and computing its features (kept for the next run)", progress):
+        dataset = _with_features(data.load(recipe.data.name, data_dir), extract)
     prepared = Prepared(recipe, dataset, plan, settings, optimizer)
     prepared.model()  # a wrong option of the net is found here
     return prepared

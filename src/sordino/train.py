@@ -175,7 +175,7 @@ def train_without_noise(
             sums = gradient_sum(batch).sums
             yield PrivateStep(batch.step, {name: value / plan.divisor for name, value in sums.items()})
 
-    loop = _Loop(model, optimizer, lr, settings, plan.steps, evaluate, None, "")
+    loop = _Loop(model, optimizer, lr, settings, plan.steps, evaluate, None, "", "without noise")
     return loop.run(steps(), loop.restore(), None)
 
 
@@ -207,11 +207,12 @@ class _Loop:
         evaluate: Evaluate | None,
         folder: Path | None,
         fingerprint: str,
+        label: str = "training",
     ) -> None:
         self.model, self.settings, self.steps, self.evaluate = model, settings, steps, evaluate
         self.checkpoints = folder / "checkpoint" if folder else None
         self.metrics = MetricsLog(folder / "metrics.jsonl" if folder else None)
-        self.fingerprint = fingerprint
+        self.fingerprint, self.label = fingerprint, label
         trained = [p for p in model.parameters() if p.requires_grad]
         if not trained:
             raise InputError("the model has no trainable parameter (requires_grad is False for all)")
@@ -239,7 +240,7 @@ class _Loop:
         spent = self._epsilon_at(plan, state.step)
         self.metrics.cut(state.step)
         average, done = state.average, state.step
-        with ProgressBar(self.steps, done, self.settings.progress) as bar:
+        with ProgressBar(self.steps, done, self.settings.progress, self.label) as bar:
             for private in steps:
                 private.assign(self.model)
                 self.optimizer.step()
