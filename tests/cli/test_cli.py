@@ -147,6 +147,27 @@ def test_a_missing_dataset_says_where_it_looked(
     assert "sordino data fetch cifar10" in error
 
 
+def test_an_audit_exits_3_when_the_claim_is_broken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "--seed", "1", "--json", "--out", str(tmp_path)]) == 0
+    sound = printed(capsys)
+    assert float(str(sound["epsilon_lower"])) <= float(str(sound["epsilon_claimed"]))
+    assert json.loads((tmp_path / "audit.json").read_text()) == sound
+    assert main(["audit", "--seed", "1", "--noise-scale", "0.5", "--json"]) == 3
+    assert printed(capsys)["holds"] is False
+
+
+def test_an_audit_of_another_recipe_is_not_put_into_a_runs_report(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(["train", str(recipe), "--out", str(out)]) == 0
+    assert main(["audit", str(recipe), "--set", "privacy.epsilon=2", "--out", str(out)]) == 2
+    assert "another recipe" in capsys.readouterr().err
+    assert main(["audit", "--out", str(out), "--canaries", "500"]) == 0
+    assert main(["report", str(out)]) == 0
+    assert "does not contradict" in (out / "report.html").read_text()
+
+
 def test_data_list_and_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "list", "--data-dir", str(tmp_path), "--json"]) == 0
     here = {row["name"]: row["here"] for row in printed(capsys)["datasets"]}  # type: ignore[attr-defined]

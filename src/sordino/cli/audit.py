@@ -7,6 +7,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from sordino.cli.common import Commands, add_json, emit
+from sordino.errors import InputError
 from sordino.recipe import Recipe
 
 
@@ -20,7 +21,9 @@ def add(commands: Commands) -> None:
         "proves nothing, but a broken mechanism rarely passes.",
         epilog="example: sordino audit --noise-scale 0.5  (half the noise that is claimed: exit code 3)",
     )
-    parser.add_argument("recipe", nargs="?", type=Path, metavar="RECIPE.toml", help="default: a small one of our own")
+    parser.add_argument(
+        "recipe", nargs="?", type=Path, metavar="RECIPE.toml", help="default: that of --out, or our own"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
     parser.add_argument("--canaries", type=int, metavar="M", help="default: 5000, or as many as the model has room for")
     parser.add_argument("--steps", type=int, metavar="T", help="audit only the first T steps of the plan")
@@ -30,7 +33,7 @@ def add(commands: Commands) -> None:
         "--noise-scale", type=float, default=1.0, metavar="F", help="scale the real noise, not the claim"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="write audit.json there (a report of DIR then shows it)"
+        "--out", type=Path, metavar="DIR", help="write audit.json there; if it is a run, its report shows it"
     )
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the datasets are (default: $SORDINO_DATA)")
     add_json(parser)
@@ -70,6 +73,13 @@ def _audit(arguments: argparse.Namespace) -> int:
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:
+    """The recipe given, else that of the run whose report will show the audit, else our own."""
+    run = arguments.out / "recipe.toml" if arguments.out else None
+    if run is not None and run.exists():
+        recipe = Recipe.read(arguments.recipe or run, arguments.set)
+        if recipe != Recipe.read(run):
+            raise InputError(f"{run} is of another recipe: its report must not show this audit; give another --out")
+        return recipe
     if arguments.recipe is not None:
         return Recipe.read(arguments.recipe, arguments.set)
     with as_file(files("sordino") / "recipes" / "audit.toml") as path:
