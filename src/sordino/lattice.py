@@ -1,10 +1,10 @@
 """Noise on the integers, correctly rounded: the slow, exact half of the generator in `randomness`.
 
 The generator draws Z = √(−2 ln U)·cos(2πV) (Box and Muller, 1958) or E = −ln U from uniform numbers with
-unlimited digits and rounds `scale · Z` to the nearest integer. Double precision decides nearly every
-rounding; where it cannot (a value within its error of a half-integer, an extreme U), the functions here
-decide it with 128 further random bits and 176-bit fixed-point arithmetic. The integer that comes out is
-therefore distributed as round(scale · Z) for a real Gaussian Z up to a total variation of 2⁻¹⁰⁰ a draw, on
+unlimited digits and rounds `offset + scale · Z` to the nearest integer. Single or double precision (`boxmuller`)
+decides nearly every rounding; where it cannot (a value within its error of a half-integer, an extreme U), the
+functions here decide it with 128 further random bits and 176-bit fixed-point arithmetic. The integer that comes out
+is therefore distributed as round(offset + scale · Z) for a real Gaussian Z up to a total variation of 2⁻¹⁰⁰ a draw, on
 every machine and for every implementation of log and cos that is right to 4 units in the last place.
 The derivation is in docs/guarantees/noise.md.
 """
@@ -77,11 +77,17 @@ def cos_sin(numerator: int, bits: int) -> tuple[int, int]:
     return ((cos, sin), (-sin, cos), (-cos, -sin), (sin, -cos))[turns % 4]
 
 
-def _round(value: int, fraction: int, scale: float) -> int:
-    """The integer nearest to scale · value / 2^fraction, with `scale` as the dyadic number that it is."""
+def _round(value: int, fraction: int, scale: float, offset: float = 0.0) -> int:
+    """The integer nearest to offset + scale · value / 2^fraction, with both floats as the dyadic numbers they are."""
     numerator, denominator = scale.as_integer_ratio()
     shift = fraction + denominator.bit_length() - 1
-    return (2 * value * numerator + (1 << shift)) >> (shift + 1)
+    total = value * numerator
+    if offset:
+        numerator, denominator = offset.as_integer_ratio()
+        bits = denominator.bit_length() - 1
+        total = (total << bits) + (numerator << shift)
+        shift += bits
+    return (2 * total + (1 << shift)) >> (shift + 1)
 
 
 def _extend(word: int, extra: bytes) -> int:
@@ -89,13 +95,18 @@ def _extend(word: int, extra: bytes) -> int:
     return (word << EXTRA_BITS | int.from_bytes(extra, "little")) << 1 | 1
 
 
-def exact_normal(u: int, v: int, extra: bytes, scale: float) -> tuple[int, int]:
-    """Two independent rounded Gaussians from 63 bits of U, 64 signed bits of V and 32 extra bytes."""
+def exact_normal(
+    u: int, v: int, extra: bytes, scale: float, offset: tuple[float, float] = (0.0, 0.0)
+) -> tuple[int, int]:
+    """round(offset + scale · Z) for two independent Z, from 63 bits of U, 64 signed bits of V and 32 extra bytes."""
     half = EXTRA_BITS // 8
     log = negative_log(_extend(u, extra[:half]), 63 + EXTRA_BITS + 1)
     radius = math.isqrt(2 * log << _FRACTION)
     cos, sin = cos_sin(_extend(v, extra[half:]), 64 + EXTRA_BITS + 1)
-    return _round(radius * cos, 2 * _FRACTION, scale), _round(radius * sin, 2 * _FRACTION, scale)
+    return (
+        _round(radius * cos, 2 * _FRACTION, scale, offset[0]),
+        _round(radius * sin, 2 * _FRACTION, scale, offset[1]),
+    )
 
 
 def exact_exponential(u: int, extra: bytes, scale: float) -> int:

@@ -14,6 +14,7 @@ Distributions, up to the generator being ideal:
 | bernoulli(p, n)         | ones with probability ⌊p·2⁶⁴⌋/2⁶⁴, never above p | < 2⁻⁶⁴ each, 0 for p = 0, 1 |
 | below(bound, n)         | uniform on 0..bound−1                          | 0                          |
 | permutation(n)          | uniform on all n! orders                       | 0                          |
+| rounded_sum(x, s)       | round(x + s·Z), Z a real standard Gaussian     | < 2⁻¹⁰⁰ each               |
 | rounded_normal(out, s)  | round(s·Z), Z a real standard Gaussian         | < 2⁻¹⁰⁰ each               |
 | rounded_laplace(out, s) | round(s·L), L a real standard Laplace variable | < 2⁻¹⁰⁰ each               |
 
@@ -27,13 +28,16 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from torch import Tensor
 
+from sordino import boxmuller
+from sordino.boxmuller import Pairs
 from sordino.errors import InputError
 from sordino.lattice import EXTRA_BITS, exact_exponential, exact_normal
 
@@ -100,7 +104,9 @@ class Stream:
     def __init__(self, key: bytes, refine_key: bytes) -> None:
         self._cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
         self._refine_key = refine_key
+        self._further_cipher: CipherContext | None = None
         self._work: _Work | None = None
+        self._pairs: Pairs | None = None
         self._words = 0  # 64-bit words read so far: the address under which a draw finds its extra digits
 
     def bits64(self, n: int) -> npt.NDArray[np.uint64]:
@@ -197,6 +203,73 @@ class Stream:
             part.copy_(noise.mul_(1.0 / NORMAL_SCALE))
         return result
 
+    def rounded_sum(self, values: Tensor, scale: float, spacing: float = 1.0) -> None:
+        """values ← spacing · round(values/spacing + scale · Z), in place, with independent Z.
+
+        `values` is float32 or float64 of one dimension, contiguous; `spacing` a power of two. The integers are exact:
+        the nearest integer of values/spacing and that of (the rest + scale · Z) are added in the dtype, so that a sum
+        beyond its 24 or 53 bits is the true integer rounded once. Zero is always +0. The Z of a coordinate depends on
+        its place alone, not on the values nor on their dtype.
+        """
+        if not 1.0 <= scale <= boxmuller.MAX_SCALE:
+            raise InputError(f"a rounded sum needs a scale (noise over grid) between 1 and 2¹², got {scale}")
+        flat = values.numpy()
+        with np.errstate(divide="ignore", invalid="ignore"):  # U = 0: the exact path takes its place
+            blocks = range(0, len(flat), boxmuller.BLOCK)
+            undecided = [self._sum_block(flat, start, scale, spacing) for start in blocks]
+            if any(len(part.addresses) for part in undecided):
+                self._refine(flat, _Open.joined(undecided), scale, spacing)
+
+    def _sum_block(self, flat: npt.NDArray[Any], start: int, scale: float, spacing: float) -> _Open:
+        """Cosines for the first half of the block, sines for the second; one too many is lost."""
+        values = flat[start : start + boxmuller.BLOCK]
+        n, kind = len(values), values.dtype.type
+        pairs = (n + 1) // 2
+        if self._pairs is None or len(self._pairs.words) != pairs or self._pairs.whole.dtype != values.dtype:
+            self._pairs = Pairs(pairs, values.dtype)
+        work = self._pairs
+        address = self._words
+        self._fill(work.words)
+        np.multiply(values, kind(1.0 / spacing), out=values)
+        whole = np.rint(values, out=work.whole[:n])
+        offset = np.subtract(values, whole, out=values)  # exact, in [−½, ½]
+        slots = work.single(offset, scale)
+        places = slots + np.array([[0], [pairs]])
+        rows = whole.take(places, mode="clip"), offset.take(places, mode="clip")
+        undecided = _Open(address + slots, start + places, work.digits[:, slots], *rows)
+        np.add(whole, work.rounded[:n], out=values)
+        np.add(values, kind(0), out=values)  # two negative zeros would tell the sign of the value
+        np.multiply(values, kind(spacing), out=values)
+        return undecided
+
+    def _refine(self, flat: npt.NDArray[Any], pairs: _Open, scale: float, spacing: float) -> None:
+        """Decides the pairs: with 32 further digits each in double precision, then with 128 more exactly."""
+        u, v = boxmuller.extended(pairs.digits, self._further(pairs.addresses))
+        offset = pairs.offset.astype(np.float64)
+        rounded, undecided = boxmuller.double(u, v, offset, scale)
+        for i in undecided:
+            extra = self._extra(int(pairs.addresses[i]), 2)
+            offsets = float(offset[0, i]), float(offset[1, i])
+            rounded[:, i] = exact_normal(int(u[i]), int(v[i]), extra, scale, offsets)
+        result = pairs.whole + rounded.astype(flat.dtype)
+        result += 0
+        result *= spacing
+        inside = pairs.places < len(flat)  # the last sine of an odd block has no coordinate
+        flat[pairs.places[inside]] = result[inside]
+
+    def _further(self, addresses: npt.NDArray[np.intp]) -> npt.NDArray[np.uint32]:
+        """32 further digits for U and for V of the draws at these addresses, as two rows.
+
+        AES of the address: a counter mode that is read at places of our choice, under a key of its own.
+        """
+        if self._further_cipher is None:
+            key = hashlib.blake2b(b"further digits", digest_size=32, key=self._refine_key).digest()
+            self._further_cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+        counters = np.zeros((len(addresses), 2), dtype="<u8")
+        counters[:, 0] = addresses
+        words = np.frombuffer(self._further_cipher.update(counters.tobytes()), dtype="<u4")
+        return words.reshape(-1, 4)[:, :2].T.astype(np.uint32, copy=False)
+
     def rounded_normal(self, out: Tensor, scale: float) -> None:
         """Fill `out` (float64, contiguous, one dimension) with independent integers round(scale · Z)."""
         self._rounded(self._normal_block, out, scale)
@@ -260,6 +333,22 @@ class Stream:
         """The further digits of the draw at this address, from a key of their own."""
         size = words * EXTRA_BITS // 8
         return hashlib.blake2b(address.to_bytes(16, "little"), digest_size=size, key=self._refine_key).digest()
+
+
+class _Open(NamedTuple):
+    """Pairs that single precision left undecided; in all but the first, a row for the cosines, one for the sines."""
+
+    addresses: npt.NDArray[np.intp]
+    places: npt.NDArray[np.intp]
+    digits: npt.NDArray[np.uint32]  # of U, of V
+    whole: npt.NDArray[Any]  # the value in units of the grid, rounded
+    offset: npt.NDArray[Any]  # and the rest
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Open]) -> _Open:
+        return (
+            parts[0] if len(parts) == 1 else cls(*(np.concatenate(rows, axis=-1) for rows in zip(*parts, strict=True)))
+        )
 
 
 class _Work:

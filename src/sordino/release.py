@@ -3,15 +3,17 @@
 Formal guarantee. Let f(D) be the values (all tensors as one vector of d coordinates) and let neighbouring
 data sets satisfy ‖f(D) − f(D′)‖ ≤ sensitivity in the stated norm. What `release` returns is a function of
 
-    round(f(D)/g)·g + noise,     noise ~ N(0, σ²)^d   with σ = noise_multiplier · (sensitivity + g·√d)
-                                 or Laplace(b)^d      with b = noise_multiplier · (sensitivity + g·d)
+    Gaussian:  round((f(D) + noise)/g)·g,    noise ~ N(0, σ²)^d    with σ = noise_multiplier · sensitivity
+    Laplace:   round(f(D)/g)·g + noise,      noise ~ Laplace(b)^d  with b = noise_multiplier · (sensitivity + g·d)
 
-where g is a power of two that depends on noise_multiplier and sensitivity only (σ·2⁻²⁹ < g ≤ σ·2⁻²⁸, for
-Laplace 2⁻³³ and 2⁻³²). Rounding moves each value by at most g/2, so the rounded values have sensitivity at
-most sensitivity + g·√d (l2) or + g·d (l1): the mechanism is the Gaussian (Laplace) mechanism with exactly
-the given noise multiplier, post-processed. Sum and noise are added as integers, so no digit of the result
-betrays the value below the noise (Mironov 2012; Casacuberta et al. 2022; docs/guarantees/noise.md).
-The extra noise is a relative noise_multiplier·√d·2⁻²⁸: 4·10⁻⁶ for a million parameters.
+where g is a public power of two that depends on noise_multiplier and sensitivity only (σ·2⁻⁷ < g ≤ σ·2⁻⁶ for
+Gaussian noise, b·2⁻³³ < g ≤ b·2⁻³² for Laplace noise, up to the summand g·d).
+Gaussian: the real Gaussian mechanism, rounded afterwards. The rounding is exact, as if the real sum were at hand
+(`Stream.rounded_sum`), so it is post-processing and needs no noise of its own; it adds at most g²/12 ≤ 2·10⁻⁵·σ² to
+the variance of a result and nothing to its mean.
+Laplace: rounding moves each value by at most g/2, so the rounded values have sensitivity at most sensitivity + g·d.
+Either way the noise multiplier is exactly the one given, and no digit of the result betrays the value below the
+noise (Mironov 2012; Casacuberta et al. 2022; docs/guarantees/noise.md).
 
 The ledger entry is on disk before the value is returned: no entry without noise, no noise without entry.
 
@@ -28,19 +30,21 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from sordino import boxmuller
 from sordino.errors import InputError, Refused, SordinoError
 from sordino.ledger import Ledger
 from sordino.randomness import RandomSource, Stream
 
 Norm = Literal["l1", "l2"]
-_BLOCK = 1 << 15  # coordinates in work at a time; the memory beside the result is a few of these in double precision
+_BLOCK = boxmuller.BLOCK  # coordinates in work at a time; the memory beside the result is a few of these
+_FLOAT32_GRIDS = (2.0**-60, 2.0**60)  # where float32 divides by the grid without a loss that matters: _work_dtype
 _RELATIONS = ("add-remove", "replace-one")
 
 
@@ -51,7 +55,7 @@ class Gaussian:
     noise_multiplier: float
     name: ClassVar[str] = "gaussian"
     norm: ClassVar[Norm] = "l2"
-    grid_bits: ClassVar[int] = 28  # the grid is finer than the noise by this power of two
+    grid_bits: ClassVar[int] = 6  # the grid is finer than the noise by this power of two
 
     def __post_init__(self) -> None:
         _check_multiplier(self.noise_multiplier)
@@ -91,7 +95,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Lattice:
-    """The public grid of a release: `spacing` is a power of two, the noise is round(scale · Z) · spacing."""
+    """The public grid of a release: `spacing` is a power of two, the noise has scale · spacing as its σ or b."""
 
     spacing: float
     scale: float
@@ -107,14 +111,15 @@ def release(
     ledger: Ledger,
     entry: Entry,
 ) -> dict[str, Tensor]:
-    """The values with noise, each with its shape and dtype, after the release is on record.
+    """The values with noise, each with its shape and dtype (views of one vector), after the release is on record.
 
     The caller vouches for `sensitivity` (in `norm`, under `entry.relation`); everything else is checked.
     """
     _check_request(noise, norm, entry)
     coordinates = _check_values(values)
     lattice = choose_lattice(noise, sensitivity, coordinates)
-    _check_range(values, lattice, entry)
+    flat = _flat(values, _work_dtype(values, noise, lattice))
+    _check_range(values, flat, lattice, entry)
     ledger.record(
         {
             "kind": "release",
@@ -134,7 +139,7 @@ def release(
     # a secure one must not, even if a caller takes it through two ledgers.
     salt = f"/{os.urandom(16).hex()}" if source.secure else ""
     stream = source.stream(f"release/{entry.purpose}{salt}", entry.step)
-    return _add_noise(values, noise, lattice, stream)
+    return _add_noise(values, flat, noise, lattice, stream)
 
 
 def choose_lattice(noise: Noise, sensitivity: float, coordinates: int) -> Lattice:
@@ -147,9 +152,9 @@ def choose_lattice(noise: Noise, sensitivity: float, coordinates: int) -> Lattic
             f"noise_multiplier · sensitivity = {width:g} is beyond double precision; choose a clip_norm near 1"
         )
     spacing = math.ldexp(1.0, math.frexp(width)[1] - 1 - noise.grid_bits)  # 2^⌊log₂ width⌋ · 2^−bits
-    moved = math.sqrt(coordinates) if noise.norm == "l2" else float(coordinates)
+    moved = 0.0 if isinstance(noise, Gaussian) else float(coordinates)  # by rounding to the grid before the noise
     scale = noise.noise_multiplier * (sensitivity / spacing + moved)
-    scale *= 1 + 2.0**-50  # at least the exact product, whatever the rounding of the line above
+    scale *= 1 + 2.0**-40  # at least the exact product, whatever the rounding above, underflow in _work_dtype included
     if scale > 2.0 ** (noise.grid_bits + 2):
         raise Refused(
             f"{coordinates} coordinates with noise_multiplier {noise.noise_multiplier:g} would need more than twice "
@@ -158,46 +163,48 @@ def choose_lattice(noise: Noise, sensitivity: float, coordinates: int) -> Lattic
     return Lattice(spacing, scale)
 
 
-def _add_noise(values: Mapping[str, Tensor], noise: Noise, lattice: Lattice, stream: Stream) -> dict[str, Tensor]:
-    """round(v/g) + integer noise, times g: one pass in blocks over all tensors in the order of the mapping."""
-    draw = stream.rounded_normal if isinstance(noise, Gaussian) else stream.rounded_laplace
-    result = {name: torch.empty_like(v, memory_format=torch.contiguous_format) for name, v in values.items()}
-    total = sum(v.numel() for v in values.values())
-    work = torch.empty(min(total, _BLOCK), dtype=torch.float64)
-    drawn = torch.empty_like(work)
-    for sources, targets in _blocks(values, result):
-        sizes = [source.numel() for source in sources]
-        block, fresh = work[: sum(sizes)], drawn[: sum(sizes)]
-        for part, source in zip(torch.split(block, sizes), sources, strict=True):
-            part.copy_(source)
-        draw(fresh, lattice.scale)
-        block.mul_(1.0 / lattice.spacing).round_()  # exact: the spacing is a power of two
-        # The sum of two integers in double precision is their true sum, rounded: a function of the sum alone,
-        # once two negative zeros (which would tell the sign of the value) are made one positive zero.
-        block.add_(fresh).add_(0.0)
-        block.mul_(lattice.spacing)
-        for part, target in zip(torch.split(block, sizes), targets, strict=True):
-            target.copy_(part)
+def _work_dtype(values: Mapping[str, Tensor], noise: Noise, lattice: Lattice) -> torch.dtype:
+    """float32 for Gaussian noise on values no wider, else float64. A public choice: by dtypes and grid alone.
+
+    Division by the power of two g is exact unless it underflows (or the platform takes subnormal numbers for zero):
+    that moves a value by less than 2⁻¹²⁶·max(1, g), so the sensitivity grows by less than 2⁻⁷²·√d·noise_multiplier
+    of itself for a g in `_FLOAT32_GRIDS`. The 2⁻⁴⁰ in `choose_lattice` covers that.
+    """
+    low, high = _FLOAT32_GRIDS
+    narrow = all(value.dtype.itemsize <= 4 for value in values.values())
+    if isinstance(noise, Gaussian) and narrow and low <= lattice.spacing <= high:
+        return torch.float32
+    return torch.float64
+
+
+def _add_noise(
+    values: Mapping[str, Tensor], flat: Tensor, noise: Noise, lattice: Lattice, stream: Stream
+) -> dict[str, Tensor]:
+    """Noise into `flat`, where that of a coordinate goes by its place; then the shapes and dtypes of the values."""
+    if isinstance(noise, Gaussian):
+        stream.rounded_sum(flat, lattice.scale, lattice.spacing)  # g · round(v/g + s·Z): the mechanism, rounded
+    else:
+        _add_laplace(flat, lattice, stream)
+    result, start = {}, 0
+    for name, value in values.items():
+        part = flat[start : start + value.numel()].view(value.shape)
+        result[name] = part.to(value.device, value.dtype)
+        start += value.numel()
     return result
 
 
-def _blocks(values: Mapping[str, Tensor], result: Mapping[str, Tensor]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """The pieces of values and results that make up consecutive blocks of `_BLOCK` coordinates."""
-    sources: list[Tensor] = []
-    targets: list[Tensor] = []
-    room = _BLOCK
-    for name, value in values.items():
-        source, target = value.detach().reshape(-1), result[name].view(-1)
-        while source.numel() >= room:
-            yield [*sources, source[:room]], [*targets, target[:room]]
-            source, target = source[room:], target[room:]
-            sources, targets, room = [], [], _BLOCK
-        if source.numel():
-            sources.append(source)
-            targets.append(target)
-            room -= source.numel()
-    if sources:
-        yield sources, targets
+def _add_laplace(flat: Tensor, lattice: Lattice, stream: Stream) -> None:
+    """g · (round(v/g) + round(s·L)): a function of the mechanism on the rounded values.
+
+    The sum of two integers in double precision is their true sum, rounded: a function of the sum alone, once two
+    negative zeros (which would tell the sign of the value) are made one positive zero.
+    """
+    work = torch.empty(min(flat.numel(), _BLOCK), dtype=torch.float64)
+    for start in range(0, flat.numel(), _BLOCK):
+        block = flat[start : start + _BLOCK]
+        drawn = work[: block.numel()]
+        stream.rounded_laplace(drawn, lattice.scale)
+        block.mul_(1.0 / lattice.spacing).round_().add_(drawn).add_(0.0).mul_(lattice.spacing)
 
 
 def _check_multiplier(noise_multiplier: float) -> None:
@@ -228,9 +235,18 @@ def _check_values(values: Mapping[str, Tensor]) -> int:
     return coordinates
 
 
-def _check_range(values: Mapping[str, Tensor], lattice: Lattice, entry: Entry) -> None:
+def _flat(values: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """A copy of the values as one vector, in the order of the mapping."""
+    return torch.cat([value.detach().reshape(-1).to("cpu", dtype) for value in values.values()])
+
+
+def _check_range(values: Mapping[str, Tensor], flat: Tensor, lattice: Lattice, entry: Entry) -> None:
     """Refuses what is not finite, or would not be with noise."""
     reach = lattice.spacing * lattice.scale * 64  # no noise ever gets there
+    most = torch.finfo(flat.dtype).max / 4 * lattice.spacing
+    limit = min(most, min(torch.finfo(value.dtype).max for value in values.values()) - reach)
+    if -limit <= flat.numpy().min() and flat.numpy().max() <= limit:  # both False with a NaN
+        return
     for name, value in values.items():
         if value.numel() == 0:
             continue
@@ -241,7 +257,7 @@ def _check_range(values: Mapping[str, Tensor], lattice: Lattice, entry: Entry) -
                 "nothing was released. Records with a non-finite gradient must contribute zero."
             )
         largest = max(-low, high)
-        if largest + reach > torch.finfo(value.dtype).max or not math.isfinite(largest / lattice.spacing):
+        if largest + reach > torch.finfo(value.dtype).max or largest > most:
             raise Refused(
                 f"the value {name!r} reaches {largest:g}: with this noise it leaves the range of {value.dtype}; use a "
                 "wider dtype, or a smaller clip_norm"
