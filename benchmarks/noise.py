@@ -70,6 +70,8 @@ def releases(source: RandomSource, directory: Path, repeat: int) -> dict[str, Fi
     steps = count()
     sampling = {"name": "poisson", "sampling_rate": 0.01}
     one, many = {"w": torch.randn(MILLION)}, {str(i): torch.randn(2_500) for i in range(400)}
+    small = {"weight": torch.randn(10, 4_096), "bias": torch.randn(10)}
+    middle = {str(i): torch.randn(n) for i, n in enumerate((200_000, 256, 38_000, 254))}
 
     with Ledger.open(directory / "ledger.jsonl", {"records": MILLION}) as ledger:
 
@@ -86,6 +88,8 @@ def releases(source: RandomSource, directory: Path, repeat: int) -> dict[str, Fi
             )
 
         return {
+            "release, 40,970 float32 in 2 tensors": best(lambda: send(small), repeat),
+            "release, 238,510 float32 in 4 tensors": best(lambda: send(middle), repeat),
             "release, 1M float32 in 1 tensor": best(lambda: send(one), repeat),
             "release, 1M float32 in 400 tensors": best(lambda: send(many), repeat),
             "release, Laplace, 1M float32": best(send_l1, repeat),
