@@ -96,7 +96,11 @@ def run_recipe(
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "recipe.toml", recipe.to_toml().encode())
     fit = partial(_fit, prepared)
-    result = fit(train, model, out=out, resume=resume)
+    try:
+        result = fit(train, model, out=out, resume=resume)
+    except InputError:
+        _take_back(out)
+        raise
     noise_free = fit(train_without_noise, prepared.model()) if recipe.run.noise_free else None
     return _write_results(prepared, result, noise_free, out)
 
@@ -162,6 +166,14 @@ def _earlier_result(recipe: Recipe, out: Path, resume: bool) -> dict[str, Any] |
         report.write(out)
     document: dict[str, Any] = json.loads(finished.read_text(encoding="utf8"))
     return document
+
+
+def _take_back(out: Path) -> None:
+    """The input was wrong after all: if nothing has been released, nothing stays behind."""
+    if not (out / "ledger.jsonl").exists():
+        (out / "recipe.toml").unlink()
+        if not any(out.iterdir()):
+            out.rmdir()
 
 
 def _settings(recipe: Recipe, optimizer: type[torch.optim.Optimizer], steps: int, progress: bool | None) -> Settings:

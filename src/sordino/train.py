@@ -117,13 +117,14 @@ def train(
         raise InputError("resume needs the directory of the run: give out=")
     guarantee = plan.guarantee()
     loop = _Loop(model, optimizer, lr, settings, plan.steps, evaluate, folder, _fingerprint(plan, settings, lr))
+    source = plan.source()
+    _check_first_batch(model, loss, dataset, plan, source)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     with Ledger.open(folder / "ledger.jsonl" if folder else None, plan.to_dict()) as ledger:
         done = ledger.last_step("gradient") + 1
         if done and not resume:
             raise InputError(f"{folder} holds a run already: resume it, or give another directory")
-        source = plan.source()
         if done and source.secure and isinstance(plan.sampling, Partition):
             raise Refused(
                 "a run with partition sampling and secure noise can't be resumed: its shuffle died with its key, and "
@@ -131,7 +132,6 @@ def train(
             )
         state = loop.restore()
         start = state.step if not source.secure else max(state.step, done)
-        _check_first_batch(model, loss, dataset, plan, source, start)
         counted = _Counter(record_gradients(model, loss, dataset, plan.clipping), settings.seed)
         steps = private_steps(
             plan,
@@ -321,14 +321,10 @@ def _evaluating(model: nn.Module, values: Mapping[str, Tensor] | None) -> Iterat
         model.train(was_training)
 
 
-def _check_first_batch(
-    model: nn.Module, loss: Loss, dataset: Any, plan: Plan, source: RandomSource, start: int
-) -> None:
-    """The engine against a brute-force loop on the first batch; training does not start if they differ."""
+def _check_first_batch(model: nn.Module, loss: Loss, dataset: Any, plan: Plan, source: RandomSource) -> None:
+    """The engine against a brute-force loop on the first batch; nothing is written if they differ."""
     records = count_records(dataset)
-    first = next(plan_batches(plan, records=records, source=source, chunk=64, start=start), None)
-    if first is None:
-        return
+    first = next(plan_batches(plan, records=records, source=source, chunk=64))
     some = first.indices[:64] if len(first.indices) else torch.arange(min(records, 64))
     if len(some):
         verify(model, loss, row_reader(dataset)(some), plan.clipping)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from sordino.cli import main
 
@@ -199,3 +200,16 @@ def test_it_is_installed_as_a_command() -> None:
         [Path(sys.executable).with_name("sordino"), "--version"], capture_output=True, text=True, check=True
     )
     assert found.stdout.startswith("sordino ")
+
+
+def test_a_model_that_is_refused_on_the_first_batch_leaves_nothing_behind(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def coupled(*_: object, **__: object) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.BatchNorm1d(10))
+
+    monkeypatch.setattr("sordino.run.nets.build", coupled)
+    out = tmp_path / "run"
+    assert main(["train", str(recipe), "--out", str(out)]) == 2
+    assert "BatchNorm" in capsys.readouterr().err
+    assert not out.exists()
