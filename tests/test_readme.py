@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,18 @@ def test_the_accuracy_is_that_of_the_result_file() -> None:
     assert f"**{100 * result['mean_test_accuracy']:.2f} %**" in text
     assert f"standard deviation {100 * result['spread']:.2f}" in text
     assert all(run["epsilon"] <= 3 and run["relation"] == "add-remove" for run in result["runs"])
+
+
+def test_the_speeds_are_those_of_the_benchmark_file() -> None:
+    results = json.loads((README.parent / "benchmarks/results/engine.json").read_text())
+    times = {(m["workload"], m["engine"], m["round"]): m["seconds"] for m in results["measurements"]}
+    rows = re.findall(r"^  \| ([^|]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", README.read_text(), re.M)
+    workloads = ("W1", "W2", "W3", "W4-64", "W4-256", "W5", "W6")
+    for workload, (_, *figures) in zip(workloads, rows, strict=True):
+        for engine, figure in zip(("sordino", "opacus-ghost", "opacus-hooks", "vmap"), figures, strict=True):
+            rounds = [r for w, e, r in times if (w, e) == (workload, engine)]
+            ratios = [times[workload, engine, r] / times[workload, "plain", r] for r in rounds]
+            assert figure == f"{statistics.median(ratios):.2f}", f"{engine} on {workload}"
 
 
 def test_every_link_of_the_documentation_leads_somewhere() -> None:
