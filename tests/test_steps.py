@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from sordino.clipping import FlatClip
-from sordino.errors import InputError, SordinoError
+from sordino.errors import InputError, Refused, SordinoError
 from sordino.ledger import Ledger
 from sordino.plan import Plan
 from sordino.sampling import LogicalBatch
@@ -97,6 +97,16 @@ def test_opacus_571_and_819_rate_and_divisor_come_from_the_plan_and_not_from_the
         list(steps_of(linear, (records[0][:n], records[1][:n]), plan, records=n, ledger=ledger))
         ledgers.append([{k: v for k, v in entry.items() if k != "time"} for entry in ledger.entries])
     assert ledgers[0] == ledgers[1]
+
+
+def test_gradients_or_a_ledger_of_another_plan_are_refused(records: Records, linear: nn.Module) -> None:
+    plan, other = plan_for(200, clip_norm=1.0), plan_for(200, clip_norm=2.0)
+    wide = record_gradients(linear, nn.functional.cross_entropy, records, other.clipping)
+    right = record_gradients(linear, nn.functional.cross_entropy, records, plan.clipping)
+    with pytest.raises(Refused, match="the plan accounts for"):
+        next(private_steps(plan, wide, records=200, source=plan.source(), ledger=Ledger.open(None, plan.to_dict())))
+    with pytest.raises(InputError, match="another plan"):
+        next(private_steps(plan, right, records=200, source=plan.source(), ledger=Ledger.open(None, other.to_dict())))
 
 
 def test_an_empty_batch_still_makes_a_noisy_step(records: Records, linear: nn.Module) -> None:

@@ -13,6 +13,7 @@ The iterator is lazy: the gradients of step t+1 are taken at the weights that th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from sordino.clipping import Clipping
-from sordino.errors import InputError
+from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.ledger import Ledger
 from sordino.plan import Plan
@@ -68,6 +69,7 @@ def private_steps(
     ledger (or, with an insecure seed, gives the same values again).
     """
     check_records(plan, records)
+    _check_same_plan(plan, gradient_sum, ledger)
     for batch in plan_batches(plan, records=records, source=source, chunk=chunk, start=start):
         sums = gradient_sum(batch).sums
         noisy = release(
@@ -80,6 +82,15 @@ def private_steps(
             entry=Entry(purpose="gradient", step=batch.step, sampling=plan.sampling.to_dict(), relation=plan.relation),
         )
         yield PrivateStep(batch.step, {name: value.div_(plan.divisor) for name, value in noisy.items()})
+
+
+def _check_same_plan(plan: Plan, gradient_sum: GradientSum, ledger: Ledger) -> None:
+    """What is summed and what is written down must belong to the plan that is accounted."""
+    clipping = getattr(gradient_sum, "clipping", plan.clipping)
+    if clipping != plan.clipping:
+        raise Refused(f"the gradients are clipped by {clipping}, the plan accounts for {plan.clipping}: use the plan's")
+    if {**ledger.header, "kind": "plan"} != {**json.loads(json.dumps(plan.to_dict())), "kind": "plan"}:
+        raise InputError("the ledger was opened for another plan: open it with this plan's to_dict()")
 
 
 def plan_batches(
@@ -111,22 +122,32 @@ def check_records(plan: Plan, records: int) -> None:
         )
 
 
-def record_gradients(model: nn.Module, loss: Callable[..., Tensor], dataset: Any, clipping: Clipping) -> GradientSum:
+def record_gradients(
+    model: nn.Module, loss: Callable[..., Tensor], dataset: Any, clipping: Clipping
+) -> RecordGradients:
     """The clipped sum of each batch of `dataset`, chunk by chunk, at the model's weights of that moment.
 
     `dataset`: a pair of tensors (inputs, targets), anything with `.inputs` and `.targets`, or a map-style
     torch dataset of (inputs, target) pairs. Memory is bounded by the batch's chunk.
     """
-    fetch = row_reader(dataset)
+    return RecordGradients(model, loss, row_reader(dataset), clipping)
 
-    def gradient_sum(batch: LogicalBatch) -> ClippedSum:
-        total = empty_sum(model)
+
+@dataclass(frozen=True, eq=False)
+class RecordGradients:
+    """A gradient sum that knows how it bounds each record, so that `private_steps` can refuse the wrong one."""
+
+    model: nn.Module
+    loss: Callable[..., Tensor]
+    fetch: Callable[[Tensor], Rows]
+    clipping: Clipping
+
+    def __call__(self, batch: LogicalBatch) -> ClippedSum:
+        total = empty_sum(self.model)
         for indices in batch.chunks():
             if len(indices):
-                total = add_sums(total, clipped_sum(model, loss, fetch(indices), clipping))
+                total = add_sums(total, clipped_sum(self.model, self.loss, self.fetch(indices), self.clipping))
         return total
-
-    return gradient_sum
 
 
 def empty_sum(model: nn.Module) -> ClippedSum:
