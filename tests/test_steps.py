@@ -83,6 +83,8 @@ def test_long_sums_are_added_in_double_precision() -> None:
     without = gradient_sum(LogicalBatch(0, torch.arange(19_999), 512)).sums["weight"]
     one_more = gradient_sum(LogicalBatch(0, torch.arange(20_000), 512)).sums["weight"]
     assert without.dtype == torch.float64
+    in_one_chunk = gradient_sum(LogicalBatch(0, torch.arange(20_000), 20_000)).sums["weight"]
+    assert in_one_chunk.dtype == torch.float64, "a large chunk is no way around it"
     assert float((one_more - without).norm()) <= plan_for(20_000, clip_norm=1.0).sensitivity
 
 
@@ -107,6 +109,10 @@ def test_gradients_or_a_ledger_of_another_plan_are_refused(records: Records, lin
         next(private_steps(plan, wide, records=200, source=plan.source(), ledger=Ledger.open(None, plan.to_dict())))
     with pytest.raises(InputError, match="another plan"):
         next(private_steps(plan, right, records=200, source=plan.source(), ledger=Ledger.open(None, other.to_dict())))
+    secure = plan_for(200, insecure_seed=None)
+    seeded = plan.source()
+    with pytest.raises(Refused, match="secure"):
+        next(private_steps(secure, right, records=200, source=seeded, ledger=Ledger.open(None, secure.to_dict())))
 
 
 def test_an_empty_batch_still_makes_a_noisy_step(records: Records, linear: nn.Module) -> None:

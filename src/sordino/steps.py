@@ -34,6 +34,9 @@ from sordino.sampling import LogicalBatch, TruncatedPoisson, batches
 GradientSum = Callable[[LogicalBatch], ClippedSum]
 """From a logical batch to the sum of its records' clipped gradients. An empty batch gives zeros."""
 
+LONGEST_SUM = 4096
+"""Records that are summed in single precision, however large the chunk: the rounding margin covers twice that."""
+
 DEFAULT_CHUNK = 512
 """Records whose activations are in memory at once, where the caller does not say."""
 
@@ -69,7 +72,7 @@ def private_steps(
     ledger (or, with an insecure seed, gives the same values again).
     """
     check_records(plan, records)
-    _check_same_plan(plan, gradient_sum, ledger)
+    _check_same_plan(plan, gradient_sum, source, ledger)
     for batch in plan_batches(plan, records=records, source=source, chunk=chunk, start=start):
         sums = gradient_sum(batch).sums
         noisy = release(
@@ -84,11 +87,13 @@ def private_steps(
         yield PrivateStep(batch.step, {name: value.div_(plan.divisor) for name, value in noisy.items()})
 
 
-def _check_same_plan(plan: Plan, gradient_sum: GradientSum, ledger: Ledger) -> None:
+def _check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource, ledger: Ledger) -> None:
     """What is summed and what is written down must belong to the plan that is accounted."""
     clipping = getattr(gradient_sum, "clipping", plan.clipping)
     if clipping != plan.clipping:
         raise Refused(f"the gradients are clipped by {clipping}, the plan accounts for {plan.clipping}: use the plan's")
+    if source.secure != (plan.insecure_seed is None):
+        raise Refused("the plan and the random source disagree on whether the noise is secure: use plan.source()")
     if {**ledger.header, "kind": "plan"} != {**json.loads(json.dumps(plan.to_dict())), "kind": "plan"}:
         raise InputError("the ledger was opened for another plan: open it with this plan's to_dict()")
 
@@ -144,9 +149,10 @@ class RecordGradients:
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         total = empty_sum(self.model)
-        for indices in batch.chunks():
-            if len(indices):
-                total = add_sums(total, clipped_sum(self.model, self.loss, self.fetch(indices), self.clipping))
+        for chunk in batch.chunks():
+            for indices in torch.split(chunk, LONGEST_SUM):
+                if len(indices):
+                    total = add_sums(total, clipped_sum(self.model, self.loss, self.fetch(indices), self.clipping))
         return total
 
 

@@ -121,7 +121,9 @@ def audit_plan(
     claim = _claim(plan, records, count, steps)
     scorer, curve = Scorer.of(claim), claim_curve(claim)
     guesses = choose_guesses(scorer, marked.values, claim.steps, count, curve, 1.0 - confidence)
-    run = replace(claim, records=records + len(marked.members), noise=_scaled(claim, noise_scale).noise)
+    run = replace(
+        claim, records=records + len(marked.members), noise=_scaled(claim, noise_scale).noise, insecure_seed=seed
+    )
     copied = copy.deepcopy(model)
     gradient_sum = record_gradients(copied, loss, dataset, plan.clipping)
     scores = play(
