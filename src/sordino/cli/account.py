@@ -29,7 +29,12 @@ def add(commands: Commands) -> None:
     calibrate = commands.add_parser(
         "calibrate", help="the noise for a target ε", description="The smallest noise that keeps ε within a target."
     )
-    _add_dpsgd(
+    methods = {"title": "methods", "metavar": "METHOD", "required": True}
+    _add_dpsgd(account.add_subparsers(**methods), calibrate.add_subparsers(**methods))  # each method adds its own
+
+
+def _add_dpsgd(account: Commands, calibrate: Commands) -> None:
+    _add_parser(
         account,
         "the ε of DP-SGD with every iterate visible",
         "example: sordino account dpsgd --sampling-rate 0.01 --noise-multiplier 1.1 --steps 10000 --delta 1e-5",
@@ -37,7 +42,7 @@ def add(commands: Commands) -> None:
         "standard deviation of the noise, in clip norms",
         _account,
     )
-    _add_dpsgd(
+    _add_parser(
         calibrate,
         "the smallest noise multiplier of DP-SGD for a target ε",
         "example: sordino calibrate dpsgd --epsilon 3 --delta 1e-5 --sampling-rate 0.01 --steps 10000",
@@ -47,8 +52,7 @@ def add(commands: Commands) -> None:
     )
 
 
-def _add_dpsgd(parser: argparse.ArgumentParser, summary: str, epilog: str, flag: str, flag_help: str, run: Any) -> None:
-    methods = parser.add_subparsers(title="methods", metavar="METHOD", required=True)
+def _add_parser(methods: Commands, summary: str, epilog: str, flag: str, flag_help: str, run: Any) -> None:
     dpsgd = methods.add_parser("dpsgd", help=summary, description=summary[0].upper() + summary[1:] + ".", epilog=epilog)
     dpsgd.add_argument(flag, type=float, required=True, metavar="X", help=flag_help)
     dpsgd.add_argument("--steps", type=int, required=True, metavar="T")
