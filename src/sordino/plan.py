@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from sordino.accounting import checks
-from sordino.accounting.account import account
-from sordino.accounting.calibration import calibrate
-from sordino.accounting.dpsgd import noise_guess
 from sordino.accounting.events import DpEvent, Release, compose_events
-from sordino.accounting.schemes import MECHANISMS, SAMPLERS, check_scheme, default_relation, releases_of, theorem
+from sordino.accounting.schemes import MECHANISMS, SAMPLERS, check_scheme, default_relation, releases_of
 from sordino.clipping import Clipping, FlatClip, clipping_from_dict
 from sordino.errors import InputError, Refused
+from sordino.methods import DPSGD, Assumption, Method, method_from_dict
 from sordino.randomness import RandomSource
 from sordino.release import Gaussian, Laplace, Noise
 from sordino.sampling import (
@@ -35,7 +33,6 @@ from sordino.sampling import (
 )
 
 ROUNDING_MARGIN = 2.0**-10  # ten times what was measured with chunks of 512: docs/guarantees/noise.md, section 6
-_EVERY_ITERATE = "the adversary sees every noisy sum that was released, hence every iterate and the final model"
 _NO_PROTECTION = 50.0  # from here on the sentence says that ε promises nothing
 
 
@@ -65,14 +62,6 @@ class Statistic:
 
 
 @dataclass(frozen=True)
-class Assumption:
-    """Something the guarantee rests on, and how it is made sure of."""
-
-    text: str
-    check: str
-
-
-@dataclass(frozen=True)
 class Guarantee:
     """(ε, δ)-differential privacy of a plan: the numbers, the theorem, and what it assumes. str() is a sentence."""
 
@@ -90,6 +79,8 @@ class Guarantee:
     epsilon_rdp: float | None
     epsilon_lower: float | None
     secure: bool
+    method: str = "dpsgd"
+    beside: Mapping[str, float] = field(default_factory=dict)  # further figures that belong beside this ε
 
     def __str__(self) -> str:
         change = "adding or removing" if self.relation == "add-remove" else "replacing"
@@ -99,6 +90,9 @@ class Guarantee:
             f"{self.noise_multiplier:.6g}), {self.accountant} accountant. {self.theorem[0].upper()}{self.theorem[1:]}. "
             f"Threat model: {self.threat_model}. "
         )
+        if self.beside:
+            figures = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in self.beside.items())
+            sentence += f"Beside it: {figures}. "
         if not self.secure:
             sentence += "It does NOT hold against whoever knows the insecure seed. "
         if self.epsilon > _NO_PROTECTION:
@@ -107,14 +101,16 @@ class Guarantee:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able: the fields, and the sentence."""
-        return {**asdict(self), "assumptions": [asdict(a) for a in self.assumptions], "sentence": str(self)}
+        plain = {**asdict(self), "beside": dict(self.beside)}
+        return plain | {"assumptions": [asdict(a) for a in self.assumptions], "sentence": str(self)}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """DP-SGD, frozen. Make it with Plan.dpsgd(); every combination that no theorem covers is refused."""
+    """A private training, frozen. Make it with Plan.dpsgd(), or with the `plan` function of another method's module;
+    every combination that no theorem covers is refused."""
 
-    method: str
+    method: Method
     records: int
     sampling: Sampling
     clipping: Clipping
@@ -128,7 +124,6 @@ class Plan:
     statistics: tuple[Statistic, ...] = ()
 
     def __post_init__(self) -> None:
-        checks.choice("method", self.method, ("dpsgd",))
         checks.count("records", self.records)
         checks.count("steps", self.steps)
         checks.delta_value(self.delta)
@@ -143,7 +138,7 @@ class Plan:
             )
         if self.insecure_seed is not None:
             checks.count("insecure_seed", self.insecure_seed, minimum=0)
-        self.releases()  # a batch larger than the data is found here
+        self.method.check(self)
 
     @classmethod
     def dpsgd(
@@ -184,7 +179,7 @@ class Plan:
         chosen = clipping or FlatClip(checks.positive("clip_norm", 1.0 if clip_norm is None else clip_norm))
         noise_type = Gaussian if chosen.norm == "l2" else Laplace
         plan = cls(
-            method="dpsgd",
+            method=DPSGD(),
             records=records,
             sampling=sampler,
             clipping=chosen,
@@ -201,18 +196,16 @@ class Plan:
 
     def calibrated(self, epsilon: float) -> Plan:
         """The same plan with the smallest noise multiplier whose ε at its δ does not exceed `epsilon`."""
-        target = checks.positive("epsilon", epsilon)
-        guess = noise_guess(self.sampling.to_dict(), self.steps, self.records, target, self.delta)
+        return self.method.calibrated(self, checks.positive("epsilon", epsilon))
 
-        def event(noise_multiplier: float) -> DpEvent:
-            return self._with_noise(noise_multiplier).event()
+    def with_noise(self, noise_multiplier: float) -> Plan:
+        """The same plan with another noise multiplier."""
+        return replace(self, noise=replace(self.noise, noise_multiplier=noise_multiplier))
 
-        sigma, _ = calibrate(event, target, self.delta, self.relation, self.accountant, guess=guess)
-        return self._with_noise(sigma)
-
-    def _with_noise(self, noise_multiplier: float) -> Plan:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Plan(**values | {"noise": type(self.noise)(noise_multiplier)})
+    def noise_at(self, step: int) -> Noise:
+        """The noise of one step: the plan's, times the method's factor for it."""
+        factor = self.method.noise_factor(step, self.steps)
+        return self.noise if factor == 1 else replace(self.noise, noise_multiplier=self.noise.noise_multiplier * factor)
 
     @property
     def sampling_rate(self) -> float:
@@ -252,7 +245,7 @@ class Plan:
 
     def guarantee(self, delta: float | None = None) -> Guarantee:
         """(ε, δ) of the whole plan, at its own δ or another."""
-        found = account(self.event(), self.delta if delta is None else delta, self.relation, self.accountant)
+        found = self.method.account(self, checks.delta_value(self.delta if delta is None else delta))
         return Guarantee(
             epsilon=found.epsilon,
             delta=found.delta,
@@ -262,19 +255,21 @@ class Plan:
             noise_multiplier=self.noise.noise_multiplier,
             steps=self.steps,
             accountant=found.accountant,
-            theorem=theorem(self.sampling.name, self.noise.name, self.relation, found.accountant),
-            threat_model=_EVERY_ITERATE,
+            theorem=found.theorem,
+            threat_model=self.method.threat_model,
             assumptions=_assumptions(self),
             epsilon_rdp=found.epsilon_rdp,
-            # told the partition the adversary attains the bound; not told it, nobody knows
-            epsilon_lower=None if isinstance(self.sampling, Partition) else found.epsilon_lower,
+            epsilon_lower=found.epsilon_lower,
             secure=self.insecure_seed is None,
+            method=self.method.name,
+            beside=found.beside,
         )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; Plan.from_dict gives back an equal plan."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         return plain | {
+            "method": self.method.to_dict(),
             "sampling": self.sampling.to_dict(),
             "clipping": self.clipping.to_dict(),
             "noise": self.noise.to_dict(),
@@ -295,6 +290,7 @@ class Plan:
         return cls(
             **dict(values)
             | {
+                "method": method_from_dict(values["method"]),
                 "sampling": sampling_from_dict(values["sampling"]),
                 "clipping": clipping_from_dict(values["clipping"]),
                 "noise": _noise_from_dict(values["noise"]),
@@ -364,6 +360,7 @@ def _assumptions(plan: Plan) -> tuple[Assumption, ...]:
             f"given in the plan, never measured; records {known}",
         ),
         Assumption("nothing else about the records is released", "one door adds noise and writes the ledger first"),
+        *plan.method.assumptions(plan),
         noise,
     )
 

@@ -15,6 +15,15 @@ Laplace: rounding moves each value by at most g/2, so the rounded values have se
 Either way the noise multiplier is exactly the one given, and no digit of the result betrays the value below the
 noise (Mironov 2012; Casacuberta et al. 2022; docs/guarantees/noise.md).
 
+`widths` adds independent uniform noise: coordinate i gets w_i·(U − ½) on top, with public w_i ≥ 0 (ModelMix: the
+random mixing of two iterates is their mean and this noise; docs/guarantees/modelmix.md). U has 53 digits and the sum
+is made in double precision, which moves a value by less than 2⁻⁵⁰ of itself: the plan's margin for rounding covers it.
+
+`fine` is for values that stay hidden and are computed with further (docs/guarantees/hidden_state.md): there rounding is
+no post-processing, so it has to be small. g is then σ·2⁻³² or less, and what is released is round(f(D)/g)·g + noise
+rounded to the same grid: the Gaussian mechanism on values that were moved by at most g·√d/2, and moved after it by as
+much again. `fine_rounding` is the sum of both; the caller adds it to the sensitivity.
+
 The ledger entry is on disk before the value is returned: no entry without noise, no noise without entry.
 
 | edge case                                       | result                                             |
@@ -24,13 +33,15 @@ The ledger entry is on disk before the value is returned: no entry without noise
 | ledger not writable                              | SordinoError, nothing returned                      |
 | the values of an empty batch (zeros)             | noise alone, recorded like any other release        |
 | tensors without elements beside others           | returned as they are; no values at all: InputError  |
+| a width that is negative or not finite           | InputError before anything is recorded              |
+| `fine` with Laplace noise or with widths         | Refused: no proof needs it                          |
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -110,6 +121,8 @@ def release(
     source: RandomSource,
     ledger: Ledger,
     entry: Entry,
+    widths: Mapping[str, Tensor] | None = None,
+    fine: bool = False,
 ) -> dict[str, Tensor]:
     """The values with noise, each with its shape and dtype (views of one vector), after the release is on record.
 
@@ -117,9 +130,13 @@ def release(
     """
     _check_request(noise, norm, entry)
     coordinates = _check_values(values)
-    lattice = choose_lattice(noise, sensitivity, coordinates)
-    flat = _flat(values, _work_dtype(values, noise, lattice))
-    _check_range(values, flat, lattice, entry)
+    width = None if widths is None else _check_widths(values, widths)
+    if fine and (width is not None or not isinstance(noise, Gaussian)):
+        raise Refused("a fine release is proven for Gaussian noise alone, without uniform noise or Laplace noise")
+    lattice = choose_lattice(noise, sensitivity, coordinates, fine=fine)
+    exact = fine or width is not None
+    flat = _flat(values, torch.float64 if exact else _work_dtype(values, noise, lattice))
+    _check_range(values, flat, lattice, entry, 0.0 if width is None else float(width.max()))
     ledger.record(
         {
             "kind": "release",
@@ -133,16 +150,26 @@ def release(
             "relation": entry.relation,
             "secure": source.secure,
             "coordinates": coordinates,
+            **({} if width is None else {"least_width": float(width.min())}),
+            **({"fine": True} if fine else {}),
         }
     )
     # Noise that meets two values gives away their difference. A seeded source repeats itself, which is its purpose;
     # a secure one must not, even if a caller takes it through two ledgers.
     salt = f"/{os.urandom(16).hex()}" if source.secure else ""
     stream = source.stream(f"release/{entry.purpose}{salt}", entry.step)
-    return _add_noise(values, flat, noise, lattice, stream)
+    if width is not None:
+        drawn = source.stream(f"release/{entry.purpose}/uniform{salt}", entry.step).uniform(coordinates)
+        flat += width * (torch.from_numpy(drawn) - 0.5)
+    return _add_noise(values, flat, noise, lattice, stream, fine)
 
 
-def choose_lattice(noise: Noise, sensitivity: float, coordinates: int) -> Lattice:
+def fine_rounding(noise: Gaussian, sensitivity: float, coordinates: int) -> float:
+    """How far, in l2, the two roundings of a fine release move one vector of that many coordinates at most."""
+    return choose_lattice(noise, sensitivity, coordinates, fine=True).spacing * math.sqrt(coordinates)
+
+
+def choose_lattice(noise: Noise, sensitivity: float, coordinates: int, *, fine: bool = False) -> Lattice:
     """The grid and the scale of the noise on it. Public: depends on no value."""
     if not (math.isfinite(sensitivity) and sensitivity > 0):
         raise InputError(f"the sensitivity must be finite and positive, got {sensitivity}")
@@ -151,11 +178,12 @@ def choose_lattice(noise: Noise, sensitivity: float, coordinates: int) -> Lattic
         raise InputError(
             f"noise_multiplier · sensitivity = {width:g} is beyond double precision; choose a clip_norm near 1"
         )
-    spacing = math.ldexp(1.0, math.frexp(width)[1] - 1 - noise.grid_bits)  # 2^⌊log₂ width⌋ · 2^−bits
+    bits = Laplace.grid_bits if fine else noise.grid_bits
+    spacing = math.ldexp(1.0, math.frexp(width)[1] - 1 - bits)  # 2^⌊log₂ width⌋ · 2^−bits
     moved = 0.0 if isinstance(noise, Gaussian) else float(coordinates)  # by rounding to the grid before the noise
     scale = noise.noise_multiplier * (sensitivity / spacing + moved)
     scale *= 1 + 2.0**-40  # at least the exact product, whatever the rounding above, underflow in _work_dtype included
-    if scale > 2.0 ** (noise.grid_bits + 2):
+    if scale > 2.0 ** (bits + 2):
         raise Refused(
             f"{coordinates} coordinates with noise_multiplier {noise.noise_multiplier:g} would need more than twice "
             "the noise to cover the rounding to the grid; release fewer coordinates or lower the noise multiplier"
@@ -178,13 +206,15 @@ def _work_dtype(values: Mapping[str, Tensor], noise: Noise, lattice: Lattice) ->
 
 
 def _add_noise(
-    values: Mapping[str, Tensor], flat: Tensor, noise: Noise, lattice: Lattice, stream: Stream
+    values: Mapping[str, Tensor], flat: Tensor, noise: Noise, lattice: Lattice, stream: Stream, fine: bool
 ) -> dict[str, Tensor]:
     """Noise into `flat`, where that of a coordinate goes by its place; then the shapes and dtypes of the values."""
-    if isinstance(noise, Gaussian):
-        stream.rounded_sum(flat, lattice.scale, lattice.spacing)  # g · round(v/g + s·Z): the mechanism, rounded
+    if isinstance(noise, Laplace):
+        _add_rounded(flat, lattice, stream.rounded_laplace)
+    elif fine:
+        _add_rounded(flat, lattice, stream.rounded_normal)
     else:
-        _add_laplace(flat, lattice, stream)
+        stream.rounded_sum(flat, lattice.scale, lattice.spacing)  # g · round(v/g + s·Z): the mechanism, rounded
     result, start = {}, 0
     for name, value in values.items():
         part = flat[start : start + value.numel()].view(value.shape)
@@ -193,8 +223,8 @@ def _add_noise(
     return result
 
 
-def _add_laplace(flat: Tensor, lattice: Lattice, stream: Stream) -> None:
-    """g · (round(v/g) + round(s·L)): a function of the mechanism on the rounded values.
+def _add_rounded(flat: Tensor, lattice: Lattice, draw: Callable[[Tensor, float], None]) -> None:
+    """g · (round(v/g) + round(s·noise)): a function of the mechanism on the rounded values.
 
     The sum of two integers in double precision is their true sum, rounded: a function of the sum alone, once two
     negative zeros (which would tell the sign of the value) are made one positive zero.
@@ -203,7 +233,7 @@ def _add_laplace(flat: Tensor, lattice: Lattice, stream: Stream) -> None:
     for start in range(0, flat.numel(), _BLOCK):
         block = flat[start : start + _BLOCK]
         drawn = work[: block.numel()]
-        stream.rounded_laplace(drawn, lattice.scale)
+        draw(drawn, lattice.scale)
         block.mul_(1.0 / lattice.spacing).round_().add_(drawn).add_(0.0).mul_(lattice.spacing)
 
 
@@ -235,14 +265,26 @@ def _check_values(values: Mapping[str, Tensor]) -> int:
     return coordinates
 
 
+def _check_widths(values: Mapping[str, Tensor], widths: Mapping[str, Tensor]) -> Tensor:
+    """The widths as one vector in the order of the values."""
+    if set(widths) != set(values) or any(widths[name].shape != value.shape for name, value in values.items()):
+        raise InputError("the uniform noise needs a width for every coordinate of every value, in the same shapes")
+    flat = _flat({name: widths[name] for name in values}, torch.float64)
+    if not (torch.isfinite(flat).all() and (flat >= 0).all()):
+        raise InputError("a width of uniform noise is negative or not finite; nothing was released")
+    return flat
+
+
 def _flat(values: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
     """A copy of the values as one vector, in the order of the mapping."""
     return torch.cat([value.detach().reshape(-1).to("cpu", dtype) for value in values.values()])
 
 
-def _check_range(values: Mapping[str, Tensor], flat: Tensor, lattice: Lattice, entry: Entry) -> None:
+def _check_range(
+    values: Mapping[str, Tensor], flat: Tensor, lattice: Lattice, entry: Entry, width: float = 0.0
+) -> None:
     """Refuses what is not finite, or would not be with noise."""
-    reach = lattice.spacing * lattice.scale * 64  # no noise ever gets there
+    reach = lattice.spacing * lattice.scale * 64 + width  # no noise ever gets there
     most = torch.finfo(flat.dtype).max / 4 * lattice.spacing
     limit = min(most, min(torch.finfo(value.dtype).max for value in values.values()) - reach)
     if -limit <= flat.numpy().min() and flat.numpy().max() <= limit:  # both False with a NaN

@@ -248,7 +248,7 @@ def _write_results(prepared: Prepared, result: Result, noise_free: Result | None
     write_atomically(out / "model.safetensors", save(weights))
     document = {
         "name": recipe.run.name,
-        "method": plan.method,
+        "method": plan.method.name,
         **{key: getattr(guarantee, key) for key in ("epsilon", "delta", "relation", "sampler", "accountant")},
         "theorem": guarantee.theorem,
         "secure": guarantee.secure,

@@ -79,7 +79,7 @@ def private_steps(
             sums,
             sensitivity=plan.sensitivity,
             norm=plan.clipping.norm,
-            noise=plan.noise,
+            noise=plan.noise_at(batch.step),
             source=source,
             ledger=ledger,
             entry=Entry(purpose="gradient", step=batch.step, sampling=plan.sampling.to_dict(), relation=plan.relation),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sordino.accounting import checks
-from sordino.accounting.account import TOLERANCE, account, checked_releases, composed_epsilon
+from sordino.accounting.account import account
 from sordino.accounting.events import Release, compose_events
 from sordino.accounting.schemes import check_scheme, step_release
 from sordino.errors import InputError
@@ -30,6 +30,8 @@ def from_ledger(header: Mapping[str, Any], entries: Iterable[Mapping[str, Any]],
     records = checks.count("records", plan.get("records"))
     accountant = plan.get("accountant", "pld")
     lines = [entry for entry in entries if entry.get("kind", "release") == "release"]
+    if plan.get("method", {"name": "dpsgd"}) != {"name": "dpsgd"}:
+        return _by_its_method(plan, lines, delta)
     relations = {checks.choice("relation", entry.get("relation"), checks.RELATIONS) for entry in lines}
     if len(relations) > 1:
         raise InputError("the ledger mixes the relations add-remove and replace-one; they have no common ε")
@@ -44,6 +46,22 @@ def from_ledger(header: Mapping[str, Any], entries: Iterable[Mapping[str, Any]],
         "epsilon": found.epsilon,
         "delta": delta,
         "relation": relation,
+        "accountant": found.accountant,
+        "epsilon_rdp": found.epsilon_rdp,
+        "releases": len(lines),
+    }
+
+
+def _by_its_method(header: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], delta: float) -> dict[str, Any]:
+    """The method that the header names says what its entries amount to."""
+    from sordino.plan import Plan  # the plan is built on this package
+
+    plan = Plan.from_dict({key: value for key, value in header.items() if key != "kind"})
+    found = plan.method.spent(plan, lines, delta)
+    return {
+        "epsilon": found.epsilon,
+        "delta": delta,
+        "relation": plan.relation,
         "accountant": found.accountant,
         "epsilon_rdp": found.epsilon_rdp,
         "releases": len(lines),
@@ -84,19 +102,22 @@ def _multiplier(entry: Mapping[str, Any]) -> float:
 def epsilon_curve(plan: Plan, steps: Sequence[int]) -> list[float]:
     """ε (an upper bound) of the plan's statistics and of its first t steps, for each t of `steps`.
 
-    The last point is as tight as plan.guarantee(); up to 48 points are computed, the others take the ε of the next.
+    The last point is as tight as plan.guarantee().
     """
-    wanted = sorted({checks.count("steps", t, minimum=0) for t in steps})
-    if not wanted:
-        return []
+    wanted = [checks.count("steps", t, minimum=0) for t in steps]
+    return plan.method.epsilons(plan, wanted) if wanted else []
+
+
+def growing_curve(epsilon: Callable[[int, bool], float], steps: Sequence[int]) -> list[float]:
+    """ε after each of these numbers of steps, for a mechanism whose ε can only grow with them.
+
+    `epsilon(t, last)` is called for up to 48 of them; the others take the ε of the next one, which bounds theirs.
+    """
+    wanted = sorted(set(steps))
     stride = -(-len(wanted) // _POINTS)
     knots = sorted({*wanted[::-1][::stride]})
-    values: dict[int, float] = {}
-    for t in knots:
-        releases = checked_releases(plan.releases(t))
-        tolerance = TOLERANCE if t == knots[-1] else 10 * TOLERANCE
-        values[t] = composed_epsilon(releases, plan.delta, plan.relation, plan.accountant, tolerance=tolerance)[0]
+    values = {t: epsilon(t, t == knots[-1]) for t in knots}
     for smaller, larger in zip(knots[-2::-1], knots[:0:-1], strict=True):
         values[smaller] = min(values[smaller], values[larger])
     bound = {t: values[next(k for k in knots if k >= t)] for t in wanted}
-    return [bound[int(t)] for t in steps]
+    return [bound[t] for t in steps]

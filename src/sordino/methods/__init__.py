@@ -1,0 +1,6 @@
+"""How released values become weights, as far as the guarantee depends on it: one module for each method."""
+
+from sordino.methods.base import Accounted, Assumption, Method, method_from_dict
+from sordino.methods.dpsgd import DPSGD
+
+__all__ = ["DPSGD", "Accounted", "Assumption", "Method", "method_from_dict"]
