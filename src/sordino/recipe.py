@@ -3,7 +3,7 @@
     [run]       name, seed, noise_free          [sampling]  name, expected_batch, cap
     [data]      name, records                   [clipping]  name, clip_norm, …
     [features]  name, normalise, groups, …      [privacy]   epsilon | noise_multiplier, delta, relation, …
-    [model]     name, and the net's options     [method]    name
+    [model]     name, and the net's options     [method]    name, and what its guarantee depends on
     [train]     steps | epochs, optimizer, lr, …
 
 A key that is not known is an error that names the nearest one; nothing is silently ignored.
@@ -64,6 +64,7 @@ class PrivacySection:
 @dataclass(frozen=True)
 class MethodSection:
     name: str = "dpsgd"
+    options: Mapping[str, Any] = field(default_factory=dict)  # what the method's guarantee depends on, lr included
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class ClippingSection:
 
 @dataclass(frozen=True)
 class TrainSection:
-    lr: float
+    lr: float | None = None  # a method whose guarantee depends on the step size has it in [method]
     steps: int | None = None
     epochs: float | None = None
     optimizer: str = "sgd"
@@ -97,7 +98,7 @@ class TrainSection:
     options: Mapping[str, Any] = field(default_factory=dict)  # momentum, weight_decay, …: the optimizer's own
 
 
-OPEN_SECTIONS = ("features", "model", "clipping", "train")
+OPEN_SECTIONS = ("features", "model", "clipping", "train", "method")
 """Sections whose further keys go to the part that they name, which checks them itself."""
 
 
@@ -136,13 +137,16 @@ class Recipe:
     def from_dict(cls, document: Mapping[str, Any]) -> Recipe:
         sections = get_type_hints(cls)
         _no_unknown(document, sections, "section")
-        return cls(
+        recipe = cls(
             **{
                 name: _parse_section(name, kind, document.get(name, {}))
                 for name, kind in sections.items()
                 if name in document or _is_required(cls, name)
             }
         )
+        if recipe.train.lr is None and "lr" not in recipe.method.options:
+            raise InputError("[train] needs lr" + _near_misses(["lr"], recipe.train.options))
+        return recipe
 
     def to_toml(self) -> str:
         """The whole recipe, all defaults filled in. Keys that are not set (None) are left out."""

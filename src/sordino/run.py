@@ -39,7 +39,7 @@ from sordino.progress import working
 from sordino.recipe import Recipe
 from sordino.state import model_tensors, write_atomically
 from sordino.train import Result, Settings, train, train_without_noise
-from sordino.updates import Averaging
+from sordino.updates import Averaging, AveragingSGD
 
 T = TypeVar("T")
 
@@ -50,6 +50,7 @@ OPTIMIZERS: Mapping[str, type[torch.optim.Optimizer]] = {
     "nadam": torch.optim.NAdam,
     "rmsprop": torch.optim.RMSprop,
     "adagrad": torch.optim.Adagrad,
+    "averaging-sgd": AveragingSGD,
 }
 SCHEDULERS: Mapping[str, Callable[..., Any] | None] = {
     "constant": None,
@@ -109,6 +110,8 @@ def prepare(recipe: Recipe, data_dir: Path | None = None, progress: bool | None 
     """Checks the recipe against what there is, and loads the data."""
     if recipe.method.name != "dpsgd":
         raise InputError(f"method {recipe.method.name!r} is unknown: {did_you_mean(recipe.method.name, ['dpsgd'])}")
+    if recipe.method.options:
+        raise InputError(f"the method dpsgd has no options, got {', '.join(recipe.method.options)}")
     optimizer = _one_of(OPTIMIZERS, recipe.train.optimizer, "train.optimizer")
     clipping = _clipping(recipe)
     public_size = recipe.data.records or data.entry(recipe.data.name).records[0]

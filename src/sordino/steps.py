@@ -8,6 +8,9 @@ the guarantee depends on from the plan, so what is accounted is what is run:
     noisy  = release(sums, plan.noise)     (the one door: noise, and the ledger's entry before the value)
     step   = noisy / plan.divisor          (a public constant, never the size of the batch)
 
+A method that counts on uniform noise besides (ModelMix) is told its widths by the caller, who knows the iterates; a
+step whose widths are missing, or narrower than the plan's, is refused before anything is released.
+
 The iterator is lazy: the gradients of step t+1 are taken at the weights that the caller has made of step t.
 """
 
@@ -26,6 +29,7 @@ from sordino.clipping import Clipping
 from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.ledger import Ledger
+from sordino.methods.base import AddsUniformNoise
 from sordino.plan import Plan
 from sordino.randomness import RandomSource
 from sordino.release import Entry, release
@@ -33,6 +37,9 @@ from sordino.sampling import LogicalBatch, TruncatedPoisson, batches
 
 GradientSum = Callable[[LogicalBatch], ClippedSum]
 """From a logical batch to the sum of its records' clipped gradients. An empty batch gives zeros."""
+
+Widths = Callable[[int], Mapping[str, Tensor]]
+"""From a step to the width of the uniform noise on each coordinate, in units of the summed gradient."""
 
 LONGEST_SUM = 4096
 """Records that are summed in single precision, however large the chunk: the rounding margin covers twice that."""
@@ -64,16 +71,20 @@ def private_steps(
     ledger: Ledger,
     chunk: int = DEFAULT_CHUNK,
     start: int = 0,
+    widths: Widths | None = None,
 ) -> Iterator[PrivateStep]:
     """The plan's steps from `start` on. `records` is how many records are there to be sampled from.
 
+    `widths` is asked once for each step, at the weights that its gradients are taken at.
     Edge cases: an empty batch still makes a noisy step; leaving the loop early leaves nothing behind
     but the ledger's entries; a second pass over steps that were already released is refused by the
     ledger (or, with an insecure seed, gives the same values again).
     """
     check_records(plan, records)
     _check_same_plan(plan, gradient_sum, source, ledger)
+    _check_uniform(plan, widths)
     for batch in plan_batches(plan, records=records, source=source, chunk=chunk, start=start):
+        uniform = None if widths is None else _wide_enough(plan, widths(batch.step), batch.step)
         sums = gradient_sum(batch).sums
         noisy = release(
             sums,
@@ -83,8 +94,33 @@ def private_steps(
             source=source,
             ledger=ledger,
             entry=Entry(purpose="gradient", step=batch.step, sampling=plan.sampling.to_dict(), relation=plan.relation),
+            widths=uniform,
         )
         yield PrivateStep(batch.step, {name: value.div_(plan.divisor) for name, value in noisy.items()})
+
+
+def _check_uniform(plan: Plan, widths: Widths | None) -> None:
+    """Uniform noise where the guarantee counts on it, and only there."""
+    if isinstance(plan.method, AddsUniformNoise) and widths is None:
+        raise Refused(
+            f"the guarantee of {plan.method.name} counts on uniform noise on every coordinate: give `widths` "
+            "(sordino.mixing.mixing_widths takes them from the last two iterates)"
+        )
+    if widths is not None and not isinstance(plan.method, AddsUniformNoise):
+        raise Refused(f"the method {plan.method.name} does not account for uniform noise: leave out `widths`")
+
+
+def _wide_enough(plan: Plan, given: Mapping[str, Tensor], step: int) -> Mapping[str, Tensor]:
+    """The widths of a step; Refused where the gap that the guarantee counts on is not there."""
+    assert isinstance(plan.method, AddsUniformNoise)
+    least = plan.method.least_width(plan, step)
+    for name, value in given.items():
+        if value.numel() and not float(value.min()) >= least:  # a NaN is not
+            raise Refused(
+                f"step {step}: the uniform noise on {name!r} has width {float(value.min()):g}, the guarantee of "
+                f"{plan.method.name} counts on {least:g} at least: the gap between the iterates was not enforced"
+            )
+    return given
 
 
 def _check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource, ledger: Ledger) -> None:

@@ -32,7 +32,9 @@ from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, verify
 from sordino.histogram import NormHistogram, release_histogram
 from sordino.ledger import Ledger
+from sordino.methods.base import AddsUniformNoise, HoldsStepSizes
 from sordino.metrics import MetricsLog
+from sordino.mixing import mixing_widths
 from sordino.plan import Guarantee, Plan
 from sordino.progress import ProgressBar
 from sordino.randomness import RandomSource
@@ -42,6 +44,7 @@ from sordino.steps import (
     DEFAULT_CHUNK,
     GradientSum,
     PrivateStep,
+    Widths,
     check_records,
     count_records,
     plan_batches,
@@ -49,7 +52,7 @@ from sordino.steps import (
     record_gradients,
     row_reader,
 )
-from sordino.updates import Average, Averaging
+from sordino.updates import Average, Averaging, AveragingSGD
 
 Loss = Callable[..., Tensor]
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
@@ -97,8 +100,8 @@ def train(
     dataset: Any,
     plan: Plan,
     *,
-    optimizer: Callable[..., Optimizer] = torch.optim.SGD,
-    lr: float,
+    optimizer: Callable[..., Optimizer] | None = None,
+    lr: float | None = None,
     settings: Settings | None = None,
     evaluate: Evaluate | None = None,
     out: Path | str | None = None,
@@ -106,6 +109,8 @@ def train(
 ) -> Result:
     """Trains `model` in place under `plan` and returns it with its guarantee.
 
+    `optimizer` (default: SGD) and `lr` are free under DP-SGD. A plan whose guarantee depends on the update (ModelMix)
+    holds the step sizes itself and brings the update: then both must be left out.
     `loss(outputs, targets)` gives one value per row. `dataset`: a pair of tensors, or a map-style dataset of
     (inputs, target). `evaluate(model)` must look at public or held-out data only: what it returns is logged.
     `out`: a directory for ledger.jsonl, metrics.jsonl and checkpoints; without it the ledger is in memory.
@@ -115,8 +120,9 @@ def train(
     check_records(plan, count_records(dataset))
     if resume and folder is None:
         raise InputError("resume needs the directory of the run: give out=")
+    update = _update(plan, optimizer, lr, settings)
     guarantee = plan.guarantee()
-    loop = _Loop(model, optimizer, lr, settings, plan.steps, evaluate, folder, _fingerprint(plan, settings, lr))
+    loop = _Loop(model, update, settings, plan.steps, evaluate, folder, _fingerprint(plan, settings, update))
     source = plan.source()
     _check_first_batch(model, loss, dataset, plan, source)
     if folder is not None:
@@ -141,6 +147,7 @@ def train(
             ledger=ledger,
             chunk=settings.chunk,
             start=start,
+            widths=_widths(plan, model, loop.optimizer),
         )
         skipped = int(state.scalars.get("skipped_steps", 0)) + start - state.step
         result = loop.run(steps, replace(state, step=start, scalars={**state.scalars, "skipped_steps": skipped}), plan)
@@ -157,8 +164,8 @@ def train_without_noise(
     dataset: Any,
     plan: Plan,
     *,
-    optimizer: Callable[..., Optimizer] = torch.optim.SGD,
-    lr: float,
+    optimizer: Callable[..., Optimizer] | None = None,
+    lr: float | None = None,
     settings: Settings | None = None,
     evaluate: Evaluate | None = None,
 ) -> Result:
@@ -167,6 +174,7 @@ def train_without_noise(
     For public data only: whatever comes out of it, its accuracy included, is not private.
     """
     settings = settings or Settings()
+    update = _update(plan, optimizer, lr, settings)
     gradient_sum = _Counter(record_gradients(model, loss, dataset, plan.clipping), settings.seed)
     source = RandomSource.seeded(settings.seed)
 
@@ -175,8 +183,45 @@ def train_without_noise(
             sums = gradient_sum(batch).sums
             yield PrivateStep(batch.step, {name: value / plan.divisor for name, value in sums.items()})
 
-    loop = _Loop(model, optimizer, lr, settings, plan.steps, evaluate, None, "", "without noise")
+    loop = _Loop(model, update, settings, plan.steps, evaluate, None, "", "without noise")
     return loop.run(steps(), loop.restore(), None)
+
+
+@dataclass(frozen=True)
+class _Update:
+    """The optimizer, its first step size, and that of every step where the plan holds them."""
+
+    optimizer: Callable[..., Optimizer]
+    lr: float
+    rates: tuple[float, ...] | None = None
+
+
+def _update(plan: Plan, optimizer: Callable[..., Optimizer] | None, lr: float | None, settings: Settings) -> _Update:
+    """What the caller chose, where that is free; what the plan prescribes, where its guarantee depends on it."""
+    method = plan.method
+    if not isinstance(method, HoldsStepSizes):
+        if lr is None:
+            raise InputError("give lr, the step size")
+        return _Update(optimizer or torch.optim.SGD, lr)
+    given = {
+        "an optimizer": optimizer is not None,
+        "lr": lr is not None,
+        "a scheduler": settings.scheduler is not None,
+        **dict.fromkeys(settings.optimizer_options, True),
+    }
+    if any(given.values()):
+        raise Refused(
+            f"the guarantee of {method.name} depends on the update, so the plan holds it: leave out "
+            f"{', '.join(name for name, is_given in given.items() if is_given)}; step sizes are a schedule of the "
+            "plan, and momentum, Adam and weight decay are not covered by its proof"
+        )
+    rates = tuple(float(rate) for rate in method.lr.over(plan.steps))
+    return _Update(AveragingSGD if isinstance(method, AddsUniformNoise) else torch.optim.SGD, rates[0], rates)
+
+
+def _widths(plan: Plan, model: nn.Module, optimizer: Optimizer) -> Widths | None:
+    mixes = isinstance(plan.method, AddsUniformNoise) and isinstance(optimizer, AveragingSGD)
+    return mixing_widths(plan, model, optimizer) if mixes else None  # type: ignore[arg-type]
 
 
 class _Counter:
@@ -200,8 +245,7 @@ class _Loop:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Callable[..., Optimizer],
-        lr: float,
+        update: _Update,
         settings: Settings,
         steps: int,
         evaluate: Evaluate | None,
@@ -212,12 +256,12 @@ class _Loop:
         self.model, self.settings, self.steps, self.evaluate = model, settings, steps, evaluate
         self.checkpoints = folder / "checkpoint" if folder else None
         self.metrics = MetricsLog(folder / "metrics.jsonl" if folder else None)
-        self.fingerprint, self.label = fingerprint, label
+        self.fingerprint, self.label, self.rates = fingerprint, label, update.rates
         trained = [p for p in model.parameters() if p.requires_grad]
         if not trained:
             raise InputError("the model has no trainable parameter (requires_grad is False for all)")
         try:
-            self.optimizer = optimizer(trained, lr=lr, **settings.optimizer_options)
+            self.optimizer = update.optimizer(trained, lr=update.lr, **settings.optimizer_options)
         except (TypeError, ValueError) as error:
             raise InputError(f"the optimizer refused its settings: {error}") from error
         self.scheduler = settings.scheduler(self.optimizer) if settings.scheduler else None
@@ -243,6 +287,9 @@ class _Loop:
         with ProgressBar(self.steps, done, self.settings.progress, self.label) as bar:
             for private in steps:
                 private.assign(self.model)
+                if self.rates is not None:
+                    for group in self.optimizer.param_groups:
+                        group["lr"] = self.rates[private.step]
                 self.optimizer.step()
                 self.optimizer.zero_grad(set_to_none=True)
                 if self.scheduler is not None:
@@ -335,11 +382,12 @@ def _mix(seed: int, step: int) -> int:
     return int.from_bytes(digest[:8], "big")
 
 
-def _fingerprint(plan: Plan, settings: Settings, lr: float) -> str:
+def _fingerprint(plan: Plan, settings: Settings, update: _Update) -> str:
     """Identifies the run that a checkpoint belongs to (chunk, progress and checkpoint times may differ)."""
     document = {
         "plan": plan.to_dict(),
-        "lr": lr,
+        "lr": update.lr,
+        "update": getattr(update.optimizer, "__qualname__", type(update.optimizer).__qualname__),
         "optimizer": {name: repr(value) for name, value in settings.optimizer_options.items()},
         "averaging": repr(settings.averaging),
         "seed": settings.seed,

@@ -1,17 +1,19 @@
 """From released gradients to weights. All of it is post-processing: it costs no privacy.
 
-Any torch optimizer serves as it is. What torch does not have is an average of the iterates that can be
-saved and resumed as plain tensors; it lies here.
+Any torch optimizer serves as it is. What torch does not have lies here: an average of the iterates that can be
+saved and resumed as plain tensors, and the descent from the mean of the last two iterates (`AveragingSGD`) that
+ModelMix amounts to once its randomness has been added at the door.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from sordino.errors import InputError
 
@@ -66,6 +68,33 @@ class Average:
     def values(self) -> dict[str, Tensor] | None:
         """The mean of the iterates so far; None while there is none."""
         return {name: value / self.total for name, value in self.sums.items()} if self.total else None
+
+
+class AveragingSGD(Optimizer):
+    """w_k = (w_{k−1} + w_{k−2})/2 − lr·g, where g is the released gradient at w_{k−1}, and w_{−1} = w_0.
+
+    By itself (under DP-SGD) it is the control that ModelMix is compared with: its expectation, given the gradient.
+    """
+
+    def __init__(self, params: Iterable[Tensor], lr: float) -> None:
+        if not lr > 0:
+            raise ValueError(f"lr = {lr} must be positive")
+        super().__init__(params, {"lr": lr})
+
+    def previous(self, parameter: Tensor) -> Tensor:
+        """w_{k−2} while the parameter holds w_{k−1}."""
+        earlier = self.state[parameter].get("previous") if parameter in self.state else None
+        return parameter.detach() if earlier is None else earlier
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    raise InputError("a trainable parameter has no released gradient: every one takes part in a step")
+                now, earlier = parameter.detach().clone(), self.previous(parameter)
+                parameter.add_(earlier).mul_(0.5).sub_(parameter.grad, alpha=group["lr"])
+                self.state[parameter]["previous"] = now
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from sordino.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from sordino.plan import Plan
+    from sordino.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,22 @@ class Method(Protocol):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, with the key `name`; method_from_dict gives back an equal method."""
+
+
+@runtime_checkable
+class HoldsStepSizes(Protocol):
+    """A method whose guarantee depends on the update: step sizes come from the plan, and the optimizer is its own."""
+
+    @property
+    def lr(self) -> Schedule: ...
+
+
+@runtime_checkable
+class AddsUniformNoise(Protocol):
+    """A method whose guarantee counts on uniform noise on every coordinate of every release."""
+
+    def least_width(self, plan: Plan, step: int) -> float:
+        """The narrowest that is allowed at this step, in units of the summed gradient."""
 
 
 _REGISTER: dict[str, Callable[[Mapping[str, Any]], Method]] = {}
