@@ -2,8 +2,8 @@
 
 Every function gives the Rényi divergence ρ(α) between the last iterates of two runs on datasets that differ in one
 record's value (replace-one), for the algorithm θ ← θ − η·g + √(2ησ²)·N(0, I) with the gradient g averaged over a batch
-of b records. `tight_epsilon` and `classic_epsilon` convert. They stand beside `hidden_state`, whose bound is never above
-them (docs/guarantees/hidden_state.md), and are kept for comparison with the published numbers.
+of b records. `tight_epsilon` and `classic_epsilon` convert. They stand beside `hidden_state`, whose bound is never
+above them (docs/guarantees/hidden_state.md), and are kept for comparison with the published numbers.
 
 A theorem's conditions are checked; outside of them it is Refused. The printed condition on the step size is strict; the
 limit itself is allowed here, as every term is continuous there. Where b does not divide n, n/b is ⌊n/b⌋ (footnote 1).
@@ -72,8 +72,8 @@ def convex_smooth(setting: Setting, orders: Array, position: int) -> Array:
     if setting.step_size > 2 / setting.smoothness * _ROUNDED:
         raise Refused(f"Thm 4.3 needs η < 2/β = {2 / setting.smoothness:.6g}, got {setting.step_size:g}")
     _check_position(setting, position)
-    l = setting.batches
-    return orders * setting.step_cost * ((setting.epochs - 1) / l + 1 / (l - position))
+    batches = setting.batches
+    return orders * setting.step_cost * ((setting.epochs - 1) / batches + 1 / (batches - position))
 
 
 def strongly_convex(setting: Setting, orders: Array, position: int) -> Array:
@@ -93,10 +93,9 @@ def naive_dynamics(setting: Setting, orders: Array) -> Array:
 def shuffle_and_partition(setting: Setting, orders: Array) -> Array:
     """Thm 5.2, eq. (15): one secret shuffle, the same batches in every epoch; averaged over the record's batch."""
     _check_contraction(setting, "Thm 5.2", batches=2)
-    l = setting.batches
-    last = np.array([_one_epoch(setting, j) for j in range(1, l + 1)])  # (l,)
-    scaled = (orders - 1)[:, None] * orders[:, None] * last  # (orders, l)
-    averaged: Array = (logsumexp(scaled, axis=1) - math.log(l)) / (orders - 1)
+    last = np.array([_one_epoch(setting, j) for j in range(1, setting.batches + 1)])  # (n/b,)
+    scaled = (orders - 1)[:, None] * orders[:, None] * last  # (orders, n/b)
+    averaged: Array = (logsumexp(scaled, axis=1) - math.log(setting.batches)) / (orders - 1)
     return orders * _earlier_epochs(setting) + averaged
 
 
@@ -129,7 +128,7 @@ def regularised_logistic(
     """Cor. 6.3, eqs. (28)-(29): Thm 5.2 for softmax regression with features clipped to L and noise multiplier σ_mul.
 
     β = (L²+1)/2 + λ and the noise is σ_mul·S_g/(2b) on the mean gradient, so S_g cancels. The corollary rests on
-    Prop. 6.2, which fails for three or more classes once gradients are really clipped (docs/guarantees/hidden_state.md).
+    Prop. 6.2, which fails for three or more classes once clipping acts (docs/guarantees/hidden_state.md).
     """
     smoothness = (checks.positive("feature_norm", feature_norm) ** 2 + 1) / 2 + regularisation
     setting = Setting.from_noise(
@@ -170,10 +169,9 @@ def _best(epsilon: Rdp) -> float:
 
 def _earlier_epochs(setting: Setting) -> float:
     """The first term of (11) and (15), over α: what the first K−1 epochs have left."""
-    decay, l = 1 - setting.step_size * setting.strong_convexity, setting.batches
-    rest = 2 * (l - l // 2)
-    power = math.log(decay) * rest if decay > 0 else -math.inf
-    return _one_epoch(setting, l // 2) * math.expm1(power * (setting.epochs - 1)) / math.expm1(power)
+    decay, half = 1 - setting.step_size * setting.strong_convexity, setting.batches // 2
+    power = math.log(decay) * 2 * (setting.batches - half) if decay > 0 else -math.inf
+    return _one_epoch(setting, half) * math.expm1(power * (setting.epochs - 1)) / math.expm1(power)
 
 
 def _one_epoch(setting: Setting, steps: int) -> float:

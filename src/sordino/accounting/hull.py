@@ -1,0 +1,84 @@
+"""The convex-hull bound: the least energy Σ a_k²/s_k² of shifts that undo all disparities by the last step.
+
+z_{k+1} = c_k·z_k + d_k − a_k with z₀ = z_T = 0 and a, z ≥ 0. With w_k = Π_{j>k} c_j, I_k = Σ_{i≤k} w_i·d_i and
+u_k = Σ_{i≤k} (w_i·s_i)² the least energy is Σ (ΔI)²/Δu over the edges of the greatest convex minorant of (0, 0),
+(u_k, I_k) (docs/guarantees/hidden_state.md, section 3). The minorant is found by pooling adjacent blocks.
+
+Scale. The weights w underflow in long runs, so nothing is ever written in them. A *block* of consecutive steps carries
+    shrink  Π c_k of its steps
+    moved   ΔI in units of its own last weight
+    spread  Δu in units of its own last weight, squared: at least the last step's own variance, so never 0
+Blocks compose without w, their energies are free of scale, and their slopes are compared through `shrink` alone. Where
+a product underflows, what is lost is below 10⁻³⁰⁰ of what it is added to.
+
+Rounding. Two blocks are pooled only where their slopes are in the wrong order by more than the accumulated rounding;
+each such pooling keeps the shifts feasible, and feasible shifts are a valid bound even where they are not the best.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+_UNIT = 2.0**-53
+
+
+def minorant_energy(shrink: Array, moved: Array, spread: Array) -> float:
+    """Σ (ΔI)²/Δu over the edges of the minorant of consecutive blocks, from above.
+
+    Each number of a pooled block has gone through at most 4 roundings per block, 3 numbers make an energy or decide a
+    comparison, and what the blocks bring along from `windows` is below 64 more roundings.
+    """
+    margin = 16 * (len(moved) + 64) * _UNIT
+    pooled: list[tuple[float, float, float]] = []
+    for r, i, v in zip(shrink.tolist(), moved.tolist(), spread.tolist(), strict=True):
+        # slopes I/(u·w): the earlier block's w is r times the later one's
+        while pooled and pooled[-1][1] * v > r * i * pooled[-1][2] * (1 + margin):
+            before = pooled.pop()
+            r, i, v = before[0] * r, before[1] * r + i, before[2] * r * r + v
+        pooled.append((r, i, v))
+    return math.fsum(i * i / v for _, i, v in pooled) * (1 + 2 * margin)
+
+
+def windows(shrink: Array, variances: Array, length: int) -> tuple[Array, Array]:
+    """(shrink, spread) of the blocks of `length` steps that begin at each step, cut off at the end. O(T·log length)."""
+    total_shrink, total_spread = np.ones_like(shrink), np.zeros_like(shrink)
+    power_shrink, power_spread = shrink, variances
+    done, size = 0, 1
+    while length:
+        if length & 1:
+            later = _shift(power_shrink, done, 1.0)
+            total_spread = total_spread * later**2 + _shift(power_spread, done, 0.0)
+            total_shrink = total_shrink * later
+            done += size
+        later = _shift(power_shrink, size, 1.0)
+        power_spread = power_spread * later**2 + _shift(power_spread, size, 0.0)
+        power_shrink = power_shrink * later
+        size, length = 2 * size, length >> 1
+    return total_shrink, total_spread
+
+
+def position_energies(shrink: Array, disparities: Array, variances: Array, period: int) -> Array:
+    """The least energy for a record that is used in steps j, j + period, …, for each j < period.
+
+    Between two uses nothing is moved, so the slope is 0 and those steps always pool with the use before them: one block
+    per use. The steps before the first use cost nothing.
+    """
+    rest_shrink, rest_spread = windows(shrink, variances, period - 1)
+    rest_shrink, rest_spread = _shift(rest_shrink, 1, 1.0), _shift(rest_spread, 1, 0.0)
+    moved = disparities * rest_shrink
+    spread = variances * rest_shrink**2 + rest_spread
+    block_shrink = shrink * rest_shrink
+    used = min(period, len(shrink))
+    energies = [minorant_energy(block_shrink[j::period], moved[j::period], spread[j::period]) for j in range(used)]
+    return np.array(energies + [0.0] * (period - used))
+
+
+def _shift(values: Array, by: int, fill: float) -> Array:
+    """values[k + by] at k, `fill` beyond the end."""
+    by = min(by, len(values))
+    return np.concatenate([values[by:], np.full(by, fill)])
