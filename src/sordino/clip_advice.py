@@ -64,8 +64,8 @@ class ClippingAdvice:
     def sentence(self) -> str:
         middle, high = self.noise_quantiles["0.5"], self.noise_quantiles["0.9"]
         text = (
-            f"On {self.rows} public rows a record's gradient lies {middle:.4g} from the mean in the median and {high:.4g} "
-            f"at the 90 % quantile (κ ≈ {self.kappa:.4g}). Thm 3.2 asks for c ≥ 4·κ·log 10 = "
+            f"On {self.rows} public rows a record's gradient lies {middle:.4g} from the mean in the median and "
+            f"{high:.4g} at the 90 % quantile (κ ≈ {self.kappa:.4g}). Thm 3.2 asks for c ≥ 4·κ·log 10 = "
             f"{self.threshold:.4g}; c = {self.clip_norm:g} is {self.clip_norm / self.threshold:.2g} of it, and "
             f"{self.clipped_share:.0%} of the rows are clipped. "
         )
