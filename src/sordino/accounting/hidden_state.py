@@ -25,9 +25,9 @@ from sordino.accounting import checks, ye_shokri
 from sordino.accounting.account import composed_epsilon
 from sordino.accounting.calibration import calibrate
 from sordino.accounting.events import Release, compose_events
+from sordino.accounting.gaussian_mixture import GaussianMixture, gaussian_epsilon
 from sordino.accounting.hidden_run import HiddenRun
 from sordino.accounting.hull import position_energies
-from sordino.accounting.mixtures import GaussianMixture, gaussian_epsilon
 from sordino.accounting.participation import fresh_shuffle_law, without_replacement_law
 from sordino.errors import InputError, Refused
 

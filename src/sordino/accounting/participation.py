@@ -19,8 +19,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from sordino.accounting.gaussian_mixture import GaussianMixture
 from sordino.accounting.hull import position_energies, windows
-from sordino.accounting.mixtures import GaussianMixture
 
 Array = npt.NDArray[np.float64]
 

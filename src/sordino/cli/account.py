@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from sordino.accounting import account_dpsgd, calibrate_dpsgd
+from sordino.cli import hidden_state
 from sordino.cli.common import Commands, add_json, emit
 
 SHARED = (
@@ -30,7 +31,9 @@ def add(commands: Commands) -> None:
         "calibrate", help="the noise for a target ε", description="The smallest noise that keeps ε within a target."
     )
     methods = {"title": "methods", "metavar": "METHOD", "required": True}
-    _add_dpsgd(account.add_subparsers(**methods), calibrate.add_subparsers(**methods))  # each method adds its own
+    parsers = account.add_subparsers(**methods), calibrate.add_subparsers(**methods)
+    for add_method in (_add_dpsgd, hidden_state.add):  # each method adds its own
+        add_method(*parsers)
 
 
 def _add_dpsgd(account: Commands, calibrate: Commands) -> None:
