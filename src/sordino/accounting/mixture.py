@@ -57,9 +57,10 @@ class Coordinate:
             size = np.where(outer < 0, inside * np.exp(-self.log_density(o)), 1.0)
         return np.sign(o) * size
 
-    def size(self, shift: float) -> float:
-        """What of the clipping budget a shift uses up."""
-        return shift**2 if self.noise == "gaussian" else shift
+
+def size(noise: str, shift: float) -> float:
+    """What of the clipping budget a shift uses up: l2 clipping for Gaussian noise, l1 for Laplace."""
+    return shift**2 if noise == "gaussian" else shift
 
 
 @dataclass(frozen=True)
@@ -158,4 +159,4 @@ def _pair_margin(coordinate: Coordinate, one: Moments, two: Moments, u: Complex,
     total = first + second
     if float(total.min()) <= 10 * noise:
         return -1.0
-    return float(((first - second - noise) / total).min()) / (coordinate.size(v1) - coordinate.size(v2))
+    return float(((first - second - noise) / total).min()) / (size(coordinate.noise, v1) - size(coordinate.noise, v2))

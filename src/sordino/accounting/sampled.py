@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy.special import gammaln, loggamma, rgamma
 
-from sordino.accounting.mixture import SHIFTS, Array, Coordinate, excess, margin, nodes
+from sordino.accounting.mixture import SHIFTS, Array, Coordinate, excess, margin, nodes, size
 
 MOST_ORDERS = 256  # whole orders
 _SAFE = 1 + 1e-8  # rounding and quadrature of moments, relative; `quadrature_error` verifies it
@@ -85,12 +85,10 @@ class SampledStep:
         more, that g is convex) this is Cor. 4.1; where it is not, the supremum is taken all the same.
         """
         kept = np.minimum(orders, self.top)
-        slopes = [self._log_moment(float(v), kept) / self._size(float(v)) for v in self.shift * np.array(SHIFTS)]
-        budget = self.p * self._size(self.shift)
+        shifts = [float(v) for v in self.shift * np.array(SHIFTS)]
+        slopes = [self._log_moment(v, kept) / size(self.noise, v) for v in shifts]
+        budget = self.p * size(self.noise, self.shift)
         return np.where(orders <= self.top, np.max(slopes, axis=0) * (budget * _SAFE), np.inf)
-
-    def _size(self, shift: float) -> float:
-        return shift**2 if self.noise == "gaussian" else shift
 
     def whole_orders(self) -> Array:
         """(α−1)·ρ(α) at α = 2 … top: log Σ_k C(α,k)(1−q)^{α−k}q^k·A_k, as log1p of the sum of A_k − 1 (Cor. 4.1)."""

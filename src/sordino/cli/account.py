@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from sordino.accounting import account_dpsgd, calibrate_dpsgd
-from sordino.cli import hidden_state
+from sordino.cli import hidden_state, modelmix
 from sordino.cli.common import Commands, add_json, emit
 
 SHARED = (
@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
     )
     methods = {"title": "methods", "metavar": "METHOD", "required": True}
     parsers = account.add_subparsers(**methods), calibrate.add_subparsers(**methods)
-    for add_method in (_add_dpsgd, hidden_state.add):  # each method adds its own
+    for add_method in (_add_dpsgd, modelmix.add, hidden_state.add):  # each method adds its own
         add_method(*parsers)
 
 
