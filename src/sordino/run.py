@@ -32,11 +32,13 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR
 import sordino
 from sordino import data, features, nets, report
 from sordino.clipping import Clipping, clipping_from_dict
-from sordino.errors import InputError, did_you_mean
+from sordino.errors import InputError, Refused, did_you_mean
 from sordino.histogram import norm_histogram
+from sordino.methods import modelmix
 from sordino.plan import Plan
 from sordino.progress import working
 from sordino.recipe import Recipe
+from sordino.schedule import Schedule
 from sordino.state import model_tensors, write_atomically
 from sordino.train import Result, Settings, train, train_without_noise
 from sordino.updates import Averaging, AveragingSGD
@@ -67,7 +69,7 @@ class Prepared:
     dataset: data.Dataset
     plan: Plan
     settings: Settings
-    optimizer: type[torch.optim.Optimizer]
+    optimizer: type[torch.optim.Optimizer] | None  # None: the plan brings the update
 
     def model(self) -> nn.Module:
         """A fresh model, initialised from the recipe's public seed."""
@@ -108,14 +110,11 @@ def run_recipe(
 
 def prepare(recipe: Recipe, data_dir: Path | None = None, progress: bool | None = None) -> Prepared:
     """Checks the recipe against what there is, and loads the data."""
-    if recipe.method.name != "dpsgd":
-        raise InputError(f"method {recipe.method.name!r} is unknown: {did_you_mean(recipe.method.name, ['dpsgd'])}")
-    if recipe.method.options:
-        raise InputError(f"the method dpsgd has no options, got {', '.join(recipe.method.options)}")
-    optimizer = _one_of(OPTIMIZERS, recipe.train.optimizer, "train.optimizer")
+    make_plan = _one_of(PLANS, recipe.method.name, "method.name")
+    optimizer = _optimizer(recipe)
     clipping = _clipping(recipe)
     public_size = recipe.data.records or data.entry(recipe.data.name).records[0]
-    plan = _plan(recipe, clipping, public_size)
+    plan = make_plan(recipe, clipping, public_size)
     settings = _settings(recipe, optimizer, plan.steps, progress)
     extract = features.build({"name": recipe.features.name, **recipe.features.options})
     with working(f"reading {recipe.data.name} and computing its features (kept for the next run)", progress):
@@ -179,9 +178,34 @@ def _take_back(out: Path) -> None:
             out.rmdir()
 
 
-def _settings(recipe: Recipe, optimizer: type[torch.optim.Optimizer], steps: int, progress: bool | None) -> Settings:
+def _optimizer(recipe: Recipe) -> type[torch.optim.Optimizer] | None:
+    """What [train] names; None where the method's guarantee depends on the update, and [method] holds it."""
     section = recipe.train
-    known = [name for name in inspect.signature(optimizer).parameters if name not in ("params", "lr")]
+    if "lr" not in recipe.method.options:
+        return _one_of(OPTIMIZERS, section.optimizer, "train.optimizer")
+    given = [
+        key for key, default in (("optimizer", "sgd"), ("scheduler", "constant")) if getattr(section, key) != default
+    ]
+    given += ["lr"] if section.lr is not None else []
+    given += [key for key in section.options if any(key in _options(known) for known in OPTIMIZERS.values())]
+    if given:
+        raise Refused(
+            f"[train] {', '.join(given)}: the guarantee of {recipe.method.name} depends on the update, so the plan "
+            "holds it: give lr (a number or a schedule) in [method]; its proof covers neither momentum nor Adam nor "
+            "weight decay"
+        )
+    return None
+
+
+def _options(optimizer: type[torch.optim.Optimizer] | None) -> list[str]:
+    parameters = inspect.signature(optimizer).parameters if optimizer is not None else ()
+    return [name for name in parameters if name not in ("params", "lr")]
+
+
+def _settings(
+    recipe: Recipe, optimizer: type[torch.optim.Optimizer] | None, steps: int, progress: bool | None
+) -> Settings:
+    section, known = recipe.train, _options(optimizer)
     for key in section.options:
         if key not in known:
             own = [name for name in type(section).__dataclass_fields__ if name != "options"]
@@ -205,26 +229,50 @@ def _clipping(recipe: Recipe) -> Clipping:
     return clipping_from_dict({"name": section.name, "clip_norm": section.clip_norm, **section.options})
 
 
-def _plan(recipe: Recipe, clipping: Clipping, records: int) -> Plan:
+def _dpsgd(recipe: Recipe, clipping: Clipping, records: int) -> Plan:
+    section, sampling = recipe.privacy, recipe.sampling
+    if recipe.method.options:
+        raise InputError(f"the method dpsgd has no options, got {', '.join(recipe.method.options)}")
+    return Plan.dpsgd(
+        **_common(recipe, clipping, records), cap=sampling.cap, relation=section.relation, accountant=section.accountant
+    )
+
+
+def _modelmix(recipe: Recipe, clipping: Clipping, records: int) -> Plan:
+    section, options = recipe.privacy, dict(recipe.method.options)
+    known = ("lr", "tau_over_lr", "noise_factors")
+    for key in options:
+        if key not in known:
+            raise InputError(f"unknown key in [method]: {key!r}: {did_you_mean(key, known)}")
+    if "lr" not in options:
+        raise InputError("[method] needs lr: the guarantee of modelmix depends on the step size, so the plan holds it")
+    if recipe.sampling.cap is not None:
+        raise InputError("cap belongs to truncated-poisson sampling, which ModelMix's proof does not cover")
+    schedules: dict[str, Any] = {key: Schedule.from_dict(value) for key, value in options.items()}
+    return modelmix.plan(**_common(recipe, clipping, records), **schedules, relation=section.relation or "add-remove")
+
+
+def _common(recipe: Recipe, clipping: Clipping, records: int) -> dict[str, Any]:
+    """What every method's plan is made of."""
     section, sampling = recipe.privacy, recipe.sampling
     rate = sampling.expected_batch / records
     histogram = () if section.norm_histogram is None else (norm_histogram(section.norm_histogram, rate),)
-    return Plan.dpsgd(
-        epsilon=section.epsilon,
-        noise_multiplier=section.noise_multiplier,
-        delta=section.delta,
-        records=records,
-        expected_batch=sampling.expected_batch,
-        steps=recipe.train.steps,
-        epochs=recipe.train.epochs,
-        clipping=clipping,
-        sampling=sampling.name,
-        cap=sampling.cap,
-        relation=section.relation,
-        accountant=section.accountant,
-        insecure_seed=section.insecure_seed,
-        statistics=histogram,
-    )
+    return {
+        "epsilon": section.epsilon,
+        "noise_multiplier": section.noise_multiplier,
+        "delta": section.delta,
+        "records": records,
+        "expected_batch": sampling.expected_batch,
+        "steps": recipe.train.steps,
+        "epochs": recipe.train.epochs,
+        "clipping": clipping,
+        "sampling": sampling.name,
+        "insecure_seed": section.insecure_seed,
+        "statistics": histogram,
+    }
+
+
+PLANS: Mapping[str, Callable[[Recipe, Clipping, int], Plan]] = {"dpsgd": _dpsgd, "modelmix": _modelmix}
 
 
 def _with_features(dataset: data.Dataset, extract: features.Extractor) -> data.Dataset:
@@ -253,6 +301,7 @@ def _write_results(prepared: Prepared, result: Result, noise_free: Result | None
         "name": recipe.run.name,
         "method": plan.method.name,
         **{key: getattr(guarantee, key) for key in ("epsilon", "delta", "relation", "sampler", "accountant")},
+        **guarantee.beside,
         "theorem": guarantee.theorem,
         "secure": guarantee.secure,
         "guarantee": {"sentence": str(guarantee), **guarantee.to_dict()},

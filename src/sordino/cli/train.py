@@ -75,8 +75,10 @@ def _rows(result: dict[str, Any], out: Path) -> dict[str, str]:
     )
     if not result["secure"]:
         epsilon += " (insecure seed: void for whoever knows it)"
+    beside = result["guarantee"]["beside"]
     return {
         "ε": epsilon,
+        **{name.replace("_", " "): f"{value:.4g} (beside it)" for name, value in beside.items()},
         "test accuracy": percent(result["test_accuracy"]),
         "noise-free accuracy": f"{percent(result['noise_free_accuracy'])} (same recipe without noise; not private)",
         "seconds": f"{result['seconds']:.1f} of private training",
