@@ -26,6 +26,7 @@ from sordino.errors import InputError, Refused
 Array = npt.NDArray[np.float64]
 Rdp = Callable[[Array], Array]
 
+_HOPELESS = 1e4
 _ROUNDED = 1 + 1e-12  # step sizes are given as rounded quotients: 2/(λ+β) itself must not be refused
 
 
@@ -109,7 +110,8 @@ def without_replacement(setting: Setting, orders: Array) -> Array:
     log_s = np.zeros_like(orders)
     for _ in range(setting.epochs * setting.batches):
         following = np.logaddexp(joined + log_s, apart + decay * log_s)
-        if np.array_equal(following, log_s):  # a fixed point: every further step leaves it as it is
+        following[following > _HOPELESS * (orders - 1)] = np.inf  # this order is of no use
+        if (following <= log_s).all():  # S never falls: a fixed point
             break
         log_s = following
     return log_s / (orders - 1)
