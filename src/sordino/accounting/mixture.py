@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
 Array = NDArray[np.float64]
-Complex = NDArray[np.complex128]
+Complex = NDArray[Any]
 
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 _TAIL = 12.0  # standard deviations beyond which a Gaussian is cut off: less than 1e-32
@@ -55,7 +55,7 @@ class Coordinate:
         else:
             inside = (np.exp(np.minimum(outer, 0.0)) - np.exp(-inner)) / (2 * self.width)
             size = np.where(outer < 0, inside * np.exp(-self.log_density(o)), 1.0)
-        return np.sign(o) * size
+        return np.asarray(np.sign(o) * size)
 
 
 def size(noise: str, shift: float) -> float:
@@ -120,12 +120,18 @@ def margin(coordinate: Coordinate, shift: float, level: int) -> float:
     """
     shift = max(shift, 0.5)  # what holds for larger shifts holds for smaller ones; tiny ones drown in rounding
     coordinate = Coordinate(coordinate.noise, max(coordinate.width, 0.1))  # below, the margin scales with width⁴
+    shifts = shift * np.array(SHIFTS)
     worst = math.inf
     for offset in (0.5,) if shift <= 2 else (0.3, 0.7):
         u = level + offset + 1j * np.arange(0.0, 9.0, 0.2 * min(offset, 1 - offset))  # π/sin decays like e^{−π|Im u|}
-        found = [(v, *_slope_moments(coordinate, float(v), u)) for v in shift * np.array(SHIFTS)]
+        found = [(v, *_slope_moments(coordinate, float(v), u)) for v in shifts]
         for two, one in combinations(found, 2):
             worst = min(worst, _pair_margin(coordinate, one, two, u, level))
+    for end in (level, level + 1):  # y → −∞ and y → ∞: the powers e^{jY} themselves
+        slopes = [(v, _slope_moments(coordinate, float(v), np.array([end + 0j]))[0][0].real) for v in shifts]
+        for (v2, a2), (v1, a1) in pairwise(slopes):
+            room = size(coordinate.noise, v1) - size(coordinate.noise, v2)
+            worst = min(worst, float((a1 - a2 - 1e-13 * a1) / (a1 + a2)) / room)
     return worst
 
 
@@ -151,7 +157,7 @@ def _slope_moments(coordinate: Coordinate, shift: float, u: Complex) -> tuple[Co
 def _pair_margin(coordinate: Coordinate, one: Moments, two: Moments, u: Complex, level: int) -> float:
     """The margin of one pair of shifts at several y, by Mellin inversion: L(x) = (1/2πi)∫ π/sin(πu)·e^{ux} du."""
     (v1, a1, m1, mean1, var1), (v2, a2, m2, mean2, var2) = one, two
-    y = mean1 + mean2 + math.sqrt(var1 + var2) * np.linspace(-1.5, 1.5, 7)
+    y = mean1 + mean2 + math.sqrt(var1 + var2) * np.linspace(-2.5, 2.5, 11)
     kernel = np.pi / np.sin(np.pi * (u - level)) * np.exp(-1j * np.outer(y, u.imag))
     kernel[:, 0] /= 2  # the other half of the line is the complex conjugate
     first, second = (kernel @ (a1 * m2)).real, (kernel @ (a2 * m1)).real

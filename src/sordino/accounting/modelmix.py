@@ -100,7 +100,7 @@ def account_modelmix(
     """
     run = _checked(steps, sampling_rate, clip_norm, expected_batch, linf_p, delta, mechanism, further)
     found = _best(run, verify=True)
-    plain = _dpsgd_epsilon(run, found.tight)
+    plain = _dpsgd_epsilon(run, found)
     variance = 1.0 if run.noise == "gaussian" else 2.0
     control = run.releases(lambda s, w: math.sqrt(variance * s**2 + w**2 / 12), "gaussian")
     beside = composed_epsilon(control, run.delta, "add-remove", "pld")[0]
@@ -130,8 +130,8 @@ def modelmix_epsilon(
 ) -> float:
     """The ε of account_modelmix, without the control."""
     run = _checked(steps, sampling_rate, clip_norm, expected_batch, linf_p, delta, mechanism, further)
-    found = _best(run, verify=True).tight
-    return min(found, _dpsgd_epsilon(run, found))
+    found = _best(run, verify=True)
+    return min(found.tight, _dpsgd_epsilon(run, found))
 
 
 def calibrate_modelmix(
@@ -167,8 +167,8 @@ def calibrate_modelmix(
 
     def quick(value: float) -> float:
         run = _checked(schedule(value), **shared)
-        found = _best(run, verify=False).tight  # the criterion is verified at the end, once
-        return min(found, _dpsgd_epsilon(run, found, coarse=True))
+        found = _best(run, verify=False)  # the criterion is verified at the end, once
+        return min(found.tight, _dpsgd_epsilon(run, found, coarse=True))
 
     unit = 1.0 if solve == "noise_multiplier" else checks.positive("clip_norm", clip_norm) / expected_batch
     for function in (quick, lambda value: modelmix_epsilon(schedule(value), **shared)):
@@ -240,7 +240,7 @@ def _best(run: _Run, *, verify: bool) -> _Best:
     points = [(float(a), float(t)) for a, t in zip(orders, totals, strict=True)]
 
     def cost(point: Point) -> float:
-        return tight(point[0], point[1], run.delta)
+        return tight(point[0], point[1], run.delta) if point[1] < math.inf else math.inf
 
     start = min(points, key=cost)[0]
     levels, smallest = _levels(steps, int(start) if start <= _MOST_LEVELS + 1 else 0, verify)
@@ -309,15 +309,20 @@ def _further(run: _Run, orders: Array) -> Array:
     return total
 
 
-def _dpsgd_epsilon(run: _Run, mixed: float, coarse: bool = False) -> float:
+def _dpsgd_epsilon(run: _Run, mixed: _Best, coarse: bool = False) -> float:
     """ε of DP-SGD with the same noise, where it can be the smaller one: the uniform is post-processing."""
     releases = run.releases(lambda s, _: s, run.noise)
-    if run.noise == "gaussian":
+    if run.noise == "gaussian" and mixed.order < MOST_ORDERS / 2:
         plain = replace(run, kinds=tuple((sigma, 0.0, count) for sigma, _, count in run.kinds))
-        if mixed < 0.5 * _best(plain, verify=False).tight:  # the better accountant does not gain that much
+        if mixed.tight < 0.5 * _best(plain, verify=False).tight:  # the better accountant does not gain that much
             return math.inf
-    tolerance = TOLERANCE * (10 if coarse else 1)
-    return composed_epsilon(releases, run.delta, "add-remove", "pld", tolerance=tolerance)[0]
+    try:
+        tolerance = TOLERANCE * (10 if coarse else 1)
+        return composed_epsilon(releases, run.delta, "add-remove", "pld", tolerance=tolerance)[0]
+    except InputError:
+        if math.isfinite(mixed.tight):
+            return math.inf
+        raise
 
 
 def _checked(
@@ -363,14 +368,14 @@ def _few(kinds: dict[tuple[float, float], int]) -> tuple[tuple[float, float, int
 
     Less noise and a narrower uniform are never better (docs/guarantees/modelmix.md), so this only adds to ε.
     """
-    ratio = 1.001
-    while len(kinds) > _MOST_KINDS:
-        merged: dict[tuple[float, float], int] = {}
+    ratio, merged = 1.001, kinds
+    while len(merged) > _MOST_KINDS:
+        merged = {}
         for (sigma, width), count in kinds.items():
             kind = max(_down(sigma, ratio), 1e-3), _down(width, ratio)
             merged[kind] = merged.get(kind, 0) + count
-        kinds, ratio = merged, ratio**1.5
-    return tuple((sigma, width, count) for (sigma, width), count in kinds.items())
+        ratio = ratio**1.2
+    return tuple((sigma, width, count) for (sigma, width), count in merged.items())
 
 
 def _down(value: float, ratio: float) -> float:

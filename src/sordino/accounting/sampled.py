@@ -112,6 +112,8 @@ class SampledStep:
         if self.rate == 1:
             return float(self.worst(np.array([alpha]))[0])
         n = math.floor(alpha)
+        if not float(np.real(self.log_moment(np.array([n + 1.0]))[0])) < 600:
+            return math.inf  # out of the range of doubles
         log_z = math.log(self.rate) - math.log1p(-self.rate)
         powers = [float(k) for k in range(2, n + 1)] + ([alpha] if alpha - n >= 0.5 else [])
         signs = [math.exp(gammaln(alpha + 1) - gammaln(k + 1) - gammaln(alpha - k + 1)) for k in powers]
