@@ -101,7 +101,7 @@ class SampledStep:
         binomial = gammaln(alphas + 1)[:, None] - gammaln(k + 1) - gammaln(np.maximum(alphas[:, None] - k, 0) + 1)
         log_q, log_rest = math.log(self.rate), math.log1p(-self.rate)
         terms = np.where(k <= alphas[:, None], binomial + k * log_q + (alphas[:, None] - k) * log_rest + logs, -np.inf)
-        return np.logaddexp(0.0, np.logaddexp.reduce(terms, axis=1)) * _SAFE
+        return np.asarray(np.logaddexp(0.0, np.logaddexp.reduce(terms, axis=1)) * _SAFE)
 
     def fractional(self, alpha: float) -> float:
         """(α−1)·ρ(α) = log E_{P₀}[(1−q+qR)^α] for 1 < α < top, by Mellin inversion; the error bound is added.
