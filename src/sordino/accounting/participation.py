@@ -123,7 +123,7 @@ def _decays(shrink: Array, variances: Array) -> Array:
         total = kept + v
         decays[k] = kept / total
     # u has a relative error below 4 roundings per step of its memory, which is at most the run
-    return np.minimum(decays * (1 + 8 * len(shrink) * 2.0**-53), shrink**2)
+    return np.minimum(decays * (1 + 8 * len(shrink) * 2.0**-53), 1.0)
 
 
 def _begin(shrink: Array, disparities: Array, variances: Array, decay: Array, rate: float) -> tuple[int, float]:
