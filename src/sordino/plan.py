@@ -342,6 +342,9 @@ _SAMPLER_ASSUMPTIONS = {
 }
 
 
+_CLIPPED = "the engine clips every record and is compared with a brute-force loop on the first batch"
+
+
 def _assumptions(plan: Plan) -> tuple[Assumption, ...]:
     known = "exact" if plan.relation == "replace-one" else "may be off by the one record that is protected"
     noise = (
@@ -353,7 +356,7 @@ def _assumptions(plan: Plan) -> tuple[Assumption, ...]:
         Assumption(_SAMPLER_ASSUMPTIONS[plan.sampling.name], "the plan's own sampler draws every batch"),
         Assumption(
             f"one record moves a sum by at most {plan.clipping.clip_norm:g} in {plan.clipping.norm} norm",
-            "the engine clips every record and is compared with a brute-force loop on the first batch",
+            getattr(plan.method, "bounded_by", _CLIPPED),
         ),
         Assumption(
             f"records = {plan.records} and the divisor {plan.divisor:g} are public constants",

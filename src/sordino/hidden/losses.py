@@ -185,7 +185,7 @@ class Huber(_Plain):
         return self.bound
 
     def value(self, scores: Tensor, targets: Tensor) -> Tensor:
-        distance = torch.linalg.vector_norm(self._offset(scores, targets), dim=1)
+        distance: Tensor = torch.linalg.vector_norm(self._offset(scores, targets), dim=1)
         near = distance.clamp(max=self.bound)
         return near * (distance - near / 2)
 
@@ -311,7 +311,8 @@ def _capped_logistic(margin: Tensor, cap: float) -> Tensor:
 
 def _shortened(vectors: Tensor, bound: float) -> Tensor:
     """Each row scaled down to norm `bound` where it is longer."""
-    return vectors / (torch.linalg.vector_norm(vectors, dim=1, keepdim=True) / bound).clamp(min=1.0)
+    norms: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    return vectors / (norms / bound).clamp(min=1.0)
 
 
 def _labels(targets: Tensor, classes: int) -> Tensor:

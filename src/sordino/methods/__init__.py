@@ -2,6 +2,7 @@
 
 from sordino.methods.base import Accounted, Assumption, Method, method_from_dict
 from sordino.methods.dpsgd import DPSGD
+from sordino.methods.hidden_state import HiddenState
 from sordino.methods.modelmix import ModelMix
 
-__all__ = ["DPSGD", "Accounted", "Assumption", "Method", "ModelMix", "method_from_dict"]
+__all__ = ["DPSGD", "Accounted", "Assumption", "HiddenState", "Method", "ModelMix", "method_from_dict"]
