@@ -10,8 +10,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from sordino.accounting.modelmix import MixStep, account_modelmix, classic, modelmix_epsilon
-from sordino.accounting.sampled import SampledStep
+from sordino.accounting.modelmix import MixStep, account_modelmix, modelmix_epsilon
+from sordino.accounting.sampled import SampledStep, classic
 from sordino.report.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis
 
 SIGMA, RATE, CLIP, BATCH, DELTA, STEPS = 0.364, 0.02, 20.0, 1000.0, 1e-5, 5000
@@ -73,17 +73,17 @@ def panel(tau: float) -> dict[str, Any]:
 
 
 def svg(panels: list[dict[str, Any]]) -> str:
-    """Three panels side by side, ε on a logarithmic scale; colours that hold on white and on black."""
+    """Three panels, tight ε on a logarithmic scale, circles what the paper prints; colours for white and for black."""
     body = []
     for index, entry in enumerate(panels):
-        x = Axis.around([0.0, STEPS], LEFT, WIDTH - RIGHT)
+        x = Axis(0.0, 7000.0, LEFT, WIDTH - RIGHT, 2500.0)
         y = Axis(-1.0, 2.0, HEIGHT - BOTTOM, TOP, 1.0)
         parts = [
             f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(t):.1f}" y2="{y(t):.1f}" stroke="#8884"/>'
             f'<text x="{LEFT - 8}" y="{y(t) + 4:.1f}" text-anchor="end">{10**t:g}</text>'
             for t in y.ticks()
         ]
-        parts += [f'<text x="{x(t):.1f}" y="{HEIGHT - 22}" text-anchor="middle">{t:g}</text>' for t in x.ticks()]
+        parts += [f'<text x="{x(t):.1f}" y="{HEIGHT - 22}" text-anchor="middle">{t:g}</text>' for t in (0, 2500, 5000)]
         curves = [(line["p"], line["curve"]) for line in entry["lines"]] + [(0, entry["control_curve"])]
         for p, values in curves:
             points = [(x(s), y(math.log10(v))) for s, v in zip(entry["steps"], values, strict=True)]
@@ -91,11 +91,14 @@ def svg(panels: list[dict[str, Any]]) -> str:
             dash = ' stroke-dasharray="6 4"' if p == 0 else ""
             parts.append(f'<path d="{path}" fill="none" stroke="{COLOURS[p]}" stroke-width="2.2"{dash}/>')
             name = "control" if p == 0 else f"p = {p}"
-            lift = 14 if p == 100 else -6
+            lift = {25: -2, 100: 12}.get(p, 4)
             parts.append(
-                f'<text x="{points[-1][0]:.1f}" y="{points[-1][1] + lift:.1f}" text-anchor="end" '
-                f'style="fill:{COLOURS[p]}">{name}: {values[-1]:.3g}</text>'
+                f'<text x="{points[-1][0] + 10:.1f}" y="{points[-1][1] + lift:.1f}" style="fill:{COLOURS[p]}">'
+                f"{name}: {values[-1]:.3g}</text>"
             )
+        for line in entry["lines"]:
+            at = f'cx="{x(STEPS):.1f}" cy="{y(math.log10(line["printed"])):.1f}"'
+            parts.append(f'<circle {at} r="4" fill="none" stroke="{COLOURS[line["p"]]}"/>')
         title = f"τ = {entry['tau_over_lr']:g}η: ε over the steps"
         parts.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 4}" text-anchor="middle">{title}</text>')
         body.append(f'<g transform="translate({index * WIDTH} 0)">{"".join(parts)}</g>')

@@ -16,15 +16,8 @@ from scipy.special import ndtr
 from sordino.accounting import account_dpsgd
 from sordino.accounting.events import Release
 from sordino.accounting.mixture import Coordinate, excess, margin, nodes
-from sordino.accounting.modelmix import (
-    MixStep,
-    account_modelmix,
-    calibrate_modelmix,
-    classic,
-    modelmix_epsilon,
-    tight,
-)
-from sordino.accounting.sampled import SampledStep
+from sordino.accounting.modelmix import MixStep, account_modelmix, calibrate_modelmix, modelmix_epsilon
+from sordino.accounting.sampled import SampledStep, classic, tight
 from sordino.cli import main
 from sordino.errors import InputError, Refused
 
@@ -129,6 +122,24 @@ def test_no_vector_that_clipping_lets_through_is_worse(alpha: float) -> None:
     for angle in np.linspace(math.pi / 4, math.asin(largest), 6):
         shifts = math.sin(angle), math.cos(angle)
         assert math.log(planar(sigma, width, shifts, rate, alpha)) <= bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0])
+def test_one_step_keeps_its_promise_in_the_plane(p: float) -> None:
+    """The hockey-stick divergence at the ε of one step is at most δ: any vector, both directions."""
+    sigma, width, rate, delta = 0.5, 2.0, 0.3, 1e-3
+    promised = modelmix_epsilon(
+        [(MixStep(sigma, width), 1)], sampling_rate=rate, clip_norm=1, expected_batch=1, linf_p=p, delta=delta
+    )
+    axis = np.linspace(-5, 6, 1101)
+    base = density(axis, sigma, width)
+    p0 = np.outer(base, base)
+    for angle in np.linspace(math.pi / 4, math.pi / 2 if p == 1 else math.pi / 4, 4):
+        one, two = (density(axis - v, sigma, width) for v in (math.sin(angle), math.cos(angle)))
+        mixed = (1 - rate) * p0 + rate * np.outer(one, two)
+        for upper, lower in ((mixed, p0), (p0, mixed)):
+            lost = np.maximum(upper - math.exp(promised) * lower, 0).sum() * (axis[1] - axis[0]) ** 2
+            assert lost <= delta
 
 
 def test_other_direction_is_not_larger() -> None:

@@ -32,7 +32,7 @@ from sordino.accounting import checks
 from sordino.accounting.account import TOLERANCE, checked_releases, composed_epsilon
 from sordino.accounting.events import Release
 from sordino.accounting.mixture import Array
-from sordino.accounting.sampled import MOST_ORDERS, SampledStep
+from sordino.accounting.sampled import MOST_ORDERS, SampledStep, classic, tight
 from sordino.errors import InputError, Refused
 
 _MOST_LEVELS = 4  # fractional orders up to 5 are verified and used; beyond, whole ones are as good
@@ -273,16 +273,6 @@ def _fractional(
     bounds = math.log(start - 2 if start > 2 else 2e-3), math.log(min(start, levels))
     minimize_scalar(at, bounds=bounds, method="bounded", options={"xatol": 0.03, "maxiter": 16})
     return points
-
-
-def tight(alpha: float, total: float, delta: float) -> float:
-    """ε from total = (α−1)·ρ(α): Canonne, Kamath & Steinke 2020, Prop. 12."""
-    return float((total - math.log(delta) - math.log(alpha)) / (alpha - 1) + math.log1p(-1 / alpha))
-
-
-def classic(alpha: float, total: float, delta: float) -> float:
-    """ε = ρ + log(1/δ)/(α−1): Mironov 2017, Prop. 3; the one that the paper uses (its Thm 2.2)."""
-    return float((total - math.log(delta)) / (alpha - 1))
 
 
 def _levels(steps: Sequence[tuple[SampledStep, int]], wanted: int, verify: bool) -> tuple[int, float]:

@@ -149,3 +149,13 @@ class SampledStep:
             tail = float(size[-1]) / 2 if x == centre else 0.0  # e^{−π·Im u}: what was cut off above
             error += (mass + tail) * math.exp(log_z * x) * float(np.expm1(self.log_moment(np.array([x]))[0].real))
         return value, error
+
+
+def tight(alpha: float, total: float, delta: float) -> float:
+    """ε from total = (α−1)·ρ(α): Canonne, Kamath & Steinke 2020, Prop. 12."""
+    return float((total - math.log(delta) - math.log(alpha)) / (alpha - 1) + math.log1p(-1 / alpha))
+
+
+def classic(alpha: float, total: float, delta: float) -> float:
+    """ε = ρ + log(1/δ)/(α−1): Mironov 2017, Prop. 3; the one that the paper uses (its Thm 2.2)."""
+    return float((total - math.log(delta)) / (alpha - 1))
