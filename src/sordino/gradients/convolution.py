@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.contributions import KEEP_RATIO, Contribution, Dense, Outer, Pool, blocks, products
+from sordino.gradients.contributions import KEEP_RATIO, Contribution, Dense, Outer, products
 from sordino.gradients.layout import Frame
+from sordino.gradients.memory import Pool, blocks, compact
 from sordino.gradients.tape import Slot, Tape, Use, hold
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
@@ -154,10 +155,10 @@ def columns(a: Tensor, geometry: Geometry) -> Tensor:
     places, inside = tuple(range(3, 3 + n)), tuple(range(3 + n, 3 + 2 * n))
     width = c * math.prod(kernel)
     if n and (kernel[-1] >= 8 or kernel[-1] > a.shape[2 + n]):  # copy along the longer runs
-        return a.permute(0, 1, *places, 2, *inside).reshape(m, -1, width)
+        return compact(a.permute(0, 1, *places, 2, *inside)).view(m, -1, width)
     if s == 1:
-        return a.permute(0, 1, 2, *inside, *places).reshape(m, width, -1).mT
-    return a.permute(0, 1, 2, *inside, *places).reshape(m, s, width, -1).mT.flatten(1, 2)
+        return compact(a.permute(0, 1, 2, *inside, *places)).view(m, width, -1).mT
+    return compact(a.permute(0, 1, 2, *inside, *places)).view(m, s, width, -1).mT.flatten(1, 2)
 
 
 class Convolved:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from sordino.clipping import Clipping, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import InputError, Refused
-from sordino.gradients.contributions import Contribution, Lookup, blocks, by_record
+from sordino.gradients.contributions import Contribution, Lookup
+from sordino.gradients.memory import blocks, by_record
 from sordino.gradients.normalisation import refuse_batchnorm
 from sordino.gradients.passes import Loss, Setup, contributions
 from sordino.gradients.rows import ClippedSum, Rows, checked, chunks, take, tensors

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import Refused
-from sordino.gradients.contributions import Contribution, Pool, Pulled, Total, merged
+from sordino.gradients.contributions import Contribution, Pulled, Total, merged
 from sordino.gradients.layout import Axis, Frame, Layout, Positions, Whole, by_shape, fits, probed
+from sordino.gradients.memory import Pool
 from sordino.gradients.rows import Chunk, call, take, tensors
 from sordino.gradients.rules import RULEBOOK
 from sordino.gradients.tape import Slot, Tape, Use, check_held
