@@ -61,8 +61,8 @@ def linear(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     w, b = tape.slot(weight), tape.slot(bias)
     x = x.detach() if w is None else x
-    x_squares = None
-    if w is not None and x.ndim == 2 and not x.requires_grad and reads_memory(x, weight.shape[0]):
+    x_squares, precise = None, not torch.is_autocast_enabled(x.device.type)
+    if w is not None and x.ndim == 2 and not x.requires_grad and precise and reads_memory(x, weight.shape[0]):
         output, x_squares = _with_squares(x, tape.value(weight), tape.value(bias))
     else:
         output = F.linear(args[0] if args else x, tape.value(weight), tape.value(bias))
@@ -71,11 +71,11 @@ def linear(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _with_squares(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """x Wᵀ + b and the squared norms of x's rows, in blocks that the second still finds in the cache."""
-    parts = [
-        (F.linear(x[lo:hi], weight, bias), squares(x[lo:hi]))
-        for lo, hi in blocks(x.shape[0], x.shape[1], x.element_size(), 2 * CACHE_BYTES)
-    ]
-    return torch.cat([output for output, _ in parts]), torch.cat([norm2 for _, norm2 in parts])
+    output, norm2 = x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0])
+    for lo, hi in blocks(x.shape[0], x.shape[1], x.element_size(), 2 * CACHE_BYTES):
+        output[lo:hi] = F.linear(x[lo:hi], weight, bias)
+        norm2[lo:hi] = squares(x[lo:hi])
+    return output, norm2
 
 
 def matmul(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:

@@ -9,7 +9,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -50,6 +52,16 @@ def squares(t: Tensor) -> Tensor:
             part = rows[:, start : start + _LONGEST_DOT]
             total += np.vecdot(part, part)
     return torch.from_numpy(total)
+
+
+def roots(terms: Sequence[Tensor]) -> Tensor:
+    """√ of the sum of (records,) vectors."""
+    total = functools.reduce(torch.add, terms)
+    return torch.from_numpy(np.sqrt(total.numpy())) if total.device.type == "cpu" else total.sqrt()
+
+
+def all_finite(t: Tensor) -> bool:
+    return bool(np.isfinite(t.numpy()).all() if t.device.type == "cpu" else torch.isfinite(t).all())
 
 
 def compact(t: Tensor) -> Tensor:
