@@ -30,8 +30,9 @@ def by_record(t: Tensor) -> Tensor:
 
 
 def blocks(records: int, coordinates: int, itemsize: int = 4, size: int = BLOCK_BYTES) -> list[tuple[int, int]]:
-    """Ranges of records whose dense gradients take about ``size`` bytes."""
-    step = max(1, size // max(1, coordinates * itemsize))
+    """Ranges of nearly equally many records whose dense gradients take at most ``size`` bytes (or one record each)."""
+    most = max(1, size // max(1, coordinates * itemsize))
+    step = max(1, -(-records // max(1, -(-records // most))))
     return [(lo, min(lo + step, records)) for lo in range(0, records, step)]
 
 
