@@ -1,15 +1,14 @@
-"""Blocks, buffers and passes over memory. Where it matters numpy's are taken: they are the same numbers for less time.
+"""Blocks, buffers and passes over memory, numpy's where they take less of it, or less time, than torch's.
 
-| numpy's        | for torch's       | why, on one thread                                                         |
-|----------------|-------------------|----------------------------------------------------------------------------|
-| np.vecdot      | vector_norm       | a BLAS dot product per row: 0.16 ms against 0.37 for 1000 × 784            |
-| np.empty       | torch.empty       | huge pages: torch's 4 KB pages take as long to fault in as the product     |
-| ascontiguous   | reshape           | short strided runs: 2.8 ms against 6.1 for the patches of 512 4×4 kernels  |
+| numpy's           | in place of | why                                                                            |
+|-------------------|-------------|--------------------------------------------------------------------------------|
+| empty             | torch.empty | huge pages: to fault in torch's 4 KB pages takes as long as the product itself |
+| ascontiguousarray | reshape     | short strided runs: 0.15 ms against 0.19 for the patches of 20 × 16 × 13 × 13  |
+| vecdot, sqrt      | vector_norm | the same time, but not the two megabytes of code that torch's reductions load  |
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 
@@ -57,8 +56,10 @@ def squares(t: Tensor) -> Tensor:
 
 def roots(terms: Sequence[Tensor]) -> Tensor:
     """√ of the sum of (records,) vectors."""
-    total = functools.reduce(torch.add, terms)
-    return torch.from_numpy(np.sqrt(total.numpy())) if total.device.type == "cpu" else total.sqrt()
+    if terms[0].device.type != "cpu":
+        return torch.stack(list(terms)).sum(0).sqrt()
+    with np.errstate(over="ignore", invalid="ignore"):
+        return torch.from_numpy(np.sqrt(sum(t.numpy() for t in terms)))
 
 
 def all_finite(t: Tensor) -> bool:
