@@ -95,10 +95,11 @@ class Ledger:
         complete = {"kind": RELEASE, **entry}
         complete.setdefault("time", datetime.now(UTC).isoformat(timespec="milliseconds"))
         line = _line(complete, "the entry")
-        _require_release(json.loads(line), f"{self._place()}, new entry")
-        known = self._known.get((complete["purpose"], complete["step"]))
+        stored = json.loads(line)
+        _require_release(stored, f"{self._place()}, new entry")
+        known = self._known.get((stored["purpose"], stored["step"]))
         if known is not None:
-            self._require_replay(known, json.loads(line))
+            self._require_replay(known, stored)
             return
         if self._descriptor is not None:
             try:
@@ -106,7 +107,6 @@ class Ledger:
             except SordinoError as error:
                 self._failure = f"an earlier entry could not be written ({error})"
                 raise
-        stored = json.loads(line)
         self._entries.append(stored)
         self._known[stored["purpose"], stored["step"]] = stored
         self._note_step(stored)

@@ -45,6 +45,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -277,7 +278,8 @@ def _check_widths(values: Mapping[str, Tensor], widths: Mapping[str, Tensor]) ->
 
 def _flat(values: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
     """A copy of the values as one vector, in the order of the mapping."""
-    return torch.cat([value.detach().reshape(-1).to("cpu", dtype) for value in values.values()])
+    parts = [value.detach().reshape(-1).to("cpu", dtype).numpy() for value in values.values()]
+    return torch.from_numpy(np.concatenate(parts))
 
 
 def _check_range(

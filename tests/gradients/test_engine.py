@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gradients.cases import RECORD, Fn, agree, noise, squared
 from sordino.clipping import AutomaticClip, Clipping, FlatClip, L1Clip, L2LinfClip, NormalisedClip, PerLayerClip
 from sordino.errors import InputError, Refused
-from sordino.gradients import Rows, brute_force, clipped_sum, fix
+from sordino.gradients import Rows, brute_force, clipped_sum, fallback, fix
 from sordino.gradients.engine import default_chunk
 
 CLIPPINGS: list[Clipping] = [
@@ -121,6 +121,22 @@ def test_a_bad_row_drops_its_whole_record_and_no_other() -> None:
     assert int(engine.dropped) == 1
     for name in clean.sums:
         assert torch.allclose(engine.sums[name], clean.sums[name])
+
+
+@pytest.mark.parametrize("record", [None, RECORD])
+def test_a_bad_record_stays_alone_where_an_operation_allows_no_vmap(
+    monkeypatch: pytest.MonkeyPatch, record: Tensor | None
+) -> None:
+    monkeypatch.setattr(fallback, "_vectorised", lambda *args: None)
+    pairing = Fn(lambda s, x: s.form(x[:, :2], x[:, 2:]), form=nn.Bilinear(2, 2, 2))  # has no rule of its own
+    model, x, y = nn.Sequential(pairing, nn.Tanh(), nn.Linear(2, 1)).double(), noise(5, 4), noise(5)
+    rows, clipping = Rows(x, y, record), FlatClip(0.1)
+    agree(clipped_sum(model, squared, rows, clipping), brute_force(model, squared, rows, clipping))
+    x[1, 0] = torch.nan
+    engine, loop = clipped_sum(model, squared, rows, clipping), brute_force(model, squared, rows, clipping)
+    assert int(engine.dropped) == int(loop.dropped) == 1
+    for name in loop.sums:
+        assert torch.allclose(engine.sums[name], loop.sums[name], atol=1e-12), name
 
 
 def test_no_rows_give_zero() -> None:

@@ -11,12 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.contributions import KEEP_RATIO, Contribution, Dense, Outer, Pool, blocks, products
+from sordino.gradients.contributions import KEEP_RATIO, Contribution, Dense, Outer, products
 from sordino.gradients.layout import Frame
+from sordino.gradients.memory import Pool, blocks, by_record, compact, squares
 from sordino.gradients.tape import Slot, Tape, Use, hold
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+
+GROUP_BYTES = 5 << 20  # products of one grouped convolution; smaller ones take longer, 9 MB as well
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,21 @@ def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry, pool: Pool) -> Con
             return left[lo:hi], columns(a[lo:hi], geometry)
 
         return products(m, (c_out, width), g, factors, pool, working=2 * positions * width)
-    return Dense(per_record(g, a, geometry))
+    return grouped(g, a, geometry, pool)
+
+
+def grouped(g: Tensor, a: Tensor, geometry: Geometry, pool: Pool) -> Dense:
+    """Some records at a time where the products are large: the convolution works in twice the memory of its result,
+    which would otherwise stay with the process, and a result that leaves the cache is read again for the norms."""
+    m, coordinates = g.shape[0], math.prod(geometry.weight)
+    parts = blocks(m, coordinates, g.element_size(), GROUP_BYTES)
+    if len(parts) == 1:
+        return Dense(per_record(g, a, geometry))
+    product, norm2 = pool.take((m, *geometry.weight), g), g.new_empty(m)
+    for lo, hi in parts:
+        product[lo:hi] = per_record(g[lo:hi], a[lo:hi], geometry)
+        norm2[lo:hi] = squares(by_record(product[lo:hi]))
+    return Dense(product, norm2)
 
 
 def pad(a: Tensor, geometry: Geometry) -> Tensor:
@@ -154,10 +171,10 @@ def columns(a: Tensor, geometry: Geometry) -> Tensor:
     places, inside = tuple(range(3, 3 + n)), tuple(range(3 + n, 3 + 2 * n))
     width = c * math.prod(kernel)
     if n and (kernel[-1] >= 8 or kernel[-1] > a.shape[2 + n]):  # copy along the longer runs
-        return a.permute(0, 1, *places, 2, *inside).reshape(m, -1, width)
+        return compact(a.permute(0, 1, *places, 2, *inside)).view(m, -1, width)
     if s == 1:
-        return a.permute(0, 1, 2, *inside, *places).reshape(m, width, -1).mT
-    return a.permute(0, 1, 2, *inside, *places).reshape(m, s, width, -1).mT.flatten(1, 2)
+        return compact(a.permute(0, 1, 2, *inside, *places)).view(m, width, -1).mT
+    return compact(a.permute(0, 1, 2, *inside, *places)).view(m, s, width, -1).mT.flatten(1, 2)
 
 
 class Convolved:

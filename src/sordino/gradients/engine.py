@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from sordino.clipping import Clipping, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import InputError, Refused
-from sordino.gradients.contributions import Contribution, Lookup, blocks, by_record
+from sordino.gradients.contributions import Contribution, Lookup
+from sordino.gradients.memory import all_finite, blocks, by_record, roots
 from sordino.gradients.normalisation import refuse_batchnorm
 from sordino.gradients.passes import Loss, Setup, contributions
 from sordino.gradients.rows import ClippedSum, Rows, checked, chunks, take, tensors
@@ -58,7 +59,7 @@ def clipped_sum(
     kind = _accumulate(first.dtype)
     found: dict[str, Tensor] = {}
     norms = torch.zeros(records, dtype=kind, device=first.device)
-    dropped = torch.zeros((), dtype=torch.int64, device=first.device)
+    dropped = 0
     losses = torch.zeros(n, dtype=kind, device=first.device)
     size = chunk or default_chunk(model, parameters, rows, records)
     for part in chunks(rows, n, records, size, reduction == "mean"):
@@ -75,7 +76,7 @@ def clipped_sum(
         sums[name] = (
             torch.zeros_like(p, dtype=_accumulate(p.dtype)) if total is None else total.to(_accumulate(p.dtype))
         )
-    return ClippedSum(sums, norms, dropped, losses)
+    return ClippedSum(sums, norms, torch.tensor(dropped, device=first.device), losses)
 
 
 def _accumulate(dtype: torch.dtype) -> torch.dtype:
@@ -133,7 +134,7 @@ def layers(parameters: Mapping[str, Tensor]) -> dict[str, list[str]]:
 def row_loss(loss: Any) -> Loss:
     """The loss with one value per row: torch's losses are asked for reduction='none'. The argument is not changed."""
     if isinstance(loss, nn.Module):
-        if hasattr(loss, "reduction"):
+        if getattr(loss, "reduction", "none") != "none":
             loss = copy.copy(loss)
             loss.reduction = "none"
         module: Loss = loss
@@ -153,30 +154,30 @@ def add_clipped(
     sums: dict[str, Tensor],
     records: int,
     kind: torch.dtype,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, int]:
     """Add the clipped gradients of the chunk's records to ``sums``; returns (norms, how many were dropped)."""
     if isinstance(clipping, L1Clip):
         squares = {}
         norms = _l1(gradients, parameters, records, kind)
     else:
         squares = {name: g.norm2().to(kind) for name, g in gradients.items()}
-        total = torch.stack(list(squares.values())).sum(0) if squares else torch.zeros(records, dtype=kind)
-        norms = total.sqrt()
-    bad = ~torch.isfinite(norms)
-    if bool(bad.any()):  # one synchronisation for the chunk
+        norms = roots(list(squares.values())) if squares else torch.zeros(records, dtype=kind)
+    bad = None if all_finite(norms) else ~torch.isfinite(norms)  # one synchronisation for the chunk
+    if bad is not None:
         for gradient in gradients.values():
             gradient.drop(bad)
+    dropped = 0 if bad is None else int(bad.sum())
     if isinstance(clipping, PerLayerClip):
         sizes = [sum(parameters[n].numel() for n in names) for names in groups.values()]
         for bound, names in zip(clipping.bounds(sizes), groups.values(), strict=True):
             here = [squares[n] for n in names if n in squares]
             if here:
-                own = torch.stack(here).sum(0).sqrt().masked_fill(bad, torch.inf)
-                factor = _bounded(own, bound)
+                own = roots(here)
+                factor = _bounded(own if bad is None else own.masked_fill(bad, torch.inf), bound)
                 for n in names:
                     if n in gradients:
                         _add(sums, n, gradients[n].weighted(factor), parameters[n])
-        return norms, bad.sum()
+        return norms, dropped
     factor = clipping.factors(norms)
     limit = clipping.coordinate_bound if isinstance(clipping, L2LinfClip) else None
     for name, gradient in gradients.items():
@@ -186,7 +187,7 @@ def add_clipped(
             continue
         total = gradient.weighted(factor) if limit is None else _truncated(gradient, factor, limit, size)
         _add(sums, name, total, parameters[name])
-    return norms, bad.sum()
+    return norms, dropped
 
 
 def _add(sums: dict[str, Tensor], name: str, total: Tensor, parameter: Tensor) -> None:

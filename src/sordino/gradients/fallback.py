@@ -71,47 +71,80 @@ def _tapped(tape: Tape, call: Call, output: Tensor, position: int) -> Tensor:
     return tape.tap(output, Use(call.func, slots, output.shape, lead, emit, call.held))
 
 
-def per_record(call: Call, position: int, gradient: Tensor, frame: Frame) -> dict[int, Tensor]:
-    """{slot: (records, *shape)}, rows in parallel where the operation allows it, else record by record."""
+Found = dict[int, Tensor]  # by slot
+Dims = dict[int, int | None]  # which dimension of an argument holds the rows; None: it is common to all
+OUTPUT = 0  # stands for the output among the arguments' ids
+
+
+def per_record(call: Call, position: int, gradient: Tensor, frame: Frame) -> Found:
+    """{slot: (records, *shape)}: rows in parallel, else each record's rows alone, where that gives the same sum as the
+    whole call; else the whole call once for each record, with the gradient of the others' positions set to zero.
+
+    Only the last lets a record that is not finite reach others (0 · NaN); then these are dropped with it.
+    """
     data = {key: t.detach() for key, t in call.data.items()}
+    whole = call.vjp(position, gradient, data)
     if isinstance(frame.layout, Whole):
-        return {key: g[None] for key, g in call.vjp(position, gradient, data).items()}
-    fast = _vectorised(call, position, gradient, frame, data)
-    if fast is not None:
-        return fast
+        return {key: g[None] for key, g in whole.items()}
+    dims = _row_dims(frame, data)
+    if dims is not None:
+        for attempt in (_vectorised, _alone):
+            found = attempt(call, position, gradient, frame, data, dims)
+            if found is not None and all(_adds_up(g, whole[key]) for key, g in found.items()):
+                return found
     owner = frame.owner(gradient.shape)
     parts = [call.vjp(position, torch.where(owner == i, gradient, 0), data) for i in range(frame.records)]
     return {key: torch.stack([p[key] for p in parts]) for key in call.slots}
 
 
-def _vectorised(
-    call: Call, position: int, gradient: Tensor, frame: Frame, data: dict[int, Tensor]
-) -> dict[int, Tensor] | None:
-    """vmap over rows; None when rows can't be told in some argument, or when the sum over rows is not the whole."""
-    layout = frame.layout
-    if not isinstance(layout, Axis) or layout.block != 1 or frame.rows == 1:
+def _row_dims(frame: Frame, data: Found) -> Dims | None:
+    """None when the rows can't be told in the output or in some argument."""
+    if not isinstance(frame.layout, Axis) or frame.layout.block != 1:
         return None
-    dims: dict[int, int | None] = {}
+    dims: Dims = {OUTPUT: frame.layout.dim}
     for key, t in data.items():
         hits = [d for d in range(t.ndim) if t.shape[d] == frame.rows]
         if len(hits) > 1:
             return None
         dims[key] = hits[0] if hits else None
+    return dims
+
+
+def _adds_up(found: Tensor, whole: Tensor) -> bool:
+    size = float(whole.nan_to_num(0, 0, 0).abs().amax()) if whole.numel() else 0.0
+    return torch.allclose(found.sum(0), whole, rtol=1e-3, atol=1e-3 * size, equal_nan=True)
+
+
+def _vectorised(call: Call, position: int, gradient: Tensor, frame: Frame, data: Found, dims: Dims) -> Found | None:
+    """vmap over rows; None when the operation does not allow it."""
     values = {key: s.value.detach() for key, s in call.slots.items()}
 
-    def one(row: dict[int, Tensor], g: Tensor) -> dict[int, Tensor]:
+    def one(row: Found) -> Found:
         single = {k: t if (d := dims[k]) is None else t.unsqueeze(d) for k, t in row.items()}
+        g = single.pop(OUTPUT)
         pull = torch.func.vjp(lambda leaves: call.run(leaves, single)[position], values)[1]
-        return pull(g.unsqueeze(layout.dim))[0]  # type: ignore[no-any-return]
+        return pull(g)[0]  # type: ignore[no-any-return]
 
     try:
-        rows = torch.func.vmap(one, in_dims=(dims, layout.dim))(data, gradient)
+        rows = torch.func.vmap(one, in_dims=(dims,))({OUTPUT: gradient, **data})
     except (RuntimeError, ValueError, TypeError, IndexError):
         return None
-    whole = call.vjp(position, gradient, data)
-    for key, g in rows.items():
-        size = float(whole[key].nan_to_num(0, 0, 0).abs().amax()) if g.numel() else 0.0
-        if not torch.allclose(g.sum(0), whole[key], rtol=1e-3, atol=1e-3 * size, equal_nan=True):
-            return None
     by_row = Frame(Axis(0), frame.rows, frame.records, frame.slots, frame.ragged)
     return {key: by_row.fold(g, g.ndim - 1, gradient=True).sum(1) for key, g in rows.items()}
+
+
+def _alone(call: Call, position: int, gradient: Tensor, frame: Frame, data: Found, dims: Dims) -> Found | None:
+    """The call with one record's rows after the other; None when it does not run with fewer rows."""
+    rows = torch.arange(frame.rows)[:, None] if frame.slots is None else frame.slots
+    parts = []
+    try:
+        for own in rows:
+            own = own[own >= 0]
+            mine = {
+                key: t if (d := dims[key]) is None else t.index_select(d, own)
+                for key, t in {OUTPUT: gradient, **data}.items()
+            }
+            parts.append(call.vjp(position, mine.pop(OUTPUT), mine))
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return None
+    return {key: torch.stack([p[key] for p in parts]) for key in call.slots}

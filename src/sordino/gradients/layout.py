@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sordino.gradients.contributions import Pool
+from sordino.gradients.memory import Pool
 
 
 def split_dim(t: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:

@@ -8,17 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.contributions import (
-    CACHE_BYTES,
-    Contribution,
-    Dense,
-    Outer,
-    blocks,
-    outer,
-    reads_memory,
-    vector_norm,
-)
+from sordino.gradients.contributions import Contribution, Dense, Outer, outer
 from sordino.gradients.layout import Frame
+from sordino.gradients.memory import CACHE_BYTES, blocks, reads_memory, squares
 from sordino.gradients.tape import Emit, Slot, Tape, Use, hold
 
 
@@ -32,19 +24,20 @@ def bias_gradient(gradient: Tensor) -> Dense:
 
 
 def emitter(
-    x: Tensor, weight: Slot | None, bias: Slot | None, *, swapped: bool = False, x_norms: Tensor | None = None
+    x: Tensor, weight: Slot | None, bias: Slot | None, *, swapped: bool = False, x_squares: Tensor | None = None
 ) -> Emit:
-    """swapped: the weight is (d_in, d_out), as in x @ W. x_norms: of the rows of x, where they are known."""
+    """swapped: the weight is (d_in, d_out), as in x @ W. x_squares: the squared norms of the rows of x,
+    where they are known."""
 
     def emit(gradient: Tensor, frame: Frame) -> list[tuple[Slot, Contribution]]:
         g = frame.fold(gradient, 1, gradient=True)  # (m, S, d_out)
         out: list[tuple[Slot, Contribution]] = []
         if weight is not None and g.shape[1] == 1 and not swapped:
             a = frame.fold(x, 1)
-            g_norms = vector_norm(g[:, 0], dim=1)
-            a_norms = vector_norm(a[:, 0], dim=1) if x_norms is None or frame.slots is not None else x_norms
-            out.append((weight, Outer(g, a, (g_norms, a_norms))))
-            return out if bias is None else [*out, (bias, Dense(g[:, 0], g_norms.square()))]
+            g_squares = squares(g[:, 0])
+            a_squares = squares(a[:, 0]) if x_squares is None or frame.slots is not None else x_squares
+            out.append((weight, Outer(g, a, (g_squares, a_squares))))
+            return out if bias is None else [*out, (bias, Dense(g[:, 0], g_squares))]
         if weight is not None:
             a = frame.fold(x, 1)  # (m, S, d_in)
             out.append((weight, outer(a, g, frame.pool) if swapped else outer(g, a, frame.pool)))
@@ -68,21 +61,21 @@ def linear(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     w, b = tape.slot(weight), tape.slot(bias)
     x = x.detach() if w is None else x
-    x_norms = None
-    if w is not None and x.ndim == 2 and not x.requires_grad and reads_memory(x, weight.shape[0]):
-        output, x_norms = _with_norms(x, tape.value(weight), tape.value(bias))
+    x_squares, precise = None, not torch.is_autocast_enabled(x.device.type)
+    if w is not None and x.ndim == 2 and not x.requires_grad and precise and reads_memory(x, weight.shape[0]):
+        output, x_squares = _with_squares(x, tape.value(weight), tape.value(bias))
     else:
         output = F.linear(args[0] if args else x, tape.value(weight), tape.value(bias))
-    return _use(tape, func, x, output, emitter(x, w, b, x_norms=x_norms), w, b)
+    return _use(tape, func, x, output, emitter(x, w, b, x_squares=x_squares), w, b)
 
 
-def _with_norms(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x Wᵀ + b and the norms of x's rows, in blocks that the second still finds in the cache."""
-    parts = [
-        (F.linear(x[lo:hi], weight, bias), vector_norm(x[lo:hi], dim=1))
-        for lo, hi in blocks(x.shape[0], x.shape[1], x.element_size(), 2 * CACHE_BYTES)
-    ]
-    return torch.cat([output for output, _ in parts]), torch.cat([norms for _, norms in parts])
+def _with_squares(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """x Wᵀ + b and the squared norms of x's rows, in blocks that the second still finds in the cache."""
+    output, norm2 = x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0])
+    for lo, hi in blocks(x.shape[0], x.shape[1], x.element_size(), 2 * CACHE_BYTES):
+        output[lo:hi] = F.linear(x[lo:hi], weight, bias)
+        norm2[lo:hi] = squares(x[lo:hi])
+    return output, norm2
 
 
 def matmul(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:

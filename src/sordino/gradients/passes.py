@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import Refused
-from sordino.gradients.contributions import Contribution, Pool, Pulled, Total, merged
+from sordino.gradients.contributions import Contribution, Pulled, Total, merged
 from sordino.gradients.layout import Axis, Frame, Layout, Positions, Whole, by_shape, fits, probed
+from sordino.gradients.memory import Pool
 from sordino.gradients.rows import Chunk, call, take, tensors
 from sordino.gradients.rules import RULEBOOK
 from sordino.gradients.tape import Slot, Tape, Use, check_held
@@ -112,7 +114,7 @@ def contributions(
         def arrived(use: Use, gradient: Tensor, layouts: Any = layouts, kept: Any = kept) -> None:
             check_held(use)
             frame = Frame(layouts[use.index], chunk.rows, chunk.records, chunk.slots, ragged, setup.pool)
-            with torch.autocast(gradient.device.type, enabled=False), torch.no_grad():
+            with _full_precision(gradient.device.type), torch.no_grad():
                 for slot, part in use.emit(gradient.detach(), frame):
                     store[slot].append(part)
                     leaves[slot] = kept
@@ -120,11 +122,16 @@ def contributions(
 
         try:
             weight = torch.ones_like(run.losses) if chunk.weight is None else chunk.weight.to(run.losses.dtype)
-            run.backward(weight * factor, arrived)
+            run.backward(weight if factor == 1.0 else weight * factor, arrived)
             losses = run.losses.detach()
         finally:
             run.close()
     return _by_parameter(store, leaves), losses
+
+
+def _full_precision(device: str) -> AbstractContextManager[Any]:
+    """No autocast in the rules; where there is none, nothing is entered (that takes longer than some rules)."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def _forward(setup: Setup, data: tuple[Any, Any], chunk: Chunk, values: Values) -> tuple[Pass, dict[int, Layout]]:
