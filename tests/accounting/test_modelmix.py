@@ -381,6 +381,16 @@ def test_calibration_never_exceeds_the_target(target: float, given: dict) -> Non
     assert value > 0
 
 
+def test_a_schedule_is_calibrated_by_scaling_it() -> None:
+    """The paper's schedule: τ = 0.05η for the first half, 0.025η for the second; one σ for both."""
+    shape = [(MixStep(1.0, 0.05), 400), (MixStep(1.0, 0.025), 400)]
+    run = {"sampling_rate": 8192 / 60000, "clip_norm": 1.0, "expected_batch": 8192.0, "delta": 1e-5}
+    value, found = calibrate_modelmix(1.0, solve="noise_multiplier", steps=shape, **run)
+    scaled = [(MixStep(value, step.tau_over_lr), count) for step, count in shape]
+    assert 0.999 <= found.epsilon <= 1.0
+    assert modelmix_epsilon(scaled, **run) == pytest.approx(found.epsilon)
+
+
 def test_calibration_says_what_cannot_be() -> None:
     with pytest.raises(InputError, match="no mixing at all"):
         calibrate_modelmix(50, solve="tau_over_lr", noise_multiplier=2.0, steps=100, **FIG3)

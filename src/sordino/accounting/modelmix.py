@@ -138,7 +138,7 @@ def calibrate_modelmix(
     epsilon: float,
     *,
     solve: str,
-    steps: int,
+    steps: int | Steps,
     noise_multiplier: float | None = None,
     tau_over_lr: float | None = None,
     sampling_rate: float,
@@ -150,20 +150,26 @@ def calibrate_modelmix(
     further: Releases = (),
 ) -> tuple[float, MixAccount]:
     """The smallest `solve` ("noise_multiplier", given tau_over_lr, or "tau_over_lr", given noise_multiplier) with
-    target − 1e-3·min(1, target) ≤ ε ≤ target, and the account of it."""
+    target − 1e-3·min(1, target) ≤ ε ≤ target, and the account of it.
+
+    `steps` may be a schedule instead of a number: then its `solve` values are multiplied by the value that is found.
+    """
     target = checks.positive("epsilon", epsilon)
     checks.choice("solve", solve, ("noise_multiplier", "tau_over_lr"))
-    given = tau_over_lr if solve == "noise_multiplier" else noise_multiplier
-    if given is None or (noise_multiplier is not None and tau_over_lr is not None):
-        raise InputError("give one of noise_multiplier and tau_over_lr; the other is solved for")
+    if isinstance(steps, Sequence):
+        shape: Steps = steps
+    else:
+        given = tau_over_lr if solve == "noise_multiplier" else noise_multiplier
+        if given is None or (noise_multiplier is not None and tau_over_lr is not None):
+            raise InputError("give one of noise_multiplier and tau_over_lr; the other is solved for")
+        shape = [(MixStep(1.0, given) if solve == "noise_multiplier" else MixStep(given, 1.0), steps)]
     shared: dict[str, Any] = {
         "sampling_rate": sampling_rate, "clip_norm": clip_norm, "expected_batch": expected_batch, "linf_p": linf_p,
         "delta": delta, "mechanism": mechanism, "further": further,
     }  # fmt: skip
 
     def schedule(value: float) -> Steps:
-        step = MixStep(value, given) if solve == "noise_multiplier" else MixStep(given, value)
-        return [(step, steps)]
+        return [(replace(step, **{solve: value * getattr(step, solve)}), count) for step, count in shape]
 
     def quick(value: float) -> float:
         run = _checked(schedule(value), **shared)
@@ -302,9 +308,10 @@ def _further(run: _Run, orders: Array) -> Array:
 def _dpsgd_epsilon(run: _Run, mixed: _Best, coarse: bool = False) -> float:
     """ε of DP-SGD with the same noise, where it can be the smaller one: the uniform is post-processing."""
     releases = run.releases(lambda s, _: s, run.noise)
-    if run.noise == "gaussian" and mixed.order < MOST_ORDERS / 2:
+    often = sum(count for _, _, count in run.kinds) * run.rate > 10  # else privacy loss distributions gain a lot
+    if run.noise == "gaussian" and often and mixed.order < MOST_ORDERS / 2:
         plain = replace(run, kinds=tuple((sigma, 0.0, count) for sigma, _, count in run.kinds))
-        if mixed.tight < 0.5 * _best(plain, verify=False).tight:  # the better accountant does not gain that much
+        if mixed.tight < 0.5 * _best(plain, verify=False).tight:  # they do not gain that much
             return math.inf
     try:
         tolerance = TOLERANCE * (10 if coarse else 1)
@@ -374,10 +381,7 @@ def _down(value: float, ratio: float) -> float:
 
 def _theorem(run: _Run, mixed: bool) -> str:
     if not mixed:
-        return (
-            "DP-SGD with the same noise, composed as privacy loss distributions: the uniform part of ModelMix is "
-            "post-processing (docs/guarantees/modelmix.md)"
-        )
+        return "DP-SGD with the same noise, composed as privacy loss distributions: the uniform part is post-processing"
     name = "Cor. 4.1" if run.p > 1 else "Thm 4.1" if run.noise == "gaussian" else "Remark C.1"
     return (
         f"ModelMix (Xiao, Wan & Devadas 2022, {name}, corrected; docs/guarantees/modelmix.md), composed in Rényi "
