@@ -79,6 +79,7 @@ def _rows(result: dict[str, Any], out: Path) -> dict[str, str]:
     return {
         "ε": epsilon,
         **{name.replace("_", " "): f"{value:.4g} (beside it)" for name, value in beside.items()},
+        **({"test error": f"{error:.4g} (mean square)"} if (error := result.get("test_error")) is not None else {}),
         "test accuracy": percent(result["test_accuracy"]),
         "noise-free accuracy": f"{percent(result['noise_free_accuracy'])} (same recipe without noise; not private)",
         "seconds": f"{result['seconds']:.1f} of private training",

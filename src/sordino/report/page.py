@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from sordino.report import numbers
 from sordino.report.ledger_table import group_releases
+from sordino.report.pictures import shown
 from sordino.report.plots import Series, bar_plot, line_plot
 from sordino.report.reading import Run
 
@@ -67,6 +68,7 @@ def render(run: Run) -> str:
         verdicts=[_ledger_verdict(run), _audit_verdict(run.audit)],
         plots=_plots(run),
         histogram=_histogram(run.histogram),
+        pictures=shown(run.pictures),
         environment=_flat(run.result.get("environment")),
         style=Markup(style),
         style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
@@ -151,6 +153,17 @@ def _plots(run: Run) -> list[Plot]:
         )  # fmt: skip
         rows = tuple((numbers.plain(s), numbers.percent(v)) for s, v in zip(steps, values, strict=True))
         plots.append(Plot("Test accuracy, %", line_plot(steps, values, series), ("step", "test accuracy"), rows))
+    steps, values = _series(run.metrics, "test_error")
+    if steps:
+        first, last = numbers.plain(values[0], 4), numbers.plain(values[-1], 4)
+        series = Series(
+            "Test error over the steps", f"It goes from {first} to {last}, at best {numbers.plain(min(values), 4)}.",
+            "step", "accuracy",
+        )  # fmt: skip
+        rows = tuple((numbers.plain(s), numbers.plain(v, 4)) for s, v in zip(steps, values, strict=True))
+        plots.append(
+            Plot("Test error, mean square per pixel", line_plot(steps, values, series), ("step", "error"), rows)
+        )
     return plots
 
 

@@ -29,6 +29,7 @@ class Run:
     recomputed: float | str
     audit: Mapping[str, Any] | None
     histogram: Mapping[str, Any] | None
+    pictures: Mapping[str, Any] | None = None
 
 
 def read_run(folder: Path) -> Run:
@@ -54,6 +55,7 @@ def read_run(folder: Path) -> Run:
         recomputed=_recompute(header, tuple(entries), result),
         audit=_optional(folder / "audit.json"),
         histogram=_optional(folder / "histogram.json"),
+        pictures=_optional(folder / "pictures.json"),
     )
 
 
