@@ -94,6 +94,10 @@ def run_recipe(
     """
     if (done := _earlier_result(recipe, out, resume)) is not None:
         return done
+    if recipe.method.name == "dp-mac":  # its networks, features and pictures are its own
+        from sordino.mac.run import run_mac
+
+        return run_mac(recipe, out, resume=resume, data_dir=data_dir, progress=progress)
     prepared = prepare(recipe, data_dir, progress)
     model = prepared.model()
     out.mkdir(parents=True, exist_ok=True)
