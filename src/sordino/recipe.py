@@ -2,7 +2,7 @@
 
     [run]       name, seed, noise_free          [sampling]  name, expected_batch, cap
     [data]      name, records                   [clipping]  name, clip_norm, …
-    [features]  name, normalise, groups, …      [privacy]   epsilon | noise_multiplier, delta, relation, …
+    [features]  name, normalise, private, …      [privacy]   epsilon | noise_multiplier, delta, relation, …
     [model]     name, and the net's options     [method]    name, and what its guarantee depends on
     [train]     steps | epochs, optimizer, lr, …
 
@@ -41,6 +41,10 @@ class DataSection:
 @dataclass(frozen=True)
 class FeaturesSection:
     name: str = "none"
+    private: str | None = None  # "centre" or "channels": normalisation by statistics that the plan pays for
+    private_noise: float | None = None
+    private_bound: float | None = None
+    private_square_bound: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -144,7 +148,8 @@ class Recipe:
                 if name in document or _is_required(cls, name)
             }
         )
-        if recipe.train.lr is None and "lr" not in recipe.method.options:
+        own_step = "lr" in recipe.method.options or recipe.method.name == "hidden-state"  # which has a default
+        if recipe.train.lr is None and not own_step:
             raise InputError("[train] needs lr" + _near_misses(["lr"], recipe.train.options))
         return recipe
 

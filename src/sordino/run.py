@@ -33,9 +33,12 @@ import sordino
 from sordino import data, features, nets, report
 from sordino.clipping import Clipping, clipping_from_dict
 from sordino.errors import InputError, Refused, did_you_mean
+from sordino.features.private import Normaliser, PrivateNormalisation
+from sordino.hidden.recipe import check_recipe, plan_from_recipe
+from sordino.hidden.training import train_hidden
 from sordino.histogram import norm_histogram
-from sordino.methods import modelmix
-from sordino.plan import Plan
+from sordino.methods import HiddenState, modelmix
+from sordino.plan import Plan, Statistic
 from sordino.progress import working
 from sordino.recipe import Recipe
 from sordino.schedule import Schedule
@@ -79,6 +82,11 @@ class Prepared:
             shape = tuple(self.dataset.train.inputs.shape[1:])
             return nets.build(section.name, shape, self.dataset.classes, **section.options)
 
+    def normaliser(self, out: Path | None) -> Normaliser | None:
+        """What makes the private statistics of this run, where the recipe asks for some."""
+        settings = _private(self.recipe)
+        return Normaliser(settings, self.plan, out) if settings is not None else None
+
 
 def run_recipe(
     recipe: Recipe,
@@ -102,9 +110,9 @@ def run_recipe(
     model = prepared.model()
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "recipe.toml", recipe.to_toml().encode())
-    fit = partial(_fit, prepared)
+    fit = partial(_fit, prepared, prepared.normaliser(out))
     try:
-        result = fit(train, model, out=out, resume=resume)
+        result = fit(_trainer(prepared.plan), model, out=out, resume=resume)
     except InputError:
         _take_back(out)
         raise
@@ -118,32 +126,60 @@ def prepare(recipe: Recipe, data_dir: Path | None = None, progress: bool | None 
     optimizer = _optimizer(recipe)
     clipping = _clipping(recipe)
     public_size = recipe.data.records or data.entry(recipe.data.name).records[0]
-    plan = make_plan(recipe, clipping, public_size)
-    settings = _settings(recipe, optimizer, plan.steps, progress)
+    late = recipe.method.name == HiddenState.name  # its guarantee depends on the number of features
+    plan = None if late else make_plan(recipe, clipping, public_size)
+    settings = _settings(recipe, optimizer, plan.steps if plan else 1, progress)
     extract = features.build({"name": recipe.features.name, **recipe.features.options})
     with working(f"reading {recipe.data.name} and computing its features (kept for the next run)", progress):
         dataset = _with_features(data.load(recipe.data.name, data_dir), extract)
+    if plan is None:
+        width = dataset.train.inputs[0].numel()
+        plan = plan_from_recipe(recipe, public_size, width, dataset.classes, _statistics(recipe))
     prepared = Prepared(recipe, dataset, plan, settings, optimizer)
     prepared.model()  # a wrong option of the net is found here
     return prepared
 
 
-def _fit(prepared: Prepared, trainer: Callable[..., Result], model: nn.Module, **options: Any) -> Result:
+def _trainer(plan: Plan) -> Callable[..., Result]:
+    """`train`, or what stands in its place: hidden-state plans make their own model and update."""
+    if not isinstance(plan.method, HiddenState):
+        return train
+
+    def hidden(model: nn.Module, loss: object, dataset: Any, plan: Plan, **options: Any) -> Result:
+        settings, _, _ = options.pop("settings"), options.pop("optimizer"), options.pop("lr")
+        return train_hidden(plan, dataset, progress=settings.progress, **options)
+
+    return hidden
+
+
+def _fit(
+    prepared: Prepared, normaliser: Normaliser | None, trainer: Callable[..., Result], model: nn.Module, **options: Any
+) -> Result:
+    train_split, further = prepared.dataset.train, dict(options)
+    if normaliser is not None and trainer is train_without_noise:
+        train_split = normaliser.apply(train_split)
+    elif normaliser is not None:
+        further["first"] = normaliser.first
     return trainer(
         model,
         nn.functional.cross_entropy,
-        prepared.dataset.train,
+        train_split,
         prepared.plan,
         optimizer=prepared.optimizer,
         lr=prepared.recipe.train.lr,
         settings=prepared.settings,
-        evaluate=partial(test_metrics, split=prepared.dataset.test),
-        **options,
+        evaluate=partial(test_metrics, split=prepared.dataset.test, normaliser=normaliser),
+        **further,
     )
 
 
-def test_metrics(model: nn.Module, split: data.Split) -> dict[str, float]:
-    """Accuracy and mean cross-entropy on a public split."""
+def test_metrics(
+    model: nn.Module,
+    split: data.Split,
+    normaliser: Normaliser | None = None,  # noqa: PT028 (not a test)
+) -> dict[str, float]:
+    """Accuracy and mean cross-entropy on a public split, seen through the run's released statistics."""
+    split = split if normaliser is None else normaliser.apply(split)
     right, total = 0, 0.0
     for inputs, targets in zip(torch.split(split.inputs, 1024), torch.split(split.targets, 1024), strict=True):
         outputs = model(inputs)
@@ -185,6 +221,9 @@ def _take_back(out: Path) -> None:
 def _optimizer(recipe: Recipe) -> type[torch.optim.Optimizer] | None:
     """What [train] names; None where the method's guarantee depends on the update, and [method] holds it."""
     section = recipe.train
+    if recipe.method.name == HiddenState.name:
+        check_recipe(recipe)
+        return None
     if "lr" not in recipe.method.options:
         return _one_of(OPTIMIZERS, section.optimizer, "train.optimizer")
     given = [
@@ -233,6 +272,35 @@ def _clipping(recipe: Recipe) -> Clipping:
     return clipping_from_dict({"name": section.name, "clip_norm": section.clip_norm, **section.options})
 
 
+def _private(recipe: Recipe) -> PrivateNormalisation | None:
+    section = recipe.features
+    if section.private is None:
+        given = [key for key in ("noise", "bound", "square_bound") if getattr(section, f"private_{key}") is not None]
+        if given:
+            raise InputError(f"[features] private_{given[0]} is given, but not private: it would be ignored")
+        return None
+    if section.private_noise is None or section.private_bound is None:
+        raise InputError("[features] private needs private_noise (its noise multiplier) and private_bound (public)")
+    return PrivateNormalisation(
+        section.private, section.private_noise, section.private_bound, section.private_square_bound
+    )
+
+
+def _statistics(recipe: Recipe) -> tuple[Statistic, ...]:
+    """What the recipe releases beside the steps."""
+    rate = recipe.sampling.expected_batch / (recipe.data.records or data.entry(recipe.data.name).records[0])
+    histogram = recipe.privacy.norm_histogram
+    private = _private(recipe)
+    return (
+        *(() if histogram is None else (norm_histogram(histogram, rate),)),
+        *(() if private is None else (private.statistic(),)),
+    )
+
+
+def _hidden(recipe: Recipe, clipping: Clipping, records: int) -> Plan:
+    raise AssertionError("made when the number of features is known: prepare()")
+
+
 def _dpsgd(recipe: Recipe, clipping: Clipping, records: int) -> Plan:
     section, sampling = recipe.privacy, recipe.sampling
     if recipe.method.options:
@@ -259,8 +327,6 @@ def _modelmix(recipe: Recipe, clipping: Clipping, records: int) -> Plan:
 def _common(recipe: Recipe, clipping: Clipping, records: int) -> dict[str, Any]:
     """What every method's plan is made of."""
     section, sampling = recipe.privacy, recipe.sampling
-    rate = sampling.expected_batch / records
-    histogram = () if section.norm_histogram is None else (norm_histogram(section.norm_histogram, rate),)
     return {
         "epsilon": section.epsilon,
         "noise_multiplier": section.noise_multiplier,
@@ -272,11 +338,15 @@ def _common(recipe: Recipe, clipping: Clipping, records: int) -> dict[str, Any]:
         "clipping": clipping,
         "sampling": sampling.name,
         "insecure_seed": section.insecure_seed,
-        "statistics": histogram,
+        "statistics": _statistics(recipe),
     }
 
 
-PLANS: Mapping[str, Callable[[Recipe, Clipping, int], Plan]] = {"dpsgd": _dpsgd, "modelmix": _modelmix}
+PLANS: Mapping[str, Callable[[Recipe, Clipping, int], Plan]] = {
+    "dpsgd": _dpsgd,
+    "modelmix": _modelmix,
+    HiddenState.name: _hidden,
+}
 
 
 def _with_features(dataset: data.Dataset, extract: features.Extractor) -> data.Dataset:
@@ -322,6 +392,8 @@ def _write_results(prepared: Prepared, result: Result, noise_free: Result | None
         "parameters": sum(p.numel() for p in result.model.parameters() if p.requires_grad),
         "environment": environment(),
     }
+    if isinstance(plan.method, HiddenState):
+        document["certificate"] = plan.method.certificate.to_dict()
     if result.histogram is not None:
         write_atomically(out / "histogram.json", _json(result.histogram.to_dict()))
     write_atomically(out / "not_private.json", _json({"warning": NOT_PRIVATE, **result.not_private}))

@@ -106,6 +106,7 @@ def train(
     evaluate: Evaluate | None = None,
     out: Path | str | None = None,
     resume: bool = False,
+    first: Callable[[Any, RandomSource, Ledger], Any] | None = None,
 ) -> Result:
     """Trains `model` in place under `plan` and returns it with its guarantee.
 
@@ -114,6 +115,7 @@ def train(
     `loss(outputs, targets)` gives one value per row. `dataset`: a pair of tensors, or a map-style dataset of
     (inputs, target). `evaluate(model)` must look at public or held-out data only: what it returns is logged.
     `out`: a directory for ledger.jsonl, metrics.jsonl and checkpoints; without it the ledger is in memory.
+    `first` makes the plan's statistics from the dataset and gives back the one to train on (private normalisation).
     """
     settings = settings or Settings()
     folder = Path(out) if out is not None else None
@@ -136,6 +138,7 @@ def train(
                 "a run with partition sampling and secure noise can't be resumed: its shuffle died with its key, and "
                 "under another a record could take part twice in an epoch; start anew, or use poisson sampling"
             )
+        dataset = first(dataset, source, ledger) if first is not None else dataset
         state = loop.restore()
         start = state.step if not source.secure else max(state.step, done)
         counted = _Counter(record_gradients(model, loss, dataset, plan.clipping), settings.seed)

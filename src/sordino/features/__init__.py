@@ -22,6 +22,7 @@ from sordino.features.normalise import (
     ChannelBudget,
     ChannelStatistics,
     group_normalise,
+    low_frequencies,
     private_statistics,
     standardise,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "build",
     "default_folder",
     "group_normalise",
+    "low_frequencies",
     "private_statistics",
     "standardise",
 ]
@@ -52,10 +54,12 @@ class Extractor:
 
     spec: Mapping[str, Any]
     chunk: int = 4096
+    frequencies: int | None = None  # of each map, the lowest that are kept: cheap, so that the cache holds whole maps
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        if self.spec["name"] == "none":
-            return inputs
+        return inputs if self.spec["name"] == "none" else self._last(self._maps(inputs))
+
+    def _maps(self, inputs: Tensor) -> Tensor:
         parts = (self._one(inputs[start : start + self.chunk]) for start in range(0, len(inputs), self.chunk))
         first = next(parts, None)
         if first is None:
@@ -70,10 +74,13 @@ class Extractor:
         maps = Scattering2D(self.spec["J"], self.spec["L"])(images)
         return group_normalise(maps, self.spec["groups"]) if self.spec["normalise"] == "group" else maps
 
+    def _last(self, maps: Tensor) -> Tensor:
+        return maps if self.frequencies is None else low_frequencies(maps, self.frequencies)
+
     def cached(self, inputs: Tensor, folder: Path | None) -> Tensor:
         if self.spec["name"] == "none":
             return inputs
-        return cached(self, self.spec, inputs, folder)
+        return self._last(cached(self._maps, self.spec, inputs, folder))
 
 
 def build(spec: Mapping[str, Any]) -> Extractor:
@@ -86,9 +93,10 @@ def build(spec: Mapping[str, Any]) -> Extractor:
         raise InputError(f"features: unknown name {name!r}; {did_you_mean(name, _OPTIONS)}")
     known = _OPTIONS[name]
     for key in given:
-        if key not in known:
+        if key not in known and (name, key) != ("scattering", "frequencies"):
             raise InputError(f"features {name!r}: unknown option {key!r}; {did_you_mean(key, known)}")
     full = {"name": name, **known, **given}
+    frequencies = full.pop("frequencies", None)
     if name == "scattering":
         Scattering2D(full["J"], full["L"])
         if full["normalise"] not in _NORMALISE:
@@ -99,6 +107,8 @@ def build(spec: Mapping[str, Any]) -> Extractor:
             )
         if not isinstance(full["groups"], int) or full["groups"] < 1:
             raise InputError(f"features: groups must be an integer of at least 1, not {full['groups']!r}")
+        if frequencies is not None and (not isinstance(frequencies, int) or frequencies < 1):
+            raise InputError(f"features: frequencies must be an integer of at least 1, not {frequencies!r}")
         if full["normalise"] != "group" and "groups" in given:
             raise InputError("features: groups is given, but normalise is not 'group': it would be ignored")
-    return Extractor(full)
+    return Extractor(full, frequencies=frequencies)

@@ -40,6 +40,25 @@ def group_normalise(maps: Tensor, groups: int = 27, eps: float = 1e-5) -> Tensor
     return torch.nn.functional.group_norm(maps, groups, eps=eps)
 
 
+def low_frequencies(maps: Tensor, count: int) -> Tensor:
+    """(n, c, h, w) → (n, c, count, count): the lowest frequencies of each map's orthonormal cosine transform (DCT-II).
+
+    A fixed projection: no norm grows, and a record's result depends on that record alone.
+    """
+    if maps.dim() != 4 or not 1 <= count <= min(maps.shape[2:]):
+        raise InputError(f"low_frequencies: {count} of the frequencies of maps of shape {tuple(maps.shape)}")
+    down, across = (_cosines(side, count).to(maps) for side in maps.shape[2:])
+    return torch.einsum("nchw,uh,vw->ncuv", maps, down, across)
+
+
+def _cosines(side: int, count: int) -> Tensor:
+    """The first rows of the DCT-II matrix: orthonormal."""
+    points = torch.arange(side, dtype=torch.float64) + 0.5
+    rows = torch.cos(math.pi / side * torch.arange(count, dtype=torch.float64)[:, None] * points) * math.sqrt(2 / side)
+    rows[0] /= math.sqrt(2)
+    return rows
+
+
 def standardise(maps: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """(maps − mean) / std, per channel. `mean` and `std` (c,) must be public constants or released
     statistics.

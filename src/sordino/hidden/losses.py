@@ -256,8 +256,8 @@ def loss_from_dict(values: Mapping[str, Any]) -> Loss:
     name = str(options.pop("name", None))
     if name not in LOSSES:
         raise InputError(f"loss {name!r} has no certificate: {did_you_mean(name, LOSSES)}")
-    if name == "softmax" and "clip" in options:
-        return clipped_softmax(**options)
+    if name == "softmax" and "clip" in options and "cap" not in options:
+        return clipped_softmax(options["outputs"], options["clip"])
     known = LOSSES[name].__dataclass_fields__
     for key in options:
         if key not in known:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +62,15 @@ First = Callable[[Any, RandomSource, Ledger], Any]
 class ClippedLinear(nn.Module):
     """The published model: a linear layer on flattened features that are scaled down to the plan's norm."""
 
-    def __init__(self, features: int, outputs: int, feature_norm: float, bias: bool) -> None:
+    def __init__(self, method: HiddenState) -> None:
         super().__init__()
-        self.feature_norm = feature_norm
-        self.weight = nn.Parameter(torch.zeros(outputs, features, dtype=torch.float64))
-        self.bias = nn.Parameter(torch.zeros(outputs, dtype=torch.float64)) if bias else None
+        outputs = method.loss.outputs
+        self.feature_norm, self.unit = method.feature_norm, method.unit
+        self.weight = nn.Parameter(torch.zeros(outputs, method.features, dtype=torch.float64))
+        self.bias = nn.Parameter(torch.zeros(outputs, dtype=torch.float64)) if method.bias else None
 
     def forward(self, inputs: Tensor) -> Tensor:
-        rows, _ = shorten(inputs, self.feature_norm)
+        rows = bounded(inputs, self.feature_norm, self.unit)
         return nn.functional.linear(rows, self.weight, self.bias)
 
 
@@ -121,6 +122,7 @@ class Records:
     targets: Tensor
     feature_norm: float
     bias: float
+    unit: bool
     held: Tensor | None  # the bounded rows of all records, where they fit
     dropped: int
 
@@ -133,30 +135,30 @@ class Records:
         if inputs.shape[1] != method.features:
             raise InputError(f"the plan is for {method.features} features, the dataset has {inputs.shape[1]}")
         dropped = int((~inputs.isfinite().all(1)).sum())
-        made = cls(inputs, targets, method.feature_norm, method.bias, None, dropped)
+        made = cls(inputs, targets, method.feature_norm, method.bias, method.unit, None, dropped)
         if inputs.numel() * 8 > HELD:
             return made
         held = torch.cat([made.rows(indices)[0] for indices in torch.split(torch.arange(len(inputs)), CHUNK)])
-        return cls(inputs, targets, method.feature_norm, method.bias, held, dropped)
+        return replace(made, held=held)
 
     def rows(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """(x̃, targets) of the records: double precision, ‖x‖ ≤ feature_norm, the constant feature last."""
         targets = self.targets[indices]
         if self.held is not None:
             return self.held[indices], targets
-        rows, _ = shorten(self.inputs[indices], self.feature_norm)
+        rows = bounded(self.inputs[indices], self.feature_norm, self.unit)
         if self.bias:
             rows = torch.cat([rows, torch.full((len(rows), 1), self.bias, dtype=torch.float64)], dim=1)
         return rows, targets
 
 
-def shorten(inputs: Tensor, bound: float) -> tuple[Tensor, Tensor]:
-    """(flattened rows in double precision, scaled down to norm `bound`; which were finite). Others become zero."""
+def bounded(inputs: Tensor, bound: float, unit: bool = False) -> Tensor:
+    """Flattened rows in double precision, scaled down to norm `bound` (`unit`: up as well); non-finite: zero."""
     rows = inputs.flatten(1).double()
-    finite = rows.isfinite().all(1)
-    rows = torch.where(finite[:, None], rows, torch.zeros_like(rows))
+    rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, torch.zeros_like(rows))
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    return rows / (norms / bound).clamp(min=1.0), finite
+    least = torch.finfo(torch.float64).tiny if unit else bound
+    return rows * (bound / norms.clamp(min=least))
 
 
 def gradient_sum(loss: Loss, records: Records, weights: Tensor, batch: LogicalBatch) -> Tensor:
@@ -207,7 +209,7 @@ def descend(
 
 def published_model(method: HiddenState, iterate: Tensor) -> ClippedLinear:
     """The last iterate as a model; the weight of the constant feature becomes the bias."""
-    model = ClippedLinear(method.features, method.loss.outputs, method.feature_norm, bool(method.bias))
+    model = ClippedLinear(method)
     with torch.no_grad():
         model.weight.copy_(iterate[:, : method.features])
         if model.bias is not None:

@@ -69,6 +69,7 @@ class HiddenState:
     feature_norm: float = 1.0
     bias: float = 1.0
     radius: float | None = None
+    unit: bool = False  # features are scaled to their norm, up as well as down
     name: ClassVar[str] = "hidden-state"
     threat_model: ClassVar[str] = (
         "the adversary sees the last iterate only: no earlier iterate, and no metric of one, is ever published"
@@ -235,6 +236,7 @@ class HiddenState:
             "feature_norm": self.feature_norm,
             "bias": self.bias,
             "radius": self.radius,
+            "unit": self.unit,
             "certificate": self.certificate.to_dict(),
         }
 
@@ -264,6 +266,7 @@ def plan(
     feature_norm: float = 1.0,
     bias: float = 1.0,
     radius: float | None = None,
+    unit: bool = False,
     lr: Schedule | float | None = None,
     noise_factors: Schedule | float = 1.0,
     insecure_seed: int | None = None,
@@ -295,6 +298,7 @@ def plan(
         feature_norm=float(feature_norm),
         bias=float(bias),
         radius=radius,
+        unit=unit,
     )
     per_epoch = records // checks.count("batch", batch)
     made = Plan(

@@ -14,7 +14,7 @@ from torch import Tensor
 from sordino.accounting import from_ledger
 from sordino.errors import InputError, Refused
 from sordino.hidden import Huber, Softmax, Squared
-from sordino.hidden.training import CHUNK, Records, descend, gradient_sum, shorten, train_hidden
+from sordino.hidden.training import CHUNK, Records, bounded, descend, gradient_sum, train_hidden
 from sordino.ledger import Ledger, read_ledger
 from sordino.methods.hidden_state import HiddenState, plan
 from sordino.plan import Plan
@@ -68,7 +68,7 @@ def test_without_noise_a_step_is_gradient_descent_on_the_regularised_objective()
     method = made.method
     assert isinstance(method, HiddenState)
     found = descend(made, Records.of(data, method), source=made.source(), ledger=Ledger.open(None, made.to_dict()))
-    rows, _ = shorten(data[0], 1.0)
+    rows = bounded(data[0], 1.0)
     rows = torch.cat([rows, torch.ones(240, 1, dtype=torch.float64)], 1)
     weights = torch.zeros(3, 7, dtype=torch.float64, requires_grad=True)
     size = method.certificate.best_lr

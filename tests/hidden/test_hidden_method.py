@@ -46,7 +46,7 @@ def test_the_certificate_of_the_paper_s_setting() -> None:
 
 
 def test_the_published_setting_gets_the_brief_s_epsilon() -> None:
-    """Table 1, Fashion-MNIST: η = 1.92, λ = 0.02, b = 2048, σ_mul = 3.01, 1200 epochs: 2.1805; the paper says 2.9966."""
+    """Table 1, FMNIST: η = 1.92, λ = 0.02, b = 2048, σ_mul = 3.01, 1200 epochs: 2.1805; in the paper 2.9966."""
     made = make(features=3969, records=60000, batch=2048, epochs=1200, lr=1.92, noise_multiplier=3.01)
     assert math.isclose(made.clipping.clip_norm, 2.0)
     assert abs(made.guarantee().epsilon - 2.1805) < 2e-3

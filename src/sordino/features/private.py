@@ -1,0 +1,143 @@
+"""Private normalisation as a part of a run: statistics of the private records, released in the plan's own budget.
+
+    [features]
+    private = "centre"          # or "channels"
+    private_noise = 30.0        # noise multiplier of each release
+    private_bound = 63.0        # l2 bound on what a record contributes; public, never measured
+    private_square_bound = 9.0  # the same for the means of squares ("channels" only)
+
+| kind     | released                                                   | then                            |
+|----------|------------------------------------------------------------|---------------------------------|
+| centre   | the sum of the records' flattened features, once           | each feature less its mean      |
+| channels | sums of spatial means, and of spatial means of squares     | (x − mean)/std for each channel |
+
+The releases go through the run's ledger before the first step, and the plan declares them (`statistic`), so its ε
+covers them. What they gave is published with the run (statistics.safetensors): whoever uses the model needs it, and a
+resumed run reads it there, for the same statistic must not be drawn twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from sordino.errors import InputError, SordinoError, did_you_mean
+from sordino.features.normalise import PURPOSE, ChannelBudget, _clip, private_statistics, standardise
+
+if TYPE_CHECKING:
+    from sordino.ledger import Ledger
+    from sordino.plan import Plan, Statistic
+    from sordino.randomness import RandomSource
+
+KINDS = ("centre", "channels")
+FILE = "statistics.safetensors"
+
+
+@dataclass(frozen=True)
+class PrivateNormalisation:
+    """Public constants of the normalisation."""
+
+    kind: str
+    noise_multiplier: float
+    bound: float
+    square_bound: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InputError(f"features.private = {self.kind!r} is unknown: {did_you_mean(self.kind, KINDS)}")
+        if (self.square_bound is not None) != (self.kind == "channels"):
+            raise InputError("features.private_square_bound belongs to private = 'channels', which needs it")
+        ChannelBudget(1, self.bound, self.square_bound or 1.0, self.noise_multiplier)  # checks the numbers
+
+    def statistic(self) -> Statistic:
+        """What the plan declares."""
+        from sordino.plan import Statistic
+
+        return Statistic(PURPOSE, self.noise_multiplier, count=1 if self.kind == "centre" else 2)
+
+    def release(self, maps: Tensor, plan: Plan, source: RandomSource, ledger: Ledger) -> dict[str, Tensor]:
+        """{"mean"[, "std"]}: functions of the noisy sums. Records that are not finite contribute zero."""
+        if self.kind == "channels":
+            assert self.square_bound is not None
+            budget = ChannelBudget(plan.records, self.bound, self.square_bound, self.noise_multiplier, plan.relation)
+            found = private_statistics(maps, budget, source=source, ledger=ledger)
+            return {"mean": found.mean, "std": found.std}
+        return {"mean": _private_mean(maps, self, plan, source, ledger)}
+
+
+def normalised(maps: Tensor, statistics: dict[str, Tensor]) -> Tensor:
+    """The maps less their released mean, over their released standard deviation if there is one."""
+    if "std" in statistics:
+        return standardise(maps, statistics["mean"], statistics["std"])
+    return maps - statistics["mean"].view(maps.shape[1:]).to(maps)
+
+
+class Normaliser:
+    """The statistics of one run: released when training begins, or read back from the run's directory."""
+
+    def __init__(self, settings: PrivateNormalisation, plan: Plan, folder: Path | None) -> None:
+        self.settings, self.plan = settings, plan
+        self.path = folder / FILE if folder is not None else None
+        self.statistics: dict[str, Tensor] = {}
+
+    def first(self, dataset: Any, source: RandomSource, ledger: Ledger) -> Any:
+        """The dataset, normalised by statistics of its own that the plan pays for."""
+        if not self.statistics:
+            self.statistics = self._read() or self._release(dataset.inputs, source, ledger)
+        return self.apply(dataset)
+
+    def apply(self, dataset: Any) -> Any:
+        """Another dataset, normalised by the same statistics."""
+        if not self.statistics:
+            raise SordinoError("the statistics have not been released yet")
+        return replace(dataset, inputs=normalised(dataset.inputs, self.statistics))
+
+    def _release(self, maps: Tensor, source: RandomSource, ledger: Ledger) -> dict[str, Tensor]:
+        from sordino.state import write_atomically
+
+        if ledger.last_step(PURPOSE) >= 0 and source.secure:
+            raise SordinoError(
+                f"{ledger.path}: the statistics were released, but the run was killed before they were written down; "
+                "drawing them again would be another release: start anew in another directory"
+            )
+        found = self.settings.release(maps, self.plan, source, ledger)
+        if self.path is not None:
+            write_atomically(self.path, save({name: value.contiguous() for name, value in found.items()}))
+        return found
+
+    def _read(self) -> dict[str, Tensor] | None:
+        if self.path is None or not self.path.exists():
+            return None
+        try:
+            with safe_open(str(self.path), framework="pt") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        except (OSError, SafetensorError) as error:
+            raise SordinoError(f"{self.path} can't be read: {error}; start anew in another directory") from error
+
+
+def _private_mean(
+    maps: Tensor, settings: PrivateNormalisation, plan: Plan, source: RandomSource, ledger: Ledger
+) -> Tensor:
+    """One Gaussian release, at sampling rate 1, of the sum of flattened features clipped to the public bound."""
+    from sordino.plan import ROUNDING_MARGIN
+    from sordino.release import Entry, Gaussian, release
+
+    total = torch.zeros(maps[0].numel(), dtype=torch.float64)
+    for rows in torch.split(maps.flatten(1), 4096):
+        total += _clip(rows, settings.bound).double().sum(0)
+    noisy = release(
+        {"sum": total},
+        sensitivity=settings.bound * (1 + ROUNDING_MARGIN),
+        norm="l2",
+        noise=Gaussian(settings.noise_multiplier),
+        source=source,
+        ledger=ledger,
+        entry=Entry(PURPOSE, 0, {"name": "poisson", "sampling_rate": 1.0}, plan.relation),
+    )
+    return (noisy["sum"] / plan.records).to(maps.dtype)

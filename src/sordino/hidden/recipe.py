@@ -1,0 +1,93 @@
+"""`[method] name = "hidden-state"` in a recipe: the plan from its keys.
+
+    [method]
+    name = "hidden-state"
+    loss = "softmax"            # softmax, one-vs-rest, huber, squared; their options beside it (cap, bound, …)
+    cap = 0.1
+    regularisation = 1e-6       # λ, required
+    feature_norm = 1.0          # features are scaled down to it, record by record
+    unit = true                 # … and up to it as well
+    bias = 0.3                  # the constant feature; 0: none
+    lr = 10.0                   # a number or a schedule; default: the certificate's 2/(m + M)
+    noise_factors = 1.0         # a number or a schedule
+    radius = 100.0              # default: none that is ever reached
+
+The model is linear; [train] gives steps or epochs alone, and [clipping] has no say: the certificate bounds gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sordino.errors import InputError, Refused, did_you_mean
+from sordino.hidden.losses import LOSSES, loss_from_dict
+from sordino.methods.hidden_state import plan
+from sordino.plan import Plan
+from sordino.recipe import ClippingSection, Recipe, TrainSection
+from sordino.schedule import Schedule
+
+_OWN = ("loss", "regularisation", "feature_norm", "unit", "bias", "lr", "noise_factors", "radius")
+
+
+def plan_from_recipe(recipe: Recipe, records: int, features: int, classes: int, statistics: Any = ()) -> Plan:
+    """The plan of a hidden-state recipe for data of that shape; everything its proof does not cover is refused."""
+    check_recipe(recipe)
+    options = dict(recipe.method.options)
+    own = {key: options.pop(key) for key in _OWN if key in options}
+    name = own.pop("loss", "softmax")
+    for key in ("lr", "noise_factors"):
+        if key in own:
+            own[key] = Schedule.from_dict(own[key])
+    return plan(
+        loss=loss_from_dict({"name": name, "outputs": classes, **options}),
+        features=features,
+        records=records,
+        batch=recipe.sampling.expected_batch,
+        sampling=recipe.sampling.name,
+        delta=recipe.privacy.delta,
+        epsilon=recipe.privacy.epsilon,
+        noise_multiplier=recipe.privacy.noise_multiplier,
+        epochs=recipe.train.epochs,
+        steps=recipe.train.steps,
+        insecure_seed=recipe.privacy.insecure_seed,
+        statistics=statistics,
+        **own,
+    )
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """What can be told before the data are read: keys, and what no proof covers."""
+    _check_method(recipe)
+    if recipe.model.name != "linear" or recipe.model.options:
+        raise Refused(
+            f"hidden state is proven for convex losses of a linear model, not for {recipe.model.name!r} with its "
+            'options; use [model] name = "linear", or the method dpsgd'
+        )
+    if recipe.privacy.relation not in (None, "replace-one"):
+        raise Refused("hidden state is proven for replace-one")
+    if recipe.clipping != ClippingSection():
+        raise Refused(
+            "[clipping] is not for hidden-state: clipped gradients are not those of a convex function; bound the "
+            "gradient by the loss (cap = …, bound = …), and features by feature_norm"
+        )
+    if recipe.run.noise_free or recipe.privacy.norm_histogram is not None:
+        raise Refused("noise_free and norm_histogram are not made in a hidden-state run")
+    plain = TrainSection(steps=recipe.train.steps, epochs=recipe.train.epochs, chunk=recipe.train.chunk)
+    if recipe.train != plain:
+        raise Refused(
+            "[train] of a hidden-state recipe has steps or epochs (and chunk) only: the step size stands in [method], "
+            "there is no momentum, no Adam, no average, no checkpoint, and nothing is measured before the end"
+        )
+
+
+def _check_method(recipe: Recipe) -> None:
+    options = recipe.method.options
+    name = str(options.get("loss", "softmax"))
+    if name not in LOSSES:
+        raise InputError(f"method.loss = {name!r} has no certificate: {did_you_mean(name, LOSSES)}")
+    known = [*(key for key in LOSSES[name].__dataclass_fields__ if key != "outputs"), "clip", *_OWN]
+    for key in options:
+        if key not in known:
+            raise InputError(f"unknown key in [method]: {key!r}: {did_you_mean(key, known)}")
+    if "regularisation" not in options:
+        raise InputError("[method] needs regularisation: without one the objective is not strongly convex")
