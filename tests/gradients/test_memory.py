@@ -1,0 +1,51 @@
+"""Blocks, norms and parts: the same numbers however the work is cut."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from gradients.cases import agree, noise, squared
+from sordino.clipping import FlatClip
+from sordino.gradients import Rows, brute_force, clipped_sum, convolution
+from sordino.gradients.memory import all_finite, blocks, compact, roots, squares
+
+
+@pytest.mark.parametrize("records", [0, 1, 7, 64])
+@pytest.mark.parametrize("coordinates", [1, 100, 10**6])
+def test_blocks_cover_every_record_once_within_the_size(records: int, coordinates: int) -> None:
+    found = blocks(records, coordinates, 4, 4000)
+    assert [i for lo, hi in found for i in range(lo, hi)] == list(range(records))
+    assert all(hi - lo == 1 or (hi - lo) * coordinates * 4 <= 4000 for lo, hi in found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("width", [0, 3, 8192, 20_001])
+def test_squares_of_rows_of_any_length(dtype: torch.dtype, width: int) -> None:
+    rows = torch.randn(4, width).to(dtype)
+    assert torch.allclose(squares(rows).double(), rows.double().square().sum(1), rtol=2e-2 if width else 0)
+    assert torch.equal(compact(rows.mT), rows.mT)
+
+
+def test_norms_beyond_the_range_are_infinite_without_a_warning() -> None:
+    rows = torch.tensor([[3e19, 3e19], [torch.nan, 0.0], [1.0, 2.0]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = roots([squares(rows), torch.tensor([3e38, 1.0, 4.0])])
+    assert found[0] == torch.inf
+    assert bool(found[1].isnan())
+    assert float(found[2]) == pytest.approx(3.0)
+    assert not all_finite(found)
+
+
+@pytest.mark.parametrize("record", [None, torch.tensor([0, 0, 1, 2, 2, 3, 4])])
+def test_a_grouped_convolution_in_parts_equals_the_loop(
+    monkeypatch: pytest.MonkeyPatch, record: torch.Tensor | None
+) -> None:
+    monkeypatch.setattr(convolution, "GROUP_BYTES", 3000)
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Tanh(), nn.Flatten()).double()
+    rows = Rows(noise(7, 4, 6, 6), noise(7), record)
+    agree(clipped_sum(model, squared, rows, FlatClip(0.5), chunk=5), brute_force(model, squared, rows, FlatClip(0.5)))
