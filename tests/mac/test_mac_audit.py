@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from mac.test_mac_run import CLASSIFIER
 from sordino.audit.mac import audit_mac
+from sordino.cli import main
 from sordino.mac.coefficients import Expansion
 from sordino.mac.network import Network
 from sordino.mac.training import Mac
 from sordino.mac.zsteps import ZSteps
 from sordino.methods.dp_mac import plan
+from sordino.recipe import Recipe
 
 MAC = Mac(ZSteps(1, 0.01, start="backward"), Expansion(order=2))
 
@@ -36,3 +42,10 @@ def test_noise_reduced_by_half_is_caught() -> None:
     found = audit(0.5, seed=1)
     assert not found.holds
     assert found.epsilon_lower > found.epsilon_claimed
+
+
+def test_a_recipe_is_audited_from_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(Recipe.from_dict(CLASSIFIER).to_toml())
+    assert main(["audit", str(recipe), "--steps", "1", "--canaries", "200", "--seed", "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["holds"]

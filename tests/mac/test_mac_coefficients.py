@@ -71,7 +71,8 @@ def test_one_record_moves_the_concatenated_vector_by_at_most_one(
 @given(seed=st.integers(0, 10_000))
 def test_a_normalised_record_moves_it_by_exactly_one(seed: int) -> None:
     expansion = Expansion(bounding="normalise", order=2, value=True, split=("equal", "sqrt-dim")[seed % 2])
-    found = check_neighbouring(mac_plan(expansion), coefficients(expansion, seed), 3, others=torch.arange(8))
+    # softplus: no part of a record is zero (a ReLU layer that is off has no direction to normalise)
+    found = check_neighbouring(mac_plan(expansion), coefficients(expansion, 3 * seed), 3, others=torch.arange(8))
     assert found.difference == pytest.approx(1.0, abs=1e-9)
 
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sordino import data
 from sordino.audit.bounds import check_confidence
 from sordino.audit.canaries import Canaries, CanaryGradients, make_canaries, most_canaries
 from sordino.audit.one_run import DEFAULT_CANARIES, AuditResult, claim_curve, judge
@@ -22,9 +25,12 @@ from sordino.ledger import Ledger
 from sordino.mac.coefficients import Coefficients, polynomials
 from sordino.mac.network import Network
 from sordino.mac.optimise import w_step
+from sordino.mac.recipe import read
+from sordino.mac.run import prepare_sets, released_projection
 from sordino.mac.training import Data, Mac, check_mac_plan
 from sordino.plan import Plan
 from sordino.randomness import RandomSource
+from sordino.recipe import Recipe
 from sordino.sampling import LogicalBatch
 from sordino.steps import DEFAULT_CHUNK, private_steps, row_reader
 
@@ -89,3 +95,11 @@ def _play(
             noisy = polynomials(private.gradients, mac.expansion, coefficients.bounds(), layers, noise)
             w_step(network, noisy, mac.w, optimizer)
     return scores
+
+
+def audit_recipe(recipe: Recipe, data_dir: Path | None = None, **options: Any) -> AuditResult:
+    """`audit_mac` of a dp-mac recipe's plan, network and records (behind a DP-PCA of the audit's own)."""
+    made = read(recipe, progress=False)
+    raw = data.load(recipe.data.name, data_dir, normalise=False)
+    sets = prepare_sets(made, raw, released_projection(made, raw.train.inputs, None, made.plan.source()))
+    return audit_mac(made.plan, made.network(), sets.train, made.mac, chunk=made.settings.chunk, **options)

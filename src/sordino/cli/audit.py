@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sordino.cli.common import Commands, add_json, emit
 from sordino.errors import InputError
 from sordino.recipe import Recipe
+
+if TYPE_CHECKING:
+    from sordino.audit import AuditResult
 
 
 def add(commands: Commands) -> None:
@@ -41,24 +45,9 @@ def add(commands: Commands) -> None:
 
 
 def _audit(arguments: argparse.Namespace) -> int:
-    from torch.nn.functional import cross_entropy
+    from sordino.audit import write_audit
 
-    from sordino.audit import audit_plan, write_audit
-    from sordino.run import prepare
-
-    prepared = prepare(_recipe(arguments), arguments.data_dir)
-    result = audit_plan(
-        prepared.plan,
-        prepared.model(),
-        cross_entropy,
-        prepared.dataset.train,
-        canaries=arguments.canaries,
-        steps=arguments.steps,
-        confidence=arguments.confidence,
-        seed=arguments.seed,
-        noise_scale=arguments.noise_scale,
-        chunk=prepared.settings.chunk,
-    )
+    result = _result(arguments, _recipe(arguments))
     if arguments.out is not None:
         write_audit(result, arguments.out)
     rows = {
@@ -70,6 +59,21 @@ def _audit(arguments: argparse.Namespace) -> int:
     emit(arguments, result.to_dict(), rows)
     result.check()
     return 0
+
+
+def _result(arguments: argparse.Namespace, recipe: Recipe) -> AuditResult:
+    from torch.nn.functional import cross_entropy
+
+    from sordino.audit import audit_plan
+    from sordino.audit.mac import audit_recipe
+    from sordino.run import prepare
+
+    options = {key: getattr(arguments, key) for key in ("canaries", "steps", "confidence", "seed", "noise_scale")}
+    if recipe.method.name == "dp-mac":
+        return audit_recipe(recipe, arguments.data_dir, **options)
+    prepared = prepare(recipe, arguments.data_dir)
+    model, chunk = prepared.model(), prepared.settings.chunk
+    return audit_plan(prepared.plan, model, cross_entropy, prepared.dataset.train, **options, chunk=chunk)
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:

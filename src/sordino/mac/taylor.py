@@ -12,8 +12,8 @@ t ≈ t(ŵ) + ⟨∂t, d⟩ + ⟨d, ½∂²t·d⟩. The paper's a, b, C are func
 sensitivity: b = ∂t − ∂²t·ŵ pays for the curvature a second time.
 
 A symmetric matrix is released as its upper triangle with off-diagonal entries times √2 (`triangle`): an isometry from
-the Frobenius norm to l2, so the sensitivity is the same and each off-diagonal entry gets half the variance that
-independent noise on all entries would give it.
+the Frobenius norm to l2, so the sensitivity is the same; the noise is that of independent noise on all entries, made
+symmetric, in half the numbers.
 """
 
 from __future__ import annotations

@@ -17,14 +17,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from sordino.accounting import epsilon_curve
 from sordino.errors import InputError
+from sordino.gradients import ClippedSum
 from sordino.ledger import Ledger
 from sordino.mac.coefficients import Bounds, Coefficients, Expansion, fixed_bounds, polynomials
 from sordino.mac.network import Network
@@ -35,6 +36,7 @@ from sordino.metrics import MetricsLog
 from sordino.plan import Plan
 from sordino.progress import ProgressBar
 from sordino.randomness import RandomSource
+from sordino.sampling import LogicalBatch
 from sordino.state import TrainState, load_model, model_tensors
 from sordino.steps import PrivateStep, check_records, count_records, plan_batches, private_steps, row_reader
 from sordino.train import Evaluate, Result, Settings
@@ -104,6 +106,27 @@ def check_mac_plan(plan: Plan, mac: Mac, layers: int) -> None:
         declared(plan, mac.private)
 
 
+@dataclass
+class _Walk:
+    """Where a run is: what changes from step to step."""
+
+    optimizer: Optimizer
+    scheduler: LRScheduler | None
+    log: MetricsLog
+    spent: Mapping[int, float]  # ε after each step that is evaluated
+    average: Average | None
+    bounds: Bounds | None
+    skipped: int
+    earlier: float  # seconds before the last resume
+    dropped: int = 0
+    began: float = field(default_factory=time.monotonic)
+    saved: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return self.earlier + time.monotonic() - self.began
+
+
 @dataclass(frozen=True)
 class _Run:
     network: Network
@@ -117,48 +140,65 @@ class _Run:
         done = ledger.last_step("gradient") + 1
         if done and not resume:
             raise InputError(f"{self.out} holds a run already: resume it, or give another directory")
+        walk, start = self._begin(done if source.secure else 0)
+        records = count_records(dataset)
+        with ProgressBar(self.plan.steps, start, self.settings.progress, "DP-MAC") as bar:
+            for first, last in self._segments(start):
+                coefficients = Coefficients(
+                    self.network, row_reader(dataset), self.mac.z, self.mac.expansion, walk.bounds
+                )
+                walk.bounds = self._thresholds(coefficients, first, records, source, ledger)
+                counted = _Counter(replace(coefficients, thresholds=walk.bounds))
+                for private in islice(self._steps(counted, records, source, ledger, first), last - first):
+                    self._update(private, counted.coefficients, walk.optimizer)
+                    self._after(private.step, walk)
+                    bar.advance(private.step + 1, walk.log.latest)
+                walk.dropped += counted.dropped
+        return self._end(walk)
+
+    def _begin(self, released: int) -> tuple[_Walk, int]:
+        """The state to go on from, and the first step to make: never one that secure noise has released already."""
         optimizer = self.mac.w.make(self.network)
         scheduler = self.settings.scheduler(optimizer) if self.settings.scheduler else None
         state = self._restore(optimizer, scheduler)
-        start = max(state.step, done) if source.secure else state.step
-        skipped = int(state.scalars.get("skipped_steps", 0)) + start - state.step
-        bounds: Bounds | None = state.scalars.get("bounds", self.mac.start(len(self.network.layers)))
+        start = max(state.step, released)
         log = MetricsLog(self.out / "metrics.jsonl" if self.out else None)
         log.cut(start)
-        spent = self._epsilons(start)
-        average, began, saved = state.average, time.monotonic(), time.monotonic()
-        earlier, dropped = float(state.scalars.get("seconds", 0.0)), 0
-        with ProgressBar(self.plan.steps, start, self.settings.progress, "DP-MAC") as bar:
-            for first, last in self._segments(start):
-                coefficients = self._coefficients(dataset, bounds)
-                bounds = self._thresholds(coefficients, first, len(dataset[1]), source, ledger)
-                counted = _Counter(replace(coefficients, thresholds=bounds))
-                for private in islice(self._steps(counted, len(dataset[1]), source, ledger, first), last - first):
-                    self._update(private, counted.coefficients, optimizer)
-                    if scheduler is not None:
-                        scheduler.step()
-                    made = private.step + 1
-                    if average is not None:
-                        average = average.include(self.network, self.settings.averaging, private.step, self.plan.steps)
-                    seconds = earlier + time.monotonic() - began
-                    if self._due(made, self.settings.eval_every) or made == self.plan.steps:
-                        self._log(log, made, average, spent, optimizer, seconds)
-                    overdue = time.monotonic() - saved >= 60 * self.settings.checkpoint_minutes
-                    if self._due(made, self.settings.checkpoint_every) or overdue:
-                        scalars = {"seconds": seconds, "skipped_steps": skipped, "bounds": bounds}
-                        self._save(made, optimizer, scheduler, average, scalars)
-                        saved = time.monotonic()
-                    bar.advance(made, log.latest)
-                dropped += counted.dropped
-        if not log.latest or log.latest["step"] != self.plan.steps:
-            self._log(log, self.plan.steps, average, spent, optimizer, earlier + time.monotonic() - began)
-        values = average.values() if average is not None else None
+        walk = _Walk(
+            optimizer=optimizer,
+            scheduler=scheduler,
+            log=log,
+            spent=self._epsilons(start),
+            average=state.average,
+            bounds=state.scalars.get("bounds", self.mac.start(len(self.network.layers))),
+            skipped=int(state.scalars.get("skipped_steps", 0)) + start - state.step,
+            earlier=float(state.scalars.get("seconds", 0.0)),
+        )
+        return walk, start
+
+    def _after(self, step: int, walk: _Walk) -> None:
+        """Schedule, average, evaluation and checkpoint after the update of a step."""
+        if walk.scheduler is not None:
+            walk.scheduler.step()
+        made = step + 1
+        if walk.average is not None:
+            walk.average = walk.average.include(self.network, self.settings.averaging, step, self.plan.steps)
+        if self._due(made, self.settings.eval_every) or made == self.plan.steps:
+            self._log(walk, made)
+        overdue = time.monotonic() - walk.saved >= 60 * self.settings.checkpoint_minutes
+        if self._due(made, self.settings.checkpoint_every) or overdue:
+            self._save(walk, made)
+            walk.saved = time.monotonic()
+
+    def _end(self, walk: _Walk) -> Result:
+        """The published weights, in the network; a run whose last steps were skipped is still evaluated."""
+        if not walk.log.latest or walk.log.latest["step"] != self.plan.steps:
+            self._log(walk, self.plan.steps)
+        values = walk.average.values() if walk.average is not None else None
         if values is not None:
             load_model(self.network, model_tensors(self.network) | values)
-        return Result(
-            self.network, self.plan.guarantee(), log.rows, earlier + time.monotonic() - began, skipped,
-            {"dropped_records": dropped},
-        )  # fmt: skip
+        guarantee, dropped = self.plan.guarantee(), {"dropped_records": walk.dropped}
+        return Result(self.network, guarantee, walk.log.rows, walk.seconds, walk.skipped, dropped)
 
     def _segments(self, start: int) -> Iterator[tuple[int, int]]:
         """(first, last) of the steps between two measurements of thresholds."""
@@ -183,9 +223,6 @@ class _Run:
             chunk=self.settings.chunk,
         )  # fmt: skip
 
-    def _coefficients(self, dataset: Data, bounds: Bounds | None) -> Coefficients:
-        return Coefficients(self.network, row_reader(dataset), self.mac.z, self.mac.expansion, bounds)
-
     def _steps(
         self, counted: _Counter, records: int, source: RandomSource, ledger: Ledger, start: int
     ) -> Iterator[PrivateStep]:
@@ -207,19 +244,17 @@ class _Run:
         points = sorted({t for t in range(start + 1, steps + 1) if every and t % every == 0} | {steps})
         return dict(zip(points, epsilon_curve(self.plan, points), strict=True))
 
-    def _log(
-        self, log: MetricsLog, made: int, average: Average | None, spent: Mapping[int, float], optimizer: Optimizer,
-        seconds: float,
-    ) -> None:  # fmt: skip
+    def _log(self, walk: _Walk, made: int) -> None:
         row: dict[str, float] = {"step": made}
-        if made in spent:
-            row["epsilon"] = spent[made]
+        if made in walk.spent:
+            row["epsilon"] = walk.spent[made]
         if self.evaluate is not None:
-            with averaged(self.network, average):
+            with averaged(self.network, walk.average):
                 row |= {name: float(value) for name, value in self.evaluate(self.network).items()}
-        log.append(row | {"lr": float(optimizer.param_groups[0]["lr"]), "seconds": round(seconds, 3)})
+        lr = float(walk.optimizer.param_groups[0]["lr"])
+        walk.log.append(row | {"lr": lr, "seconds": round(walk.seconds, 3)})
 
-    def _restore(self, optimizer: Optimizer, scheduler: Any) -> TrainState:
+    def _restore(self, optimizer: Optimizer, scheduler: LRScheduler | None) -> TrainState:
         saved = TrainState.load(self.out / "checkpoint", self._fingerprint()) if self.out else None
         if saved is None:
             averaging = self.settings.averaging.kind != "none"
@@ -230,17 +265,15 @@ class _Run:
             scheduler.load_state_dict(dict(saved.scheduler))
         return saved
 
-    def _save(
-        self, made: int, optimizer: Optimizer, scheduler: Any, average: Average | None, scalars: Mapping[str, Any]
-    ) -> None:
+    def _save(self, walk: _Walk, made: int) -> None:
         if self.out is not None:
             TrainState(
                 step=made,
                 model=model_tensors(self.network),
-                optimizer=optimizer.state_dict(),
-                scheduler=scheduler.state_dict() if scheduler else None,
-                average=average,
-                scalars=scalars,
+                optimizer=walk.optimizer.state_dict(),
+                scheduler=walk.scheduler.state_dict() if walk.scheduler else None,
+                average=walk.average,
+                scalars={"seconds": walk.seconds, "skipped_steps": walk.skipped, "bounds": walk.bounds},
             ).save(self.out / "checkpoint", self._fingerprint())
 
     def _fingerprint(self) -> str:
@@ -257,7 +290,7 @@ class _Counter:
     def __init__(self, coefficients: Coefficients) -> None:
         self.coefficients, self.clipping, self.dropped = coefficients, coefficients.clipping, 0
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: LogicalBatch) -> ClippedSum:
         total = self.coefficients(batch)
         self.dropped += int(total.dropped)
         return total

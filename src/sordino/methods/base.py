@@ -7,6 +7,7 @@ accounts for it, and says what its theorem assumes. Training asks it for the noi
 |--------------|-------------------------|-----------------------------------------|----------------------------------|
 | dpsgd        | every released gradient | anything: it is post-processing         | composition (PLD, RDP)           |
 | modelmix     | every iterate           | mixing of the last two iterates         | Rényi divergence of the mixture  |
+| dp-mac       | every noisy coefficient | anything: it is post-processing         | composition (PLD, RDP)           |
 | hidden-state | the last iterate only   | gradient descent on a certified loss    | shifted interpolation (hull)     |
 """
 

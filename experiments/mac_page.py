@@ -1,0 +1,138 @@
+"""Puts the figures of experiments/results/mac.json into docs/dp_mac.md and docs/guarantees/dp_mac.md.
+
+    python experiments/mac_page.py
+
+A block lies between <!-- name --> and <!-- end name -->; nothing else is touched.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "docs" / "dp_mac.md", ROOT / "docs" / "guarantees" / "dp_mac.md")
+Document = dict[str, Any]
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def spread(cell: Document | None, percent: bool) -> str:
+    """Mean ± standard deviation (number of seeds)."""
+    if cell is None:
+        return "not run"
+    factor, digits = (100, 2) if percent else (1, 4)
+    text = f"{factor * cell['mean']:.{digits}f}"
+    if cell["spread"] is not None:
+        text += f" ± {factor * cell['spread']:.{digits}f}"
+    return f"{text} ({cell['seeds']})"
+
+
+def by_epsilon(document: Document, section: str, epsilons: tuple[str, ...], percent: bool) -> str:
+    summary = document["summary"][section]
+    rows = []
+    for epsilon in epsilons:
+        runs = [r for name, r in document.get(section, {}).items() if name.startswith(f"eps={epsilon},")]
+        found = max((r["epsilon"] for r in runs), default=float("nan"))
+        sigma = runs[0]["noise_multiplier"] if runs else float("nan")
+        steps, batch = (runs[0]["steps"], round(runs[0]["expected_batch"])) if runs else ("–", "–")
+        cells = [spread(summary.get(f"eps={epsilon}, {how}"), percent) for how in ("dp-mac", "dp-sgd")]
+        rows.append([f"{found:.4f}", *cells, f"{sigma:.3f}", str(steps), str(batch)])
+    return table(["ε", "DP-MAC (seeds)", "DP-SGD (seeds)", "noise multiplier", "steps", "expected batch"], rows)
+
+
+def variants(document: Document, section: str) -> str:
+    rows = []
+    for name, row in document.get(section, {}).items():
+        accuracy = row.get("test_accuracy")
+        result = f"{100 * accuracy:.2f} %" if accuracy is not None else f"{row['test_error']:.4f}"
+        rows.append([name, result, f"{row['epsilon']:.3f}", str(row["steps"])])
+    return table(["variant", "result", "ε", "steps"], rows)
+
+
+def not_private(document: Document) -> str:
+    rows = [[name, spread(cell, name.startswith("mnist"))] for name, cell in document["summary"]["not_private"].items()]
+    return table(["what", "accuracy in %, or error (seeds)"], rows)
+
+
+def scales(document: Document) -> str:
+    rows = []
+    for start, found in document.get("scales", {}).items():
+        for way, norms in found["ways"].items():
+            cells = [f"{n:.1e}" for n in norms["median_norms"]]
+            rows.append([f"{way}; {start}", *cells, f"{norms['largest_over_smallest']:.0f}"])
+    return table(["Z; initial weights", *(f"layer {k}" for k in range(1, 7)), "largest/smallest"], rows)
+
+
+def sensitivities(document: Document) -> str:
+    rows = [
+        [
+            row["coefficient"],
+            f"{row['radius']:g}",
+            *(f"{row[key]:.4g}" for key in ("attained", "ours", "printed")),
+            "**yes**" if row["printed_is_exceeded"] else "no",
+        ]
+        for row in document["sensitivities"]["table"]["rows"]
+    ]
+    head = ["coefficient", "T_z", "attained by ascent", "our bound", "printed", "printed exceeded"]
+    return "For T = 2t, softplus 60-300 and sigmoid 300-10 with random weights, no biases:\n\n" + table(head, rows)
+
+
+def paper_noise(document: Document) -> str:
+    rows = [
+        [*(f"{r[key]:g}" for key in ("claimed", "sigma", "batch", "epochs", "sigma_pca")), f"{r['epsilon']:.3f}"]
+        for r in document["paper_noise"]["table"]["rows"]
+    ]
+    head = ["ε claimed", "σ", "batch", "epochs", "σ of DP-PCA", "ε (PLD, δ = 10⁻⁵, DP-PCA included)"]
+    return table(head, rows)
+
+
+def audit(document: Document) -> str:
+    rows = []
+    for scale, cell in document["summary"]["audit"].items():
+        runs = [r for r in document.get("audit", {}).values() if r["noise_scale"] == float(scale)]
+        low = [r["epsilon_lower"] for r in runs]
+        claimed = runs[0]["epsilon_claimed"] if runs else float("nan")
+        bounds = f"{min(low):.2f} to {max(low):.2f}" if low else "–"
+        rows.append([scale, bounds, f"{claimed:.3f}", f"{cell['claims_broken']} of {cell['of']}"])
+    return table(["noise ×", "lower bounds on ε (95 %)", "claimed", "claims broken"], rows)
+
+
+def blocks(document: Document) -> dict[str, str]:
+    return {
+        "mnist": by_epsilon(document, "mnist", ("0.5", "2", "8"), True),
+        "usps": by_epsilon(document, "usps", ("1", "2", "4", "8"), False),
+        "not_private": not_private(document),
+        "mnist_variants": variants(document, "mnist_variants"),
+        "usps_variants": variants(document, "usps_variants"),
+        "scales": scales(document),
+        "sensitivities": sensitivities(document),
+        "paper_noise": paper_noise(document),
+        "audit": audit(document),
+    }
+
+
+def filled(text: str, found: dict[str, str]) -> str:
+    """The page with its blocks replaced; a block that it does not have is left out."""
+    for name, content in found.items():
+        before, after = f"<!-- {name} -->\n", f"<!-- end {name} -->"
+        text = re.sub(f"({before}).*?({after})", lambda _: "\0", text, flags=re.S)
+        text = text.replace("\0", f"{before}{content}\n{after}")
+    return text
+
+
+def main() -> int:
+    document = json.loads((ROOT / "experiments" / "results" / "mac.json").read_text())
+    for page in PAGES:
+        page.write_text(filled(page.read_text("utf8"), blocks(document)), "utf8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
