@@ -32,6 +32,7 @@ from sordino.progress import working
 from sordino.randomness import RandomSource
 from sordino.recipe import Recipe
 from sordino.state import model_tensors, write_atomically
+from sordino.steps import check_records
 from sordino.train import Result
 
 PROJECTION = "projection.safetensors"
@@ -53,6 +54,7 @@ def run_mac(
     made = read(recipe, progress)
     with working(f"reading {recipe.data.name}", progress):
         raw = data.load(recipe.data.name, data_dir, normalise=False)
+    check_records(made.plan, len(raw.train))  # before anything is released
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "recipe.toml", recipe.to_toml().encode())
     source = made.plan.source()
