@@ -85,7 +85,9 @@ def gaussian_delta(squares: Array, epsilon: float) -> Array:
         density = np.exp(-(np.minimum(np.abs(a), 1e150) ** 2) / 2)  # √(2π)·φ(a)
         first = np.where(a > 0, density * erfcx(a / math.sqrt(2)) / 2, ndtr(-a))
         second = density * erfcx(b / math.sqrt(2)) / 2
-    above = first - second + _ROUNDING * first * (1 + np.minimum(a, 40.0) ** 2)  # exp rounds its argument a²/2 too
+    above = (
+        first - second + _ROUNDING * first * (1 + np.minimum(np.abs(a), 40.0) ** 2)
+    )  # exp rounds its argument a²/2 too
     return np.asarray(np.clip(np.where(mu > 0, above, 0.0), 0.0, 1.0), dtype=np.float64)
 
 

@@ -110,6 +110,11 @@ def calibrate_hidden_state(
     if account.bound == "composition":
         factor = min(factor, _composition_factor(run_at_noise_1, target, delta, further, factor))
         account = account_hidden_state(run_at_noise_1.noisier(factor), delta, further=further)
+    if account.bound == "ye-shokri" and target - account.epsilon > 1e-3 * min(1, target):  # theirs needs less noise
+        factor = _smallest_factor(
+            lambda f: _from_rdp(ye_shokri_rdp(run_at_noise_1.noisier(f)), delta, statistics) <= target, precision=1e-5
+        )
+        account = account_hidden_state(run_at_noise_1.noisier(factor), delta, further=further)
     while account.epsilon > target:  # rounding of the factor
         factor *= 1 + 1e-9
         account = account_hidden_state(run_at_noise_1.noisier(factor), delta, further=further)
@@ -208,8 +213,8 @@ def _composition_factor(run: HiddenRun, target: float, delta: float, further: Fu
     return calibrate(event, target, delta, RELATION, guess=guess)[0]
 
 
-def _smallest_factor(enough: Callable[[float], bool]) -> float:
-    """The smallest factor, up to 1e-10, that is enough; `enough` is monotone."""
+def _smallest_factor(enough: Callable[[float], bool], precision: float = 1e-10) -> float:
+    """The smallest factor, up to `precision`, that is enough; `enough` is monotone."""
     low = high = 1.0
     while not enough(high):
         low, high = high, 4 * high
@@ -219,7 +224,7 @@ def _smallest_factor(enough: Callable[[float], bool]) -> float:
         low, high = low / 4, low
         if low < 1e-12:
             raise InputError("this ε is met without noise: such a target asks for no privacy")
-    while high > low * (1 + 1e-10):
+    while high > low * (1 + precision):
         middle = math.sqrt(low * high)
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high

@@ -28,13 +28,13 @@ _UNIT = 2.0**-53
 _UNDERFLOW = 1e-150  # a block of smaller energy may have lost some; the noise is within 10⁻⁶⁰ … 1 (HiddenRun)
 
 
-def minorant_energy(shrink: Array, moved: Array, spread: Array) -> float:
-    """Σ (ΔI)²/Δu over the edges of the minorant of consecutive blocks, from above.
+def minorant_energy(shrink: Array, moved: Array, spread: Array, steps: int | None = None) -> float:
+    """Σ (ΔI)²/Δu over the edges of the minorant of consecutive blocks, from above. `steps` is how many steps they hold.
 
-    Each number of a pooled block has gone through at most 4 roundings per block, 3 numbers make an energy or decide a
-    comparison, and what the blocks bring along from `windows` is below 64 more roundings.
+    In the worst case a `shrink` has gone through one rounding per step, a `moved` through 3 and a `spread` through 5; a
+    comparison multiplies them to fewer than 20 per step, an energy to 11.
     """
-    margin = 16 * (len(moved) + 64) * _UNIT
+    margin = 20 * ((len(moved) if steps is None else steps) + 16) * _UNIT
     pooled: list[tuple[float, float, float]] = []
     for r, i, v in zip(shrink.tolist(), moved.tolist(), spread.tolist(), strict=True):
         # slopes I/(u·w): the earlier block's w is r times the later one's
@@ -42,7 +42,7 @@ def minorant_energy(shrink: Array, moved: Array, spread: Array) -> float:
             before = pooled.pop()
             r, i, v = before[0] * r, before[1] * r + i, before[2] * r * r + v
         pooled.append((r, i, v))
-    energy = math.fsum(i * i / v for _, i, v in pooled) * (1 + 2 * margin)
+    energy = math.fsum(i * i / v for _, i, v in pooled) * (1 + margin)
     return energy + _UNDERFLOW if moved.any() else 0.0
 
 
@@ -76,7 +76,9 @@ def position_energies(shrink: Array, disparities: Array, variances: Array, perio
     spread = variances * rest_shrink**2 + rest_spread
     block_shrink = shrink * rest_shrink
     used = min(period, len(shrink))
-    energies = [minorant_energy(block_shrink[j::period], moved[j::period], spread[j::period]) for j in range(used)]
+    energies = [
+        minorant_energy(block_shrink[j::period], moved[j::period], spread[j::period], len(shrink)) for j in range(used)
+    ]
     return np.array(energies + [0.0] * (period - used))
 
 

@@ -26,6 +26,7 @@ Array = npt.NDArray[np.float64]
 
 CELLS = 1024
 BLOCKS = (0, 1, 2, 3, 4, 6, 9, 14, 24, 48)
+WORK = 200_000  # steps of a chain times its block: long chains try short blocks only
 LONGEST_CHAIN = 40_000  # steps that are followed; what came before them counts as used in every step
 _FORGOTTEN = 1e-9
 
@@ -38,7 +39,8 @@ def without_replacement_law(shrink: Array, disparities: Array, variances: Array,
     begin, start = _begin(shrink, disparities, variances, decay, rate)
     costs = _block_costs(shrink[begin:], disparities[begin:], variances[begin:], max(BLOCKS))
     top = _likely_peak(start, costs[:, 0], decay[begin:], rate)
-    blocks = [block for block in BLOCKS if block <= max(1.0, 0.6 / rate)]
+    longest = min(max(1.0, 0.6 / rate), WORK / len(costs))
+    blocks = [block for block in BLOCKS if block <= max(1.0, longest)]
     return [_coins(costs[:, : block + 1], decay[begin:], rate, start, top) for block in blocks]
 
 
