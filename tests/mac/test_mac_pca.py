@@ -18,7 +18,7 @@ from sordino.randomness import RandomSource
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
-    size=st.sampled_from([1e-12, 1e-3, 1.0, 1e3, 1e12]),
+    size=st.sampled_from([1e-44, 1e-30, 1e-22, 1e-3, 1.0, 1e3, 1e12, 1e30]),
     scale=st.one_of(st.none(), st.floats(1e-2, 1e2)),
 )
 def test_one_record_moves_the_released_vector_by_at_most_one(seed: int, size: float, scale: float | None) -> None:

@@ -64,16 +64,20 @@ class Projection:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """(n, …) → (n, components)."""
-        rows = unit_rows(inputs, self.scale)
-        return rows @ self.matrix.to(rows.dtype)
+        parts = [unit_rows(some, self.scale) @ self.matrix for some in torch.split(inputs, _CHUNK)]
+        return torch.cat(parts)
 
 
 def unit_rows(inputs: Tensor, scale: float | None) -> Tensor:
-    """Each record as a vector of norm at most 1; a record that is not finite becomes zero."""
-    rows = inputs.flatten(1)
-    norms = rows.norm(dim=1, keepdim=True)
-    divisor = norms.clamp_min(torch.finfo(rows.dtype).tiny) if scale is None else norms.clamp_min(scale)
-    return torch.where(norms.isfinite(), rows / divisor, torch.zeros_like(rows))
+    """Each record as a float32 vector of norm at most 1; a record that is not finite becomes zero.
+
+    In double precision: the squares of small single-precision numbers underflow, and a record whose norm came out as
+    zero would be divided by next to nothing.
+    """
+    rows = inputs.flatten(1).double()
+    norms = rows.square().sum(1, keepdim=True).sqrt()
+    divisor = norms.clamp_min(torch.finfo(torch.float64).tiny) if scale is None else norms.clamp_min(scale)
+    return torch.where(norms.isfinite(), rows / divisor, torch.zeros_like(rows)).float()
 
 
 def second_moment(inputs: Tensor, scale: float | None) -> Tensor:
