@@ -27,9 +27,13 @@ from torch import Tensor, nn
 from sordino.accounting.account import checked_releases, composed_epsilon
 from sordino.audit.bounds import ProfileCurve, check_confidence, one_run_epsilon, rejects
 from sordino.audit.canaries import Canaries, CanaryGradients, make_canaries, most_canaries
-from sordino.audit.scores import Guesses, Scorer, choose_guesses
+from sordino.audit.modelmix import MixedScorer
+from sordino.audit.noise_check import LEVEL, NoiseCheck
+from sordino.audit.scores import AnyScorer, Guesses, choose_guesses, scorer_of
+from sordino.audit.updates import audited_update
 from sordino.errors import ClaimBroken, InputError
 from sordino.ledger import Ledger
+from sordino.methods import DPSGD
 from sordino.plan import Plan
 from sordino.randomness import RandomSource
 from sordino.state import write_atomically
@@ -65,15 +69,21 @@ class AuditResult:
     holds: bool
     bound: str
     epsilon_lower_point: float
+    noise_p_value: float | None = None  # of the noise being what the plan states, where it has a uniform part
+
+    @property
+    def noise_fits(self) -> bool:
+        return self.noise_p_value is None or self.noise_p_value >= LEVEL
 
     @property
     def sentence(self) -> str:
         verdict = "does not contradict" if self.holds else "CONTRADICTS"
+        noise = "" if self.noise_fits else f" The noise is NOT what the plan states (p = {self.noise_p_value:.2g})."
         return (
             f"The audit {verdict} the claim: ε ≥ {self.epsilon_lower:.4g} at {self.confidence:.0%} confidence, "
             f"claimed is ε ≤ {self.epsilon_claimed:.4g} (δ = {self.delta:g}, {self.relation}). {self.correct} of "
             f"{self.guesses} guesses about {self.canaries} canaries were right after {self.steps} steps with "
-            f"{self.sampler} sampling."
+            f"{self.sampler} sampling.{noise}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -81,8 +91,8 @@ class AuditResult:
         return {**asdict(self), "sentence": self.sentence}
 
     def check(self) -> AuditResult:
-        """Itself; ClaimBroken when the claim does not hold."""
-        if not self.holds:
+        """Itself; ClaimBroken when the claim does not hold, or the noise is not what the plan states."""
+        if not (self.holds and self.noise_fits):
             raise ClaimBroken(
                 f"{self.sentence} Do not release models of this plan; look for noise that is too small or "
                 "records that are drawn too often."
@@ -102,13 +112,16 @@ def audit_plan(
     confidence: float = 0.95,
     seed: int | None = None,
     noise_scale: float = 1.0,
+    width_scale: float = 1.0,
     tamper: Callable[[Plan], Plan] | None = None,
     chunk: int = DEFAULT_CHUNK,
 ) -> AuditResult:
-    """Trains a copy of `model` (plain SGD) for `steps` of the plan's steps with canaries, and guesses their coins.
+    """Trains a copy of `model` for `steps` of the plan's steps with canaries, and guesses their coins.
 
-    `canaries`: default 5000, or as many as the model has room for. `seed`: repeatable (and then insecure).
-    `noise_scale` and `tamper` break the run behind the accountant's back: they test the audit, not the plan.
+    The update is plain SGD with `lr`, or the plan's own where it holds one. `canaries`: default 5000, or as many as
+    the model has room for. `seed`: repeatable (and then insecure). `noise_scale`, `width_scale` (of ModelMix's uniform
+    noise; 0: the gap is not enforced) and `tamper` break the run behind the accountant's back: they test the audit, not
+    the plan.
     """
     check_confidence(confidence)
     shapes = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
@@ -119,18 +132,18 @@ def audit_plan(
     marked = make_canaries(shapes, plan.clipping, count, plan.relation, source)
     records = _real_records(plan, count_records(dataset), count)
     claim = _claim(plan, records, count, steps)
-    scorer, curve = Scorer.of(claim), claim_curve(claim)
+    scorer, curve = scorer_of(claim), claim_curve(claim)
     guesses = choose_guesses(scorer, marked.values, claim.steps, count, curve, 1.0 - confidence)
     run = replace(
         claim, records=records + len(marked.members), noise=_scaled(claim, noise_scale).noise, insecure_seed=seed
     )
     copied = copy.deepcopy(model)
     gradient_sum = record_gradients(copied, loss, dataset, plan.clipping)
-    scores = play(
+    scores, noise_p_value = play(
         tamper(run) if tamper else run, copied, gradient_sum, marked, scorer, records=records, source=source,
-        lr=lr, chunk=chunk,
+        lr=lr, width_scale=width_scale, chunk=chunk,
     )  # fmt: skip
-    return judge(claim, marked, guesses, scores, confidence)
+    return replace(judge(claim, marked, guesses, scores, confidence), noise_p_value=noise_p_value)
 
 
 def run_audit(
@@ -156,19 +169,26 @@ def play(
     model: nn.Module,
     gradient_sum: GradientSum,
     canaries: Canaries,
-    scorer: Scorer,
+    scorer: AnyScorer,
     *,
     records: int,
     source: RandomSource,
     lr: float,
+    width_scale: float = 1.0,
     chunk: int = DEFAULT_CHUNK,
-) -> Tensor:
-    """Runs the plan through the one door with canaries among the records; the score of each canary."""
+) -> tuple[Tensor, float | None]:
+    """Runs the plan through the one door with canaries among the records.
+
+    The score of each canary, and where noise has a uniform part the p-value of its being what the plan states."""
     wrapped = CanaryGradients(gradient_sum, canaries, records)
-    parameters = dict(model.named_parameters())
-    scores = torch.zeros(len(canaries), dtype=torch.float64)
+    noise = NoiseCheck(scorer.scale, scorer.laplace) if isinstance(scorer, MixedScorer) else None
+    plan, update = audited_update(plan, model, lr, width_scale)
+    total = torch.zeros((), dtype=torch.float64)
     with Ledger.open(None, plan.to_dict()) as ledger:
-        for private in private_steps(plan, wrapped, records=plan.records, source=source, ledger=ledger, chunk=chunk):
+        steps = private_steps(
+            plan, wrapped, records=plan.records, source=source, ledger=ledger, chunk=chunk, widths=update.widths
+        )
+        for private in steps:
             observed = canaries.flat(private.gradients) * plan.divisor
             if scorer.knows_sum:
                 observed -= canaries.flat(wrapped.real)
@@ -176,11 +196,15 @@ def play(
             if scorer.knows_draws:
                 drawn = torch.zeros(len(canaries), dtype=torch.bool)
                 drawn[wrapped.drawn] = True
-            scores += scorer.step(observed[canaries.coordinates], canaries.values, drawn)
-            with torch.no_grad():
-                for name, gradient in private.gradients.items():
-                    parameters[name].sub_(gradient, alpha=lr)
-    return scores
+            gaps = canaries.flat(update.gaps(private.step))
+            at, step = canaries.coordinates, private.step
+            total = total + scorer.step(observed[at], canaries.values, drawn, gaps[at], step)
+            if noise is not None and isinstance(scorer, MixedScorer):
+                coordinates, values = canaries.contribution(wrapped.drawn)
+                observed[coordinates] -= values
+                noise.add(observed, gaps.clamp_min(scorer.least[step]))
+            update.apply(private)
+    return scorer.final(total), noise.p_value() if noise is not None else None
 
 
 def judge(claim: Plan, canaries: Canaries, guesses: Guesses, scores: Tensor, confidence: float) -> AuditResult:
@@ -207,6 +231,9 @@ def judge(claim: Plan, canaries: Canaries, guesses: Guesses, scores: Tensor, con
 
 def claim_curve(plan: Plan) -> ProfileCurve:
     """The plan's privacy profile as a trade-off curve: ε at some values of δ, each from the plan's accountant."""
+    if not isinstance(plan.method, DPSGD):
+        found = [plan.method.epsilons(replace(plan, delta=delta), [plan.steps])[0] for delta in _DELTAS]
+        return ProfileCurve(tuple(found), _DELTAS)
     releases = checked_releases(plan.releases())
     epsilons = [
         composed_epsilon(releases, delta, plan.relation, plan.accountant, tolerance=_TOLERANCE)[0] for delta in _DELTAS

@@ -25,6 +25,8 @@ import torch
 from torch import Tensor
 
 from sordino.audit.bounds import Curve, most_correct, rejects
+from sordino.audit.modelmix import MixedScorer
+from sordino.methods.base import AddsUniformNoise
 from sordino.plan import Plan
 from sordino.release import Laplace
 from sordino.sampling import Partition, Poisson, WithoutReplacement
@@ -63,13 +65,27 @@ class Scorer:
             knows_draws=isinstance(sampling, Partition),
         )
 
-    def step(self, observed: Tensor, values: Tensor, drawn: Tensor | None = None) -> Tensor:
+    def step(
+        self,
+        observed: Tensor,
+        values: Tensor,
+        drawn: Tensor | None = None,
+        gaps: Tensor | None = None,
+        step: int = 0,
+    ) -> Tensor:
         """(m, s) observed coordinates, (m, s) canary values, (m,) drawn or not if that is known → (m,)."""
         present = self._likelihood(observed, values)
         absent = self._likelihood(observed, -values) if self.replace else torch.zeros_like(present)
         if drawn is not None:
             return torch.where(drawn, present - absent, 0.0)
         return self._mixed(present) - self._mixed(absent)
+
+    def final(self, total: Tensor) -> Tensor:
+        """From the sum over the steps to the score: it is that sum."""
+        return total
+
+    def simulate(self, values: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+        return simulate(self, values, steps)
 
     def _likelihood(self, observed: Tensor, mean: Tensor) -> Tensor:
         if self.laplace:
@@ -82,6 +98,14 @@ class Scorer:
             return likelihood
         kept = torch.full_like(likelihood, math.log1p(-self.rate))
         return torch.logaddexp(kept, likelihood + math.log(self.rate))
+
+
+AnyScorer = Scorer | MixedScorer
+
+
+def scorer_of(plan: Plan) -> AnyScorer:
+    """The score that fits what the plan releases."""
+    return MixedScorer.of(plan) if isinstance(plan.method, AddsUniformNoise) else Scorer.of(plan)
 
 
 @dataclass(frozen=True)
@@ -101,12 +125,12 @@ class Guesses:
         return int(coins[top].sum()) + int((~coins[bottom]).sum())
 
 
-def choose_guesses(scorer: Scorer, values: Tensor, steps: int, canaries: int, curve: Curve, level: float) -> Guesses:
+def choose_guesses(scorer: AnyScorer, values: Tensor, steps: int, canaries: int, curve: Curve, level: float) -> Guesses:
     """The numbers of guesses with the most power, by a simulation that sees public constants only.
 
     Fixed before the run and independent of it, so the test stays valid without a correction.
     """
-    coins, scores = simulate(scorer, values, steps)
+    coins, scores = scorer.simulate(values, steps)
     best, found = -math.inf, Guesses(max(1, canaries // 20), max(1, canaries // 20))
     needed: dict[int, int] = {}
     for inside in SHARES:
