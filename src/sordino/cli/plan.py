@@ -25,7 +25,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--records", type=int, required=True, metavar="N", help="public number of records")
     parser.add_argument("--features", type=int, required=True, metavar="D")
-    parser.add_argument("--classes", type=int, required=True, metavar="C")
+    parser.add_argument("--classes", type=int, default=10, metavar="C", help="default: 10")
     parser.add_argument("--epsilon", type=float, required=True, metavar="ε")
     parser.add_argument("--delta", type=float, required=True, metavar="δ")
     loss = parser.add_argument_group(
