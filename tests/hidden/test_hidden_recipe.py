@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sordino.accounting import from_ledger
+from sordino.cli import main
 from sordino.errors import InputError, Refused, SordinoError
 from sordino.ledger import read_ledger
 from sordino.recipe import Recipe
@@ -48,6 +50,15 @@ def test_a_whole_run(tmp_path: Path) -> None:
     header, entries = read_ledger(out / "ledger.jsonl")
     assert from_ledger(header, entries, 1e-5)["epsilon"] == pytest.approx(result["epsilon"], rel=1e-6)
     assert run_recipe(recipe, out, resume=True, progress=False) == result
+
+
+def test_the_command_line_audits_the_last_iterate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(Recipe.from_dict(BASE | {"train": {"steps": 24}}).to_toml())
+    assert main(["audit", str(path), "--canaries", "200", "--seed", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["bound"] == "f-DP, one run, last iterate only"
+    assert found["holds"]
 
 
 def test_a_killed_run_with_secure_noise_is_not_resumed(tmp_path: Path) -> None:

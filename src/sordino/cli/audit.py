@@ -72,6 +72,10 @@ def _result(arguments: argparse.Namespace, recipe: Recipe) -> AuditResult:
     if recipe.method.name == "dp-mac":
         return audit_recipe(recipe, arguments.data_dir, **options)
     prepared = prepare(recipe, arguments.data_dir)
+    if recipe.method.name == "hidden-state":
+        from sordino.audit.last_iterate import audit_last_iterate
+
+        return audit_last_iterate(prepared.plan, **options)
     model, chunk = prepared.model(), prepared.settings.chunk
     return audit_plan(prepared.plan, model, cross_entropy, prepared.dataset.train, **options, chunk=chunk)
 

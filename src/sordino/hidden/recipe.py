@@ -9,7 +9,7 @@
     unit = true                 # … and up to it as well
     bias = 0.3                  # the constant feature; 0: none
     lr = 10.0                   # a number or a schedule; default: the certificate's 2/(m + M)
-    noise_factors = 1.0         # a number or a schedule
+    noise_factors = 1.0         # a number or a schedule, or {kind = "closing", first = 2.0, rise = 12.0}
     radius = 100.0              # default: none that is ever reached
 
 The model is linear; [train] gives steps or epochs alone, and [clipping] has no say: the certificate bounds gradients.
@@ -17,10 +17,13 @@ The model is linear; [train] gives steps or epochs alone, and [clipping] has no 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from sordino.errors import InputError, Refused, did_you_mean
 from sordino.hidden.losses import LOSSES, loss_from_dict
+from sordino.hidden.schedules import closing
 from sordino.methods.hidden_state import plan
 from sordino.plan import Plan
 from sordino.recipe import ClippingSection, Recipe, TrainSection
@@ -37,7 +40,7 @@ def plan_from_recipe(recipe: Recipe, records: int, features: int, classes: int, 
     name = own.pop("loss", "softmax")
     for key in ("lr", "noise_factors"):
         if key in own:
-            own[key] = Schedule.from_dict(own[key])
+            own[key] = _schedule(own[key], recipe, records)
     return plan(
         loss=loss_from_dict({"name": name, "outputs": classes, **options}),
         features=features,
@@ -53,6 +56,17 @@ def plan_from_recipe(recipe: Recipe, records: int, features: int, classes: int, 
         statistics=statistics,
         **own,
     )
+
+
+def _schedule(value: Any, recipe: Recipe, records: int) -> Schedule:
+    """A number, a schedule, or {kind = "closing", first, rise}: see `schedules.closing`."""
+    if not isinstance(value, Mapping) or value.get("kind") != "closing":
+        return Schedule.from_dict(value)
+    options = {key: number for key, number in value.items() if key != "kind"}
+    if set(options) - {"first", "rise"}:
+        raise InputError(f"a closing schedule has first and rise, got {', '.join(options)}")
+    per_epoch = records // recipe.sampling.expected_batch
+    return closing(recipe.train.steps or math.ceil((recipe.train.epochs or 1) * per_epoch - 1e-9), **options)
 
 
 def check_recipe(recipe: Recipe) -> None:
