@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from sordino.cli import main
 from sordino.clip_advice import advise_clipping, tail_kappa
 from sordino.clipping import FlatClip
 from sordino.errors import InputError
@@ -75,3 +78,32 @@ def test_kappa_scales_with_the_noise_and_its_tail_bound_holds() -> None:
 def test_one_row_shows_nothing() -> None:
     with pytest.raises(InputError, match="at least 2"):
         advise_clipping(Weight(0.0), lambda o, t: o, (SAMPLES[:1], torch.zeros(1)), FlatClip(1.0))
+
+
+RECIPE = """
+[data]
+name = "fashion-mnist-mini"
+[model]
+name = "linear"
+[privacy]
+epsilon = 3.0
+delta = 1e-5
+[sampling]
+expected_batch = 300
+[train]
+steps = 6
+lr = 0.5
+"""
+
+
+def test_the_command_measures_a_recipe_s_threshold_on_test_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(RECIPE)
+    assert main(["advise", "clipping", str(recipe), "--public", "40", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["rows"], found["clip_norm"]) == (40, 1.0)
+    assert found["threshold"] == pytest.approx(4 * math.log(10) * found["kappa"])
+    assert found["verdict"] in ("covered", "below")
+    assert main(["advise", "clipping", str(recipe), "--weights", str(tmp_path / "none")]) == 2

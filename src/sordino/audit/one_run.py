@@ -88,7 +88,7 @@ class AuditResult:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able: the fields, and the sentence."""
-        return {**asdict(self), "sentence": self.sentence}
+        return {**asdict(self), "noise_fits": self.noise_fits, "sentence": self.sentence}
 
     def check(self) -> AuditResult:
         """Itself; ClaimBroken when the claim does not hold, or the noise is not what the plan states."""

@@ -37,6 +37,10 @@ def add(commands: Commands) -> None:
         "--noise-scale", type=float, default=1.0, metavar="F", help="scale the real noise, not the claim"
     )
     parser.add_argument(
+        "--width-scale", type=float, default=1.0, metavar="F",
+        help="scale the real uniform noise of modelmix, not the claim (0: the gap is not enforced)",
+    )  # fmt: skip
+    parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write audit.json there; if it is a run, its report shows it"
     )
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the datasets are (default: $SORDINO_DATA)")
@@ -51,11 +55,13 @@ def _audit(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         write_audit(result, arguments.out)
     rows = {
-        "verdict": "the claim stands" if result.holds else "THE CLAIM IS BROKEN",
+        "verdict": "the claim stands" if result.holds and result.noise_fits else "THE CLAIM IS BROKEN",
         "ε, lower bound": f"{result.epsilon_lower:.4g} at {result.confidence:.0%} confidence ({result.bound})",
         "ε, claimed": f"{result.epsilon_claimed:.4g} at δ = {result.delta:g}, {result.relation}",
         "guesses": f"{result.correct} of {result.guesses} right, {result.canaries} canaries, {result.steps} steps",
     }
+    if result.noise_p_value is not None:
+        rows["noise"] = f"{'as' if result.noise_fits else 'NOT as'} the plan states (p = {result.noise_p_value:.2g})"
     emit(arguments, result.to_dict(), rows)
     result.check()
     return 0
@@ -77,7 +83,10 @@ def _result(arguments: argparse.Namespace, recipe: Recipe) -> AuditResult:
 
         return audit_last_iterate(prepared.plan, **options)
     model, chunk = prepared.model(), prepared.settings.chunk
-    return audit_plan(prepared.plan, model, cross_entropy, prepared.dataset.train, **options, chunk=chunk)
+    return audit_plan(
+        prepared.plan, model, cross_entropy, prepared.dataset.train, **options, width_scale=arguments.width_scale,
+        chunk=chunk,
+    )  # fmt: skip
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:

@@ -28,11 +28,13 @@ def curves_svg(
     series: Series,
     *,
     highest: float | None = None,
+    from_zero: bool = True,
 ) -> str:
     """The curves over x, each with its name in a legend; what lies above `highest` leaves the plot."""
     finite = [v for values in curves.values() for v in values if math.isfinite(v) and v <= (highest or math.inf)]
     horizontal = Axis.around([0.0, *x], LEFT, WIDTH - RIGHT)
-    vertical = Axis.around([*finite, 0.0], HEIGHT - BOTTOM, TOP, zero=True)
+    lowest = [0.0] if from_zero else []
+    vertical = Axis.around([*finite, *lowest], HEIGHT - BOTTOM, TOP, zero=from_zero)
     shapes = [
         _label(horizontal(t), HEIGHT - BOTTOM + 20, horizontal.label(t), "tick middle") for t in horizontal.ticks()
     ]

@@ -126,6 +126,8 @@ def _audit_verdict(audit: Mapping[str, Any] | None) -> Verdict:
     confidence = numbers.plain(100 * audit["confidence"]) if _number(audit.get("confidence")) else "unknown"
     steps = numbers.plain(audit.get("steps"))
     values = f"ε ≥ {lower} at {confidence} % confidence; for the {steps} steps audited, ε ≤ {claimed} is claimed"
+    if audit.get("noise_fits") is False:
+        return Verdict("bad", "The noise is not what the plan states", f"{values}. Do not rely on this run.")
     if audit.get("holds") is True:
         return Verdict("good", "The audit does not contradict the claim", f"{values}.")
     return Verdict("bad", "The audit breaks the claim", f"{values}. Do not rely on this run.")

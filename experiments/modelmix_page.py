@@ -1,0 +1,130 @@
+"""Puts the figures of experiments/results/modelmix.json into docs/modelmix.md, and draws the plot beside it.
+
+    python experiments/modelmix_page.py
+
+A block lies between <!-- name --> and <!-- end name -->; nothing else is touched.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sordino.report.curves import curves_svg
+from sordino.report.plots import Series
+
+ROOT = Path(__file__).parents[1]
+RESULTS, PAGE = ROOT / "experiments" / "results" / "modelmix.json", ROOT / "docs" / "modelmix.md"
+FIGURE = ROOT / "docs" / "figures" / "modelmix_accuracy.svg"
+NAMES = {
+    "dpsgd": "DP-SGD, momentum 0.9",
+    "averaging": "averaging control, same ε",
+    "modelmix": "ModelMix",
+    "same-variance": "averaging control, same variance",
+    "modelmix-paper": "ModelMix, the paper's c, η, τ",
+    "averaging-paper": "its averaging control, same ε",
+}
+PRINTED = {"DP-SGD in the paper": (0.534, 0.815, 0.856), "ModelMix in the paper": (0.839, 0.861, 0.888)}
+
+
+def rows_of(document: Mapping[str, Any], arm: str) -> list[Mapping[str, Any]]:
+    return [row for row in document["table"] if row["arm"] == arm]
+
+
+def accuracy(row: Mapping[str, Any]) -> str:
+    spread = "" if row["spread"] is None else f" ± {100 * row['spread']:.2f}"
+    return f"{100 * row['mean']:.2f}{spread}"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows])
+
+
+def accuracies(document: Mapping[str, Any]) -> str:
+    rows = []
+    for arm, name in NAMES.items():
+        found = rows_of(document, arm)
+        if found:
+            rows.append([name, *(accuracy(row) for row in found), str(found[0]["seeds"])])
+    rows += [[f"*{name}*", *(f"*{100 * value:.1f}*" for value in values), ""] for name, values in PRINTED.items()]
+    return table(["test accuracy in %", "ε = 0.2", "ε = 0.6", "ε = 1", "seeds"], rows)
+
+
+def differences(document: Mapping[str, Any]) -> str:
+    rows = []
+    for arm in ("dpsgd", "modelmix", "same-variance", "modelmix-paper"):
+        cells = [row["over_averaging"] for row in rows_of(document, arm)]
+        if all(cells) and cells:
+            shown = [f"{100 * cell['mean']:+.2f} ± {100 * cell['standard_error']:.2f}" for cell in cells]
+            rows.append([NAMES[arm], *shown])
+    return table(["points above the averaging control at the same ε", "ε = 0.2", "ε = 0.6", "ε = 1"], rows)
+
+
+def noise(document: Mapping[str, Any]) -> str:
+    rows = []
+    for arm in ("modelmix", "modelmix-paper"):
+        for row in rows_of(document, arm):
+            taus = row["tau_over_lr"]["values"]
+            tau = " then ".join(f"{value:.3g}" for _, value in taus)
+            figures = (row["beside"]["epsilon_classic"], row["noise_multiplier"])
+            control = f"**{row['beside']['equal_variance_epsilon']:.4f}**"
+            rows.append(
+                [NAMES[arm], f"{row['epsilon']:.4f}", control, *(f"{x:.3f}" for x in figures), tau, f"{row['lr']:g}"]
+            )
+    head = ["", "ε", "ε of equal variance", "ε, classic conversion", "noise multiplier", "τ/η", "η"]
+    return table(head, rows)
+
+
+def sizes(document: Mapping[str, Any]) -> str:
+    def setting(arm: str) -> str:
+        row = rows_of(document, arm)[0]
+        return f"{row['steps']} steps, expected batch {row['expected_batch']:g}, c = {row['clip_norm']:g}"
+
+    runs = document["runs"].values()
+    rates = [f"{NAMES[arm]}: " + ", ".join(f"{row['lr']:g}" for row in rows_of(document, arm)) for arm in NAMES]
+    return (
+        f"{setting('modelmix')} (the paper's settings: {setting('modelmix-paper')}); step sizes at ε = 0.2, 0.6, 1: "
+        f"{'; '.join(rates)}. {len(runs)} runs, {sum(run['held_out'] for run in runs)} of them to choose step sizes; "
+        f"{sum(run['seconds'] for run in runs) / 60:.0f} minutes of training in all, on a core that was shared."
+    )
+
+
+def figure(document: Mapping[str, Any]) -> str:
+    arms = ("dpsgd", "averaging", "modelmix", "same-variance")
+    epsilons = [row["target_epsilon"] for row in rows_of(document, "dpsgd")]
+    curves = {NAMES[arm]: [row["mean"] for row in rows_of(document, arm)] for arm in arms}
+    best = {name: values[-1] for name, values in curves.items()}
+    summary = "At ε = 1: " + ", ".join(f"{name} {100 * value:.1f} %" for name, value in best.items()) + "."
+    series = Series("Fashion-MNIST: test accuracy over ε", summary, "ε", "accuracy", percent=True)
+    return curves_svg(epsilons, curves, series, from_zero=False)
+
+
+def blocks(document: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "accuracies": accuracies(document),
+        "differences": differences(document),
+        "noise": noise(document),
+        "sizes": sizes(document),
+    }
+
+
+def filled(text: str, found: Mapping[str, str]) -> str:
+    for name, content in found.items():
+        before, after = f"<!-- {name} -->\n", f"<!-- end {name} -->"
+        text = re.sub(f"({before}).*?({after})", "\0", text, flags=re.S)
+        text = text.replace("\0", f"{before}{content}\n{after}")
+    return text
+
+
+def main() -> int:
+    document = json.loads(RESULTS.read_text())
+    PAGE.write_text(filled(PAGE.read_text("utf8"), blocks(document)), "utf8")
+    FIGURE.write_text(figure(document), "utf8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
