@@ -91,8 +91,8 @@ def main() -> int:
         (dataset, epsilon, row, seed)
         for dataset in arguments.datasets
         for epsilon in (3.0, 1.0)
-        for seed in arguments.seeds
         for row in (*settings(dataset, epsilon), *BASELINES)
+        for seed in arguments.seeds
     ]
     runs: dict[tuple[str, float, str], list[dict[str, Any]]] = {}
     for dataset, epsilon, row, seed in jobs:

@@ -43,13 +43,14 @@ from sordino.randomness import RandomSource
 
 LOSS, GEOMETRY, DELTA = Softmax(10, cap=0.1), Geometry(1.0, 0.3), 1e-5
 CENTRE = PrivateNormalisation("centre", 60.0, 63.0)
-LAMBDAS = {3.0: 1e-5, 1.0: 3e-5}  # chosen on the held-out training images: 3e-6, 1e-5, 3e-5, 1e-4
-GRADIENT = 1e-7  # ‖∇F‖ at which the minimiser counts as found
+LAMBDAS = {"output": {3.0: 1e-5, 1.0: 3e-5}, "objective": {3.0: 1e-5, 1.0: 4e-5}}
+"""By hand, between the best of 5e-6, 2e-5 and 1e-4 on the held-out training images of Fashion-MNIST."""
+LARGEST_SLOPE = 2e-8  # max |∂F| at which the search for the minimiser stops
 AMP_MU = 0.01
 
 
 def output_perturbation(dataset: str, epsilon: float, seed: int) -> dict[str, Any]:
-    started, lam = time.monotonic(), LAMBDAS[epsilon]
+    started, lam = time.monotonic(), LAMBDAS["output"][epsilon]
     train, _, test = prepared(dataset, seed)
     found, slope = minimiser(dataset, seed, lam)
     mean_square = (2 / CENTRE.noise_multiplier) ** 2
@@ -63,7 +64,7 @@ def output_perturbation(dataset: str, epsilon: float, seed: int) -> dict[str, An
 
 
 def objective_perturbation(dataset: str, epsilon: float, seed: int) -> dict[str, Any]:
-    started, lam = time.monotonic(), LAMBDAS[epsilon]
+    started, lam = time.monotonic(), LAMBDAS["objective"][epsilon]
     train, labels, test = prepared(dataset, seed)
     records, sensitivity = len(train), certify(LOSS, GEOMETRY, lam).sensitivity
     parts = {
@@ -126,7 +127,7 @@ def minimise(x: Tensor, labels: Tensor, lam: float, start: Tensor, push: Tensor)
         value += lam / 2 * float(weights.square().sum()) + float((push * weights).sum())
         return value, slope.flatten().numpy()
 
-    options = {"maxcor": 30, "maxiter": 600, "gtol": GRADIENT / 50, "ftol": 0.0, "maxfun": 800}
+    options = {"maxcor": 30, "maxiter": 600, "gtol": LARGEST_SLOPE, "ftol": 0.0, "maxfun": 800}
     found = optimize.minimize(objective, start.flatten().numpy(), jac=True, method="L-BFGS-B", options=options)  # type: ignore[call-overload]
     weights = torch.from_numpy(np.asarray(found.x)).view(start.shape)
     return weights, float(np.linalg.norm(objective(found.x)[1]))
