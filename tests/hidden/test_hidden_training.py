@@ -204,3 +204,16 @@ def test_schedules_of_step_sizes_are_followed() -> None:
     method = made.method
     assert isinstance(method, HiddenState)
     assert np.allclose(method.run(made).step_sizes, np.linspace(0.5, 0.05, 10))
+
+
+@pytest.mark.parametrize("sampling", ["partition", "without-replacement", "full"])
+def test_the_three_algorithms(sampling: str) -> None:
+    """Fixed partition, fresh subsets, all records: each learns, and its guarantee names its sampler."""
+    batch = 240 if sampling == "full" else 60
+    made = small_plan(sampling=sampling, batch=batch, epochs=None, steps=24, noise_multiplier=1.0)
+    result = train_hidden(made, blobs(), evaluate=lambda model: accuracy(model, blobs()))
+    assert result.metrics[-1]["test_accuracy"] > 0.6
+    assert result.guarantee is not None
+    assert result.guarantee.epsilon <= result.guarantee.beside["epsilon_if_every_iterate_were_seen"]
+    run = made.method.run(made)  # type: ignore[attr-defined]
+    assert run.sampling == sampling
