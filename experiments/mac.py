@@ -207,6 +207,7 @@ def usps_variants(made: MacRecipe) -> dict[str, Callable[[], Row]]:
     paper = Mac(ZSteps(30, 0.001), Expansion(), WSteps("adam", 0.003), {"gradient": 0.001})
     return {
         "paper (forward, 30 Z-steps, bound 0.001)": lambda: variant(made, paper, 8.0, made.plan.steps // 2),
+        "the recipe, half the steps": lambda: variant(made, mac, 8.0, made.plan.steps // 2),
         "backward start, one bound 0.001": lambda: variant(made, Mac(mac.z, Expansion(), w, {"gradient": 1e-3}), 8.0),
         "backward start, bounds by public estimates": lambda: variant(
             made, Mac(mac.z, Expansion(), w, {"gradient": public_bounds(made)}), 8.0

@@ -47,6 +47,15 @@ def by_epsilon(document: Document, section: str, epsilons: tuple[str, ...], perc
     return table(["ε", "DP-MAC (seeds)", "DP-SGD (seeds)", "noise multiplier", "steps", "expected batch"], rows)
 
 
+def pairs(document: Document) -> str:
+    """How often DP-MAC has the smaller error, seed by seed."""
+    runs = document.get("usps", {})
+    both = [(r, runs.get(name.replace("dp-mac", "dp-sgd"))) for name, r in runs.items() if name.endswith("dp-mac")]
+    known = [(ours["test_error"], theirs["test_error"]) for ours, theirs in both if theirs is not None]
+    better = sum(ours < theirs for ours, theirs in known)
+    return f"DP-MAC has the smaller error in {better} of {len(known)} pairs of runs with the same ε and seed."
+
+
 def variants(document: Document, section: str) -> str:
     rows = []
     for name, row in document.get(section, {}).items():
@@ -107,7 +116,7 @@ def audit(document: Document) -> str:
 def blocks(document: Document) -> dict[str, str]:
     return {
         "mnist": by_epsilon(document, "mnist", ("0.5", "2", "8"), True),
-        "usps": by_epsilon(document, "usps", ("1", "2", "4", "8"), False),
+        "usps": by_epsilon(document, "usps", ("1", "2", "4", "8"), False) + "\n\n" + pairs(document),
         "not_private": not_private(document),
         "mnist_variants": variants(document, "mnist_variants"),
         "usps_variants": variants(document, "usps_variants"),
