@@ -7,7 +7,7 @@ exceeds ``clip_norm``, for every g. That bound, and nothing measured, is what ``
 |----------------|---------------------------------------------------|------|-------|------------------|
 | FlatClip       | g · min(1, C/‖g‖₂)                                | l2   | 0     | 0, and counted   |
 | AutomaticClip  | g · C/(‖g‖₂ + γ)                                  | l2   | 0     | 0, and counted   |
-| NormalisedClip | g · C/‖g‖₂                                        | l2   | 0     | 0, and counted   |
+| NormalisedClip | g · C/‖g‖₂ (0 for ‖g‖₂ ≤ 10⁻¹²)                   | l2   | 0     | 0, and counted   |
 | PerLayerClip   | each layer's g_l · min(1, c_l/‖g_l‖₂), Σ c_l² = C²| l2   | 0     | 0, and counted   |
 | L1Clip         | g · min(1, C/‖g‖₁)                                | l1   | 0     | 0, and counted   |
 | L2LinfClip     | clamp(g · min(1, C/‖g‖₂), ± C/√p)                 | l2   | 0     | 0, and counted   |
@@ -28,6 +28,7 @@ from torch import Tensor
 from sordino.errors import InputError, did_you_mean
 
 Norm = Literal["l1", "l2"]
+_SHORTEST = 1e-12  # of a vector that is normalised: below, squares underflow in single precision and norms mislead
 
 
 def _positive(owner: object, **values: float) -> None:
@@ -94,14 +95,13 @@ class AutomaticClip(_Clip):
 
 @dataclass(frozen=True)
 class NormalisedClip(_Clip):
-    """g · C/‖g‖₂; a zero gradient stays zero."""
+    """g · C/‖g‖₂; a zero gradient stays zero, and so does one that is too short to have a direction."""
 
     name: ClassVar[str] = "normalised"
 
     def factors(self, norms: Tensor) -> Tensor:
-        limits = torch.finfo(norms.dtype)  # a subnormal norm must not make an infinite factor
-        scale = (self.clip_norm / norms.clamp_min(limits.tiny)).clamp_max(limits.max)
-        return _finite(norms, torch.where(norms > 0, scale, torch.zeros_like(norms)))
+        scale = self.clip_norm / norms.clamp_min(_SHORTEST)
+        return _finite(norms, torch.where(norms > _SHORTEST, scale, torch.zeros_like(norms)))
 
 
 @dataclass(frozen=True)

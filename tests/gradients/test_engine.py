@@ -321,3 +321,14 @@ def test_without_a_chunk_the_held_products_are_bounded() -> None:
     table = nn.Embedding(100_000, 100)
     ids = torch.zeros(1000, 5, dtype=torch.int64)
     assert default_chunk(table, dict(table.named_parameters()), Rows(ids, ids), 1000) == 1000
+
+
+@pytest.mark.parametrize("size", [1e-24, 1e-22, 1e-20, 1e-18, 1e-12, 1e-8])
+@pytest.mark.parametrize("clipping", [NormalisedClip(1.0), FlatClip(1.0)])
+def test_a_record_whose_squares_underflow_stays_within_its_bound(size: float, clipping: Clipping) -> None:
+    """A tiny output gradient meets tiny, ordinary or huge inputs: squares of either underflow in single precision."""
+    for inputs in (1.0, 1e18 / 16, 1e-10):
+        model = nn.Linear(64, 48, bias=False)
+        rows = Rows(inputs=torch.full((1, 64), inputs), targets=torch.full((1,), size))
+        found = clipped_sum(model, lambda out, weight: out.sum(1) * weight, rows, clipping)
+        assert float(found.sums["weight"].double().norm()) <= 1.001

@@ -41,16 +41,21 @@ def reads_memory(positions: Tensor, outputs: int) -> bool:
 
 
 def squares(t: Tensor) -> Tensor:
-    """(records, coordinates) → (records,) squared l2 norms; not finite where a record is not, or its square is not."""
+    """(records, coordinates) → (records,) squared l2 norms; not finite where a record is not, or its square is not.
+
+    Never too small for underflow: a square below the smallest normal number may count as zero, so one such number is
+    added for each coordinate. A tiny vector, times a huge one or divided by its norm, must not outgrow its bound.
+    """
     if t.device.type != "cpu" or t.dtype not in _NUMPY:
         norms: Tensor = torch.linalg.vector_norm(t, dim=1)
-        return norms.square()
+        return norms.square() + t.shape[1] * torch.finfo(t.dtype).tiny
     rows = t.detach().numpy()
     with np.errstate(over="ignore", invalid="ignore"):
         total = np.vecdot(rows[:, :_LONGEST_DOT], rows[:, :_LONGEST_DOT])
         for start in range(_LONGEST_DOT, rows.shape[1], _LONGEST_DOT):
             part = rows[:, start : start + _LONGEST_DOT]
             total += np.vecdot(part, part)
+        total += rows.shape[1] * np.finfo(rows.dtype).tiny
     return torch.from_numpy(total)
 
 
