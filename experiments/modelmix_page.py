@@ -1,4 +1,4 @@
-"""Puts the figures of experiments/results/modelmix.json into docs/modelmix.md, and draws the plot beside it.
+"""Puts the figures of modelmix.json and modelmix_audit.json into docs/modelmix.md, and draws the plot beside it.
 
     python experiments/modelmix_page.py
 
@@ -18,6 +18,7 @@ from sordino.report.plots import Series
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "experiments" / "results" / "modelmix.json", ROOT / "docs" / "modelmix.md"
+AUDIT = ROOT / "experiments" / "results" / "modelmix_audit.json"
 FIGURE = ROOT / "docs" / "figures" / "modelmix_accuracy.svg"
 NAMES = {
     "dpsgd": "DP-SGD, momentum 0.9",
@@ -102,8 +103,25 @@ def figure(document: Mapping[str, Any]) -> str:
     return curves_svg(epsilons, curves, series, from_zero=False)
 
 
+def audit(runs: list[Mapping[str, Any]]) -> str:
+    """Over the seeds: the lower bounds, how often ε was broken, how often the noise did not fit."""
+    rows = []
+    for key in dict.fromkeys((run["noise_multiplier"], run["width"], run["steps"], run["width_scale"]) for run in runs):
+        sigma, width, steps, scale = key
+        names = ("noise_multiplier", "width", "steps", "width_scale")
+        found = [run for run in runs if tuple(run[name] for name in names) == key]
+        bounds = [run["epsilon_lower"] for run in found]
+        broken = [sum(not run[verdict] for run in found) for verdict in ("holds", "noise_fits")]
+        what = {1.0: "as claimed", 0.0: "gap not enforced"}.get(scale, f"widths × {scale:g}")
+        setting = [f"{sigma:g}, {width:g}, {steps}", f"{found[0]['epsilon_claimed']:.2f}", what]
+        rows.append([*setting, f"{min(bounds):.2f} to {max(bounds):.2f}", *(f"{b} of {len(found)}" for b in broken)])
+    head = ["σ, width, steps", "ε claimed", "what is run", "lower bounds on ε (95 %)", "ε broken", "noise does not fit"]
+    return table(head, rows)
+
+
 def blocks(document: Mapping[str, Any]) -> dict[str, str]:
     return {
+        "audit": audit(json.loads(AUDIT.read_text())["runs"]),
         "accuracies": accuracies(document),
         "differences": differences(document),
         "noise": noise(document),
