@@ -25,8 +25,8 @@ from sordino.run import environment, run_recipe
 RECIPES = Path(__file__).parent / "recipes"
 SEEDS = (0, 1, 2)
 SEARCH = (
-    "on the last 10,000 training images of Fashion-MNIST, one seed each, about 60 runs: cap 0.02 to 1, batch 64 to 512 "
-    "and full, 20,000 to 80,000 steps, λ 1e-7 to 1e-5, first 1 to 4, rise 0 to 12, 3 to 7 frequencies; composition: "
+    "on the last 10,000 training images of Fashion-MNIST, one seed each, about 45 runs: cap 0.03 to 1, batch 64 and "
+    "128, 20,000 to 80,000 steps, λ 1e-7 to 1e-5, first 1 to 4, rise 0 to 12, 3 to 7 frequencies; composition: "
     "clip from 0.002 to 0.1 of the residual, step 10 to 100, 200 to 800 steps, with and without average and decay. "
     "MNIST takes Fashion-MNIST's settings as they are."
 )
