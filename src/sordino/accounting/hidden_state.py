@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -140,12 +140,30 @@ def _laws(run: HiddenRun, credit_remainder: bool) -> tuple[list[GaussianMixture]
         weight = run.batch / run.records if credit_remainder else 1 / run.batches
         law = GaussianMixture(np.full(len(squares), weight), squares).with_rest(slack**2)
         return [law], math.sqrt(float(squares.max()))
-    if run.sampling == "shuffle":
-        law, energy = fresh_shuffle_law(*steps, run.batches)
-        return [_slackened(law, slack)], math.sqrt(energy) + slack
-    laws = without_replacement_law(*steps, run.batch / run.records)
-    energy = float(position_energies(*steps, 1)[0])  # a record that happens to be used in every step
-    return [_slackened(law, slack) for law in laws], math.sqrt(energy) + slack
+    shrink, disparities, variances = steps
+    largest = float(disparities.max())
+    shape = (shrink, _digits(disparities / largest, np.ceil), _digits(variances, np.floor))
+    plain, energy = _chain_laws(run.sampling, run.batches, run.batch / run.records, *(a.tobytes() for a in shape))
+    laws = [law.scaled(largest**2 * (1 + 1e-15)) for law in plain]
+    return [_slackened(law, slack) for law in laws], math.sqrt(energy) * largest * (1 + 1e-15) + slack
+
+
+@lru_cache(maxsize=8)  # calibration asks for the same run with other noise, which only scales the laws
+def _chain_laws(sampling: str, batches: int, rate: float, *arrays: bytes) -> tuple[tuple[GaussianMixture, ...], float]:
+    """Laws of μ² where the largest disparity and the largest noise are 1, and the energy of the worst pattern."""
+    shrink, disparities, variances = (np.frombuffer(a) for a in arrays)
+    if sampling == "shuffle":
+        law, energy = fresh_shuffle_law(shrink, disparities, variances, batches)
+        return (law,), energy
+    laws = without_replacement_law(shrink, disparities, variances, rate)
+    # the worst pattern: a record that happens to be used in every step
+    return tuple(laws), float(position_energies(shrink, disparities, variances, 1)[0])
+
+
+def _digits(values: Array, towards: Callable[[Array], Array]) -> Array:
+    """The values to 40 binary digits, rounded to the safe side: the same array for runs that differ in rounding."""
+    mantissa, exponent = np.frexp(values)
+    return np.ldexp(towards(mantissa * 2.0**40) * 2.0**-40, exponent)
 
 
 def _unit_noise(run: HiddenRun) -> tuple[Array, Array, Array]:
