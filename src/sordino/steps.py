@@ -29,7 +29,7 @@ from sordino.clipping import Clipping
 from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.ledger import Ledger
-from sordino.methods.base import AddsUniformNoise
+from sordino.methods.base import AddsUniformNoise, HidesIterates
 from sordino.plan import Plan
 from sordino.randomness import RandomSource
 from sordino.release import Entry, release
@@ -125,6 +125,11 @@ def _wide_enough(plan: Plan, given: Mapping[str, Tensor], step: int) -> Mapping[
 
 def _check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource, ledger: Ledger) -> None:
     """What is summed and what is written down must belong to the plan that is accounted."""
+    if isinstance(plan.method, HidesIterates):
+        raise Refused(
+            f"the guarantee of {plan.method.name} covers {plan.method.publishes} alone, and these steps would hand out "
+            "every released gradient: use its own training, or a dpsgd plan"
+        )
     clipping = getattr(gradient_sum, "clipping", plan.clipping)
     if clipping != plan.clipping:
         raise Refused(f"the gradients are clipped by {clipping}, the plan accounts for {plan.clipping}: use the plan's")

@@ -32,7 +32,7 @@ from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, verify
 from sordino.histogram import NormHistogram, release_histogram
 from sordino.ledger import Ledger
-from sordino.methods.base import AddsUniformNoise, HoldsStepSizes
+from sordino.methods.base import AddsUniformNoise, HasItsOwnTraining, HoldsStepSizes
 from sordino.metrics import MetricsLog
 from sordino.mixing import mixing_widths
 from sordino.plan import Guarantee, Plan
@@ -202,6 +202,10 @@ class _Update:
 def _update(plan: Plan, optimizer: Callable[..., Optimizer] | None, lr: float | None, settings: Settings) -> _Update:
     """What the caller chose, where that is free; what the plan prescribes, where its guarantee depends on it."""
     method = plan.method
+    if isinstance(method, HasItsOwnTraining):
+        raise Refused(
+            f"the guarantee of {method.name} is that of its own training: use {method.trained_by}, or a recipe"
+        )
     if not isinstance(method, HoldsStepSizes):
         if lr is None:
             raise InputError("give lr, the step size")

@@ -94,6 +94,24 @@ class AddsUniformNoise(Protocol):
         """The narrowest that is allowed at this step, in units of the summed gradient."""
 
 
+@runtime_checkable
+class HasItsOwnTraining(Protocol):
+    """A method whose guarantee is that of one training function: no other one may run its plans."""
+
+    @property
+    def trained_by(self) -> str:
+        """Where that function is."""
+
+
+@runtime_checkable
+class HidesIterates(Protocol):
+    """A method whose guarantee is void once an earlier iterate, or a released gradient, is handed out."""
+
+    @property
+    def publishes(self) -> str:
+        """What alone may leave."""
+
+
 _REGISTER: dict[str, Callable[[Mapping[str, Any]], Method]] = {}
 
 

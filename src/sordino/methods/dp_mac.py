@@ -29,6 +29,7 @@ class DPMAC(DPSGD):
 
     parts: int = 1
     name: ClassVar[str] = "dp-mac"
+    trained_by: ClassVar[str] = "sordino.mac.training.train_mac"
     threat_model: ClassVar[str] = (
         "the adversary sees every noisy vector of Taylor coefficients that was released, hence every iterate and the "
         "final model; the auxiliary coordinates are never released"

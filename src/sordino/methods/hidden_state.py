@@ -75,6 +75,8 @@ class HiddenState:
         "the adversary sees the last iterate only: no earlier iterate, and no metric of one, is ever published"
     )
 
+    publishes: ClassVar[str] = "the last iterate"
+    trained_by: ClassVar[str] = "sordino.hidden.training.train_hidden"
     bounded_by: ClassVar[str] = "no gradient of the loss is longer, whatever the record: see its certificate below"
 
     def __post_init__(self) -> None:
