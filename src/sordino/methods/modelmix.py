@@ -126,6 +126,11 @@ class ModelMix:
                 "step sizes, mixing thresholds and noise are fixed before training",
                 "they are part of the plan, and training takes them from there",
             ),
+            Assumption(
+                "no gradient is worse than one that lies on as few coordinates as clipping allows",
+                "verified for these parameters on a grid, NOT proven between its points: docs/guarantees/modelmix.md; "
+                "nothing rests on it where the accountant is pld",
+            ),
         )
 
     def to_dict(self) -> dict[str, Any]:
