@@ -13,7 +13,6 @@ Everything that can be wrong with the input is found before the directory is mad
 
 from __future__ import annotations
 
-import inspect
 import json
 import platform
 import shutil
@@ -22,46 +21,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from safetensors.torch import save
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR
 
 import sordino
 from sordino import data, features, nets, report
-from sordino.clipping import Clipping, clipping_from_dict
-from sordino.errors import InputError, Refused, did_you_mean
-from sordino.features.private import Normaliser, PrivateNormalisation
-from sordino.hidden.recipe import check_recipe, plan_from_recipe
+from sordino.building import PLANS, clipping_of, one_of, optimizer_of, private_normalisation, settings_of, statistics_of
+from sordino.errors import InputError
+from sordino.features.private import Normaliser
+from sordino.hidden.recipe import plan_from_recipe
 from sordino.hidden.training import train_hidden
-from sordino.histogram import norm_histogram
-from sordino.methods import HiddenState, modelmix
-from sordino.plan import Plan, Statistic
+from sordino.methods import HiddenState
+from sordino.plan import Plan
 from sordino.progress import working
 from sordino.recipe import Recipe
-from sordino.schedule import Schedule
 from sordino.state import model_tensors, write_atomically
 from sordino.train import Result, Settings, train, train_without_noise
-from sordino.updates import Averaging, AveragingSGD
-
-T = TypeVar("T")
-
-OPTIMIZERS: Mapping[str, type[torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "nadam": torch.optim.NAdam,
-    "rmsprop": torch.optim.RMSprop,
-    "adagrad": torch.optim.Adagrad,
-    "averaging-sgd": AveragingSGD,
-}
-SCHEDULERS: Mapping[str, Callable[..., Any] | None] = {
-    "constant": None,
-    "cosine": lambda optimizer, steps: CosineAnnealingLR(optimizer, T_max=steps),
-    "linear": lambda optimizer, steps: LinearLR(optimizer, 1.0, 1e-3, total_iters=steps),
-}
 
 
 @dataclass(frozen=True)
@@ -84,7 +62,7 @@ class Prepared:
 
     def normaliser(self, out: Path | None) -> Normaliser | None:
         """What makes the private statistics of this run, where the recipe asks for some."""
-        settings = _private(self.recipe)
+        settings = private_normalisation(self.recipe)
         return Normaliser(settings, self.plan, out) if settings is not None else None
 
 
@@ -122,19 +100,19 @@ def run_recipe(
 
 def prepare(recipe: Recipe, data_dir: Path | None = None, progress: bool | None = None) -> Prepared:
     """Checks the recipe against what there is, and loads the data."""
-    make_plan = _one_of(PLANS, recipe.method.name, "method.name")
-    optimizer = _optimizer(recipe)
-    clipping = _clipping(recipe)
+    make_plan = one_of(PLANS, recipe.method.name, "method.name")
+    optimizer = optimizer_of(recipe)
+    clipping = clipping_of(recipe)
     public_size = recipe.data.records or data.entry(recipe.data.name).records[0]
     late = recipe.method.name == HiddenState.name  # its guarantee depends on the number of features
     plan = None if late else make_plan(recipe, clipping, public_size)
-    settings = _settings(recipe, optimizer, plan.steps if plan else 1, progress)
+    settings = settings_of(recipe, optimizer, plan.steps if plan else 1, progress)
     extract = features.build({"name": recipe.features.name, **recipe.features.options})
     with working(f"reading {recipe.data.name} and computing its features (kept for the next run)", progress):
         dataset = _with_features(data.load(recipe.data.name, data_dir), extract)
     if plan is None:
         width = dataset.train.inputs[0].numel()
-        plan = plan_from_recipe(recipe, public_size, width, dataset.classes, _statistics(recipe))
+        plan = plan_from_recipe(recipe, public_size, width, dataset.classes, statistics_of(recipe))
     prepared = Prepared(recipe, dataset, plan, settings, optimizer)
     prepared.model()  # a wrong option of the net is found here
     return prepared
@@ -218,137 +196,6 @@ def _take_back(out: Path) -> None:
             out.rmdir()
 
 
-def _optimizer(recipe: Recipe) -> type[torch.optim.Optimizer] | None:
-    """What [train] names; None where the method's guarantee depends on the update, and [method] holds it."""
-    section = recipe.train
-    if recipe.method.name == HiddenState.name:
-        check_recipe(recipe)
-        return None
-    if "lr" not in recipe.method.options:
-        return _one_of(OPTIMIZERS, section.optimizer, "train.optimizer")
-    given = [
-        key for key, default in (("optimizer", "sgd"), ("scheduler", "constant")) if getattr(section, key) != default
-    ]
-    given += ["lr"] if section.lr is not None else []
-    given += [key for key in section.options if any(key in _options(known) for known in OPTIMIZERS.values())]
-    if given:
-        raise Refused(
-            f"[train] {', '.join(given)}: the guarantee of {recipe.method.name} depends on the update, so the plan "
-            "holds it: give lr (a number or a schedule) in [method]; its proof covers neither momentum nor Adam nor "
-            "weight decay"
-        )
-    return None
-
-
-def _options(optimizer: type[torch.optim.Optimizer] | None) -> list[str]:
-    parameters = inspect.signature(optimizer).parameters if optimizer is not None else ()
-    return [name for name in parameters if name not in ("params", "lr")]
-
-
-def _settings(
-    recipe: Recipe, optimizer: type[torch.optim.Optimizer] | None, steps: int, progress: bool | None
-) -> Settings:
-    section, known = recipe.train, _options(optimizer)
-    for key in section.options:
-        if key not in known:
-            own = [name for name in type(section).__dataclass_fields__ if name != "options"]
-            raise InputError(f"unknown key in [train]: {key!r}: {did_you_mean(key, known + own)}")
-    schedule = _one_of(SCHEDULERS, section.scheduler, "train.scheduler")
-    return Settings(
-        optimizer_options=section.options,
-        scheduler=partial(schedule, steps=steps) if schedule else None,
-        averaging=Averaging(section.average, decay=section.average_decay, tail=section.average_tail),  # type: ignore[arg-type]
-        chunk=section.chunk,
-        eval_every=section.eval_every,
-        checkpoint_every=section.checkpoint_every,
-        checkpoint_minutes=section.checkpoint_minutes,
-        seed=recipe.run.seed,
-        progress=progress,
-    )
-
-
-def _clipping(recipe: Recipe) -> Clipping:
-    section = recipe.clipping
-    return clipping_from_dict({"name": section.name, "clip_norm": section.clip_norm, **section.options})
-
-
-def _private(recipe: Recipe) -> PrivateNormalisation | None:
-    section = recipe.features
-    if section.private is None:
-        given = [key for key in ("noise", "bound", "square_bound") if getattr(section, f"private_{key}") is not None]
-        if given:
-            raise InputError(f"[features] private_{given[0]} is given, but not private: it would be ignored")
-        return None
-    if section.private_noise is None or section.private_bound is None:
-        raise InputError("[features] private needs private_noise (its noise multiplier) and private_bound (public)")
-    return PrivateNormalisation(
-        section.private, section.private_noise, section.private_bound, section.private_square_bound
-    )
-
-
-def _statistics(recipe: Recipe) -> tuple[Statistic, ...]:
-    """What the recipe releases beside the steps."""
-    rate = recipe.sampling.expected_batch / (recipe.data.records or data.entry(recipe.data.name).records[0])
-    histogram = recipe.privacy.norm_histogram
-    private = _private(recipe)
-    return (
-        *(() if histogram is None else (norm_histogram(histogram, rate),)),
-        *(() if private is None else (private.statistic(),)),
-    )
-
-
-def _hidden(recipe: Recipe, clipping: Clipping, records: int) -> Plan:
-    raise AssertionError("made when the number of features is known: prepare()")
-
-
-def _dpsgd(recipe: Recipe, clipping: Clipping, records: int) -> Plan:
-    section, sampling = recipe.privacy, recipe.sampling
-    if recipe.method.options:
-        raise InputError(f"the method dpsgd has no options, got {', '.join(recipe.method.options)}")
-    return Plan.dpsgd(
-        **_common(recipe, clipping, records), cap=sampling.cap, relation=section.relation, accountant=section.accountant
-    )
-
-
-def _modelmix(recipe: Recipe, clipping: Clipping, records: int) -> Plan:
-    section, options = recipe.privacy, dict(recipe.method.options)
-    known = ("lr", "tau_over_lr", "noise_factors")
-    for key in options:
-        if key not in known:
-            raise InputError(f"unknown key in [method]: {key!r}: {did_you_mean(key, known)}")
-    if "lr" not in options:
-        raise InputError("[method] needs lr: the guarantee of modelmix depends on the step size, so the plan holds it")
-    if recipe.sampling.cap is not None:
-        raise InputError("cap belongs to truncated-poisson sampling, which ModelMix's proof does not cover")
-    schedules: dict[str, Any] = {key: Schedule.from_dict(value) for key, value in options.items()}
-    return modelmix.plan(**_common(recipe, clipping, records), **schedules, relation=section.relation or "add-remove")
-
-
-def _common(recipe: Recipe, clipping: Clipping, records: int) -> dict[str, Any]:
-    """What every method's plan is made of."""
-    section, sampling = recipe.privacy, recipe.sampling
-    return {
-        "epsilon": section.epsilon,
-        "noise_multiplier": section.noise_multiplier,
-        "delta": section.delta,
-        "records": records,
-        "expected_batch": sampling.expected_batch,
-        "steps": recipe.train.steps,
-        "epochs": recipe.train.epochs,
-        "clipping": clipping,
-        "sampling": sampling.name,
-        "insecure_seed": section.insecure_seed,
-        "statistics": _statistics(recipe),
-    }
-
-
-PLANS: Mapping[str, Callable[[Recipe, Clipping, int], Plan]] = {
-    "dpsgd": _dpsgd,
-    "modelmix": _modelmix,
-    HiddenState.name: _hidden,
-}
-
-
 def _with_features(dataset: data.Dataset, extract: features.Extractor) -> data.Dataset:
     """The same records seen through a public extractor; kept on disk, for it is the same every time."""
     folder = features.default_folder()
@@ -357,12 +204,6 @@ def _with_features(dataset: data.Dataset, extract: features.Extractor) -> data.D
         train=data.Split(extract.cached(dataset.train.inputs, folder), dataset.train.targets),
         test=data.Split(extract.cached(dataset.test.inputs, folder), dataset.test.targets),
     )
-
-
-def _one_of(known: Mapping[str, T], name: str, key: str) -> T:
-    if name not in known:
-        raise InputError(f"{key} = {name!r} is unknown: {did_you_mean(name, known)}")
-    return known[name]
 
 
 def _write_results(prepared: Prepared, result: Result, noise_free: Result | None, out: Path) -> dict[str, Any]:

@@ -175,7 +175,7 @@ def _plan(recipe: Recipe, mac: Mac, layers: int, records: int, pca: PcaBudget | 
 
 
 def _settings(recipe: Recipe, steps: int, progress: bool | None) -> Settings:
-    from sordino.run import SCHEDULERS
+    from sordino.building import SCHEDULERS
 
     section = recipe.train
     if section.scheduler not in SCHEDULERS:
