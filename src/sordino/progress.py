@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -11,14 +11,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextmanager
-def working(what: str, shown: bool | None = None) -> Iterator[None]:
-    """A line that says what is being done, for work without steps to count."""
+def working(what: str, shown: bool | None = None) -> Iterator[Callable[[str], None]]:
+    """A line that says what is being done, for work without steps to count; call what it gives to say more."""
     console = Console(stderr=True)
     if console.is_terminal if shown is None else shown:
-        with console.status(what):
-            yield
+        with console.status(what) as status:
+            yield lambda more: status.update(f"{what}: {more}")
     else:
-        yield
+        yield lambda more: None
 
 
 class ProgressBar:

@@ -8,7 +8,7 @@ measured from the records at hand.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sordino.errors import InputError, did_you_mean
 
@@ -123,6 +123,28 @@ _SVHN_TEST = "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b"
 _ADULT_TRAIN = "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"
 _ADULT_TEST = "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"
 
+_IMDB = Entry(
+    name="imdb",
+    title="IMDb movie reviews, positive or negative",
+    classes=2,
+    records=(25_000, 25_000),
+    shape=(256,),
+    licence="not stated by the authors (Maas et al. 2011)",
+    homepage="https://ai.stanford.edu/~amaas/data/sentiment/",
+    layouts=(
+        (Content("aclImdb/train"), Content("aclImdb/test")),
+        (Content("IMDb/train.csv"), Content("IMDb/test.csv")),
+    ),
+    remotes=(
+        Remote(
+            "aclImdb_v1.tar.gz",
+            ("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",),
+            "c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
+            84_125_825,
+            members="aclImdb",
+        ),
+    ),
+)
 _ENTRIES = (
     Entry(
         name="fashion-mnist-mini",
@@ -261,27 +283,12 @@ _ENTRIES = (
         mean=(0.5,),
         std=(0.5,),
     ),
-    Entry(
-        name="imdb",
-        title="IMDb movie reviews, positive or negative",
-        classes=2,
-        records=(25_000, 25_000),
-        shape=(256,),
-        licence="not stated by the authors (Maas et al. 2011)",
-        homepage="https://ai.stanford.edu/~amaas/data/sentiment/",
-        layouts=(
-            (Content("aclImdb/train"), Content("aclImdb/test")),
-            (Content("IMDb/train.csv"), Content("IMDb/test.csv")),
-        ),
-        remotes=(
-            Remote(
-                "aclImdb_v1.tar.gz",
-                ("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",),
-                "c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
-                84_125_825,
-                members="aclImdb",
-            ),
-        ),
+    _IMDB,
+    replace(
+        _IMDB,
+        name="imdb-texts",
+        title="IMDb movie reviews as UTF-8 bytes, for a network that reads texts",
+        shape=(2048,),
     ),
     Entry(
         name="adult",

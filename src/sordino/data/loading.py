@@ -13,7 +13,7 @@ from sordino.data import images
 from sordino.data.adult import read_adult
 from sordino.data.catalogue import Entry, entry
 from sordino.data.files import data_directory, find_content, missing, read_bytes, sha256_of_bytes
-from sordino.data.text import HashingTokenizer, read_text_csv, read_text_folders
+from sordino.data.text import HashingTokenizer, read_text_csv, read_text_folders, text_bytes
 from sordino.data.types import Dataset, Split, TextSplit
 from sordino.errors import InputError, SordinoError
 
@@ -30,9 +30,9 @@ def load(
     """A dataset by name (see `catalogue()`), from `data_dir`, else $SORDINO_DATA, else ./data.
 
     Images come as float32 (n, c, h, w), scaled to [0, 1] and then by the catalogue's public mean and standard
-    deviation (`normalise=False` leaves [0, 1]). Texts come as token ids of a public hashing vocabulary;
-    read the strings themselves with `load_texts`. A missing, truncated or foreign file is an InputError
-    that names it.
+    deviation (`normalise=False` leaves [0, 1]). Texts come as token ids of a public hashing vocabulary (`imdb`)
+    or as bytes (`imdb-texts`); read the strings themselves with `load_texts`. A missing, truncated or
+    foreign file is an InputError that names it.
     """
     known = entry(name)
     root = data_directory(data_dir)
@@ -41,6 +41,8 @@ def load(
     if name == "imdb":
         cut = tokenizer or HashingTokenizer()
         train, test = (Split(cut(side.texts), side.targets) for side in load_texts(name, root))
+    elif name == "imdb-texts":
+        train, test = (Split(text_bytes(side.texts), side.targets) for side in load_texts(name, root))
     elif name == "adult":
         paths = _locate(known, root)
         train, test = (Split(*read_adult(path)) for path in paths)
@@ -52,7 +54,7 @@ def load(
 
 def load_texts(name: str, data_dir: Path | str | None = None) -> tuple[TextSplit, TextSplit]:
     """The raw strings of a text dataset: train, test."""
-    if name != "imdb":
+    if name not in ("imdb", "imdb-texts"):
         raise InputError(f"dataset {entry(name).name!r} holds no text; only 'imdb' does")
     train, test = _locate(entry(name), data_directory(data_dir))
     if train.is_dir():

@@ -59,6 +59,21 @@ class HashingTokenizer:
         return out
 
 
+def text_bytes(texts: Sequence[str], length: int = 2048) -> Tensor:
+    """(n,) strings → (n, length) uint8: UTF-8, tags replaced by spaces, padded by zeros. Of a longer text the first and
+    the last length/2 bytes are kept, for a public network that reads texts (features `minilm`).
+    """
+    out = torch.zeros(len(texts), length, dtype=torch.uint8)
+    half = length // 2
+    for row, text in enumerate(texts):
+        content = _TAG.sub(" ", text).encode().replace(b"\0", b" ")
+        if len(content) > length:
+            content = content[:half] + content[half - length :]
+        if content:
+            out[row, : len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    return out
+
+
 def read_text_csv(path: Path, classes: int = 2) -> TextSplit:
     """A CSV with the columns text and label (also: review and sentiment; positive/negative count as 1/0)."""
     try:

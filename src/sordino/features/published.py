@@ -1,0 +1,21 @@
+"""Published networks on disk: found under the data folder, else an error that says how to get them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sordino.data.files import VARIABLE
+from sordino.errors import InputError
+
+
+def one_file(folder: Path, pattern: str, extractor: str, get: str) -> Path:
+    """The one file of that pattern in the folder."""
+    found = sorted(folder.glob(pattern)) if folder.is_dir() else []
+    if not found:
+        raise InputError(
+            f"features {extractor!r}: no file {folder / pattern}; {get}, or set {VARIABLE} to the folder that holds "
+            f"{folder.name}"
+        )
+    if len(found) > 1:
+        raise InputError(f"features {extractor!r}: {', '.join(map(str, found))} all match; leave one of them there")
+    return found[0]
