@@ -79,6 +79,32 @@ def clipped_sum(
     return ClippedSum(sums, norms, torch.tensor(dropped, device=first.device), losses)
 
 
+def per_record_gradients(model: nn.Module, loss: Any, rows: Rows) -> tuple[dict[str, Tensor], Tensor]:
+    """Every record's own gradient, (records, *shape) per trainable parameter, and the losses of the rows.
+
+    Nothing is clipped: private values, for those who clip them after (the momentum of single records). Memory is
+    records × weights. A parameter that the loss does not reach has zeros.
+    """
+    parameters = trainable(model)
+    refuse_compiled(model)
+    refuse_batchnorm(model)
+    n, records = checked(rows)
+    setup = Setup(model, row_loss(loss), parameters, tuple(model.named_buffers()))
+    first = next(iter(parameters.values()))
+    losses = torch.zeros(n, dtype=_accumulate(first.dtype), device=first.device)
+    whole = {k: torch.zeros(records, *p.shape, dtype=_accumulate(p.dtype)) for k, p in parameters.items()}
+    for part in chunks(rows, n, records, default_chunk(model, parameters, rows, records), False):
+        data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
+        gradients, values = contributions(setup, data, part, [({}, 1.0)])
+        losses[part.index] = values.to(losses.dtype)
+        with torch.no_grad():
+            for name, gradient in gradients.items():
+                dense = gradient.dense(0, part.records)
+                whole[name][part.ids] = dense.reshape(part.records, *parameters[name].shape).to(whole[name].dtype)
+        setup.pool.give_back()
+    return whole, losses
+
+
 def _accumulate(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 

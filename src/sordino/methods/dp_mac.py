@@ -41,6 +41,8 @@ class DPMAC(DPSGD):
             raise Refused(f"DP-MAC scales a record's coefficients to norm 1: clip_norm is 1, not {plan.clipping}")
         if plan.relation != "add-remove" or plan.sampling.name != "poisson":
             raise Refused("DP-MAC is proven for Poisson sampling under add-remove: choose these")
+        if self.inner or self.augmentation or self.record_momentum:
+            raise Refused("DP-MAC's vector of a record is not a gradient: it takes no views and no momentum of records")
         super().check(plan)
 
     def spent(self, plan: Plan, entries: Sequence[Mapping[str, Any]], delta: float) -> Accounted:

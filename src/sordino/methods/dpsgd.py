@@ -1,9 +1,14 @@
-"""DP-SGD: noisy sums of clipped gradients, all of them visible. What becomes of them is post-processing."""
+"""DP-SGD: noisy sums of clipped gradients, all of them visible. What becomes of them is post-processing.
+
+What is clipped is one vector per record: its gradient, or the mean over views of the record (`augmentation`), or the
+sum over past iterates (`inner`), or its momentum over all steps (`record_momentum`). None of this changes what is
+accounted (docs/guarantees/clipping_bias.md), but it is part of the plan, so that what is run is what is written down.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sordino.accounting.account import TOLERANCE, account, checked_releases, composed_epsilon
@@ -12,8 +17,11 @@ from sordino.accounting.dpsgd import noise_guess
 from sordino.accounting.events import DpEvent
 from sordino.accounting.schemes import theorem
 from sordino.accounting.spent import from_ledger, growing_curve
-from sordino.errors import InputError
+from sordino.errors import InputError, Refused, did_you_mean
 from sordino.methods.base import Accounted, Assumption, register
+from sordino.momentum import InnerMomentum, RecordMomentum
+from sordino.sampling import Poisson
+from sordino.views import Augmentation
 
 if TYPE_CHECKING:
     from sordino.plan import Plan
@@ -23,12 +31,26 @@ if TYPE_CHECKING:
 class DPSGD:
     """Abadi et al. 2016, with the sampling that is really used and the accountant that fits it."""
 
+    inner: InnerMomentum | None = field(default=None, kw_only=True)
+    augmentation: Augmentation | None = field(default=None, kw_only=True)
+    record_momentum: RecordMomentum | None = field(default=None, kw_only=True)
     name: ClassVar[str] = "dpsgd"
     threat_model: ClassVar[str] = (
         "the adversary sees every noisy sum that was released, hence every iterate and the final model"
     )
 
     def check(self, plan: Plan) -> None:
+        if self.record_momentum is not None and not (
+            isinstance(plan.sampling, Poisson) and plan.sampling.sampling_rate == 1.0
+        ):
+            raise Refused(
+                "the momentum of single records over all steps (Algorithm 1) is proven for full batches alone: poisson "
+                "sampling with expected_batch = records; for sampled batches use inner_length and inner_decay"
+            )
+        if self.record_momentum is not None and self.inner is not None:
+            raise Refused(
+                "momentum of single records is taken once: give inner_length or record_momentum_kept, not both"
+            )
         plan.releases()  # a batch larger than the data is found here
 
     def noise_factor(self, step: int, steps: int) -> float:
@@ -52,7 +74,7 @@ class DPSGD:
         return growing_curve(after, steps)
 
     def spent(self, plan: Plan, entries: Sequence[Mapping[str, Any]], delta: float) -> Accounted:
-        found = from_ledger(plan.to_dict(), entries, delta)
+        found = from_ledger({**plan.to_dict(), "method": {"name": DPSGD.name}}, entries, delta)
         return Accounted(found["epsilon"], delta, found["accountant"], "composition", found["epsilon_rdp"])
 
     def calibrated(self, plan: Plan, epsilon: float) -> Plan:
@@ -65,16 +87,48 @@ class DPSGD:
         return plan.with_noise(sigma)
 
     def assumptions(self, plan: Plan) -> tuple[Assumption, ...]:
-        return ()
+        found = []
+        if self.inner is not None:
+            found.append(
+                Assumption(
+                    f"a record's vector is its gradient at the present and at the last {self.inner.length} iterates, "
+                    f"with factor {self.inner.decay:g} per iterate of age, summed and then clipped once",
+                    "past iterates are weights that were made of released values",
+                )
+            )
+        if self.record_momentum is not None:
+            found.append(
+                Assumption(
+                    f"a record's vector is the momentum of its own gradients, of which a step keeps "
+                    f"{self.record_momentum.kept:g}, clipped once",
+                    "every step takes all records; the momenta stay in memory and are never written",
+                )
+            )
+        if self.augmentation is not None:
+            found.append(
+                Assumption(
+                    f"a record's vector is the mean over {self.augmentation} of it, clipped once",
+                    "the views depend on the record's own content and on public values alone",
+                )
+            )
+        return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name}
+        parts = {"inner": self.inner, "augmentation": self.augmentation, "record_momentum": self.record_momentum}
+        return {"name": self.name} | {key: part.to_dict() for key, part in parts.items() if part is not None}
+
+
+_PARTS: Mapping[str, Any] = {"inner": InnerMomentum, "augmentation": Augmentation, "record_momentum": RecordMomentum}
 
 
 def _read(values: Mapping[str, Any]) -> DPSGD:
-    if values:
-        raise InputError(f"the method dpsgd has no options, got {', '.join(values)}")
-    return DPSGD()
+    for key in values:
+        if key not in _PARTS:
+            raise InputError(f"the method dpsgd has no option {key!r}: {did_you_mean(key, _PARTS)}")
+    try:
+        return DPSGD(**{key: _PARTS[key](**value) for key, value in values.items()})
+    except TypeError as error:
+        raise InputError(f"the method dpsgd: {error}") from None
 
 
 register(DPSGD.name, _read)
