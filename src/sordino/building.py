@@ -22,6 +22,7 @@ from sordino.hidden.recipe import check_recipe
 from sordino.histogram import norm_histogram
 from sordino.methods import HiddenState, modelmix
 from sordino.plan import Plan, Statistic
+from sordino.public import public_records
 from sordino.recipe import Recipe
 from sordino.schedule import Schedule
 from sordino.train import Settings
@@ -113,9 +114,39 @@ def private_normalisation(recipe: Recipe) -> PrivateNormalisation | None:
     )
 
 
+PUBLIC_METHODS = ("dpsgd",)
+"""Methods under which rows may be set aside as public; the others' proofs or trainings know nothing of them."""
+
+
+def private_records(recipe: Recipe) -> int:
+    """The public number of private rows: what the recipe says, else the set's published size less its public rows."""
+    section = recipe.public
+    if section.given and recipe.method.name not in PUBLIC_METHODS:
+        raise Refused(
+            f"the method {recipe.method.name} makes no use of public rows: leave [public] out, or use one of "
+            f"{', '.join(PUBLIC_METHODS)}"
+        )
+    if recipe.data.records is not None:
+        return recipe.data.records
+    return data.entry(recipe.data.name).records[0] - (public_size(recipe) if section.given else 0)
+
+
+def public_size(recipe: Recipe) -> int:
+    """How many rows [public] sets aside: of the published size, so that it is the same whatever the data holds."""
+    section, total = recipe.public, data.entry(recipe.data.name).records[0]
+    return public_records(total, fraction=section.fraction, records=section.records)
+
+
+def public_origin(recipe: Recipe) -> str:
+    section = recipe.public
+    return (
+        section.origin or f"rows of the training split of {recipe.data.name}, drawn by the public seed {section.seed}"
+    )
+
+
 def statistics_of(recipe: Recipe) -> tuple[Statistic, ...]:
     """What the recipe releases beside the steps."""
-    rate = recipe.sampling.expected_batch / (recipe.data.records or data.entry(recipe.data.name).records[0])
+    rate = recipe.sampling.expected_batch / private_records(recipe)
     histogram = recipe.privacy.norm_histogram
     private = private_normalisation(recipe)
     return (

@@ -21,6 +21,7 @@ from sordino.accounting.schemes import MECHANISMS, SAMPLERS, check_scheme, defau
 from sordino.clipping import Clipping, FlatClip, clipping_from_dict
 from sordino.errors import InputError, Refused
 from sordino.methods import DPSGD, Assumption, Method, method_from_dict
+from sordino.public import PublicSet
 from sordino.randomness import RandomSource
 from sordino.release import Gaussian, Laplace, Noise
 from sordino.sampling import (
@@ -122,6 +123,7 @@ class Plan:
     accountant: str = "pld"
     insecure_seed: int | None = None
     statistics: tuple[Statistic, ...] = ()
+    public: PublicSet | None = None  # rows that the guarantee does not protect, beside the private ones
 
     def __post_init__(self) -> None:
         checks.count("records", self.records)
@@ -160,6 +162,7 @@ class Plan:
         divisor: float | None = None,
         insecure_seed: int | None = None,
         statistics: Sequence[Statistic] = (),
+        public: PublicSet | None = None,
     ) -> Plan:
         """A DP-SGD plan for a target `epsilon` (the smallest noise that meets it) or a given `noise_multiplier`.
 
@@ -191,6 +194,7 @@ class Plan:
             accountant=accountant,
             insecure_seed=insecure_seed,
             statistics=tuple(statistics),
+            public=public,
         )
         return plan if epsilon is None else plan.calibrated(epsilon)
 
@@ -266,22 +270,26 @@ class Plan:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; Plan.from_dict gives back an equal plan."""
-        plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        return plain | {
-            "method": self.method.to_dict(),
-            "sampling": self.sampling.to_dict(),
-            "clipping": self.clipping.to_dict(),
-            "noise": self.noise.to_dict(),
-            "statistics": [asdict(statistic) for statistic in self.statistics],
-        }
+        """JSON-able; Plan.from_dict gives back an equal plan. `public` is there where rows are declared public."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "public"}
+        return (
+            plain
+            | ({} if self.public is None else {"public": self.public.to_dict()})
+            | {
+                "method": self.method.to_dict(),
+                "sampling": self.sampling.to_dict(),
+                "clipping": self.clipping.to_dict(),
+                "noise": self.noise.to_dict(),
+                "statistics": [asdict(statistic) for statistic in self.statistics],
+            }
+        )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Plan:
         """The inverse of to_dict; missing and unknown keys are errors."""
         known = {field.name for field in fields(cls)}
-        if set(values) != known:
-            wrong = ", ".join(sorted(set(values) ^ known))
+        if set(values) | {"public"} != known:
+            wrong = ", ".join(sorted((set(values) | {"public"}) ^ known))
             raise InputError(f"a plan has exactly the keys {', '.join(sorted(known))}; missing or unknown: {wrong}")
         try:
             statistics = tuple(Statistic(**statistic) for statistic in values["statistics"])
@@ -295,6 +303,7 @@ class Plan:
                 "clipping": clipping_from_dict(values["clipping"]),
                 "noise": _noise_from_dict(values["noise"]),
                 "statistics": statistics,
+                "public": None if values.get("public") is None else PublicSet.from_dict(values["public"]),
             }
         )
 
@@ -364,7 +373,15 @@ def _assumptions(plan: Plan) -> tuple[Assumption, ...]:
         ),
         Assumption("nothing else about the records is released", "one door adds noise and writes the ledger first"),
         *plan.method.assumptions(plan),
+        *(() if plan.public is None else (_public(plan.public),)),
         noise,
+    )
+
+
+def _public(declared: PublicSet) -> Assumption:
+    return Assumption(
+        f"{declared.records} rows are public and have no protection; their origin: {declared.origin}",
+        f"declared in the plan (SHA-256 {declared.digest[:12]}…); a recipe's run refuses private rows among them",
     )
 
 

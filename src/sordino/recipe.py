@@ -5,6 +5,7 @@
     [features]  name, normalise, private, …      [privacy]   epsilon | noise_multiplier, delta, relation, …
     [model]     name, and the net's options     [method]    name, and what its guarantee depends on
     [train]     steps | epochs, optimizer, lr, …
+    [public]    fraction | records, origin, seed, expected_batch, shared
 
 A key that is not known is an error that names the nearest one; nothing is silently ignored.
 """
@@ -36,6 +37,22 @@ class RunSection:
 class DataSection:
     name: str
     records: int | None = None  # public; default: the published size of the set
+
+
+@dataclass(frozen=True)
+class PublicSection:
+    """Rows of the training split that are set aside as public; `data.records` is then the number of the others."""
+
+    fraction: float | None = None  # of the training split; or give the number of records
+    records: int | None = None
+    origin: str | None = None  # for the report; default: which rows of which set
+    seed: int = 0  # draws the rows, and the batch of each step
+    expected_batch: int | None = None  # public rows in a step; default: as many as private ones
+    shared: str = "refuse"  # private rows whose content is public: "refuse" them, or "drop" them from the private set
+
+    @property
+    def given(self) -> bool:
+        return self.fraction is not None or self.records is not None
 
 
 @dataclass(frozen=True)
@@ -117,6 +134,7 @@ class Recipe:
     features: FeaturesSection = field(default_factory=FeaturesSection)
     method: MethodSection = field(default_factory=MethodSection)
     clipping: ClippingSection = field(default_factory=ClippingSection)
+    public: PublicSection = field(default_factory=PublicSection)
 
     @classmethod
     def read(cls, path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
@@ -151,6 +169,8 @@ class Recipe:
         own_step = "lr" in recipe.method.options or recipe.method.name == "hidden-state"  # which has a default
         if recipe.train.lr is None and not own_step:
             raise InputError("[train] needs lr" + _near_misses(["lr"], recipe.train.options))
+        if "public" in document and (recipe.public.fraction is None) == (recipe.public.records is None):
+            raise InputError("[public] needs either fraction or records: how many rows of the training split")
         return recipe
 
     def to_toml(self) -> str:
@@ -158,6 +178,8 @@ class Recipe:
         document = {}
         for section in fields(self):
             value = getattr(self, section.name)
+            if section.name == "public" and not value.given:
+                continue
             flat = {f.name: getattr(value, f.name) for f in fields(value) if f.name != "options"}
             document[section.name] = {k: v for k, v in flat.items() if v is not None} | dict(
                 getattr(value, "options", {})

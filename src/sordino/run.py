@@ -29,7 +29,18 @@ from torch import nn
 
 import sordino
 from sordino import data, features, nets, report
-from sordino.building import PLANS, clipping_of, one_of, optimizer_of, private_normalisation, settings_of, statistics_of
+from sordino.building import (
+    PLANS,
+    clipping_of,
+    one_of,
+    optimizer_of,
+    private_normalisation,
+    private_records,
+    public_origin,
+    public_size,
+    settings_of,
+    statistics_of,
+)
 from sordino.errors import InputError
 from sordino.features.private import Normaliser
 from sordino.hidden.recipe import plan_from_recipe
@@ -37,6 +48,7 @@ from sordino.hidden.training import train_hidden
 from sordino.methods import HiddenState
 from sordino.plan import Plan
 from sordino.progress import working
+from sordino.public import PublicSet, drop_shared_rows, refuse_shared_rows, split_public
 from sordino.recipe import Recipe
 from sordino.state import model_tensors, write_atomically
 from sordino.train import Result, Settings, train, train_without_noise
@@ -51,6 +63,7 @@ class Prepared:
     plan: Plan
     settings: Settings
     optimizer: type[torch.optim.Optimizer] | None  # None: the plan brings the update
+    public: data.Split | None = None  # rows that were set aside; `dataset.train` holds the others
 
     def model(self) -> nn.Module:
         """A fresh model, initialised from the recipe's public seed."""
@@ -80,6 +93,7 @@ def run_recipe(
     """
     if (done := _earlier_result(recipe, out, resume)) is not None:
         return done
+    private_records(recipe)  # public rows under a method that would not look at them are refused here
     if recipe.method.name == "dp-mac":  # its networks, features and pictures are its own
         from sordino.mac.run import run_mac
 
@@ -103,19 +117,42 @@ def prepare(recipe: Recipe, data_dir: Path | None = None, progress: bool | None 
     make_plan = one_of(PLANS, recipe.method.name, "method.name")
     optimizer = optimizer_of(recipe)
     clipping = clipping_of(recipe)
-    public_size = recipe.data.records or data.entry(recipe.data.name).records[0]
+    records = private_records(recipe)
     late = recipe.method.name == HiddenState.name  # its guarantee depends on the number of features
-    plan = None if late else make_plan(recipe, clipping, public_size)
+    plan = None if late else make_plan(recipe, clipping, records)
     settings = settings_of(recipe, optimizer, plan.steps if plan else 1, progress)
-    extract = features.build({"name": recipe.features.name, **recipe.features.options})
-    with working(f"reading {recipe.data.name} and computing its features (kept for the next run)", progress):
-        dataset = _with_features(data.load(recipe.data.name, data_dir), extract)
+    extract = features.build({"name": recipe.features.name, **recipe.features.options}, data_dir)
+    with working(f"reading {recipe.data.name} and computing its features (kept for the next run)", progress) as say:
+        raw = data.load(recipe.data.name, data_dir)
+        dataset = _with_features(raw, extract, say)
+    public = None
+    if plan is not None and recipe.public.given:
+        public, private = set_aside(recipe, raw.train, dataset.train)
+        dataset = replace(dataset, train=private)
+        plan = replace(plan, public=PublicSet.of(public, public_origin(recipe)))
     if plan is None:
         width = dataset.train.inputs[0].numel()
-        plan = plan_from_recipe(recipe, public_size, width, dataset.classes, statistics_of(recipe))
-    prepared = Prepared(recipe, dataset, plan, settings, optimizer)
+        plan = plan_from_recipe(recipe, records, width, dataset.classes, statistics_of(recipe))
+    prepared = Prepared(recipe, dataset, plan, settings, optimizer, public)
     prepared.model()  # a wrong option of the net is found here
     return prepared
+
+
+def set_aside(recipe: Recipe, raw: data.Split, seen: data.Split) -> tuple[data.Split, data.Split]:
+    """(public, private) rows of the training split as the model sees them; InputError where the two share content.
+
+    Content is compared before features are computed: an extractor's last bits may depend on a row's neighbours.
+    """
+    section = recipe.public
+    if section.shared not in ("refuse", "drop"):
+        raise InputError(f'public.shared = {section.shared!r} is unknown: use "refuse" or "drop"')
+    places = data.Split(torch.arange(len(raw)), raw.targets)
+    public, private = split_public(places, records=public_size(recipe), seed=section.seed)
+    contents = [data.Split(raw.inputs[side.inputs], side.inputs) for side in (public, private)]
+    if section.shared == "refuse":
+        refuse_shared_rows(*contents)
+    kept = drop_shared_rows(*contents).targets
+    return tuple(data.Split(seen.inputs[at], seen.targets[at]) for at in (public.inputs, kept))  # type: ignore[return-value]
 
 
 def _trainer(plan: Plan) -> Callable[..., Result]:
@@ -196,13 +233,15 @@ def _take_back(out: Path) -> None:
             out.rmdir()
 
 
-def _with_features(dataset: data.Dataset, extract: features.Extractor) -> data.Dataset:
+def _with_features(
+    dataset: data.Dataset, extract: features.Extractor, say: Callable[[str], None] | None = None
+) -> data.Dataset:
     """The same records seen through a public extractor; kept on disk, for it is the same every time."""
     folder = features.default_folder()
     return replace(
         dataset,
-        train=data.Split(extract.cached(dataset.train.inputs, folder), dataset.train.targets),
-        test=data.Split(extract.cached(dataset.test.inputs, folder), dataset.test.targets),
+        train=data.Split(extract.cached(dataset.train.inputs, folder, say), dataset.train.targets),
+        test=data.Split(extract.cached(dataset.test.inputs, folder, say), dataset.test.targets),
     )
 
 
@@ -228,6 +267,7 @@ def _write_results(prepared: Prepared, result: Result, noise_free: Result | None
         "steps": plan.steps,
         "skipped_steps": result.skipped_steps,
         "records": plan.records,
+        "public": plan.public.to_dict() if plan.public is not None else None,
         "expected_batch": plan.expected_batch,
         "noise_multiplier": plan.noise.noise_multiplier,
         "parameters": sum(p.numel() for p in result.model.parameters() if p.requires_grad),
