@@ -102,7 +102,7 @@ def p_averaged(
     not_private: bool = False,
     seed: int = 0,
 ) -> Reading:
-    """The instruments where means of random groups of p rows are clipped (section 3.3, Figs. 3 and 7): diagnostics only.
+    """The instruments where means of random groups of p rows are clipped (section 3.3, Figs. 3, 7): a diagnostic.
 
     τ² falls by the factor p. It is no private method at per-record noise: one record moves a group's clipped mean by
     up to 2c, and there are only B/p of them, so for the same ε the noise per unit of gradient is 2p times that of
