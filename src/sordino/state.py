@@ -36,6 +36,7 @@ class TrainState:
     scheduler: Mapping[str, Any] | None = None
     average: Average | None = None
     scalars: Mapping[str, Any] = field(default_factory=dict)
+    past: tuple[Mapping[str, Tensor], ...] = ()  # earlier weights that the next steps need, the oldest first
 
     def save(self, folder: Path, fingerprint: str) -> Path:
         """Writes `folder/step-….safetensors`; on return it is on disk. Older ones are removed."""
@@ -50,6 +51,9 @@ class TrainState:
         if self.average is not None:
             document["average_total"] = self.average.total
             tensors |= {f"average/{name}": value for name, value in self.average.sums.items()}
+        for age, weights in enumerate(self.past):
+            tensors |= {f"past/{age}/{name}": value for name, value in weights.items()}
+        document["past"] = len(self.past)
         path = folder / f"step-{self.step:09d}.safetensors"
         folder.mkdir(parents=True, exist_ok=True)
         plain = {name: value.detach().contiguous().clone() for name, value in tensors.items()}
@@ -94,6 +98,7 @@ class TrainState:
             scheduler=document["scheduler"],
             average=average,
             scalars=document["scalars"],
+            past=tuple(_under(f"past/{age}/", tensors) for age in range(document.get("past", 0))),
         )
 
 

@@ -28,12 +28,16 @@ from torch.utils.data import default_collate
 from sordino.clipping import Clipping
 from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows, clipped_sum
+from sordino.gradients.engine import Iterates
 from sordino.ledger import Ledger
+from sordino.methods import DPSGD
 from sordino.methods.base import AddsUniformNoise, HidesIterates
+from sordino.momentum import PastIterates, RecordMomenta
 from sordino.plan import Plan
 from sordino.randomness import RandomSource
 from sordino.release import Entry, release
 from sordino.sampling import LogicalBatch, TruncatedPoisson, batches
+from sordino.views import Augmentation, with_views
 
 GradientSum = Callable[[LogicalBatch], ClippedSum]
 """From a logical batch to the sum of its records' clipped gradients. An empty batch gives zeros."""
@@ -133,6 +137,12 @@ def _check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource
     clipping = getattr(gradient_sum, "clipping", plan.clipping)
     if clipping != plan.clipping:
         raise Refused(f"the gradients are clipped by {clipping}, the plan accounts for {plan.clipping}: use the plan's")
+    planned = plan.method.augmentation if isinstance(plan.method, DPSGD) else None
+    if isinstance(gradient_sum, RecordGradients) and gradient_sum.views != planned:
+        raise Refused(
+            f"the gradients are those of {gradient_sum.views or 'the records themselves'}, the plan states "
+            f"{planned or 'the records themselves'}: use plan_gradients, or make the plan with augmentation="
+        )
     if source.secure != (plan.insecure_seed is None):
         raise Refused("the plan and the random source disagree on whether the noise is secure: use plan.source()")
     if {**ledger.header, "kind": "plan"} != {**json.loads(json.dumps(plan.to_dict())), "kind": "plan"}:
@@ -169,14 +179,24 @@ def check_records(plan: Plan, records: int) -> None:
 
 
 def record_gradients(
-    model: nn.Module, loss: Callable[..., Tensor], dataset: Any, clipping: Clipping
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    dataset: Any,
+    clipping: Clipping,
+    *,
+    views: Augmentation | None = None,
+    iterates: Callable[[], Iterates] | None = None,
+    seed: int = 0,
 ) -> RecordGradients:
     """The clipped sum of each batch of `dataset`, chunk by chunk, at the model's weights of that moment.
 
     `dataset`: a pair of tensors (inputs, targets), anything with `.inputs` and `.targets`, or a map-style
-    torch dataset of (inputs, target) pairs. Memory is bounded by the batch's chunk.
+    torch dataset of (inputs, target) pairs. Memory is bounded by the batch's chunk, in rows.
+    `views`: each record is the mean over that many random views of it, drawn by the public `seed` and the step.
+    `iterates`: asked before each batch for (weights, factor) pairs; a record's vector is the sum over them. The weights
+    must be public (released before, or made of what was). Either way a record's vector is clipped once.
     """
-    return RecordGradients(model, loss, row_reader(dataset), clipping)
+    return RecordGradients(model, loss, row_reader(dataset), clipping, views, iterates, seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,14 +207,50 @@ class RecordGradients:
     loss: Callable[..., Tensor]
     fetch: Callable[[Tensor], Rows]
     clipping: Clipping
+    views: Augmentation | None = None
+    iterates: Callable[[], Iterates] | None = None
+    seed: int = 0
+
+    def rows(self, indices: Tensor, step: int) -> Rows:
+        """The rows of these records, all views of them, at this step."""
+        rows = self.fetch(indices)
+        return rows if self.views is None else with_views(rows, self.views, seed=self.seed, step=step)
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         total = empty_sum(self.model)
+        iterates = None if self.iterates is None else self.iterates()
+        most = LONGEST_SUM if self.views is None else max(1, min(LONGEST_SUM, batch.chunk) // self.views.views)
         for chunk in batch.chunks():
-            for indices in torch.split(chunk, LONGEST_SUM):
+            for indices in torch.split(chunk, most):
                 if len(indices):
-                    total = add_sums(total, clipped_sum(self.model, self.loss, self.fetch(indices), self.clipping))
+                    rows = self.rows(indices, batch.step)
+                    part = clipped_sum(self.model, self.loss, rows, self.clipping, iterates=iterates)
+                    total = add_sums(total, part)
         return total
+
+
+def plan_gradients(
+    plan: Plan,
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    dataset: Any,
+    *,
+    past: Callable[[], PastIterates] = PastIterates,
+    seed: int = 0,
+) -> RecordGradients | RecordMomenta:
+    """The gradient sum that the plan states: its clipping, views, inner momentum or momentum of single records.
+
+    `past`: the iterates before the present one, asked at each batch; who steps the weights keeps them.
+    """
+    method = plan.method if isinstance(plan.method, DPSGD) else DPSGD()
+    inner = method.inner
+    iterates = None if inner is None else lambda: past().with_present(inner)
+    made = record_gradients(
+        model, loss, dataset, plan.clipping, views=method.augmentation, iterates=iterates, seed=seed
+    )
+    if method.record_momentum is None:
+        return made
+    return RecordMomenta(model, loss, made.rows, plan.clipping, method.record_momentum, count_records(dataset))
 
 
 def empty_sum(model: nn.Module) -> ClippedSum:

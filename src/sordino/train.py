@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,9 +33,11 @@ from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, verify
 from sordino.histogram import NormHistogram, release_histogram
 from sordino.ledger import Ledger
+from sordino.methods import DPSGD
 from sordino.methods.base import AddsUniformNoise, HasItsOwnTraining, HoldsStepSizes
 from sordino.metrics import MetricsLog
 from sordino.mixing import mixing_widths
+from sordino.momentum import InnerMomentum, PastIterates, made_up_past
 from sordino.plan import Guarantee, Plan
 from sordino.progress import ProgressBar
 from sordino.randomness import RandomSource
@@ -48,9 +51,9 @@ from sordino.steps import (
     check_records,
     count_records,
     plan_batches,
+    plan_gradients,
     private_steps,
     record_gradients,
-    row_reader,
 )
 from sordino.updates import Average, Averaging, AveragingSGD
 
@@ -124,9 +127,10 @@ def train(
         raise InputError("resume needs the directory of the run: give out=")
     update = _update(plan, optimizer, lr, settings)
     guarantee = plan.guarantee()
-    loop = _Loop(model, update, settings, plan.steps, evaluate, folder, _fingerprint(plan, settings, update))
+    settings = _checkpoints(plan, settings)
+    loop = _Loop(model, update, settings, plan, evaluate, folder, _fingerprint(plan, settings, update))
     source = plan.source()
-    _check_first_batch(model, loss, dataset, plan, source)
+    _check_first_batch(model, loss, dataset, plan, source, settings.seed)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     with Ledger.open(folder / "ledger.jsonl" if folder else None, plan.to_dict()) as ledger:
@@ -138,10 +142,16 @@ def train(
                 "a run with partition sampling and secure noise can't be resumed: its shuffle died with its key, and "
                 "under another a record could take part twice in an epoch; start anew, or use poisson sampling"
             )
+        if done and _method(plan).record_momentum is not None:
+            raise Refused(
+                "a run with the momentum of single records can't be resumed: the momenta are private, so no checkpoint "
+                "holds them; start anew in another directory, or use inner_length and inner_decay"
+            )
         dataset = first(dataset, source, ledger) if first is not None else dataset
         state = loop.restore()
         start = state.step if not source.secure else max(state.step, done)
-        counted = _Counter(record_gradients(model, loss, dataset, plan.clipping), settings.seed)
+        gradient_sum = plan_gradients(plan, model, loss, dataset, past=lambda: loop.past, seed=settings.seed)
+        counted = _Counter(gradient_sum, settings.seed)
         steps = private_steps(
             plan,
             counted,
@@ -178,7 +188,9 @@ def train_without_noise(
     """
     settings = settings or Settings()
     update = _update(plan, optimizer, lr, settings)
-    gradient_sum = _Counter(record_gradients(model, loss, dataset, plan.clipping), settings.seed)
+    loop = _Loop(model, update, settings, plan, evaluate, None, "", "without noise")
+    sums = plan_gradients(plan, model, loss, dataset, past=lambda: loop.past, seed=settings.seed)
+    gradient_sum = _Counter(sums, settings.seed)
     source = RandomSource.seeded(settings.seed)
 
     def steps() -> Iterator[PrivateStep]:
@@ -186,7 +198,6 @@ def train_without_noise(
             sums = gradient_sum(batch).sums
             yield PrivateStep(batch.step, {name: value / plan.divisor for name, value in sums.items()})
 
-    loop = _Loop(model, update, settings, plan.steps, evaluate, None, "", "without noise")
     return loop.run(steps(), loop.restore(), None)
 
 
@@ -254,13 +265,15 @@ class _Loop:
         model: nn.Module,
         update: _Update,
         settings: Settings,
-        steps: int,
+        plan: Plan,
         evaluate: Evaluate | None,
         folder: Path | None,
         fingerprint: str,
         label: str = "training",
     ) -> None:
-        self.model, self.settings, self.steps, self.evaluate = model, settings, steps, evaluate
+        self.model, self.settings, self.steps, self.evaluate = model, settings, plan.steps, evaluate
+        self.inner: InnerMomentum | None = _method(plan).inner
+        self.past = PastIterates()
         self.checkpoints = folder / "checkpoint" if folder else None
         self.metrics = MetricsLog(folder / "metrics.jsonl" if folder else None)
         self.fingerprint, self.label, self.rates = fingerprint, label, update.rates
@@ -282,6 +295,7 @@ class _Loop:
         self.optimizer.load_state_dict(dict(saved.optimizer))
         if self.scheduler is not None and saved.scheduler is not None:
             self.scheduler.load_state_dict(dict(saved.scheduler))
+        self.past = PastIterates(saved.past)
         return saved
 
     def run(self, steps: Iterator[PrivateStep], state: TrainState, plan: Plan | None) -> Result:
@@ -297,6 +311,8 @@ class _Loop:
                 if self.rates is not None:
                     for group in self.optimizer.param_groups:
                         group["lr"] = self.rates[private.step]
+                if self.inner is not None:
+                    self.past = self.past.followed_by(self.model, self.inner.length)
                 self.optimizer.step()
                 self.optimizer.zero_grad(set_to_none=True)
                 if self.scheduler is not None:
@@ -348,6 +364,7 @@ class _Loop:
             scheduler=self.scheduler.state_dict() if self.scheduler else None,
             average=average,
             scalars={**state.scalars, "seconds": seconds},
+            past=self.past.weights,
         ).save(self.checkpoints, self.fingerprint)
 
     def _no_average(self) -> Average | None:
@@ -375,13 +392,29 @@ def _evaluating(model: nn.Module, values: Mapping[str, Tensor] | None) -> Iterat
         model.train(was_training)
 
 
-def _check_first_batch(model: nn.Module, loss: Loss, dataset: Any, plan: Plan, source: RandomSource) -> None:
-    """The engine against a brute-force loop on the first batch; nothing is written if they differ."""
-    records = count_records(dataset)
+def _method(plan: Plan) -> DPSGD:
+    """What the plan states of a record's vector; plain where the method is another than DP-SGD."""
+    return plan.method if isinstance(plan.method, DPSGD) else DPSGD()
+
+
+def _checkpoints(plan: Plan, settings: Settings) -> Settings:
+    """No checkpoints of a run that could not go on from them."""
+    if _method(plan).record_momentum is None:
+        return settings
+    return replace(settings, checkpoint_every=0, checkpoint_minutes=math.inf)
+
+
+def _check_first_batch(model: nn.Module, loss: Loss, dataset: Any, plan: Plan, source: RandomSource, seed: int) -> None:
+    """The engine against a brute-force loop on the first batch, with the plan's views, and with iterates made up where
+    the plan needs past ones; nothing is written if they differ."""
+    records, method = count_records(dataset), _method(plan)
     first = next(plan_batches(plan, records=records, source=source, chunk=64))
     some = first.indices[:64] if len(first.indices) else torch.arange(min(records, 64))
     if len(some):
-        verify(model, loss, row_reader(dataset)(some), plan.clipping)
+        views = method.augmentation
+        rows = record_gradients(model, loss, dataset, plan.clipping, views=views, seed=seed).rows(some, first.step)
+        iterates = None if method.inner is None else made_up_past(model, method.inner).with_present(method.inner)
+        verify(model, loss, rows, plan.clipping, iterates=iterates)
 
 
 def _mix(seed: int, step: int) -> int:
