@@ -28,6 +28,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,9 +37,10 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from torch import Tensor
 
-from sordino import boxmuller
+from sordino import boxmuller, fused
 from sordino.boxmuller import Pairs
 from sordino.errors import InputError
+from sordino.fused import Loop
 from sordino.lattice import EXTRA_BITS, exact_exponential, exact_normal
 
 # Words drawn at a time. A block stays in the cache, and torch does not split a tensor this small over threads:
@@ -216,31 +218,23 @@ class Stream:
         flat = values.numpy()
         with np.errstate(divide="ignore", invalid="ignore"):  # U = 0: the exact path takes its place
             blocks = range(0, len(flat), boxmuller.BLOCK)
-            undecided = [self._sum_block(flat, start, scale, spacing) for start in blocks]
+            loop = fused.loop() if len(flat) >= fused.WORTHWHILE else None
+            undecided = [self._sum_block(flat, start, scale, spacing, loop) for start in blocks]
             if any(len(part.addresses) for part in undecided):
                 self._refine(flat, _Open.joined(undecided), scale, spacing)
 
-    def _sum_block(self, flat: npt.NDArray[Any], start: int, scale: float, spacing: float) -> _Open:
+    def _sum_block(self, flat: npt.NDArray[Any], start: int, scale: float, spacing: float, loop: Loop | None) -> _Open:
         """Cosines for the first half of the block, sines for the second; one too many is lost."""
         values = flat[start : start + boxmuller.BLOCK]
-        n, kind = len(values), values.dtype.type
-        pairs = (n + 1) // 2
+        pairs = (len(values) + 1) // 2
         if self._pairs is None or len(self._pairs.words) != pairs or self._pairs.whole.dtype != values.dtype:
             self._pairs = Pairs(pairs, values.dtype)
         work = self._pairs
         address = self._words
         self._fill(work.words)
-        np.multiply(values, kind(1.0 / spacing), out=values)
-        whole = np.rint(values, out=work.whole[:n])
-        offset = np.subtract(values, whole, out=values)  # exact, in [−½, ½]
-        slots = work.single(offset, scale)
+        slots, whole, offset = (_by_passes if loop is None else partial(_by_loop, loop))(values, work, scale, spacing)
         places = slots + np.array([[0], [pairs]])
-        rows = whole.take(places, mode="clip"), offset.take(places, mode="clip")
-        undecided = _Open(address + slots, start + places, work.digits[:, slots], *rows)
-        np.add(whole, work.rounded[:n], out=values)
-        np.add(values, kind(0), out=values)  # two negative zeros would tell the sign of the value
-        np.multiply(values, kind(spacing), out=values)
-        return undecided
+        return _Open(address + slots, start + places, work.digits[:, slots], whole, offset)
 
     def _refine(self, flat: npt.NDArray[Any], pairs: _Open, scale: float, spacing: float) -> None:
         """Decides the pairs: with 32 further digits each in double precision, then with 128 more exactly."""
@@ -349,6 +343,33 @@ class _Open(NamedTuple):
         return (
             parts[0] if len(parts) == 1 else cls(*(np.concatenate(rows, axis=-1) for rows in zip(*parts, strict=True)))
         )
+
+
+_Decided = tuple[npt.NDArray[np.intp], npt.NDArray[Any], npt.NDArray[Any]]
+
+
+def _by_passes(values: npt.NDArray[Any], work: Pairs, scale: float, spacing: float) -> _Decided:
+    """values ← spacing · round(values/spacing + scale · Z), but for the pairs returned: with their whole and rest."""
+    n, kind = len(values), values.dtype.type
+    np.multiply(values, kind(1.0 / spacing), out=values)
+    whole = np.rint(values, out=work.whole[:n])
+    offset = np.subtract(values, whole, out=values)  # exact, in [−½, ½]
+    slots = work.single(offset, scale)
+    places = slots + np.array([[0], [len(work.words)]])
+    rows = whole.take(places, mode="clip"), offset.take(places, mode="clip")
+    np.add(whole, work.rounded[:n], out=values)
+    np.add(values, kind(0), out=values)  # two negative zeros would tell the sign of the value
+    np.multiply(values, kind(spacing), out=values)
+    return slots, *rows
+
+
+def _by_loop(loop: Loop, values: npt.NDArray[Any], work: Pairs, scale: float, spacing: float) -> _Decided:
+    """The same by the compiled loop, which leaves the values of undecided pairs alone."""
+    loop(values, work.digits, scale, spacing, work.open)
+    slots = work.open.nonzero()[0]
+    scaled = values.take(slots + np.array([[0], [len(work.words)]]), mode="clip") * values.dtype.type(1.0 / spacing)
+    whole = np.rint(scaled)
+    return slots, whole, scaled - whole
 
 
 class _Work:
