@@ -6,6 +6,7 @@
     [model]     name, and the net's options     [method]    name, and what its guarantee depends on
     [train]     steps | epochs, optimizer, lr, …
     [public]    fraction | records, origin, seed, expected_batch, shared
+    [instruments] every, rows, split, window, not_private
 
 A key that is not known is an error that names the nearest one; nothing is silently ignored.
 """
@@ -119,6 +120,21 @@ class TrainSection:
     options: Mapping[str, Any] = field(default_factory=dict)  # momentum, weight_decay, …: the optimizer's own
 
 
+@dataclass(frozen=True)
+class InstrumentsSection:
+    """Readings of what clipping does, during training: of public rows, or kept apart as not private."""
+
+    every: int | None = None  # steps between two readings
+    rows: int = 500
+    split: str | None = None  # "public" (default: what [public] sets aside) or "test", where its rows are public
+    window: int = 0  # iterations over which the sampling noise is averaged, Fig. 5a of paper 002; 0: not
+    not_private: bool = False  # read the private rows, into not_private.json
+
+    @property
+    def given(self) -> bool:
+        return self.every is not None
+
+
 OPEN_SECTIONS = ("features", "model", "clipping", "train", "method")
 """Sections whose further keys go to the part that they name, which checks them itself."""
 
@@ -135,6 +151,7 @@ class Recipe:
     method: MethodSection = field(default_factory=MethodSection)
     clipping: ClippingSection = field(default_factory=ClippingSection)
     public: PublicSection = field(default_factory=PublicSection)
+    instruments: InstrumentsSection = field(default_factory=InstrumentsSection)
 
     @classmethod
     def read(cls, path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
@@ -171,6 +188,8 @@ class Recipe:
             raise InputError("[train] needs lr" + _near_misses(["lr"], recipe.train.options))
         if "public" in document and (recipe.public.fraction is None) == (recipe.public.records is None):
             raise InputError("[public] needs either fraction or records: how many rows of the training split")
+        if "instruments" in document and not recipe.instruments.given:
+            raise InputError("[instruments] needs every: the number of steps between two readings")
         return recipe
 
     def to_toml(self) -> str:
@@ -178,7 +197,7 @@ class Recipe:
         document = {}
         for section in fields(self):
             value = getattr(self, section.name)
-            if section.name == "public" and not value.given:
+            if section.name in ("public", "instruments") and not value.given:
                 continue
             flat = {f.name: getattr(value, f.name) for f in fields(value) if f.name != "options"}
             document[section.name] = {k: v for k, v in flat.items() if v is not None} | dict(

@@ -6,6 +6,7 @@ during training without disturbing it. Nothing here releases anything, and no gu
 """
 
 from sordino.instruments.reading import Reading, measure, p_averaged
+from sordino.instruments.watch import Schedule, Watch
 from sordino.instruments.window import noise_vectors, windowed_noise
 
-__all__ = ["Reading", "measure", "noise_vectors", "p_averaged", "windowed_noise"]
+__all__ = ["Reading", "Schedule", "Watch", "measure", "noise_vectors", "p_averaged", "windowed_noise"]

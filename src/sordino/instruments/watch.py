@@ -1,0 +1,121 @@
+"""The instruments during training: a reading every so many steps, of public rows, without disturbing the run.
+
+A `Watch` reads weights and writes nothing into them: no stream of the run's randomness and no state of torch's global
+generator is touched, so the run ends with the same bits as without it.
+
+What it reads from public rows at released weights is covered by the run's guarantee (post-processing). Read from the
+private records, it is covered by nothing: such readings are kept apart (`not_private`) and never enter the metrics or
+the report. Under a guarantee that hides the iterates no reading may leave at all (`check_watched`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from sordino.accounting import checks
+from sordino.clipping import Clipping
+from sordino.errors import InputError, Refused
+from sordino.instruments.reading import measure, whose
+from sordino.instruments.window import noise_vectors, windowed_noise
+from sordino.recipe import Recipe
+
+WATCHED_METHODS = ("dpsgd", "modelmix")
+"""Methods whose iterates are all published: what is read at them from public rows is post-processing."""
+
+WINDOW_RECORDS = 16
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When to read: before the first step, then every so many steps, and after the last. `window`: also the average
+    sampling noise over that many iterations (Fig. 5a), on the first few rows; 0: not."""
+
+    every: int
+    window: int = 0
+
+    def __post_init__(self) -> None:
+        checks.count("instruments every", self.every)
+        checks.count("instruments window", self.window, minimum=0)
+        if self.window > self.every:
+            raise InputError(f"a window of {self.window} iterations is longer than the {self.every} steps between two")
+
+    def due(self, done: int, steps: int) -> bool:
+        return done % self.every == 0 or done == steps
+
+    def within_window(self, done: int, steps: int) -> bool:
+        return any(self.due(later, steps) for later in range(done, min(done + self.window, steps + 1)))
+
+
+class Watch:
+    """Reads `rows()` at the weights it is shown. `rows` is asked for once, at the first reading."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        loss: Callable[..., Tensor],
+        rows: Callable[[], Any],
+        clipping: Clipping,
+        *,
+        public: str | None = None,
+        not_private: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.schedule, self.not_private = schedule, not_private
+        self._origin = {"public": public, "not_private": not_private, "seed": seed}
+        whose(public, not_private)
+        self._loss, self._ask, self._clipping = loss, rows, clipping
+        self._rows: Any = None
+        self._recent: deque[tuple[int, Tensor]] = deque(maxlen=max(1, schedule.window))
+
+    def __call__(self, model: nn.Module, done: int, steps: int) -> dict[str, float] | None:
+        """The figures after `done` of `steps` steps, where a reading is due."""
+        due, window = self.schedule.due(done, steps), self.schedule.window
+        near = window > 0 and self.schedule.within_window(done, steps)
+        if not (due or near):
+            return None
+        self._rows = self._ask() if self._rows is None else self._rows
+        if near:
+            some = min(WINDOW_RECORDS, len(self._rows))
+            self._recent.append((done, noise_vectors(model, self._loss, self._rows, some, **self._origin)))
+        if not due:
+            return None
+        row = measure(model, self._loss, self._rows, self._clipping, **self._origin).metrics()
+        if window and [step for step, _ in self._recent] == list(range(done - window + 1, done + 1)):
+            vectors = [vector for _, vector in self._recent]
+            row |= {"noise_single": windowed_noise(vectors, 1), f"noise_window_{window}": windowed_noise(vectors, window)}
+        return {"step": done, **row} | ({"not_private": True} if self.not_private else {})
+
+
+def check_watched(recipe: Recipe) -> None:
+    """Refused where a reading would tell of iterates that the guarantee hides, or of a training that is not `train`."""
+    if recipe.instruments.given and recipe.method.name not in WATCHED_METHODS:
+        raise Refused(
+            f"[instruments] reads the weights while they are trained, and the method {recipe.method.name} does not "
+            f"publish them (or has a training of its own): leave the section out, or use one of "
+            f"{', '.join(WATCHED_METHODS)}"
+        )
+
+
+def source_of_rows(recipe: Recipe) -> str:
+    """ "public", "test" or "train": which rows the section's readings are of."""
+    section = recipe.instruments
+    if section.not_private and section.split is not None:
+        raise InputError("[instruments] not_private = true reads the private training rows: leave out split")
+    if section.split not in (None, "public", "test"):
+        raise InputError(f'[instruments] split = {section.split!r} is unknown: use "public" or "test"')
+    if section.not_private:
+        return "train"
+    if section.split == "test":
+        return "test"
+    if not recipe.public.given:
+        raise Refused(
+            "[instruments] looks at single records' gradients without noise, and the recipe declares no public rows: "
+            'set some aside in [public]; or give split = "test" where the test rows are public; or not_private = true, '
+            "which keeps the readings in not_private.json, for the data's owner alone"
+        )
+    return "public"
