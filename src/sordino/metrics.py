@@ -30,6 +30,7 @@ class MetricsLog:
         if self._path is None:
             return
         try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf8") as file:
                 file.write(json.dumps(row) + "\n")
         except OSError as error:

@@ -32,6 +32,7 @@ from sordino.accounting import epsilon_curve
 from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, verify
 from sordino.histogram import NormHistogram, release_histogram
+from sordino.instruments import Watch
 from sordino.ledger import Ledger
 from sordino.methods import DPSGD
 from sordino.methods.base import AddsUniformNoise, HasItsOwnTraining, HoldsStepSizes
@@ -93,7 +94,7 @@ class Result:
     metrics: tuple[Mapping[str, float], ...]
     seconds: float
     skipped_steps: int
-    not_private: Mapping[str, int]
+    not_private: Mapping[str, Any]
     histogram: NormHistogram | None = None
 
 
@@ -110,6 +111,7 @@ def train(
     out: Path | str | None = None,
     resume: bool = False,
     first: Callable[[Any, RandomSource, Ledger], Any] | None = None,
+    watch: Watch | None = None,
 ) -> Result:
     """Trains `model` in place under `plan` and returns it with its guarantee.
 
@@ -119,6 +121,7 @@ def train(
     (inputs, target). `evaluate(model)` must look at public or held-out data only: what it returns is logged.
     `out`: a directory for ledger.jsonl, metrics.jsonl and checkpoints; without it the ledger is in memory.
     `first` makes the plan's statistics from the dataset and gives back the one to train on (private normalisation).
+    `watch` reads the weights as they go (sordino.instruments) and changes nothing: the run ends with the same bits.
     """
     settings = settings or Settings()
     folder = Path(out) if out is not None else None
@@ -128,7 +131,7 @@ def train(
     update = _update(plan, optimizer, lr, settings)
     guarantee = plan.guarantee()
     settings = _checkpoints(plan, settings)
-    loop = _Loop(model, update, settings, plan, evaluate, folder, _fingerprint(plan, settings, update))
+    loop = _Loop(model, update, settings, plan, evaluate, folder, _fingerprint(plan, settings, update), watch=watch)
     source = plan.source()
     _check_first_batch(model, loss, dataset, plan, source, settings.seed)
     if folder is not None:
@@ -167,7 +170,7 @@ def train(
         histogram = release_histogram(
             plan, counted, records=count_records(dataset), source=source, ledger=ledger, chunk=settings.chunk
         )
-    not_private = {"dropped_records": int(counted.dropped)}
+    not_private = {**result.not_private, "dropped_records": int(counted.dropped)}
     return replace(result, guarantee=guarantee, not_private=not_private, histogram=histogram)
 
 
@@ -270,12 +273,15 @@ class _Loop:
         folder: Path | None,
         fingerprint: str,
         label: str = "training",
+        watch: Watch | None = None,
     ) -> None:
         self.model, self.settings, self.steps, self.evaluate = model, settings, plan.steps, evaluate
         self.inner: InnerMomentum | None = _method(plan).inner
         self.past = PastIterates()
         self.checkpoints = folder / "checkpoint" if folder else None
         self.metrics = MetricsLog(folder / "metrics.jsonl" if folder else None)
+        apart = self.checkpoints if watch is not None and watch.not_private else None  # until not_private.json has it
+        self.watch, self.readings = watch, MetricsLog(apart / "not_private.jsonl" if apart else None)
         self.fingerprint, self.label, self.rates = fingerprint, label, update.rates
         trained = [p for p in model.parameters() if p.requires_grad]
         if not trained:
@@ -304,7 +310,10 @@ class _Loop:
         earlier = float(state.scalars.get("seconds", 0.0))
         spent = self._epsilon_at(plan, state.step)
         self.metrics.cut(state.step)
+        self.readings.cut(state.step)
         average, done = state.average, state.step
+        if not done:
+            self._read(done)
         with ProgressBar(self.steps, done, self.settings.progress, self.label) as bar:
             for private in steps:
                 private.assign(self.model)
@@ -320,6 +329,7 @@ class _Loop:
                 done = private.step + 1
                 if average is not None:
                     average = average.include(self.model, self.settings.averaging, private.step, self.steps)
+                self._read(done)
                 if self._due(done, self.settings.eval_every):
                     self._log(done, average, spent, earlier + time.monotonic() - started)
                 minutes = (time.monotonic() - last_saved) / 60
@@ -328,11 +338,18 @@ class _Loop:
                     last_saved = time.monotonic()
                 bar.advance(done, self.metrics.latest)
         seconds = earlier + time.monotonic() - started
-        if not self.metrics.latest or self.metrics.latest["step"] != done:
+        if not self.metrics.latest or self.metrics.latest["step"] != done or "seconds" not in self.metrics.latest:
             self._log(done, average, spent, seconds)
         self._publish(average)
         skipped = int(state.scalars.get("skipped_steps", 0))
-        return Result(self.model, None, self.metrics.rows, seconds, skipped, {})
+        apart = {"instruments": list(self.readings.rows)} if self.readings.rows else {}
+        return Result(self.model, None, self.metrics.rows, seconds, skipped, apart)
+
+    def _read(self, done: int) -> None:
+        """What the instruments say, into the metrics; or apart from them, where it was read from private records."""
+        row = self.watch(self.model, done, self.steps) if self.watch is not None else None
+        if row is not None and self.watch is not None:
+            (self.readings if self.watch.not_private else self.metrics).append(row)
 
     def _due(self, done: int, every: int) -> bool:
         return every > 0 and (done % every == 0 or done == self.steps)
