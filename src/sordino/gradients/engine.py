@@ -11,8 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sordino.clipping import Clipping, L1Clip, L2LinfClip, PerLayerClip
+from sordino.clipping import Clipping, FlatClip, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import InputError, Refused
+from sordino.gradients.centring import centred
 from sordino.gradients.contributions import Contribution, Lookup
 from sordino.gradients.memory import all_finite, blocks, by_record, roots
 from sordino.gradients.normalisation import refuse_batchnorm
@@ -31,12 +32,14 @@ def clipped_sum(
     reduction: Literal["sum", "mean"] = "sum",
     chunk: int | None = None,
     iterates: Iterates | None = None,
+    centre: Mapping[str, Tensor] | None = None,
 ) -> ClippedSum:
     """Σ over records of clip(gradient of the record), for every parameter that requires a gradient.
 
     A record's gradient is the sum (or mean) over its rows of coefficient · ∇loss, and with ``iterates`` the sum over
     (weights, factor) of factor · that gradient taken at those weights; parameters that ``weights`` does not name stay
-    as they are. Every record's share is within ``clipping.clip_norm`` (in ``clipping.norm``), whatever the data:
+    as they are. ``centre``, a public vector by parameter name, is subtracted from every record's gradient (DOPE-SGD).
+    Every record's share is within ``clipping.clip_norm`` (in ``clipping.norm``), whatever the data:
     records whose gradient is not finite contribute zero and are counted. ``chunk`` bounds the records held at once
     and does not change the result; without it, see ``default_chunk``. The model, its parameters and
     their .grad are left as they were.
@@ -66,6 +69,8 @@ def clipped_sum(
         data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
         gradients, values = contributions(setup, data, part, steps)
         losses[part.index] = values.to(kind)
+        if centre is not None:
+            gradients = centred(gradients, centre, parameters, part.records)
         with torch.no_grad():
             norms[part.ids], bad = add_clipped(gradients, groups, clipping, parameters, found, part.records, kind)
         dropped += bad
@@ -199,7 +204,7 @@ def add_clipped(
             here = [squares[n] for n in names if n in squares]
             if here:
                 own = roots(here)
-                factor = _bounded(own if bad is None else own.masked_fill(bad, torch.inf), bound)
+                factor = FlatClip(bound).factors(own if bad is None else own.masked_fill(bad, torch.inf))
                 for n in names:
                     if n in gradients:
                         _add(sums, n, gradients[n].weighted(factor), parameters[n])
@@ -222,11 +227,6 @@ def _add(sums: dict[str, Tensor], name: str, total: Tensor, parameter: Tensor) -
         sums[name] += total
     else:
         sums[name] = total
-
-
-def _bounded(norms: Tensor, bound: float) -> Tensor:
-    factor = (bound / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp_max(1.0)
-    return torch.where(torch.isfinite(norms), factor, torch.zeros_like(factor))
 
 
 def _l1(
