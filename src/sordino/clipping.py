@@ -66,7 +66,9 @@ class _Clip:
         return _from_norms(norms, self._factors)
 
     def _factors(self, norms: Floats) -> Floats:
-        return np.minimum(self.clip_norm / np.maximum(norms, np.finfo(norms.dtype).tiny), 1.0).astype(norms.dtype, copy=False)
+        return np.minimum(self.clip_norm / np.maximum(norms, np.finfo(norms.dtype).tiny), 1.0).astype(
+            norms.dtype, copy=False
+        )
 
 
 def _from_norms(norms: Tensor, factors: Callable[[Floats], Floats]) -> Tensor:
