@@ -38,6 +38,7 @@ from sordino.building import (
     private_records,
     public_origin,
     public_size,
+    public_use,
     settings_of,
     statistics_of,
 )
@@ -45,7 +46,9 @@ from sordino.errors import InputError
 from sordino.features.private import Normaliser
 from sordino.hidden.recipe import plan_from_recipe
 from sordino.hidden.training import train_hidden
-from sordino.methods import HiddenState
+from sordino.instruments import Schedule, Watch
+from sordino.instruments.watch import check_watched, source_of_rows
+from sordino.methods import Coupling, HiddenState
 from sordino.plan import Plan
 from sordino.progress import working
 from sordino.public import PublicSet, drop_shared_rows, refuse_shared_rows, split_public
@@ -94,6 +97,7 @@ def run_recipe(
     if (done := _earlier_result(recipe, out, resume)) is not None:
         return done
     private_records(recipe)  # public rows under a method that would not look at them are refused here
+    check_watched(recipe)
     if recipe.method.name == "dp-mac":  # its networks, features and pictures are its own
         from sordino.mac.run import run_mac
 
@@ -117,6 +121,9 @@ def prepare(recipe: Recipe, data_dir: Path | None = None, progress: bool | None 
     make_plan = one_of(PLANS, recipe.method.name, "method.name")
     optimizer = optimizer_of(recipe)
     clipping = clipping_of(recipe)
+    if recipe.instruments.given:
+        check_watched(recipe)
+        source_of_rows(recipe)  # rows that nobody declared public are refused before anything is read
     records = private_records(recipe)
     late = recipe.method.name == HiddenState.name  # its guarantee depends on the number of features
     plan = None if late else make_plan(recipe, clipping, records)
@@ -175,6 +182,10 @@ def _fit(
         train_split = normaliser.apply(train_split)
     elif normaliser is not None:
         further["first"] = normaliser.first
+    if trainer is not train_without_noise and prepared.recipe.instruments.given:
+        further["watch"] = _watch(prepared, normaliser)
+    if isinstance(prepared.plan.method, Coupling):
+        further["public"] = public_use(prepared.recipe, prepared.public)
     return trainer(
         model,
         nn.functional.cross_entropy,
@@ -186,6 +197,35 @@ def _fit(
         evaluate=partial(test_metrics, split=prepared.dataset.test, normaliser=normaliser),
         **further,
     )
+
+
+def _watch(prepared: Prepared, normaliser: Normaliser | None) -> Watch:
+    """The instruments of [instruments], on the rows that it names as the model sees them."""
+    recipe, section = prepared.recipe, prepared.recipe.instruments
+    origin, split = watched_rows(prepared)
+    some = data.Split(split.inputs[: section.rows], split.targets[: section.rows])
+    return Watch(
+        Schedule(section.every or 1, section.window),
+        nn.functional.cross_entropy,
+        lambda: some if normaliser is None else normaliser.apply(some),
+        prepared.plan.clipping,
+        public=origin,
+        not_private=origin is None,
+        views=getattr(prepared.plan.method, "augmentation", None),
+        seed=recipe.run.seed,
+    )
+
+
+def watched_rows(prepared: Prepared) -> tuple[str | None, data.Split]:
+    """(where they are from, the rows): None for private ones, which [instruments] not_private asks for."""
+    recipe = prepared.recipe
+    source = source_of_rows(recipe)
+    if source == "train":
+        return None, prepared.dataset.train
+    if source == "test":
+        return f"the test split of {recipe.data.name}, which the recipe takes to be public", prepared.dataset.test
+    assert prepared.public is not None
+    return public_origin(recipe), prepared.public
 
 
 def test_metrics(

@@ -27,9 +27,14 @@ from sordino.clipping import AutomaticClip, Clipping, FlatClip, NormalisedClip
 from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.steps import count_records, row_reader
+from sordino.views import Augmentation, with_views
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 UNCLIPPED = FlatClip(1e30)
+
+
+class NothingToMeasure(InputError):
+    """The gradients are not finite at these weights: the training has diverged, or the rows are broken."""
 
 
 @dataclass(frozen=True)
@@ -78,17 +83,20 @@ def measure(
     *,
     public: str | None = None,
     not_private: bool = False,
+    views: Augmentation | None = None,
     seed: int = 0,
 ) -> Reading:
     """The instruments on `rows` (what `train` takes as a dataset) at the model's weights, which stay as they are.
 
     `public`: where the rows are from, if they are public. Else `not_private=True`: the reading is a function of the
     records that no noise protects. Neither or both: refused. Rows whose gradient is not finite are left out.
-    Dropout is drawn from `seed`; torch's global generator is left as it was.
+    `views`: a row's gradient is the mean over random views of it, as self-augmentation clips it (Fig. 11). Views and
+    dropout are drawn from `seed`; torch's global generator is left as it was.
     """
     origin = whose(public, not_private)
     everyone = all_rows(rows)
-    return _read(model, loss, everyone, clipping, 1, origin, not_private, seed)
+    seen = everyone if views is None else with_views(everyone, views, seed=seed, step=0)
+    return _read(model, loss, seen, clipping, 1, origin, not_private, seed)
 
 
 def p_averaged(
@@ -116,7 +124,8 @@ def p_averaged(
         raise InputError(f"p = {p!r} must be a whole number from 1 to {count // 2}, half of the {count} rows")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[: count - count % p]
     chosen = row_reader((everyone.inputs, everyone.targets))(order)
-    grouped = Rows(chosen.inputs, chosen.targets, record=torch.arange(len(order)) // p, records=len(order) // p)
+    group, share = torch.arange(len(order)) // p, torch.full((len(order),), 1 / p, dtype=torch.float64)
+    grouped = Rows(chosen.inputs, chosen.targets, record=group, records=len(order) // p, coefficient=share)
     return _read(model, loss, grouped, clipping, p, origin, not_private, seed)
 
 
@@ -153,7 +162,9 @@ def _read(
     finite = torch.isfinite(plain.sums.norms)
     norms = plain.sums.norms[finite].double()
     if len(norms) < 2:
-        raise InputError(f"only {len(norms)} of the {len(finite)} rows have a finite gradient: nothing to measure")
+        raise NothingToMeasure(
+            f"only {len(norms)} of the {len(finite)} rows have a finite gradient: nothing to measure"
+        )
     square, length, short = float(norms.square().mean()), float(plain.mean.norm()), float(clipped.mean.norm())
     directed = length > 1e-6 * math.sqrt(square) and short > 0
     return Reading(
@@ -185,7 +196,7 @@ def mean_gradient(model: nn.Module, loss: Callable[..., Tensor], rows: Rows, cli
     """The mean over the records with a finite gradient, each clipped by `clipping`, as one flat vector."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        sums = clipped_sum(model, loss, rows, clipping, reduction="mean")
+        sums = clipped_sum(model, loss, rows, clipping)
     count = max(1, len(sums.norms) - int(sums.dropped))
     return Mean(flat(sums.sums) / count, sums)
 

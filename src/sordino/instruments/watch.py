@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from sordino.accounting import checks
 from sordino.clipping import Clipping
 from sordino.errors import InputError, Refused
-from sordino.instruments.reading import measure, whose
+from sordino.instruments.reading import NothingToMeasure, measure, whose
 from sordino.instruments.window import noise_vectors, windowed_noise
 from sordino.recipe import Recipe
+from sordino.views import Augmentation
 
 WATCHED_METHODS = ("dpsgd", "modelmix")
 """Methods whose iterates are all published: what is read at them from public rows is post-processing."""
@@ -63,17 +64,18 @@ class Watch:
         *,
         public: str | None = None,
         not_private: bool = False,
+        views: Augmentation | None = None,
         seed: int = 0,
     ) -> None:
         self.schedule, self.not_private = schedule, not_private
-        self._origin = {"public": public, "not_private": not_private, "seed": seed}
+        self._origin: dict[str, Any] = {"public": public, "not_private": not_private, "seed": seed}
         whose(public, not_private)
-        self._loss, self._ask, self._clipping = loss, rows, clipping
+        self._loss, self._ask, self._clipping, self._views = loss, rows, clipping, views
         self._rows: Any = None
         self._recent: deque[tuple[int, Tensor]] = deque(maxlen=max(1, schedule.window))
 
     def __call__(self, model: nn.Module, done: int, steps: int) -> dict[str, float] | None:
-        """The figures after `done` of `steps` steps, where a reading is due."""
+        """The figures after `done` of `steps` steps, where a reading is due and the gradients are finite."""
         due, window = self.schedule.due(done, steps), self.schedule.window
         near = window > 0 and self.schedule.within_window(done, steps)
         if not (due or near):
@@ -84,11 +86,18 @@ class Watch:
             self._recent.append((done, noise_vectors(model, self._loss, self._rows, some, **self._origin)))
         if not due:
             return None
-        row = measure(model, self._loss, self._rows, self._clipping, **self._origin).metrics()
+        try:
+            found = measure(model, self._loss, self._rows, self._clipping, views=self._views, **self._origin)
+        except NothingToMeasure:  # a run that diverges is not ended by its instruments
+            return None
+        row: dict[str, float] = {"step": done, **found.metrics()}
         if window and [step for step, _ in self._recent] == list(range(done - window + 1, done + 1)):
             vectors = [vector for _, vector in self._recent]
-            row |= {"noise_single": windowed_noise(vectors, 1), f"noise_window_{window}": windowed_noise(vectors, window)}
-        return {"step": done, **row} | ({"not_private": True} if self.not_private else {})
+            row |= {
+                "noise_single": windowed_noise(vectors, 1),
+                f"noise_window_{window}": windowed_noise(vectors, window),
+            }
+        return row | ({"not_private": True} if self.not_private else {})
 
 
 def check_watched(recipe: Recipe) -> None:
