@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sordino.errors import InputError
 from sordino.nets import LstmClassifier, TransformerClassifier, build, names
-from sordino.nets.images import OptionA
+from sordino.nets.resnet import OptionA
 
 SIZES = {
     "linear": ((81, 7, 7), 10, 81 * 49 * 10 + 10),
@@ -19,9 +19,15 @@ SIZES = {
     "scatter-cnn-cifar": ((243, 8, 8), 10, 243 * 64 * 9 + 64 + 64 * 64 * 9 + 64 + 10_240 + 10),
     "mnist-cnn": ((1, 28, 28), 10, 26_010),
     "resnet20": ((3, 32, 32), 10, 269_722),  # He et al. give 0.27M
+    "resnet": ((3, 32, 32), 10, 269_722),
+    "wide-resnet": ((3, 32, 32), 10, 2_748_890),  # WRN-16-4; De et al. give 2.7M
+    "gru": ((200,), 2, 3 * 64 * (50 + 64 + 2) + 130),
     "lstm": ((200,), 2, 20_000 * 100 + 4 * 128 * (100 + 128 + 2) + 258),
     "transformer": ((128,), 2, (20_000 + 128) * 256 + 4 * 789_760 + 512 + 514),
 }
+
+
+WORDS = torch.randn(20_000, 50, generator=torch.Generator().manual_seed(2))
 
 
 def inputs(shape: tuple[int, ...], n: int) -> Tensor:
@@ -40,7 +46,7 @@ def test_every_network_is_listed_here() -> None:
 @pytest.mark.parametrize("name", SIZES)
 def test_shape_and_number_of_parameters(name: str) -> None:
     shape, classes, parameters = SIZES[name]
-    model = build(name, shape, classes)
+    model = build(name, shape, classes, vectors=WORDS)
     assert model(inputs(shape, 2)).shape == (2, classes)
     assert sum(p.numel() for p in model.parameters()) == parameters
 
@@ -48,7 +54,7 @@ def test_shape_and_number_of_parameters(name: str) -> None:
 @pytest.mark.parametrize("name", SIZES)
 def test_a_record_does_not_see_its_neighbours(name: str) -> None:
     shape, classes, _ = SIZES[name]
-    model = build(name, shape, classes, **({"zero": False} if name == "linear" else {}))
+    model = build(name, shape, classes, vectors=WORDS, **({"zero": False} if name == "linear" else {}))
     rows = inputs(shape, 3)
     assert torch.allclose(model(rows)[:1], model(rows[:1]), atol=1e-5)
     assert not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules())
@@ -108,6 +114,14 @@ def test_the_benchmarks_find_plain_constructors() -> None:
         ("mnist-cnn", (784,), {}, "takes images"),
         ("mnist-cnn", (1, 8, 8), {}, "too small"),
         ("resnet20", (3, 32, 32), {"groups": 3}, "divide 16"),
+        ("resnet", (3, 32, 32), {"depth": 18}, "6k \\+ 2"),
+        ("resnet", (3, 32, 32), {"form": "enhansed"}, "did you mean 'enhanced'"),
+        ("resnet", (3, 32, 32), {"groups": 3}, "divide 16"),
+        ("wide-resnet", (3, 32, 32), {"depth": 20}, "6k \\+ 4"),
+        ("wide-resnet", (784,), {}, "takes images"),
+        ("gru", (8,), {}, "no word vectors"),
+        ("gru", (8,), {"form": "better"}, "'original' or 'enhanced'"),
+        ("gru", (8,), {"vectors_": 3}, "unknown option"),
         ("lstm", (1, 28, 28), {}, "takes token ids"),
         ("transformer", (8,), {"width": 6, "heads": 4}, "must divide width"),
     ],

@@ -12,6 +12,7 @@ from sordino.errors import Refused
 from sordino.gradients.contributions import Contribution, Dense
 from sordino.gradients.elementwise import stand_in
 from sordino.gradients.layout import Frame
+from sordino.gradients.standardisation import pull_back
 from sordino.gradients.tape import Owners, Slot, Tape, Use, hold
 
 _BATCH = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
@@ -160,3 +161,12 @@ def batch_norm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     w, b = (_per_image(tape, func, call[k], x.shape[0]) for k in ("weight", "bias"))
     out = out if w is None else out * w.reshape(shape)
     return tape.mark(out if b is None else out + b.reshape(shape))
+
+
+def weight_standardisation(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
+    """A kernel of filters that are standardised: of a parameter itself the pull-back is known."""
+    weight, eps = args
+    slot = tape.slot(weight)
+    if kwargs or slot is None or slot.name is None:
+        return tape.derive(func, args, kwargs)
+    return tape.derive(func, args, kwargs, source=(slot, pull_back(slot.value, eps)))

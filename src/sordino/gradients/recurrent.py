@@ -1,4 +1,4 @@
-"""nn.LSTM, nn.GRU, nn.RNN and their cells.
+"""nn.LSTM, nn.GRU, nn.RNN and their cells, and the GRU with standardised projections.
 
 The input projection of all steps is one linear map x → (T, B, gates); the recurrence runs in an autograd function of
 our own whose backward gives the gradient δ of the gates at every step. The weights' gradients are then those of two
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino.gradients.contributions import Contribution, outer
+from sordino.gradients.gru import GRU
 from sordino.gradients.layout import Frame
 from sordino.gradients.linear import bias_gradient
 from sordino.gradients.tape import Slot, Tape, Use, hold
@@ -65,54 +66,6 @@ class _LSTM(torch.autograd.Function):
             dc.mul_(f[t])
             dh = torch.addmm(d_out[t - 1], delta[t], w_hh) if t else delta[t] @ w_hh
         return delta, dh, dc, None
-
-
-class _GRU(torch.autograd.Function):
-    """r, z = σ(x + h), n = tanh(x_n + r·h_n), h' = n + z·(h − n), where the h parts are W_hh h + b_hh.
-
-    ``carrier`` is zero; its gradient is that of the hidden projection."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, xp: Tensor, carrier: Tensor, h0: Tensor, w_hh: Tensor, b_hh: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        steps, batch, hidden = xp.shape[0], xp.shape[1], w_hh.shape[1]
-        gates, out = torch.empty_like(xp, memory_format=torch.contiguous_format), xp.new_empty(steps, batch, hidden)
-        inner = torch.empty_like(out)  # W_hn h + b_hn
-        h, w = h0, w_hh.t()
-        for t in range(steps):
-            hp = h @ w if b_hh is None else torch.addmm(b_hh, h, w)
-            gate = gates[t]
-            torch.add(xp[t, :, : 2 * hidden], hp[:, : 2 * hidden], out=gate[:, : 2 * hidden]).sigmoid_()
-            inner[t] = hp[:, 2 * hidden :]
-            r, z, n = gate.view(batch, 3, hidden).unbind(1)
-            torch.addcmul(xp[t, :, 2 * hidden :], r, inner[t], out=n).tanh_()
-            h = torch.lerp(n, h, z, out=out[t])
-        ctx.save_for_backward(gates, inner, out, h0, w_hh)
-        return out, out[-1].clone()
-
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor, d_h: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        gates, inner, out, h0, w_hh = ctx.saved_tensors
-        steps, batch, hidden = out.shape
-        r, z, n = gates.view(steps, batch, 3, hidden).unbind(2)
-        previous = torch.cat((h0[None], out[:-1]))
-        unit_n = (1 - z) * (1 - n * n)
-        unit_z = (previous - n) * (z * (1 - z))
-        unit_r = unit_n * inner * (r * (1 - r))
-        dx, dhp = torch.empty_like(gates), torch.empty_like(gates)
-        dh = d_h + d_out[-1]
-        for t in range(steps - 1, -1, -1):
-            row = dhp[t].view(batch, 3, hidden)
-            torch.mul(dh, unit_r[t], out=row[:, 0])
-            torch.mul(dh, unit_z[t], out=row[:, 1])
-            dn = torch.mul(dh, unit_n[t], out=dx[t, :, 2 * hidden :])
-            torch.mul(dn, r[t], out=row[:, 2])
-            dh = torch.addmm(dh * z[t], dhp[t], w_hh)
-            if t:
-                dh += d_out[t - 1]
-        dx[:, :, : 2 * hidden] = dhp[:, :, : 2 * hidden]
-        return dx, dhp, dh, None, None
 
 
 class _RNN(torch.autograd.Function):
@@ -186,7 +139,10 @@ def _lstm_layer(tape: Tape, func: Any, x: Tensor, state: State, weights: Sequenc
     return out, (h, c)
 
 
-def _gru_layer(tape: Tape, func: Any, x: Tensor, state: State, weights: Sequence[Any]) -> tuple[Tensor, State]:
+def _gru_layer(
+    tape: Tape, func: Any, x: Tensor, state: State, weights: Sequence[Any], eps: float | None = None
+) -> tuple[Tensor, State]:
+    """eps: both projections are standardised over their coordinates."""
     (h0,) = state
     kept: list[Tensor] = []
     xp = _project(tape, func, x, weights, False, lambda: x)
@@ -196,7 +152,8 @@ def _gru_layer(tape: Tape, func: Any, x: Tensor, state: State, weights: Sequence
     use = Use(func, present, xp.shape, (0, 1), emit)
     carrier = tape.carrier(xp, xp.shape, use)
     bias = tape.value(weights[3]) if len(weights) > 2 else None
-    out, h = _GRU.apply(xp, carrier, h0, tape.value(weights[1]), bias)  # type: ignore[no-untyped-call]
+    gates = xp if eps is None else F.layer_norm(xp, xp.shape[2:], eps=eps)
+    out, h = GRU.apply(gates, carrier, h0, tape.value(weights[1]), bias, eps)  # type: ignore[no-untyped-call]
     kept.append(out.detach())
     return out, (h,)
 
@@ -256,6 +213,18 @@ def lstm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 
 def gru(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     return _full(tape, func, args, kwargs, _gru_layer, 1, _gru_step)
+
+
+def standardised(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
+    """standardised_gru: batch first, one layer, one direction, from zero."""
+    x, *weights, eps = args
+    if kwargs or tape.slot(x) is not None:
+        return NotImplemented
+    with torch.autocast(x.device.type, enabled=False):
+        start = x.new_zeros(len(x), weights[1].shape[1], dtype=weights[0].dtype)
+        time_first = tape.mark(x.to(weights[0].dtype).transpose(0, 1))
+        out, (h,) = _gru_layer(tape, func, time_first, (start,), weights, eps)
+        return tape.mark((out.transpose(0, 1), h))
 
 
 def rnn_tanh(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from sordino.gradients import (
     attention,
+    companions,
     convolution,
     elementwise,
     embedding,
@@ -18,6 +19,8 @@ from sordino.gradients import (
     normalisation,
     recurrent,
 )
+from sordino.gradients.gru import standardised_gru
+from sordino.gradients.standardisation import standardised_weight
 from sordino.gradients.tape import Rulebook, Tape
 
 Rule = Callable[[Tape, Any, Any, Any], Any]
@@ -44,10 +47,12 @@ RULES: dict[Any, Rule] = {
     F.group_norm: normalisation.group_norm,
     F.instance_norm: normalisation.instance_norm,
     F.batch_norm: normalisation.batch_norm,
+    companions.companion_norm: companions.rule,
     torch.lstm: recurrent.lstm,
     torch.gru: recurrent.gru,
     torch.rnn_tanh: recurrent.rnn_tanh,
     torch.rnn_relu: recurrent.rnn_relu,
+    standardised_gru: recurrent.standardised,
     torch.lstm_cell: recurrent.lstm_cell,
     torch.gru_cell: recurrent.gru_cell,
     torch.rnn_tanh_cell: recurrent.rnn_cell,
@@ -72,6 +77,8 @@ def apply(tape: Tape, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
         return attention.multi_head(tape, func, args, kwargs)
     if name in elementwise.STRETCHING and tape.slot(args[0]) is not None:
         return elementwise.stretch(tape, func, args, kwargs)
+    if not data and func is standardised_weight:
+        return normalisation.weight_standardisation(tape, func, args, kwargs)
     if not data:
         out = embedding.repeated(tape, func, args, kwargs) if func is F.embedding else NotImplemented
         return tape.derive(func, args, kwargs) if out is NotImplemented else out

@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from sordino.errors import Refused
 from sordino.gradients.contributions import Contribution
 from sordino.gradients.layout import Frame, Layout, merged_axis
+from sordino.gradients.standardisation import Pull, pulled
 
 Emit = Callable[[Tensor, Frame], Iterable[tuple["Slot", Contribution]]]
 
@@ -37,12 +38,14 @@ class Slot:
     """A parameter (``parents`` is its own name) or something computed from parameters and constants alone.
 
     tensor: connected to the leaves of its parameters in autograd's graph. value: the same, detached.
+    source: the parameter and the pull-back to it, where that is known in closed form.
     """
 
     tensor: Tensor
     value: Tensor
     parents: frozenset[str]
     name: str | None = None
+    source: tuple[Slot, Pull] | None = None
 
 
 @dataclass(eq=False)
@@ -77,6 +80,16 @@ def describe(func: Any, slots: Sequence[Slot]) -> str:
 
 def _nothing(gradient: Tensor, frame: Frame) -> list[tuple[Slot, Contribution]]:
     return []
+
+
+def _pulling(emit: Emit) -> Emit:
+    """The same, with contributions to tensors whose pull-back is known brought to their parameters."""
+
+    def pulling(gradient: Tensor, frame: Frame) -> Iterable[tuple[Slot, Contribution]]:
+        for slot, part in emit(gradient, frame):
+            yield (slot, part) if slot.source is None else (slot.source[0], pulled(part, slot.source[1]))
+
+    return pulling
 
 
 class _Tap(torch.autograd.Function):
@@ -247,10 +260,12 @@ class Tape(TorchFunctionMode):
         return out  # type: ignore[no-any-return]
 
     def _add(self, use: Use) -> None:
+        if any(slot.source is not None for slot in use.slots):
+            use.emit = _pulling(use.emit)
         use.index = len(self.uses)
         self.uses.append(use)
 
-    def derive(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def derive(self, func: Callable[..., Any], args: Any, kwargs: Any, source: tuple[Slot, Pull] | None = None) -> Any:
         """An operation without data: its floating results are new slots."""
         slots = [s for s in map(self.slot, _flat((args, kwargs))) if s is not None]
         graph = lambda t: s.tensor if (s := self._slots.get(id(t))) is not None else t  # noqa: E731
@@ -258,7 +273,7 @@ class Tape(TorchFunctionMode):
         parents = frozenset().union(*(s.parents for s in slots))
         for t in _flat((out,)):
             if t.requires_grad and id(t) not in self._slots:
-                self._slots[id(t)] = Slot(t, t.detach(), parents)
+                self._slots[id(t)] = Slot(t, t.detach(), parents, source=source)
                 self._alive.append(t)
         return out
 

@@ -2,6 +2,7 @@
 
 build("linear", (81, 7, 7), 10)
 build("mlp", (1, 28, 28), 10, hidden=(300,))
+build("resnet", (3, 32, 32), 10, depth=8, form="enhanced")
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from sordino.errors import InputError, did_you_mean
-from sordino.nets import images, text
-from sordino.nets.text import LstmClassifier, TransformerClassifier
+from sordino.nets import images, resnet, text
+from sordino.nets.text import GruClassifier, LstmClassifier, TransformerClassifier
 
-__all__ = ["LstmClassifier", "TransformerClassifier", "build", "names"]
+__all__ = ["GruClassifier", "LstmClassifier", "TransformerClassifier", "build", "names"]
 
 _NETS: dict[str, Callable[..., nn.Module]] = {
     "linear": images.linear,
@@ -24,7 +25,10 @@ _NETS: dict[str, Callable[..., nn.Module]] = {
     "scatter-cnn": images.scatter_cnn,
     "scatter-cnn-cifar": images.scatter_cnn_cifar,
     "mnist-cnn": images.mnist_cnn,
-    "resnet20": images.resnet20,
+    "resnet": resnet.resnet,
+    "resnet20": resnet.resnet20,
+    "wide-resnet": resnet.wide_resnet,
+    "gru": text.gru,
     "lstm": text.lstm,
     "transformer": text.transformer,
 }
@@ -34,20 +38,27 @@ def names() -> tuple[str, ...]:
     return tuple(_NETS)
 
 
-def build(name: str, input_shape: tuple[int, ...], classes: int, **options: Any) -> nn.Module:
-    """A network for inputs of one record's shape. An option that the network does not have is an error."""
+def build(
+    name: str, input_shape: tuple[int, ...], classes: int, *, vectors: Tensor | None = None, **options: Any
+) -> nn.Module:
+    """A network for inputs of one record's shape. An option that the network does not have is an error.
+
+    vectors: the public word vectors of a dataset of token ids, for the networks that read them.
+    """
     if name not in _NETS:
         raise InputError(f"unknown model {name!r}; {did_you_mean(name, _NETS)}")
     if classes < 2:
         raise InputError(f"model {name!r}: classes must be at least 2, not {classes}")
     parameters = inspect.signature(_NETS[name]).parameters.values()
     known = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    given = {"vectors": vectors} if "vectors" in known else {}
+    known.pop("vectors", None)
     for key, value in options.items():
         if key not in known:
             raise InputError(f"model {name!r}: unknown option {key!r}; {did_you_mean(key, known)}")
         _check(name, key, value, known[key])
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    return _NETS[name](tuple(input_shape), classes, **plain)
+    return _NETS[name](tuple(input_shape), classes, **given, **plain)
 
 
 def _check(name: str, key: str, value: Any, default: Any) -> None:

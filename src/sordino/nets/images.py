@@ -1,5 +1,4 @@
-"""Networks for images and rows: the softmax layer, an MLP, the papers' small CNNs, ResNet-20. Plain torch
-modules.
+"""Networks for images and rows: the softmax layer, an MLP, the papers' small CNNs. Plain torch modules.
 
 None has BatchNorm: it mixes records, and then a record's gradient is not defined.
 """
@@ -9,8 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sordino.errors import InputError
 
@@ -106,52 +104,6 @@ def mnist_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def _mnist_side(side: int) -> int:
     return ((side - 2) // 2 + 1 - 1 - 4) // 2 + 1 - 1
-
-
-class OptionA(nn.Module):
-    """The shortcut of CIFAR ResNets without parameters: every second pixel, and zeros for the new
-    channels.
-    """
-
-    def __init__(self, channels_in: int, channels_out: int) -> None:
-        super().__init__()
-        self.padding = (channels_out - channels_in) // 2
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.padding, self.padding))
-
-
-class Block(nn.Module):
-    def __init__(self, channels_in: int, channels_out: int, groups: int) -> None:
-        super().__init__()
-        stride = 1 if channels_in == channels_out else 2
-        self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride=stride, padding=1, bias=False)
-        self.norm1 = nn.GroupNorm(groups, channels_out)
-        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
-        self.norm2 = nn.GroupNorm(groups, channels_out)
-        self.shortcut = nn.Identity() if stride == 1 else OptionA(channels_in, channels_out)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = torch.relu(self.norm1(self.conv1(x)))
-        return torch.relu(self.norm2(self.conv2(out)) + self.shortcut(x))
-
-
-def resnet20(input_shape: tuple[int, ...], classes: int, *, groups: int = 16) -> nn.Module:
-    """The CIFAR ResNet-20 (He et al. 2016), option-A shortcuts, GroupNorm in the place of BatchNorm."""
-    channels, _, _ = _image(input_shape, "resnet20")
-    if groups < 1 or 16 % groups:
-        raise InputError(f"resnet20: groups must divide 16, not {groups}")
-    widths = [16, 16, 16, 16, 32, 32, 32, 64, 64, 64]
-    blocks = [Block(a, b, groups) for a, b in itertools.pairwise(widths)]
-    return nn.Sequential(
-        nn.Conv2d(channels, 16, 3, padding=1, bias=False),
-        nn.GroupNorm(groups, 16),
-        nn.ReLU(),
-        *blocks,
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(64, classes),
-    )
 
 
 def _image(input_shape: tuple[int, ...], name: str) -> tuple[int, int, int]:

@@ -1,4 +1,6 @@
-"""Plain text classifiers on token ids (n, length): an LSTM and a pre-LN transformer encoder (W6 and W5)."""
+"""Text classifiers on token ids (n, length): an LSTM, a pre-LN transformer encoder (W6 and W5 of the benchmarks), and
+the GRU of paper 002 on frozen word vectors, plain and with standardised gate projections.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import InputError
+from sordino.gradients.gru import standardised_gru
 
 
 class LstmClassifier(nn.Module):
@@ -20,6 +23,33 @@ class LstmClassifier(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         outputs, _ = self.lstm(self.embedding(tokens))  # (n, length, hidden)
         logits: Tensor = self.head(outputs[:, -1])
+        return logits
+
+
+class GruClassifier(nn.Module):
+    """Frozen word vectors, one recurrent layer with GRU gates, a linear layer on its last state (paper 002, section
+    5.1). standardised: both projections are standardised over their 3·hidden coordinates before the gates.
+
+    vectors (words, features) are public and stay as they are; they are stored with the model. Padding belongs at the
+    beginning of a text, so that the last state is that after the last word.
+    """
+
+    def __init__(self, classes: int, vectors: Tensor, hidden: int = 64, standardised: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("vectors", vectors.clone())
+        self.gru = nn.GRU(vectors.shape[1], hidden, batch_first=True)
+        self.head = nn.Linear(hidden, classes)
+        self.standardised = standardised
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        words = nn.functional.embedding(tokens, self.get_buffer("vectors"))
+        gru = self.gru
+        if self.standardised:
+            weights = (gru.weight_ih_l0, gru.weight_hh_l0, gru.bias_ih_l0, gru.bias_hh_l0)
+            _, last = standardised_gru(words, *weights)
+        else:
+            last = gru(words)[0][:, -1]
+        logits: Tensor = self.head(last)
         return logits
 
 
@@ -111,6 +141,23 @@ def transformer(
 ) -> nn.Module:
     length = _tokens(input_shape, "transformer")
     return TransformerClassifier(classes, length, vocabulary, width, layers, heads, ffn)
+
+
+def gru(
+    input_shape: tuple[int, ...],
+    classes: int,
+    *,
+    hidden: int = 64,
+    form: str = "original",
+    vectors: Tensor | None = None,
+) -> nn.Module:
+    """form: "original", or "enhanced" with standardised gate projections. vectors: those of the dataset's words."""
+    _tokens(input_shape, "gru")
+    if form not in ("original", "enhanced"):
+        raise InputError(f"gru: form must be 'original' or 'enhanced', not {form!r}")
+    if vectors is None:
+        raise InputError('gru: the dataset has no word vectors; use one that has, such as data.name = "imdb-glove"')
+    return GruClassifier(classes, vectors, hidden, form == "enhanced")
 
 
 def _tokens(input_shape: tuple[int, ...], name: str) -> int:

@@ -1,0 +1,95 @@
+"""Weight standardisation: a kernel that is a function of its parameter, with a pull-back in closed form.
+
+The general way (``Pulled``) sends every record's gradient back through autograd a second time, for the norms alone.
+Here it is one pass in the cache, in place, after which the record's gradient is that of the parameter itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+from sordino.gradients.contributions import Contribution, Dense
+from sordino.gradients.memory import CACHE_BYTES, blocks, by_record, squares
+
+Pull = Callable[[Tensor], None]
+"""Brings m gradients of the derived tensor, (m, *shape) and contiguous, to the parameter; linear, and in place."""
+
+
+def standardised_weight(weight: Tensor, eps: float = 1e-6) -> Tensor:
+    """(w − mean)/(std + eps)/√fan_in for every filter w of a kernel (filters, …); std has fan_in − 1 below it.
+
+    Filters of one weight only have no spread: they become zero. Under the engine's tape it is one operation.
+    """
+    if has_torch_function_unary(weight):
+        return handle_torch_function(standardised_weight, (weight,), weight, eps)  # type: ignore[no-any-return]
+    centred, std, fan_in = _parts(weight)
+    return (centred / ((std + eps) * math.sqrt(fan_in))).reshape(weight.shape)
+
+
+def _parts(weight: Tensor) -> tuple[Tensor, Tensor, int]:
+    flat = weight.flatten(1)
+    centred = flat - flat.mean(1, keepdim=True)
+    fan_in = flat.shape[1]
+    square = centred.square().sum(1, keepdim=True) / max(1, fan_in - 1)
+    return centred, square.clamp_min(torch.finfo(weight.dtype).tiny).sqrt(), fan_in
+
+
+def pull_back(weight: Tensor, eps: float = 1e-6) -> Pull:
+    """Jᵀ of ``standardised_weight`` at this weight. With u = w − mean and a = 1/((std + eps)·√fan_in):
+
+    Jᵀg = a·(g − mean g − u·⟨u, g⟩/((fan_in − 1)·std·(std + eps))), filter by filter.
+    """
+    u, std, fan_in = _parts(weight.detach())
+    scale = 1 / ((std + eps) * math.sqrt(fan_in))
+    read = torch.stack((torch.full_like(u, 1 / fan_in), u), 2)  # (filters, fan_in, 2)
+    write = torch.stack((scale.expand_as(u), scale * u / (max(1, fan_in - 1) * std * (std + eps))), 1)
+
+    def pull(g: Tensor) -> None:
+        filters = g.view(len(g), *u.shape).transpose(0, 1)  # (filters, m, fan_in)
+        found = torch.bmm(filters, read)
+        filters.mul_(scale[:, None]).baddbmm_(found, write, alpha=-1)
+
+    return pull
+
+
+def pulled(through: Contribution, pull: Pull) -> Contribution:
+    """The contribution to the parameter, given that to the derived tensor."""
+    if not isinstance(through, Dense):
+        return Mapped(through, pull)
+    gradient = through.gradient.contiguous()
+    norm2 = gradient.new_empty(through.records)
+    coordinates = gradient[0].numel()
+    for lo, hi in blocks(through.records, coordinates, gradient.element_size(), CACHE_BYTES):
+        pull(gradient[lo:hi])
+        norm2[lo:hi] = squares(by_record(gradient[lo:hi]))
+    return Dense(gradient, norm2)
+
+
+class Mapped:
+    """A contribution seen through a linear map that is applied when its gradients are asked for."""
+
+    def __init__(self, through: Contribution, pull: Pull) -> None:
+        self.through, self.pull = through, pull
+        self.records = through.records
+
+    def norm2(self) -> Tensor:
+        coordinates = self.dense(0, 1).numel()
+        return torch.cat([squares(by_record(self.dense(lo, hi))) for lo, hi in blocks(self.records, coordinates)])
+
+    def weighted(self, weight: Tensor) -> Tensor:
+        total = self.through.weighted(weight).clone(memory_format=torch.contiguous_format)
+        self.pull(total[None])
+        return total
+
+    def dense(self, lo: int, hi: int) -> Tensor:
+        gradient = self.through.dense(lo, hi).clone(memory_format=torch.contiguous_format)
+        self.pull(gradient)
+        return gradient
+
+    def drop(self, bad: Tensor) -> None:
+        self.through.drop(bad)
