@@ -16,11 +16,13 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR
 
 from sordino import data
 from sordino.clipping import Clipping, clipping_from_dict
+from sordino.coupling import PublicUse, WarmUp, rule_from_dict
 from sordino.errors import InputError, Refused, did_you_mean
 from sordino.features.private import PrivateNormalisation
 from sordino.hidden.recipe import check_recipe
 from sordino.histogram import norm_histogram
-from sordino.methods import HiddenState, modelmix
+from sordino.methods import Coupling, HiddenState, coupling, modelmix
+from sordino.momentum import InnerMomentum, RecordMomentum
 from sordino.plan import Plan, Statistic
 from sordino.public import public_records
 from sordino.recipe import Recipe
@@ -83,7 +85,7 @@ def settings_of(
             raise InputError(f"unknown key in [train]: {key!r}: {did_you_mean(key, known + own)}")
     schedule = one_of(SCHEDULERS, section.scheduler, "train.scheduler")
     return Settings(
-        optimizer_options=section.options,
+        optimizer_options={**section.options, **_outer(recipe, optimizer)},
         scheduler=partial(schedule, steps=steps) if schedule else None,
         averaging=Averaging(section.average, decay=section.average_decay, tail=section.average_tail),  # type: ignore[arg-type]
         chunk=section.chunk,
@@ -114,7 +116,7 @@ def private_normalisation(recipe: Recipe) -> PrivateNormalisation | None:
     )
 
 
-PUBLIC_METHODS = ("dpsgd",)
+PUBLIC_METHODS = ("dpsgd", Coupling.name)
 """Methods under which rows may be set aside as public; the others' proofs or trainings know nothing of them."""
 
 
@@ -161,11 +163,53 @@ def _hidden(recipe: Recipe, clipping: Clipping, records: int) -> Plan:
 
 def _dpsgd(recipe: Recipe, clipping: Clipping, records: int) -> Plan:
     section, sampling = recipe.privacy, recipe.sampling
-    if recipe.method.options:
-        raise InputError(f"the method dpsgd has no options, got {', '.join(recipe.method.options)}")
+    for key in recipe.method.options:
+        if key not in RECORD_KEYS:
+            raise InputError(f"unknown key in [method] of dpsgd: {key!r}: {did_you_mean(key, RECORD_KEYS)}")
     return Plan.dpsgd(
-        **_common(recipe, clipping, records), cap=sampling.cap, relation=section.relation, accountant=section.accountant
+        **_common(recipe, clipping, records),
+        **record_vector(recipe),
+        cap=sampling.cap,
+        relation=section.relation,
+        accountant=section.accountant,
     )
+
+
+RECORD_KEYS = ("inner_length", "inner_decay", "outer_kept", "record_momentum_kept")
+"""[method] of dpsgd: how many past iterates join, the factor per iterate of age, the part of the released momentum that
+a step keeps; Algorithm 1: the part of each record's own momentum that a step keeps."""
+
+
+def record_vector(recipe: Recipe) -> dict[str, Any]:
+    """What a record's one vector is made of: arguments of Plan.dpsgd."""
+    options = recipe.method.options
+    given = [key for key in ("inner_length", "inner_decay") if key in options]
+    if len(given) == 1:
+        raise InputError(
+            "[method] inner_length (past iterates) and inner_decay (factor per iterate of age) go together"
+        )
+    kept = options.get("record_momentum_kept")
+    return {
+        "inner": InnerMomentum(options["inner_length"], options["inner_decay"]) if given else None,
+        "augmentation": recipe.augmentation if recipe.augmentation.changes else None,
+        "record_momentum": None if kept is None else RecordMomentum(kept),
+    }
+
+
+def _outer(recipe: Recipe, optimizer: type[torch.optim.Optimizer] | None) -> dict[str, Any]:
+    """The optimizer's options that outer momentum comes to: M ← outer_kept · M + released sum is torch's SGD."""
+    kept = recipe.method.options.get("outer_kept")
+    if kept is None:
+        return {}
+    if optimizer is not torch.optim.SGD or "momentum" in recipe.train.options:
+        raise InputError(
+            "[method] outer_kept is the momentum of the optimizer sgd: give it once, and no other optimizer"
+        )
+    if isinstance(kept, bool) or not isinstance(kept, (int, float)) or not 0 <= kept < 1:
+        raise InputError(
+            f"outer_kept = {kept!r} must lie in [0, 1): the part of the released momentum that a step keeps"
+        )
+    return {"momentum": float(kept)}
 
 
 def _modelmix(recipe: Recipe, clipping: Clipping, records: int) -> Plan:
@@ -180,6 +224,44 @@ def _modelmix(recipe: Recipe, clipping: Clipping, records: int) -> Plan:
         raise InputError("cap belongs to truncated-poisson sampling, which ModelMix's proof does not cover")
     schedules: dict[str, Any] = {key: Schedule.from_dict(value) for key, value in options.items()}
     return modelmix.plan(**_common(recipe, clipping, records), **schedules, relation=section.relation or "add-remove")
+
+
+BEFORE_NOISE = ("centring", "adaptive_clipping")
+WARM_UP = {"warm_up": "steps", "warm_up_lr": "lr", "warm_up_momentum": "momentum"}
+
+
+def _coupling(recipe: Recipe, clipping: Clipping, records: int) -> Plan:
+    """The plan of a coupling recipe, its public rows still undeclared: their digest is known once they are read."""
+    section, sampling, options = recipe.privacy, recipe.sampling, recipe.method.options
+    if not recipe.public.given:
+        raise InputError("the method coupling needs public rows: say which in [public] (fraction or records)")
+    if recipe.features.private is not None:
+        raise Refused("[features] private spends privacy on statistics that public rows give for free: leave it out")
+    if recipe.augmentation.changes:
+        raise Refused("[augmentation] is not combined with public gradients: use the method dpsgd, or leave it out")
+    public_use(recipe, None)  # a rule or an option that is not known is found here
+    return coupling.plan(
+        public=None, centring=options.get("centring", False), quantile=options.get("adaptive_clipping"),
+        **_common(recipe, clipping, records),
+        cap=sampling.cap, relation=section.relation, accountant=section.accountant,
+    )  # fmt: skip
+
+
+def public_use(recipe: Recipe, rows: data.Split | None) -> PublicUse:
+    """What [method] does with the public rows once gradients are released; the rest of it is in the plan."""
+    options = {key: value for key, value in recipe.method.options.items() if key not in BEFORE_NOISE}
+    warm_up = {name: options.pop(key) for key, name in WARM_UP.items() if key in options}
+    projection = options.pop("projection", None)
+    if warm_up and not {"steps", "lr"} <= set(warm_up):
+        raise InputError("a warm-up on public rows needs warm_up (its steps) and warm_up_lr in [method]")
+    return PublicUse(
+        rows=data.Split(torch.zeros(1), torch.zeros(1)) if rows is None else rows,
+        rule=rule_from_dict(options),
+        expected_batch=recipe.public.expected_batch,
+        warm_up=WarmUp(**warm_up) if warm_up else None,
+        projection=projection,
+        seed=recipe.public.seed,
+    )
 
 
 def _common(recipe: Recipe, clipping: Clipping, records: int) -> dict[str, Any]:
@@ -203,6 +285,7 @@ def _common(recipe: Recipe, clipping: Clipping, records: int) -> dict[str, Any]:
 PLANS: Mapping[str, Callable[[Recipe, Clipping, int], Plan]] = {
     "dpsgd": _dpsgd,
     "modelmix": _modelmix,
+    Coupling.name: _coupling,
     HiddenState.name: _hidden,
 }
 

@@ -25,12 +25,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
+from sordino.batchclipping import refuse_undeclared, with_companions
 from sordino.clipping import Clipping
 from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.gradients.engine import Iterates
 from sordino.ledger import Ledger
-from sordino.methods import DPSGD
+from sordino.methods import DPSGD, Coupling
 from sordino.methods.base import AddsUniformNoise, HidesIterates
 from sordino.momentum import PastIterates, RecordMomenta
 from sordino.plan import Plan
@@ -134,6 +135,7 @@ def _check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource
             f"the guarantee of {plan.method.name} covers {plan.method.publishes} alone, and these steps would hand out "
             "every released gradient: use its own training, or a dpsgd plan"
         )
+    refuse_undeclared(plan, getattr(gradient_sum, "model", None))
     clipping = getattr(gradient_sum, "clipping", plan.clipping)
     if clipping != plan.clipping:
         raise Refused(f"the gradients are clipped by {clipping}, the plan accounts for {plan.clipping}: use the plan's")
@@ -212,9 +214,10 @@ class RecordGradients:
     seed: int = 0
 
     def rows(self, indices: Tensor, step: int) -> Rows:
-        """The rows of these records, all views of them, at this step."""
+        """The rows of these records, all views of them, at this step; with companions where the model takes any."""
         rows = self.fetch(indices)
-        return rows if self.views is None else with_views(rows, self.views, seed=self.seed, step=step)
+        rows = rows if self.views is None else with_views(rows, self.views, seed=self.seed, step=step)
+        return with_companions(rows, self.model, indices, seed=self.seed, step=step)
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         total = empty_sum(self.model)
@@ -243,6 +246,11 @@ def plan_gradients(
     `past`: the iterates before the present one, asked at each batch; who steps the weights keeps them.
     """
     method = plan.method if isinstance(plan.method, DPSGD) else DPSGD()
+    if isinstance(method, Coupling) and (method.centring or method.quantile is not None):
+        raise Refused(
+            "the plan states gradients that are centred or scaled by what public rows say: give train these rows "
+            "(public=), or use sordino.coupling.Companion.gradient_sum"
+        )
     inner = method.inner
     iterates = None if inner is None else lambda: past().with_present(inner)
     made = record_gradients(

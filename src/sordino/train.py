@@ -29,12 +29,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from sordino.accounting import epsilon_curve
+from sordino.batchclipping import refuse_undeclared
+from sordino.coupling import Companion, PublicUse
 from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, verify
 from sordino.histogram import NormHistogram, release_histogram
 from sordino.instruments import Watch
 from sordino.ledger import Ledger
-from sordino.methods import DPSGD
+from sordino.methods import DPSGD, Coupling
 from sordino.methods.base import AddsUniformNoise, HasItsOwnTraining, HoldsStepSizes
 from sordino.metrics import MetricsLog
 from sordino.mixing import mixing_widths
@@ -112,6 +114,7 @@ def train(
     resume: bool = False,
     first: Callable[[Any, RandomSource, Ledger], Any] | None = None,
     watch: Watch | None = None,
+    public: PublicUse | None = None,
 ) -> Result:
     """Trains `model` in place under `plan` and returns it with its guarantee.
 
@@ -122,16 +125,20 @@ def train(
     `out`: a directory for ledger.jsonl, metrics.jsonl and checkpoints; without it the ledger is in memory.
     `first` makes the plan's statistics from the dataset and gives back the one to train on (private normalisation).
     `watch` reads the weights as they go (sordino.instruments) and changes nothing: the run ends with the same bits.
+    `public`: the rows that a coupling plan declares public, and their use (sordino.coupling); ε does not depend on it.
     """
     settings = settings or Settings()
     folder = Path(out) if out is not None else None
     check_records(plan, count_records(dataset))
+    refuse_undeclared(plan, model, dataset)
     if resume and folder is None:
         raise InputError("resume needs the directory of the run: give out=")
     update = _update(plan, optimizer, lr, settings)
     guarantee = plan.guarantee()
     settings = _checkpoints(plan, settings)
-    loop = _Loop(model, update, settings, plan, evaluate, folder, _fingerprint(plan, settings, update), watch=watch)
+    companion = _companion(plan, model, loss, public)
+    fingerprint = _fingerprint(plan, settings, update, public)
+    loop = _Loop(model, update, settings, plan, evaluate, folder, fingerprint, watch=watch, companion=companion)
     source = plan.source()
     _check_first_batch(model, loss, dataset, plan, source, settings.seed)
     if folder is not None:
@@ -153,7 +160,7 @@ def train(
         dataset = first(dataset, source, ledger) if first is not None else dataset
         state = loop.restore()
         start = state.step if not source.secure else max(state.step, done)
-        gradient_sum = plan_gradients(plan, model, loss, dataset, past=lambda: loop.past, seed=settings.seed)
+        gradient_sum = _gradient_sum(plan, model, loss, dataset, loop, companion)
         counted = _Counter(gradient_sum, settings.seed)
         steps = private_steps(
             plan,
@@ -165,6 +172,9 @@ def train(
             start=start,
             widths=_widths(plan, model, loop.optimizer),
         )
+        if companion is not None:
+            companion.begin(state.scalars)
+            steps = companion.around(steps)
         skipped = int(state.scalars.get("skipped_steps", 0)) + start - state.step
         result = loop.run(steps, replace(state, step=start, scalars={**state.scalars, "skipped_steps": skipped}), plan)
         histogram = release_histogram(
@@ -184,6 +194,7 @@ def train_without_noise(
     lr: float | None = None,
     settings: Settings | None = None,
     evaluate: Evaluate | None = None,
+    public: PublicUse | None = None,
 ) -> Result:
     """The same run with the same sampling and clipping, and no noise: a yardstick, with NO guarantee.
 
@@ -191,9 +202,9 @@ def train_without_noise(
     """
     settings = settings or Settings()
     update = _update(plan, optimizer, lr, settings)
-    loop = _Loop(model, update, settings, plan, evaluate, None, "", "without noise")
-    sums = plan_gradients(plan, model, loss, dataset, past=lambda: loop.past, seed=settings.seed)
-    gradient_sum = _Counter(sums, settings.seed)
+    companion = _companion(plan, model, loss, public)
+    loop = _Loop(model, update, settings, plan, evaluate, None, "", "without noise", companion=companion)
+    gradient_sum = _Counter(_gradient_sum(plan, model, loss, dataset, loop, companion), settings.seed)
     source = RandomSource.seeded(settings.seed)
 
     def steps() -> Iterator[PrivateStep]:
@@ -201,7 +212,10 @@ def train_without_noise(
             sums = gradient_sum(batch).sums
             yield PrivateStep(batch.step, {name: value / plan.divisor for name, value in sums.items()})
 
-    return loop.run(steps(), loop.restore(), None)
+    if companion is not None:
+        companion.begin({})
+    made = companion.around(steps()) if companion is not None else steps()
+    return loop.run(made, loop.restore(), None)
 
 
 @dataclass(frozen=True)
@@ -274,10 +288,11 @@ class _Loop:
         fingerprint: str,
         label: str = "training",
         watch: Watch | None = None,
+        companion: Companion | None = None,
     ) -> None:
         self.model, self.settings, self.steps, self.evaluate = model, settings, plan.steps, evaluate
         self.inner: InnerMomentum | None = _method(plan).inner
-        self.past = PastIterates()
+        self.past, self.companion = PastIterates(), companion
         self.checkpoints = folder / "checkpoint" if folder else None
         self.metrics = MetricsLog(folder / "metrics.jsonl" if folder else None)
         apart = self.checkpoints if watch is not None and watch.not_private else None  # until not_private.json has it
@@ -368,6 +383,7 @@ class _Loop:
             values = average.values() if average is not None else None
             with _evaluating(self.model, values):
                 row |= {name: float(value) for name, value in self.evaluate(self.model).items()}
+        row |= self._beside()
         row |= {"lr": float(self.optimizer.param_groups[0]["lr"]), "seconds": round(seconds, 3)}
         self.metrics.append(row)
 
@@ -380,9 +396,13 @@ class _Loop:
             optimizer=self.optimizer.state_dict(),
             scheduler=self.scheduler.state_dict() if self.scheduler else None,
             average=average,
-            scalars={**state.scalars, "seconds": seconds},
+            scalars={**state.scalars, **self._beside(), "seconds": seconds},
             past=self.past.weights,
         ).save(self.checkpoints, self.fingerprint)
+
+    def _beside(self) -> dict[str, float]:
+        """The weight of the public gradient, where there is one."""
+        return self.companion.scalars() if self.companion is not None else {}
 
     def _no_average(self) -> Average | None:
         return Average.empty(self.model) if self.settings.averaging.kind != "none" else None
@@ -414,6 +434,23 @@ def _method(plan: Plan) -> DPSGD:
     return plan.method if isinstance(plan.method, DPSGD) else DPSGD()
 
 
+def _companion(plan: Plan, model: nn.Module, loss: Loss, public: PublicUse | None) -> Companion | None:
+    """What uses the public rows; Refused where plan and rows do not belong together."""
+    if public is not None:
+        return Companion(public, plan, model, loss)
+    if isinstance(plan.method, Coupling):
+        raise Refused("a coupling plan is trained beside its public rows: give public=PublicUse(rows, rule=…)")
+    return None
+
+
+def _gradient_sum(
+    plan: Plan, model: nn.Module, loss: Loss, dataset: Any, loop: _Loop, companion: Companion | None
+) -> GradientSum:
+    if companion is not None:
+        return companion.gradient_sum(dataset)
+    return plan_gradients(plan, model, loss, dataset, past=lambda: loop.past, seed=loop.settings.seed)
+
+
 def _checkpoints(plan: Plan, settings: Settings) -> Settings:
     """No checkpoints of a run that could not go on from them."""
     if _method(plan).record_momentum is None:
@@ -439,7 +476,7 @@ def _mix(seed: int, step: int) -> int:
     return int.from_bytes(digest[:8], "big")
 
 
-def _fingerprint(plan: Plan, settings: Settings, update: _Update) -> str:
+def _fingerprint(plan: Plan, settings: Settings, update: _Update, public: PublicUse | None) -> str:
     """Identifies the run that a checkpoint belongs to (chunk, progress and checkpoint times may differ)."""
     document = {
         "plan": plan.to_dict(),
@@ -448,5 +485,6 @@ def _fingerprint(plan: Plan, settings: Settings, update: _Update) -> str:
         "optimizer": {name: repr(value) for name, value in settings.optimizer_options.items()},
         "averaging": repr(settings.averaging),
         "seed": settings.seed,
+        **({} if public is None else {"public": public.to_dict()}),
     }
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sordino.clipping import Clipping, FlatClip, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import InputError, Refused
 from sordino.gradients.centring import centred
+from sordino.gradients.companions import STACKED_ROWS
 from sordino.gradients.contributions import Contribution, Lookup
 from sordino.gradients.memory import all_finite, blocks, by_record, roots
 from sordino.gradients.normalisation import refuse_batchnorm
@@ -150,6 +151,8 @@ def default_chunk(model: nn.Module, parameters: Mapping[str, Tensor], rows: Rows
     tables = {id(p) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for p in m.parameters()}
     held = sum(p.numel() * p.element_size() for p in parameters.values() if id(p) not in tables)
     limit = max(SMALLEST_CHUNK, PRODUCT_BYTES // max(1, held))
+    if (stack := int(getattr(model, "rows_per_record", 1))) > 1:
+        limit = max(1, min(limit, STACKED_ROWS // stack))
     parts = -(-records // limit)
     return max(1, -(-records // max(1, parts)))
 

@@ -1,0 +1,154 @@
+"""What is measured on public rows: their gradient, its spread, the loss's smoothness, the norms of records.
+
+All of it is a function of public rows and of the present weights, which are released. It costs no privacy and needs
+no clipping. Nothing here is given a private row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sordino.clipping import Clipping, FlatClip
+from sordino.errors import InputError, Refused
+from sordino.gradients import Rows, clipped_sum
+from sordino.gradients.engine import row_loss, trainable
+from sordino.gradients.rows import call
+
+_UNBOUNDED = FlatClip(3e38)  # "clipping" that leaves every finite gradient as it is: the norms come with the sum
+Gradient = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """How gradients of single records spread, and what clipping makes of them, on public rows.
+
+    trace: tr Σ of the gradients. clipped_trace, clipped_square: tr Σ and mean squared norm after clipping.
+    shrinkage: κ, the factor by which clipping shortens, in the least squares sense: it minimises Σ ‖clip(g) − κ g‖².
+    bias: ‖E clip(g)/κ − E g‖², what a common factor does not undo; the noise of the estimate is subtracted.
+    """
+
+    trace: float
+    clipped_trace: float
+    clipped_square: float
+    shrinkage: float
+    bias: float
+
+
+def mean_gradient(model: nn.Module, loss: Any, rows: Rows) -> tuple[Gradient, float]:
+    """The mean gradient over the rows, by one plain backward pass, and the mean loss. InputError if not finite."""
+    parameters = trainable(model)
+    with torch.enable_grad():
+        value = row_loss(loss)(call(model, rows.inputs), rows.targets).mean()
+        found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+    gradient = {
+        name: torch.zeros_like(p) if g is None else g.detach()
+        for (name, p), g in zip(parameters.items(), found, strict=True)
+    }
+    if not all(bool(torch.isfinite(g).all()) for g in gradient.values()):
+        raise InputError(
+            "the gradient of the public rows is not finite: a public row holds a bad value, or the step size is too "
+            "large (public gradients are not clipped)"
+        )
+    return gradient, float(value.detach())
+
+
+def gradient_and_norms(model: nn.Module, loss: Any, rows: Rows) -> tuple[Gradient, Tensor]:
+    """The mean gradient over the rows and the norm of each row's own. Rows that are not finite count for nothing."""
+    found = clipped_sum(model, loss, rows, _UNBOUNDED)
+    return {name: value / len(found.norms) for name, value in found.sums.items()}, found.norms
+
+
+def quantile_of_norms(norms: Tensor, quantile: float) -> float:
+    """The quantile of the finite norms; InputError where it is zero, for nothing can be divided by that."""
+    finite = norms[torch.isfinite(norms)].double()
+    found = float(torch.quantile(finite, quantile)) if len(finite) else 0.0
+    if not found > 0:
+        raise InputError(
+            f"the {quantile:g} quantile of the public gradients' norms is zero: the public rows are fitted perfectly, "
+            "and no clipping threshold can be taken from them; use a fixed clip_norm"
+        )
+    return found
+
+
+def moments(model: nn.Module, loss: Any, rows: Rows, clipping: Clipping, scale: float = 1.0) -> Moments:
+    """The spread of the rows' gradients and of their clipped ones, where a record is scaled before it is clipped."""
+    if clipping.name not in ("flat", "automatic", "normalised"):
+        raise Refused(
+            f"the error of a private gradient is estimated for clippings that scale a record as a whole, not for "
+            f"{clipping.name}: use flat, automatic or normalised clipping, or another rule"
+        )
+    plain, norms = gradient_and_norms(model, loss, rows)
+    scaled = Rows(rows.inputs, rows.targets, coefficient=torch.full((len(norms),), scale, dtype=norms.dtype))
+    bent = {k: v / len(norms) for k, v in clipped_sum(model, loss, scaled, clipping).sums.items()}
+    good = torch.isfinite(norms)
+    lengths = torch.where(good, norms, torch.zeros_like(norms)).double()
+    factors = torch.where(good, scale * clipping.factors(scale * norms), torch.zeros_like(norms)).double()
+    return _moments(lengths, factors, plain, bent)
+
+
+def _moments(norms: Tensor, factors: Tensor, plain: Gradient, bent: Gradient) -> Moments:
+    """From the norms, the factor that each gradient is multiplied by, and the two means."""
+    n, squares = len(norms), norms.square()
+    square, clipped = float(squares.mean()), float((factors.square() * squares).mean())
+    if not square > 0:
+        return Moments(0.0, 0.0, 0.0, 1.0, 0.0)
+    shrinkage = float((factors * squares).mean()) / square
+    unbias = n / max(n - 1, 1)
+    off = {name: bent[name].double() / shrinkage - value.double() for name, value in plain.items()}
+    residual = float(((factors / shrinkage - 1).square() * squares).mean())
+    length = _square(off)
+    return Moments(
+        trace=unbias * max(0.0, square - _square(plain)),
+        clipped_trace=unbias * max(0.0, clipped - _square(bent)),
+        clipped_square=clipped,
+        shrinkage=shrinkage,
+        bias=max(0.0, length - max(0.0, residual - length) / max(n - 1, 1)),
+    )
+
+
+def smoothness(model: nn.Module, loss: Any, rows: Rows, *, iterations: int = 15, seed: int = 0) -> float:
+    """L at the present weights: |largest eigenvalue| of the Hessian of the mean loss, by power iteration.
+
+    A local value and from below: the L of Assumption 4.1 is a bound over all weights, which nobody can measure.
+    """
+    parameters = list(trainable(model).values())
+    with torch.enable_grad():
+        value = row_loss(loss)(call(model, rows.inputs), rows.targets).mean()
+        first = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
+    used = [(p, g) for p, g in zip(parameters, first, strict=True) if g is not None and g.requires_grad]
+    if not used:
+        raise Refused("the loss is linear in the weights, its smoothness is 0: give `smoothness`, or another rule")
+    generator = torch.Generator().manual_seed(seed)
+    direction = [torch.randn(p.shape, generator=generator).to(p) for p, _ in used]
+    found = 0.0
+    for _ in range(iterations):
+        length = _length(direction)
+        direction = [d / length for d in direction]
+        product = torch.autograd.grad(
+            [g for _, g in used], [p for p, _ in used], direction, retain_graph=True, materialize_grads=True
+        )
+        direction = [d.detach() for d in product]
+        found = _length(direction)
+        if found == 0.0:
+            break
+    return found
+
+
+def loss_spread(model: nn.Module, loss: Any, rows: Rows) -> tuple[float, float]:
+    """(mean, variance) of the loss over the rows."""
+    with torch.no_grad():
+        values = row_loss(loss)(call(model, rows.inputs), rows.targets).double()
+    return float(values.mean()), float(values.var()) if len(values) > 1 else 0.0
+
+
+def _square(gradient: Mapping[str, Tensor]) -> float:
+    return sum(float(value.double().square().sum()) for value in gradient.values())
+
+
+def _length(tensors: list[Tensor]) -> float:
+    return float(torch.stack([t.double().square().sum() for t in tensors]).sum().sqrt())

@@ -1,0 +1,68 @@
+"""Gradients minus a common, public vector, before they are clipped: what DOPE-SGD bounds.
+
+‖g − v‖² is not taken as ‖g‖² − 2⟨g, v⟩ + ‖v‖². Where g is close to v that difference cancels: the norm comes out too
+small, and "clipped" records would exceed the bound. The difference itself is made, coordinate by coordinate, in blocks
+of records: norms and sums are then those of its rounded coordinates, as for any other gradient. Memory is one block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from sordino.gradients.contributions import Contribution
+from sordino.gradients.memory import blocks, by_record, squares
+
+
+class Centred:
+    """g_i − v for the records of a chunk; `of` is None where the loss does not reach the parameter (g = 0)."""
+
+    def __init__(self, of: Contribution | None, centre: Tensor, records: int) -> None:
+        self.of, self.centre, self.records = of, centre, records
+        self._dropped: Tensor | None = None
+
+    def norm2(self) -> Tensor:
+        parts = [squares(by_record(self.dense(lo, hi))) for lo, hi in self._blocks()]
+        return torch.cat(parts) if parts else self.centre.new_zeros(0)
+
+    def weighted(self, weight: Tensor) -> Tensor:
+        total = torch.zeros_like(self.centre)
+        for lo, hi in self._blocks():
+            difference = self.dense(lo, hi)
+            total += (weight[lo:hi].to(total.dtype) @ difference.reshape(hi - lo, -1)).reshape(total.shape)
+        return total
+
+    def dense(self, lo: int, hi: int) -> Tensor:
+        if self.of is None:
+            difference = (-self.centre).expand(hi - lo, *self.centre.shape)
+        else:
+            difference = self.of.dense(lo, hi).reshape(hi - lo, *self.centre.shape) - self.centre
+        if self._dropped is None:
+            return difference
+        return difference.masked_fill(self._dropped[lo:hi].reshape(-1, *([1] * self.centre.ndim)), 0)
+
+    def drop(self, bad: Tensor) -> None:
+        """A record without a finite gradient contributes zero, and not −v."""
+        self._dropped = bad if self._dropped is None else self._dropped | bad
+        if self.of is not None:
+            self.of.drop(bad)
+
+    def _blocks(self) -> list[tuple[int, int]]:
+        return list(blocks(self.records, max(1, self.centre.numel()), self.centre.element_size()))
+
+
+def centred(
+    gradients: Mapping[str, Contribution], centre: Mapping[str, Tensor], parameters: Mapping[str, Tensor], records: int
+) -> dict[str, Contribution]:
+    """Every record's gradient minus the centre, for all parameters that it names."""
+    found: dict[str, Contribution] = {}
+    for name, parameter in parameters.items():
+        mine = gradients.get(name)
+        if name in centre:
+            kind = torch.float32 if parameter.dtype in (torch.bfloat16, torch.float16) else parameter.dtype
+            found[name] = Centred(mine, centre[name].detach().to(kind).reshape(parameter.shape), records)
+        elif mine is not None:
+            found[name] = mine
+    return found
