@@ -27,6 +27,7 @@ from torch.utils.data import default_collate
 
 from sordino.batchclipping import refuse_undeclared, with_companions
 from sordino.clipping import Clipping
+from sordino.data.types import Split
 from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.gradients.engine import Iterates
@@ -304,6 +305,14 @@ def row_reader(dataset: Any) -> Callable[[Tensor], Rows]:
         return Rows(inputs=collated[0], targets=collated[1])
 
     return fetch
+
+
+def splits(dataset: Any, size: int = 1024) -> Iterator[Split]:
+    """The whole dataset, some rows at a time."""
+    fetch = row_reader(dataset)
+    for indices in torch.split(torch.arange(count_records(dataset)), size):
+        rows = fetch(indices)
+        yield Split(rows.inputs, rows.targets)
 
 
 def tensors_of(dataset: Any) -> tuple[Any, Any] | None:

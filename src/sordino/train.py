@@ -57,6 +57,7 @@ from sordino.steps import (
     plan_gradients,
     private_steps,
     record_gradients,
+    splits,
 )
 from sordino.updates import Average, Averaging, AveragingSGD
 
@@ -130,7 +131,7 @@ def train(
     settings = settings or Settings()
     folder = Path(out) if out is not None else None
     check_records(plan, count_records(dataset))
-    refuse_undeclared(plan, model, dataset)
+    refuse_undeclared(plan, model, splits(dataset))
     if resume and folder is None:
         raise InputError("resume needs the directory of the run: give out=")
     update = _update(plan, optimizer, lr, settings)

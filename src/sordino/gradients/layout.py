@@ -46,12 +46,15 @@ class Positions:
 Layout = Axis | Whole | Positions
 
 
-def by_shape(shape: Sequence[int], lead: Sequence[int], rows: int) -> Layout | None:
-    """The layout if the shape leaves no doubt, else None. ``lead``: the dimensions that may hold rows."""
+def by_shape(shape: Sequence[int], lead: Sequence[int], rows: int, stack: int = 1) -> Layout | None:
+    """The layout if the shape leaves no doubt, else None. ``lead``: the dimensions that may hold rows. ``stack``: the
+    model makes so many of each row, the row index inside (companions.py)."""
     if rows == 1:
         return Whole()
-    hits = [d for d in lead if shape[d] == rows]
-    return Axis(hits[0]) if len(hits) == 1 else None
+    hits = [Axis(d) for d in lead if shape[d] == rows]
+    if stack > 1:
+        hits += [Axis(d, stack, major=False) for d in lead if shape[d] == rows * stack]
+    return hits[0] if len(hits) == 1 else None
 
 
 def merged_axis(before: Sequence[int], after: Sequence[int], rows: int) -> Layout | None:

@@ -35,6 +35,11 @@ class Setup:
     buffers: Sequence[tuple[str, Tensor]]
     pool: Pool = field(default_factory=Pool)
 
+    @property
+    def stack(self) -> int:
+        """Rows that the model makes of each row it is given: a record's companions in batch normalisation."""
+        return int(getattr(self.model, "rows_per_record", 1))
+
 
 class Pass:
     """The forward pass over some rows, ready for one or several backward passes."""
@@ -155,8 +160,9 @@ def _layouts(
 ) -> tuple[dict[int, Layout] | None, frozenset[int]]:
     """The layout of each use; or None and the stretched slots that turned out to be common to all rows."""
     layouts: dict[int, Layout] = {}
+    stack = setup.stack
     for use in run.tape.uses:
-        layout = use.layout or by_shape(use.shape, use.lead, chunk.rows)
+        layout = use.layout or by_shape(use.shape, use.lead, chunk.rows, stack)
         if layout is not None:
             layouts[use.index] = layout
     doubtful = run.tape.crowded and run.tape.candidates > len(shared)

@@ -1,0 +1,242 @@
+"""BatchClipping: a network with BatchNorm, each private record normalised with public companions (paper 002, Alg. 3).
+
+A record's gradient is that of its own loss, computed on a batch of p rows: the record and p − 1 *public* rows, drawn
+anew for every record and step from public randomness. No private row is ever normalised with another one, no running
+statistics exist, so a record contributes one clipped vector and the sensitivity is that of DP-SGD
+(docs/guarantees/batch_clipping.md). What is trained, and what predicts, needs the public rows: they are part of the
+model.
+
+    net = companion_model(with_batchnorm(resnet), public, companions=7)      # public: a Split; p = 8 rows per record
+    plan = Plan.dpsgd(…, public=PublicSet.of(public, "100 images of …"))     # the plan says which rows are public
+    train(net, cross_entropy, private, plan, lr=1.0)
+    classes = predict(net, test_inputs, draws=10)
+
+The model is the only switch: `train`, `record_gradients`, `private_steps` and the audits draw its companions
+themselves, also together with views and past iterates (all views of a record, and all iterates, then have the same).
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sordino.data.types import Split
+from sordino.errors import InputError, Refused
+from sordino.gradients import Rows
+from sordino.gradients.companions import STACKED_ROWS, companion_norm
+from sordino.methods import DPSGD
+from sordino.plan import Plan
+from sordino.public import refuse_shared_rows
+
+_BatchNorm = nn.modules.batchnorm._BatchNorm
+
+
+class CompanionNorm(nn.Module):
+    """nn.BatchNorm in training mode over each record's own rows, and never any other statistics: not in eval mode
+    either, where BatchNorm would use running averages, which private rows would have written."""
+
+    def __init__(self, norm: _BatchNorm, rows_per_record: int) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+        self.rows_per_record = rows_per_record
+
+    def forward(self, x: Tensor) -> Tensor:
+        return companion_norm(x, self.weight, self.bias, self.rows_per_record, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"rows_per_record={self.rows_per_record}, eps={self.eps}"
+
+
+class CompanionNet(nn.Module):
+    """A network whose BatchNorm layers see a row together with its companions; outputs are those of the row alone.
+
+    forward(inputs, companions): ``companions`` (rows, p − 1) names public rows. Make it with `companion_model`.
+    """
+
+    def __init__(self, network: nn.Module, public: Split, companions: int) -> None:
+        super().__init__()
+        self.network, self.companions, self.rows_per_record = network, companions, companions + 1
+        self.public: Tensor
+        self.public_targets: Tensor  # not used, but for comparing the rows with the plan's declaration
+        self.register_buffer("public", public.inputs.detach().clone())
+        self.register_buffer("public_targets", public.targets.detach().clone())
+
+    def forward(self, inputs: Tensor, companions: Tensor | None = None) -> Tensor:
+        if companions is None:
+            raise InputError(
+                "this network normalises each row with public companions, and none were given: train it with train or "
+                "record_gradients, which draw them, and ask sordino.batchclipping.predict for predictions"
+            )
+        if companions.shape != (inputs.shape[0], self.companions):
+            raise InputError(
+                f"companions have shape {tuple(companions.shape)}, {(inputs.shape[0], self.companions)} is needed"
+            )
+        stack = torch.cat([inputs[None], self.public[companions.T]]).flatten(0, 1)  # (p · rows, …), own rows first
+        return self.network(stack)[: inputs.shape[0]]  # type: ignore[no-any-return]
+
+
+def companion_model(model: nn.Module, public: Split, companions: int | None = None) -> CompanionNet:
+    """A copy of a network with BatchNorm in which a record is normalised with `companions` of the public rows.
+
+    `companions` is p − 1 of the paper; None: all public rows, the same for every record. Running statistics are left
+    out; scales and shifts are kept. InputError for a network without BatchNorm (`with_batchnorm` makes one of a network
+    with GroupNorm), Refused for one whose BatchNorm layers do not have rows in dimension 0.
+    """
+    count = len(public) if companions is None else companions
+    if not 1 <= count <= len(public):
+        raise InputError(f"companions = {count}: give 1 to {len(public)}, the number of public rows")
+    if not bool(torch.isfinite(public.inputs.double()).all()):
+        raise InputError("the public rows hold NaN or infinity, and would spoil every record that meets them")
+    network = _replaced(copy.deepcopy(model), count + 1)
+    net = CompanionNet(network, public, count).train(model.training)
+    _check_same(model, net)
+    return net
+
+
+def _replaced(network: nn.Module, rows_per_record: int) -> nn.Module:
+    if isinstance(network, _BatchNorm):
+        return CompanionNorm(network, rows_per_record)
+    found = 0
+    for name, module in list(network.named_modules()):
+        for child_name, child in list(module.named_children()):
+            if not isinstance(child, _BatchNorm):
+                continue
+            if isinstance(child, nn.modules.lazy.LazyModuleMixin):
+                raise Refused(f"{name}.{child_name}: run the model once so that its lazy layers know their sizes")
+            setattr(module, child_name, CompanionNorm(child, rows_per_record))
+            found += 1
+    if not found:
+        raise InputError(
+            "the network has no BatchNorm, so companions would change nothing: give one with BatchNorm, or "
+            "batchclipping.with_batchnorm(network) for one with GroupNorm"
+        )
+    return network
+
+
+def _check_same(model: nn.Module, net: CompanionNet) -> None:
+    """One stack through torch's own BatchNorm and through ours: else a layer sees rows elsewhere than in dimension 0."""
+    twin, ours = (copy.deepcopy(m).double().eval() for m in (model, net))
+    for module in twin.modules():
+        if isinstance(module, _BatchNorm):
+            module.train()
+    some = ours.public[: net.rows_per_record]
+    own = ours.public[-1:]
+    index = torch.arange(net.companions)[None]
+    with torch.no_grad():
+        want = twin(torch.cat([own, some[: net.companions]]))[:1]
+        found = ours(own, index)
+    scale = float(want.abs().max().clamp_min(1e-12))
+    if want.shape != found.shape or float((want - found).abs().max()) > 1e-6 * scale:
+        raise Refused(
+            "with companions the network does not compute what it does with BatchNorm on the same rows: one of its "
+            "BatchNorm layers sees something else than rows in dimension 0, and can't be replaced"
+        )
+
+
+def with_batchnorm(model: nn.Module) -> nn.Module:
+    """A copy of an image network with BatchNorm2d for GroupNorm, scales and shifts kept: the inverse of `sordino.fix`."""
+    model = copy.deepcopy(model)
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.GroupNorm):
+                new = nn.BatchNorm2d(child.num_channels, eps=child.eps, affine=child.affine)
+                if child.affine:
+                    new.weight, new.bias = child.weight, child.bias
+                setattr(module, name, new.train(child.training))
+    return model
+
+
+def draw_companions(records: Tensor, public: int, count: int, *, seed: int, step: int) -> Tensor:
+    """(records, count) different public rows for each record: a function of (seed, step, record) and nothing else.
+
+    Whoever else is in the batch changes nothing. Public randomness: the guarantee does not depend on it.
+    """
+    if count == public:
+        return torch.arange(public).expand(len(records), public)
+    digest = hashlib.sha256(f"sordino/companions/{seed}/{step}".encode()).digest()
+    key = np.uint64(int.from_bytes(digest[:8], "big"))
+    counter = records.numpy().astype(np.uint64)[:, None] * np.uint64(public) + np.arange(public, dtype=np.uint64)
+    order = np.argsort(_mixed(counter, key), axis=1, kind="stable")
+    return torch.from_numpy(order[:, :count].copy())
+
+
+def _mixed(counter: Any, key: np.uint64) -> Any:
+    """SplitMix64 of key + counter: every bit of the counter reaches every bit of the result."""
+    z = key + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def with_companions(rows: Rows, model: nn.Module, indices: Tensor, *, seed: int, step: int) -> Rows:
+    """The rows of the records `indices` with their companions of this step, where the model takes any."""
+    if not isinstance(model, CompanionNet):
+        return rows
+    if not isinstance(rows.inputs, Tensor):
+        raise InputError("BatchClipping takes records whose inputs are one tensor; these are several")
+    drawn = draw_companions(indices, len(model.public), model.companions, seed=seed, step=step)
+    return replace(rows, inputs=(rows.inputs, drawn if rows.record is None else drawn[rows.record]))
+
+
+def refuse_undeclared(plan: Plan, model: nn.Module | None, private: Iterable[Split] = ()) -> None:
+    """Refused unless the plan states that the model's companions are public, and its proof is that of DP-SGD.
+
+    InputError where they are other rows than the declared ones, or where a row of `private` is among them. A model
+    without companions has nothing to declare, and `private` is not read.
+    """
+    if not isinstance(model, CompanionNet):
+        return
+    if plan.method.name != DPSGD.name:
+        raise Refused(
+            f"BatchClipping is covered by the proof of dpsgd, not by that of {plan.method.name}: use a dpsgd plan, or "
+            "a network without companions"
+        )
+    if plan.public is None:
+        raise Refused(
+            "the network normalises private records with companions that the plan does not declare as public: make "
+            "the plan with public=PublicSet.of(rows, origin), or set rows aside with [public]"
+        )
+    public = Split(model.public, model.public_targets)
+    plan.public.check(public)
+    for rows in private:
+        refuse_shared_rows(public, rows)
+
+
+def draws_of(model: CompanionNet, inputs: Tensor, *, draws: int = 10, seed: int = 0) -> Iterator[tuple[slice, Tensor]]:
+    """(rows, outputs (draws, rows, classes)) over chunks of the inputs, in eval mode and without gradients.
+
+    Draw k has the same companions for every input, so an input's outputs depend on itself alone.
+    """
+    if draws < 1:
+        raise InputError(f"draws = {draws}: give at least 1")
+    public, count = len(model.public), model.companions
+    sets = torch.cat([draw_companions(torch.tensor([k]), public, count, seed=seed, step=-1) for k in range(draws)])
+    was_training, size = model.training, max(1, STACKED_ROWS // model.rows_per_record)
+    try:
+        model.eval()
+        with torch.no_grad():
+            for lo in range(0, len(inputs), size):
+                some = inputs[lo : lo + size]
+                outputs = [model(some, one.expand(len(some), count)) for one in sets]
+                yield slice(lo, lo + len(some)), torch.stack(outputs)
+    finally:
+        model.train(was_training)
+
+
+def majority(outputs: Tensor) -> Tensor:
+    """(draws, rows, classes) → (rows,): the class that most draws choose; of equals, the more probable on average."""
+    votes = nn.functional.one_hot(outputs.argmax(2), outputs.shape[2]).sum(0)
+    return (votes + 0.5 * outputs.softmax(2).mean(0)).argmax(1)
+
+
+def predict(model: CompanionNet, inputs: Tensor, *, draws: int = 10, seed: int = 0) -> Tensor:
+    """Classes by majority over `draws` draws of companions (paper 002, Appendix E). The same whenever it is asked."""
+    found = [majority(outputs) for _, outputs in draws_of(model, inputs, draws=draws, seed=seed)]
+    return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)
