@@ -21,6 +21,7 @@ from sordino.accounting.schemes import MECHANISMS, SAMPLERS, check_scheme, defau
 from sordino.clipping import Clipping, FlatClip, clipping_from_dict
 from sordino.errors import InputError, Refused
 from sordino.methods import DPSGD, Assumption, Method, method_from_dict
+from sordino.momentum import InnerMomentum, RecordMomentum
 from sordino.public import PublicSet
 from sordino.randomness import RandomSource
 from sordino.release import Gaussian, Laplace, Noise
@@ -32,6 +33,7 @@ from sordino.sampling import (
     WithoutReplacement,
     sampling_from_dict,
 )
+from sordino.views import Augmentation
 
 ROUNDING_MARGIN = 2.0**-10  # ten times what was measured with chunks of 512: docs/guarantees/noise.md, section 6
 _NO_PROTECTION = 50.0  # from here on the sentence says that ε promises nothing
@@ -163,12 +165,16 @@ class Plan:
         insecure_seed: int | None = None,
         statistics: Sequence[Statistic] = (),
         public: PublicSet | None = None,
+        inner: InnerMomentum | None = None,
+        augmentation: Augmentation | None = None,
+        record_momentum: RecordMomentum | None = None,
     ) -> Plan:
         """A DP-SGD plan for a target `epsilon` (the smallest noise that meets it) or a given `noise_multiplier`.
 
         Either `epochs` or `steps`; either `clip_norm` (flat l2 clipping, default 1.0) or a `clipping`, whose norm
         chooses the noise: l2 Gaussian, l1 Laplace. `divisor` defaults to the expected batch. `relation` defaults to
-        add-remove for the Poisson samplers and to replace-one for the others.
+        add-remove for the Poisson samplers and to replace-one for the others. `inner`, `augmentation` and
+        `record_momentum` say what a record's one vector is made of; ε is the same with and without.
         """
         if (epsilon is None) == (noise_multiplier is None):
             raise InputError("give either epsilon (the target) or noise_multiplier, not both and not neither")
@@ -182,7 +188,7 @@ class Plan:
         chosen = clipping or FlatClip(checks.positive("clip_norm", 1.0 if clip_norm is None else clip_norm))
         noise_type = Gaussian if chosen.norm == "l2" else Laplace
         plan = cls(
-            method=DPSGD(),
+            method=DPSGD(inner=inner, augmentation=augmentation, record_momentum=record_momentum),
             records=records,
             sampling=sampler,
             clipping=chosen,

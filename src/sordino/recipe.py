@@ -6,6 +6,7 @@
     [model]     name, and the net's options     [method]    name, and what its guarantee depends on
     [train]     steps | epochs, optimizer, lr, …
     [public]    fraction | records, origin, seed, expected_batch, shared
+    [augmentation]  views, crop, flip, erase, mixup, word_dropout, unknown_id, padding_id
     [instruments] every, rows, split, window, not_private
 
 A key that is not known is an error that names the nearest one; nothing is silently ignored.
@@ -24,7 +25,8 @@ from typing import Any, get_type_hints
 
 import tomli_w
 
-from sordino.errors import InputError, did_you_mean
+from sordino.errors import InputError, Refused, did_you_mean
+from sordino.views import Augmentation
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,9 @@ class InstrumentsSection:
         return self.every is not None
 
 
+AUGMENTED_METHODS = ("dpsgd",)
+"""Methods whose record may be the mean of several views; the others' proofs or trainings know nothing of views."""
+
 OPEN_SECTIONS = ("features", "model", "clipping", "train", "method")
 """Sections whose further keys go to the part that they name, which checks them itself."""
 
@@ -152,6 +157,21 @@ class Recipe:
     clipping: ClippingSection = field(default_factory=ClippingSection)
     public: PublicSection = field(default_factory=PublicSection)
     instruments: InstrumentsSection = field(default_factory=InstrumentsSection)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+
+    def __post_init__(self) -> None:
+        if not self.augmentation.changes:
+            return
+        if self.method.name not in AUGMENTED_METHODS:
+            raise Refused(
+                f"[augmentation]: the method {self.method.name} takes no views of a record: leave the section out, or "
+                f"use one of {', '.join(AUGMENTED_METHODS)}"
+            )
+        if self.features.name != "none":
+            raise Refused(
+                "[augmentation]: views are drawn of the records as the model sees them, and those are features of "
+                f"{self.features.name}, no images or texts: leave out [features] or [augmentation]"
+            )
 
     @classmethod
     def read(cls, path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
@@ -197,7 +217,7 @@ class Recipe:
         document = {}
         for section in fields(self):
             value = getattr(self, section.name)
-            if section.name in ("public", "instruments") and not value.given:
+            if (section.name in ("public", "instruments") and not value.given) or value == Augmentation():
                 continue
             flat = {f.name: getattr(value, f.name) for f in fields(value) if f.name != "options"}
             document[section.name] = {k: v for k, v in flat.items() if v is not None} | dict(
