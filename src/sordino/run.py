@@ -74,7 +74,7 @@ class Prepared:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.recipe.run.seed)
             shape = tuple(self.dataset.train.inputs.shape[1:])
-            return nets.build(section.name, shape, self.dataset.classes, **section.options)
+            return nets.build(section.name, shape, self.dataset.classes, self.dataset.vectors, **section.options)
 
     def normaliser(self, out: Path | None) -> Normaliser | None:
         """What makes the private statistics of this run, where the recipe asks for some."""

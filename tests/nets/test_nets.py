@@ -46,7 +46,7 @@ def test_every_network_is_listed_here() -> None:
 @pytest.mark.parametrize("name", SIZES)
 def test_shape_and_number_of_parameters(name: str) -> None:
     shape, classes, parameters = SIZES[name]
-    model = build(name, shape, classes, vectors=WORDS)
+    model = build(name, shape, classes, WORDS)
     assert model(inputs(shape, 2)).shape == (2, classes)
     assert sum(p.numel() for p in model.parameters()) == parameters
 
@@ -54,7 +54,7 @@ def test_shape_and_number_of_parameters(name: str) -> None:
 @pytest.mark.parametrize("name", SIZES)
 def test_a_record_does_not_see_its_neighbours(name: str) -> None:
     shape, classes, _ = SIZES[name]
-    model = build(name, shape, classes, vectors=WORDS, **({"zero": False} if name == "linear" else {}))
+    model = build(name, shape, classes, WORDS, **({"zero": False} if name == "linear" else {}))
     rows = inputs(shape, 3)
     assert torch.allclose(model(rows)[:1], model(rows[:1]), atol=1e-5)
     assert not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules())
@@ -121,7 +121,7 @@ def test_the_benchmarks_find_plain_constructors() -> None:
         ("wide-resnet", (784,), {}, "takes images"),
         ("gru", (8,), {}, "no word vectors"),
         ("gru", (8,), {"form": "better"}, "'original' or 'enhanced'"),
-        ("gru", (8,), {"vectors_": 3}, "unknown option"),
+        ("gru", (8,), {"vectors": 3}, "unknown option"),
         ("lstm", (1, 28, 28), {}, "takes token ids"),
         ("transformer", (8,), {"width": 6, "heads": 4}, "must divide width"),
     ],

@@ -73,7 +73,7 @@ def gru_step(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
 def test_the_recurrent_net_standardises_both_projections_or_none(form: str) -> None:
     torch.manual_seed(0)
     words = torch.randn(11, 5, dtype=torch.float64)
-    model = build("gru", (7,), 2, vectors=words, hidden=6, form=form).double()
+    model = build("gru", (7,), 2, words, hidden=6, form=form).double()
     gru, tokens = model.gru, torch.randint(0, 11, (4, 7))
 
     def s(v: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def test_norms_and_sums_equal_brute_force(
 ) -> None:
     torch.manual_seed(0)
     words = torch.randn(11, 5)
-    model = build(name, shape, 4, vectors=words, **options).double()
+    model = build(name, shape, 4, words, **options).double()
     rows = torch.randint(0, 11, (5, *shape)) if name == "gru" else torch.randn(5, *shape, dtype=torch.float64)
     data = Rows(rows, torch.randint(0, 4, (5,)), torch.tensor([0, 1, 1, 3, 0]))
     shifted = {key: p.detach() + 0.1 * torch.randn_like(p) for key, p in model.named_parameters()}

@@ -286,6 +286,12 @@ _ENTRIES = (
     _IMDB,
     replace(
         _IMDB,
+        name="imdb-glove",
+        title="IMDb movie reviews as ids of GloVe's 30,000 most frequent words, with their vectors",
+        shape=(128,),
+    ),
+    replace(
+        _IMDB,
         name="imdb-texts",
         title="IMDb movie reviews as UTF-8 bytes, for a network that reads texts",
         shape=(2048,),

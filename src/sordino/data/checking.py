@@ -77,7 +77,7 @@ def _folder(path: Path, known: Entry) -> Finding:
 def _readable(known: Entry, root: Path, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """Files without a checksum are at least read through."""
     try:
-        sides = load_texts(known.name, root) if known.name == "imdb" else _sides(load(known.name, root))
+        sides = load_texts(known.name, root) if known.name.startswith("imdb") else _sides(load(known.name, root))
     except SordinoError as error:
         return tuple(
             Finding(f.path, "wrong", str(error).removeprefix(f"{f.path}: ")) if str(f.path) in str(error) else f

@@ -13,6 +13,7 @@ from sordino.data import images
 from sordino.data.adult import read_adult
 from sordino.data.catalogue import Entry, entry
 from sordino.data.files import data_directory, find_content, missing, read_bytes, sha256_of_bytes
+from sordino.data.glove import VectorTokenizer, read_glove
 from sordino.data.text import HashingTokenizer, read_text_csv, read_text_folders, text_bytes
 from sordino.data.types import Dataset, Split, TextSplit
 from sordino.errors import InputError, SordinoError
@@ -30,17 +31,22 @@ def load(
     """A dataset by name (see `catalogue()`), from `data_dir`, else $SORDINO_DATA, else ./data.
 
     Images come as float32 (n, c, h, w), scaled to [0, 1] and then by the catalogue's public mean and standard
-    deviation (`normalise=False` leaves [0, 1]). Texts come as token ids of a public hashing vocabulary (`imdb`)
-    or as bytes (`imdb-texts`); read the strings themselves with `load_texts`. A missing, truncated or
-    foreign file is an InputError that names it.
+    deviation (`normalise=False` leaves [0, 1]). Texts come as token ids of a public hashing vocabulary (`imdb`),
+    as ids of GloVe's words with their vectors (`imdb-glove`), or as bytes (`imdb-texts`); read the strings
+    themselves with `load_texts`. A missing, truncated or foreign file is an InputError that names it.
     """
     known = entry(name)
     root = data_directory(data_dir)
+    vectors: Tensor | None = None
     if tokenizer is not None and name != "imdb":
         raise InputError(f"dataset {name!r} holds no text: leave `tokenizer` out")
     if name == "imdb":
         cut = tokenizer or HashingTokenizer()
         train, test = (Split(cut(side.texts), side.targets) for side in load_texts(name, root))
+    elif name == "imdb-glove":
+        sides, words = load_texts(name, root), read_glove(root)
+        cut_words, vectors = VectorTokenizer(words, known.shape[0]), words.table
+        train, test = (Split(cut_words(side.texts), side.targets) for side in sides)
     elif name == "imdb-texts":
         train, test = (Split(text_bytes(side.texts), side.targets) for side in load_texts(name, root))
     elif name == "adult":
@@ -49,12 +55,12 @@ def load(
     else:
         pairs = _embedded() if known.embedded else _IMAGES[name](known, root)
         train, test = (Split(_scale(x, known, normalise), torch.from_numpy(y)) for x, y in pairs)
-    return Dataset(name, train, test, known.classes, known.title, known.licence)
+    return Dataset(name, train, test, known.classes, known.title, known.licence, vectors)
 
 
 def load_texts(name: str, data_dir: Path | str | None = None) -> tuple[TextSplit, TextSplit]:
     """The raw strings of a text dataset: train, test."""
-    if name not in ("imdb", "imdb-texts"):
+    if name not in ("imdb", "imdb-glove", "imdb-texts"):
         raise InputError(f"dataset {entry(name).name!r} holds no text; only 'imdb' does")
     train, test = _locate(entry(name), data_directory(data_dir))
     if train.is_dir():

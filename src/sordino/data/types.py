@@ -33,6 +33,7 @@ class Dataset:
     classes: int
     description: str
     licence: str
+    vectors: Tensor | None = None  # public vectors of the words that the inputs are ids of
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -39,7 +39,7 @@ def names() -> tuple[str, ...]:
 
 
 def build(
-    name: str, input_shape: tuple[int, ...], classes: int, *, vectors: Tensor | None = None, **options: Any
+    name: str, input_shape: tuple[int, ...], classes: int, vectors: Tensor | None = None, /, **options: Any
 ) -> nn.Module:
     """A network for inputs of one record's shape. An option that the network does not have is an error.
 

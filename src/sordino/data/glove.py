@@ -1,0 +1,119 @@
+"""GloVe word vectors (Pennington et al. 2014): public, trained on Wikipedia and news, never on the records at hand.
+
+Two layouts are read: the authors' glove.6B.50d.txt, and a table of vectors with an index of words (npy and Parquet).
+Both list the words by their frequency in the corpus, so "the first 30,000" is a public vocabulary of common words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sordino.data.files import VARIABLE
+from sordino.errors import InputError
+
+PADDING = 0
+TEXTS = ("glove.6B/glove.6B.50d.txt", "glove.6B.50d.txt", "glove-6b-50d/glove.6B.50d.txt")
+TABLE, INDEX = "glove-6b-50d/glove_6B_50d_emb.npy", "glove-6b-50d/glove_6B_index.parquet"
+
+_TAG = re.compile(r"<[^>]{1,20}>")
+_WORD = re.compile(r"n't|'[a-z]+|[a-z]+(?=n't)|[a-z0-9]+|[!?]")  # "didn't" is "did", "n't", as in GloVe's own corpus
+
+
+@dataclass(frozen=True)
+class WordVectors:
+    """Word → id from 1 on, and the table (words + 1, features); id 0 pads, and its vector is zero."""
+
+    ids: Mapping[str, int]
+    table: Tensor
+
+
+@dataclass(frozen=True)
+class VectorTokenizer:
+    """Lower-cased words → ids of the vectors' words; what has no vector is left out. Of a longer text the last (or
+    first) `length` words are kept; a shorter one is padded by zeros *in front*, so that it ends with its last word.
+
+    A public function of one text at a time. An empty text, or one of unknown words, is all padding.
+    """
+
+    words: WordVectors
+    length: int = 128
+    keep: Literal["end", "start"] = "end"
+
+    def __post_init__(self) -> None:
+        if self.length < 1 or self.keep not in ("end", "start"):
+            raise InputError(
+                f"tokenizer: length must be at least 1 and keep 'end' or 'start', not {self.length} and {self.keep!r}"
+            )
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """(n,) strings → (n, length) int64."""
+        out, ids = torch.full((len(texts), self.length), PADDING, dtype=torch.int64), self.words.ids
+        for row, text in enumerate(texts):
+            found = [ids[word] for word in _WORD.findall(_TAG.sub(" ", text.lower())) if word in ids]
+            found = found[-self.length :] if self.keep == "end" else found[: self.length]
+            if found:
+                out[row, -len(found) :] = torch.tensor(found)
+        return out
+
+
+def read_glove(root: Path, words: int = 30_000) -> WordVectors:
+    """The vectors of the `words` most frequent words, from the first layout that is in `root`."""
+    text = next((root / name for name in TEXTS if (root / name).is_file()), None)
+    if text is not None:
+        return _vectors(*_read_text(text, words))
+    if (root / TABLE).is_file() and (root / INDEX).is_file():
+        table = np.load(root / TABLE, mmap_mode="r", allow_pickle=False)
+        index = _read_index(root / INDEX)
+        if table.ndim != 2 or len(table) != len(index):
+            raise InputError(f"{root / TABLE}: shape {table.shape} does not fit the {len(index):,} words of {INDEX}")
+        return _vectors(index[:words], np.array(table[:words], dtype=np.float32))
+    raise InputError(
+        f"no GloVe vectors in {root}: put {TEXTS[0]} there (glove.6B.zip of nlp.stanford.edu/projects/glove), or set "
+        f"{VARIABLE} (or --data-dir) to the folder that holds it"
+    )
+
+
+def _vectors(words: Sequence[str], vectors: np.ndarray) -> WordVectors:
+    table = torch.from_numpy(np.concatenate((np.zeros_like(vectors[:1]), vectors)))
+    return WordVectors({word: number for number, word in enumerate(words, 1)}, table)
+
+
+def _read_text(path: Path, words: int) -> tuple[list[str], np.ndarray]:
+    names, rows = [], []
+    with path.open(encoding="utf8") as lines:
+        for number, line in enumerate(lines, 1):
+            name, *values = line.rstrip("\n").split(" ")
+            try:
+                rows.append(np.array(values, dtype=np.float32))
+            except ValueError as error:
+                raise InputError(f"{path}, line {number}: not a word and its vector: {error}") from error
+            if len(rows[-1]) != len(rows[0]) or not len(rows[-1]):
+                raise InputError(f"{path}, line {number}: {len(values)} numbers, expected {len(rows[0])}")
+            names.append(name)
+            if len(names) == words:
+                break
+    if not names:
+        raise InputError(f"{path}: the file is empty; download it again")
+    return names, np.stack(rows)
+
+
+def _read_index(path: Path) -> list[str]:
+    try:
+        from pyarrow import ArrowException, parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError:
+        raise InputError(
+            f"{path}: reading Parquet needs pyarrow: pip install 'sordino[glove]', or put {TEXTS[0]} beside it"
+        ) from None
+    try:
+        column: list[str] = parquet.read_table(path).column(0).to_pylist()
+    except (ArrowException, OSError) as error:
+        raise InputError(f"{path}: truncated or not Parquet: {error}") from error
+    return column

@@ -1,0 +1,90 @@
+"""GloVe's vectors in both layouts, and the public vocabulary that they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sordino.data import load
+from sordino.data.glove import INDEX, TABLE, TEXTS, VectorTokenizer, WordVectors, read_glove
+from sordino.errors import InputError
+
+LINES = "the 0.5 1\nfilm -1 2\nn't 3 3\ndid 4 4\n! 0.25 0\n"
+REVIEWS = 'text,label\n"The film, the FILM!<br />",1\nDidn\'t xyzzy,0\n'
+
+
+def write_text(root: Path, content: str = LINES) -> None:
+    path = root / TEXTS[0]
+    path.parent.mkdir(parents=True)
+    path.write_text(content, encoding="utf8")
+
+
+def write_table(root: Path, rows: int = 5) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    (root / TABLE).parent.mkdir(parents=True)
+    np.save(root / TABLE, np.arange(2.0 * rows, dtype=np.float32).reshape(rows, 2))
+    parquet.write_table(arrow.table({"index": ["the", "film", "n't", "did", "!"]}), root / INDEX)
+
+
+@pytest.mark.parametrize("write", [write_text, write_table])
+def test_the_most_frequent_words_with_a_zero_for_padding(write: object, tmp_path: Path) -> None:
+    write(tmp_path)  # type: ignore[operator]
+    found = read_glove(tmp_path, words=3)
+    assert dict(found.ids) == {"the": 1, "film": 2, "n't": 3}
+    assert found.table.shape == (4, 2)
+    assert found.table.dtype == torch.float32
+    assert not found.table[0].any()
+    assert found.table[2].tolist() == ([-1.0, 2.0] if write is write_text else [2.0, 3.0])
+
+
+def test_reviews_as_ids_that_end_with_their_last_word(tmp_path: Path) -> None:
+    write_text(tmp_path)
+    (tmp_path / "IMDb").mkdir()
+    for side in ("train", "test"):
+        (tmp_path / "IMDb" / f"{side}.csv").write_text(REVIEWS)
+    found = load("imdb-glove", tmp_path)
+    assert found.vectors is not None
+    assert found.train.inputs[0, -5:].tolist() == [1, 2, 1, 2, 5]
+    assert found.train.inputs[1, -3:].tolist() == [0, 4, 3]  # what has no vector is left out
+    assert found.input_shape == (128,)
+    assert int(found.train.inputs.max()) < len(found.vectors)
+
+
+WORDS = WordVectors({word: number for number, word in enumerate("abcdefgh", 1)}, torch.zeros(9, 2))
+
+
+@given(text=st.text("abcdefghxyz ", max_size=30), length=st.integers(1, 8))
+def test_either_end_of_a_text_is_kept_and_padding_comes_first(text: str, length: int) -> None:
+    known = [WORDS.ids[word] for word in text.split() if word in WORDS.ids]
+    for keep, wanted in (("end", known[-length:]), ("start", known[:length])):
+        (row,) = VectorTokenizer(WORDS, length, keep)([text]).tolist()  # type: ignore[arg-type]
+        assert row == [0] * (length - len(wanted)) + wanted
+
+
+def test_absent_or_broken_vectors_are_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no GloVe vectors in .*glove\.6B\.50d\.txt.*SORDINO_DATA"):
+        read_glove(tmp_path)
+    write_text(tmp_path / "a", "the 1 2\nfilm 1\n")
+    with pytest.raises(InputError, match="line 2: 1 numbers, expected 2"):
+        read_glove(tmp_path / "a")
+    write_text(tmp_path / "b", "the 1 x\n")
+    with pytest.raises(InputError, match="line 1: not a word and its vector"):
+        read_glove(tmp_path / "b")
+    write_text(tmp_path / "c", "")
+    with pytest.raises(InputError, match="empty"):
+        read_glove(tmp_path / "c")
+    write_table(tmp_path / "d", rows=4)
+    with pytest.raises(InputError, match="does not fit the 5 words"):
+        read_glove(tmp_path / "d")
+    (tmp_path / "d" / INDEX).write_bytes(b"PAR1")
+    with pytest.raises(InputError, match="not Parquet"):
+        read_glove(tmp_path / "d")
+    with pytest.raises(InputError, match="keep 'end' or 'start'"):
+        VectorTokenizer(WORDS, 4, "middle")  # type: ignore[arg-type]
