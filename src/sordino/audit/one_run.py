@@ -34,10 +34,11 @@ from sordino.audit.updates import audited_update
 from sordino.errors import ClaimBroken, InputError
 from sordino.ledger import Ledger
 from sordino.methods import DPSGD
+from sordino.momentum import PastIterates
 from sordino.plan import Plan
 from sordino.randomness import RandomSource
 from sordino.state import write_atomically
-from sordino.steps import DEFAULT_CHUNK, GradientSum, count_records, private_steps, record_gradients
+from sordino.steps import DEFAULT_CHUNK, GradientSum, count_records, plan_gradients, private_steps
 
 DEFAULT_CANARIES = 5000
 BOUND = "f-DP in one run (Mahloujifar et al. 2024), against the claim's privacy profile"
@@ -138,12 +139,25 @@ def audit_plan(
         claim, records=records + len(marked.members), noise=_scaled(claim, noise_scale).noise, insecure_seed=seed
     )
     copied = copy.deepcopy(model)
-    gradient_sum = record_gradients(copied, loss, dataset, plan.clipping)
+    trail = _Trail(copied, plan)
+    gradient_sum = plan_gradients(plan, copied, loss, dataset, past=lambda: trail.past)
     scores, noise_p_value = play(
         tamper(run) if tamper else run, copied, gradient_sum, marked, scorer, records=records, source=source,
-        lr=lr, width_scale=width_scale, chunk=chunk,
+        lr=lr, width_scale=width_scale, chunk=chunk, before_update=trail.keep,
     )  # fmt: skip
     return replace(judge(claim, marked, guesses, scores, confidence), noise_p_value=noise_p_value)
+
+
+class _Trail:
+    """The past iterates of the audited copy, as many as the plan's inner momentum needs."""
+
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
+        self._model, self._inner = model, plan.method.inner if isinstance(plan.method, DPSGD) else None
+        self.past = PastIterates()
+
+    def keep(self) -> None:
+        if self._inner is not None:
+            self.past = self.past.followed_by(self._model, self._inner.length)
 
 
 def run_audit(
@@ -176,6 +190,7 @@ def play(
     lr: float,
     width_scale: float = 1.0,
     chunk: int = DEFAULT_CHUNK,
+    before_update: Callable[[], None] = lambda: None,
 ) -> tuple[Tensor, float | None]:
     """Runs the plan through the one door with canaries among the records.
 
@@ -203,6 +218,7 @@ def play(
                 coordinates, values = canaries.contribution(wrapped.drawn)
                 observed[coordinates] -= values
                 noise.add(observed, gaps.clamp_min(scorer.least[step]))
+            before_update()
             update.apply(private)
     return scorer.final(total), noise.p_value() if noise is not None else None
 
