@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sordino.errors import InputError, did_you_mean
+from sordino.errors import InputError, Refused, did_you_mean
 
 Floats = npt.NDArray[np.floating[Any]]
 Norm = Literal["l1", "l2"]
@@ -184,10 +184,21 @@ _BY_NAME: dict[str, type[Clipping]] = {
 }
 
 
+P_AVERAGED = ("p-averaged", "p_averaged", "microbatch")
+P_AVERAGED_REFUSED = (
+    "clipping means of groups of p records is no private method at per-record noise: one record moves the clipped mean "
+    "of its group by up to 2c, and a batch of B has only B/p of them, so the noise per unit of gradient would have to "
+    "be 2p times as large (p times under replace-one), which the smaller sampling noise τ/√p does not pay for; use "
+    "flat clipping with views of each record or inner momentum, and sordino.instruments.p_averaged to look at it"
+)
+
+
 def clipping_from_dict(values: Mapping[str, Any]) -> Clipping:
     """The inverse of ``to_dict``; unknown names and unknown fields are errors."""
     fields = dict(values)
     name = fields.pop("name", None)
+    if name in P_AVERAGED:
+        raise Refused(P_AVERAGED_REFUSED)
     if name not in _BY_NAME:
         raise InputError(f"unknown clipping {name!r}: {did_you_mean(name, _BY_NAME)}")
     if isinstance(fields.get("split"), list):

@@ -93,10 +93,7 @@ class Watch:
         row: dict[str, float] = {"step": done, **found.metrics()}
         if window and [step for step, _ in self._recent] == list(range(done - window + 1, done + 1)):
             vectors = [vector for _, vector in self._recent]
-            row |= {
-                "noise_single": windowed_noise(vectors, 1),
-                f"noise_window_{window}": windowed_noise(vectors, window),
-            }
+            row |= {f"noise_window_{length}": windowed_noise(vectors, length) for length in (1, window)}
         return row | ({"not_private": True} if self.not_private else {})
 
 

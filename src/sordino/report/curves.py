@@ -30,6 +30,22 @@ def curves_svg(
     highest: float | None = None,
     from_zero: bool = True,
 ) -> str:
+    """`curves_plot` as a file of its own, with its style."""
+    inner = curves_plot(x, curves, series, highest=highest, from_zero=from_zero)
+    named = inner.replace("<svg ", Markup('<svg xmlns="http://www.w3.org/2000/svg" '), 1)
+    return (
+        str(named.replace(Markup("<title>"), Markup("<style>") + Markup(_STYLE) + Markup("</style><title>"), 1)) + "\n"
+    )
+
+
+def curves_plot(
+    x: Sequence[float],
+    curves: Mapping[str, Sequence[float]],
+    series: Series,
+    *,
+    highest: float | None = None,
+    from_zero: bool = True,
+) -> Markup:
     """The curves over x, each with its name in a legend; what lies above `highest` leaves the plot."""
     finite = [v for values in curves.values() for v in values if math.isfinite(v) and v <= (highest or math.inf)]
     horizontal = Axis.around([0.0, *x], LEFT, WIDTH - RIGHT)
@@ -42,11 +58,7 @@ def curves_svg(
         _curve(x, values, horizontal, vertical, colour) for values, colour in zip(curves.values(), cycle(_COLOURS))
     ]
     shapes += _legend(list(curves), _free_corner(x, curves, horizontal, vertical))
-    inner = _frame(vertical, series, Markup("").join(shapes))
-    named = inner.replace("<svg ", Markup('<svg xmlns="http://www.w3.org/2000/svg" '), 1)
-    return (
-        str(named.replace(Markup("<title>"), Markup("<style>") + Markup(_STYLE) + Markup("</style><title>"), 1)) + "\n"
-    )
+    return _frame(vertical, series, Markup("").join(shapes))
 
 
 def _legend(names: Sequence[str], corner: tuple[float, float]) -> list[Markup]:

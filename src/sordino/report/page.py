@@ -6,6 +6,7 @@ import base64
 import hashlib
 import importlib.resources
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,6 +16,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from sordino.report import numbers
+from sordino.report.instruments import instrument_figures
 from sordino.report.ledger_table import group_releases
 from sordino.report.pictures import shown
 from sordino.report.plots import Series, bar_plot, line_plot
@@ -67,6 +69,8 @@ def render(run: Run) -> str:
         releases=sum(1 for entry in run.entries if entry.get("kind", "release") == "release"),
         verdicts=[_ledger_verdict(run), _audit_verdict(run.audit)],
         plots=_plots(run),
+        instruments=instrument_figures(run.metrics),
+        read_private=_read_private(run.recipe),
         histogram=_histogram(run.histogram),
         pictures=shown(run.pictures),
         environment=_flat(run.result.get("environment")),
@@ -105,6 +109,15 @@ def _is_secure(run: Run, guarantee: Mapping[str, Any]) -> bool:
     """False as soon as anything says that the noise can be repeated."""
     said = [guarantee.get("secure"), *(entry.get("secure") for entry in run.entries)]
     return all(value is not False for value in said) and run.header.get("insecure_seed") is None
+
+
+def _read_private(recipe: str) -> bool:
+    """Whether the recipe had instruments look at the private records; what they saw is never on this page."""
+    try:
+        section = tomllib.loads(recipe).get("instruments", {})
+    except tomllib.TOMLDecodeError:
+        return False
+    return isinstance(section, Mapping) and section.get("not_private") is True
 
 
 def _ledger_verdict(run: Run) -> Verdict:
