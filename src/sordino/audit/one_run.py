@@ -139,7 +139,7 @@ def audit_plan(
         claim, records=records + len(marked.members), noise=_scaled(claim, noise_scale).noise, insecure_seed=seed
     )
     copied = copy.deepcopy(model)
-    trail = _Trail(copied, plan)
+    trail = Trail(copied, plan)
     gradient_sum = plan_gradients(plan, copied, loss, dataset, past=lambda: trail.past)
     scores, noise_p_value = play(
         tamper(run) if tamper else run, copied, gradient_sum, marked, scorer, records=records, source=source,
@@ -148,7 +148,7 @@ def audit_plan(
     return replace(judge(claim, marked, guesses, scores, confidence), noise_p_value=noise_p_value)
 
 
-class _Trail:
+class Trail:
     """The past iterates of the audited copy, as many as the plan's inner momentum needs."""
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:

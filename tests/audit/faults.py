@@ -1,0 +1,70 @@
+"""Deliberate faults: what a record adds is bounded several times over instead of once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sordino.gradients import ClippedSum, Rows, clipped_sum
+from sordino.momentum import PastIterates
+from sordino.plan import Plan
+from sordino.sampling import LogicalBatch
+from sordino.steps import GradientSum, add_sums, empty_sum, record_gradients
+
+
+def views_clipped_apart(
+    plan: Plan, model: nn.Module, loss: Any, dataset: Any, *, past: Callable[[], PastIterates] = PastIterates
+) -> GradientSum:
+    """Σ over views of clip(gradient of the view): K times the bound."""
+    plain = record_gradients(model, loss, dataset, plan.clipping, views=plan.method.augmentation)  # type: ignore[attr-defined]
+
+    def gradient_sum(batch: LogicalBatch) -> ClippedSum:
+        rows = plain.rows(batch.indices, batch.step)
+        apart = Rows(rows.inputs, rows.targets)
+        return clipped_sum(model, loss, apart, plan.clipping)
+
+    return gradient_sum
+
+
+def iterates_clipped_apart(
+    plan: Plan, model: nn.Module, loss: Any, dataset: Any, *, past: Callable[[], PastIterates] = PastIterates
+) -> GradientSum:
+    """Σ over iterates of factor · clip(gradient there): Σ decay^age times the bound."""
+    plain = record_gradients(model, loss, dataset, plan.clipping)
+    inner = plan.method.inner  # type: ignore[attr-defined]
+
+    def scaled(part: ClippedSum, factor: float) -> ClippedSum:
+        return replace(part, sums={name: value * factor for name, value in part.sums.items()})
+
+    def gradient_sum(batch: LogicalBatch) -> ClippedSum:
+        total = empty_sum(model)
+        for weights, factor in past().with_present(inner):
+            rows = plain.rows(batch.indices, batch.step)
+            part = clipped_sum(model, loss, rows, plan.clipping, iterates=[(weights, 1.0)])
+            total = add_sums(total, scaled(part, factor))
+        return total
+
+    return gradient_sum
+
+
+def views_by_place(
+    plan: Plan, model: nn.Module, loss: Any, dataset: Any, *, past: Callable[[], PastIterates] = PastIterates
+) -> GradientSum:
+    """Clipped once, but a record's views depend on its place in the batch: taking one out redraws all after it."""
+
+    def gradient_sum(batch: LogicalBatch) -> ClippedSum:
+        inputs, targets = (t[batch.indices] for t in dataset)
+        generator = torch.Generator().manual_seed(batch.step)
+        n, k = len(inputs), plan.method.augmentation.views  # type: ignore[attr-defined]
+        views: Tensor = inputs.repeat_interleave(k, 0)
+        flipped = torch.rand(n * k, generator=generator) < 0.5
+        views = torch.where(flipped[:, None, None, None], views.flip(3), views)
+        owner = torch.arange(n).repeat_interleave(k)
+        rows = Rows(views, targets.repeat_interleave(k), owner, n, torch.full((n * k,), 1 / k))
+        return clipped_sum(model, loss, rows, plan.clipping)
+
+    return gradient_sum
