@@ -6,7 +6,8 @@ statistics exist, so a record contributes one clipped vector and the sensitivity
 (docs/guarantees/batch_clipping.md). What is trained, and what predicts, needs the public rows: they are part of the
 model.
 
-    net = companion_model(with_batchnorm(resnet), public, companions=7)      # public: a Split; p = 8 rows per record
+    resnet = nets.build("resnet", (3, 32, 32), 10, depth=8, form="batch")
+    net = companion_model(resnet, public, companions=7)                      # public: a Split; p = 8 rows per record
     plan = Plan.dpsgd(…, public=PublicSet.of(public, "100 images of …"))     # the plan says which rows are public
     train(net, cross_entropy, private, plan, lr=1.0)
     classes = predict(net, test_inputs, draws=10)
@@ -86,8 +87,8 @@ def companion_model(model: nn.Module, public: Split, companions: int | None = No
     """A copy of a network with BatchNorm in which a record is normalised with `companions` of the public rows.
 
     `companions` is p − 1 of the paper; None: all public rows, the same for every record. Running statistics are left
-    out; scales and shifts are kept. InputError for a network without BatchNorm (`with_batchnorm` makes one of a network
-    with GroupNorm), Refused for one whose BatchNorm layers do not have rows in dimension 0.
+    out; scales and shifts are kept. InputError for a network without BatchNorm, Refused for one whose BatchNorm layers
+    do not have rows in dimension 0.
     """
     count = len(public) if companions is None else companions
     if not 1 <= count <= len(public):
@@ -114,43 +115,28 @@ def _replaced(network: nn.Module, rows_per_record: int) -> nn.Module:
             found += 1
     if not found:
         raise InputError(
-            "the network has no BatchNorm, so companions would change nothing: give one with BatchNorm, or "
-            "batchclipping.with_batchnorm(network) for one with GroupNorm"
+            "the network has no BatchNorm, so companions would change nothing: give one with BatchNorm (for example "
+            'nets.build("resnet", …, form="batch"))'
         )
     return network
 
 
 def _check_same(model: nn.Module, net: CompanionNet) -> None:
-    """One stack through torch's own BatchNorm and through ours: else a layer sees rows elsewhere than in dimension 0."""
+    """One stack through torch's own BatchNorm and ours: where they differ, a layer has no rows in dimension 0."""
     twin, ours = (copy.deepcopy(m).double().eval() for m in (model, net))
     for module in twin.modules():
         if isinstance(module, _BatchNorm):
             module.train()
-    some = ours.public[: net.rows_per_record]
-    own = ours.public[-1:]
-    index = torch.arange(net.companions)[None]
+    own, others = ours.public[-1:], ours.public[: net.companions]
     with torch.no_grad():
-        want = twin(torch.cat([own, some[: net.companions]]))[:1]
-        found = ours(own, index)
+        want = twin(torch.cat([own, others]))[:1]
+        found = ours(own, torch.arange(net.companions)[None])
     scale = float(want.abs().max().clamp_min(1e-12))
     if want.shape != found.shape or float((want - found).abs().max()) > 1e-6 * scale:
         raise Refused(
             "with companions the network does not compute what it does with BatchNorm on the same rows: one of its "
             "BatchNorm layers sees something else than rows in dimension 0, and can't be replaced"
         )
-
-
-def with_batchnorm(model: nn.Module) -> nn.Module:
-    """A copy of an image network with BatchNorm2d for GroupNorm, scales and shifts kept: the inverse of `sordino.fix`."""
-    model = copy.deepcopy(model)
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, nn.GroupNorm):
-                new = nn.BatchNorm2d(child.num_channels, eps=child.eps, affine=child.affine)
-                if child.affine:
-                    new.weight, new.bias = child.weight, child.bias
-                setattr(module, name, new.train(child.training))
-    return model
 
 
 def draw_companions(records: Tensor, public: int, count: int, *, seed: int, step: int) -> Tensor:
