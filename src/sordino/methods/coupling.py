@@ -63,7 +63,7 @@ class Coupling(DPSGD):
         if self.quantile is not None:
             found.append(
                 Assumption(
-                    f"records are scaled by clip_norm / R, R the {self.quantile:g} quantile of public norms, then clipped",
+                    f"records are scaled by clip_norm / R and clipped, R the {self.quantile:g} quantile of public ones",
                     "the quantile is a function of public rows and released weights",
                 )
             )
