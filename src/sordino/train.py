@@ -76,7 +76,7 @@ class Settings:
     eval_every: int = 0  # steps; 0: at the end only
     checkpoint_every: int = 100  # steps; 0: never
     checkpoint_minutes: float = 5.0  # whichever comes first
-    seed: int = 0  # of dropout and other public randomness; never of noise or sampling
+    seed: int = 0  # of views and other public randomness; never of noise, sampling or dropout
     progress: bool | None = None  # None: when standard error is a terminal
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ def train(
         state = loop.restore()
         start = state.step if not source.secure else max(state.step, done)
         gradient_sum = _gradient_sum(plan, model, loss, dataset, loop, companion)
-        counted = _Counter(gradient_sum, settings.seed)
+        counted = _Counter(gradient_sum, source)
         steps = private_steps(
             plan,
             counted,
@@ -205,8 +205,8 @@ def train_without_noise(
     update = _update(plan, optimizer, lr, settings)
     companion = _companion(plan, model, loss, public)
     loop = _Loop(model, update, settings, plan, evaluate, None, "", "without noise", companion=companion)
-    gradient_sum = _Counter(_gradient_sum(plan, model, loss, dataset, loop, companion), settings.seed)
     source = RandomSource.seeded(settings.seed)
+    gradient_sum = _Counter(_gradient_sum(plan, model, loss, dataset, loop, companion), source)
 
     def steps() -> Iterator[PrivateStep]:
         for batch in plan_batches(plan, records=count_records(dataset), source=source, chunk=settings.chunk):
@@ -261,15 +261,20 @@ def _widths(plan: Plan, model: nn.Module, optimizer: Optimizer) -> Widths | None
 
 
 class _Counter:
-    """A gradient sum that counts dropped records on the way, and draws dropout afresh for each step."""
+    """A gradient sum that counts dropped records on the way, and draws dropout afresh for each step.
 
-    def __init__(self, gradient_sum: GradientSum, seed: int) -> None:
-        self._gradient_sum, self._seed = gradient_sum, seed
+    The masks come from the run's own source, so they are as secret as the batches. A mask belongs to a place in the
+    batch: were the seed public, taking one record out would give all later ones other masks, and move the sum by more
+    than a record's share. With secret masks the two runs are compared with each record keeping its own.
+    """
+
+    def __init__(self, gradient_sum: GradientSum, source: RandomSource) -> None:
+        self._gradient_sum, self._source = gradient_sum, source
         self.dropped = torch.zeros((), dtype=torch.int64)
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_mix(self._seed, batch.step))
+            torch.manual_seed(int(self._source.stream("dropout", batch.step).bits64(1)[0]) >> 1)
             total = self._gradient_sum(batch)
         self.dropped += total.dropped
         return total
@@ -470,11 +475,6 @@ def _check_first_batch(model: nn.Module, loss: Loss, dataset: Any, plan: Plan, s
         rows = record_gradients(model, loss, dataset, plan.clipping, views=views, seed=seed).rows(some, first.step)
         iterates = None if method.inner is None else made_up_past(model, method.inner).with_present(method.inner)
         verify(model, loss, rows, plan.clipping, iterates=iterates)
-
-
-def _mix(seed: int, step: int) -> int:
-    digest = hashlib.sha256(f"sordino/public/{seed}/{step}".encode()).digest()
-    return int.from_bytes(digest[:8], "big")
 
 
 def _fingerprint(plan: Plan, settings: Settings, update: _Update, public: PublicUse | None) -> str:
