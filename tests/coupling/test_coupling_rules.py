@@ -59,7 +59,9 @@ def test_equation_5_is_the_best_private_step_beside_the_set_public_one(
     batch: float, sigma: float, parameters: int, smooth: float, loss: float, steps: int
 ) -> None:
     """η_priv minimises the bound of private steps; η_pub = 1/(B L √T) is not minimised over, but set."""
-    fixed: dict[str, Any] = {"batch": batch, "noise_multiplier": sigma, "parameters": parameters, "smoothness": smooth, "loss": loss}
+    fixed: dict[str, Any] = {
+        "batch": batch, "noise_multiplier": sigma, "parameters": parameters, "smoothness": smooth, "loss": loss,
+    }  # fmt: skip
 
     def bound(log_lr: float) -> float:
         return math.log(rules.private_step_bound(math.exp(log_lr), steps=steps, **fixed))
@@ -99,8 +101,8 @@ def test_theorem_3_1_without_noise_counts_every_record_alike() -> None:
 
 def test_theorem_3_1_has_no_stationary_point_where_noise_dominates() -> None:
     """The paper solves for one and takes it to lie in [0, 1]."""
-    options: dict[str, Any] = {"public_records": 50, "private_records": 50, "parameters": 10**6, "mu": 0.1, "spread": 1.0}
-    assert rules.theorem_3_1(distance=1.0, **options) == 1.0
+    options: dict[str, Any] = {"public_records": 50, "private_records": 50, "parameters": 10**6, "mu": 0.1}
+    assert rules.theorem_3_1(distance=1.0, spread=1.0, **options) == 1.0
 
 
 def test_gaussian_mu_is_equation_2() -> None:
@@ -148,8 +150,17 @@ def test_the_least_error_in_a_simulation() -> None:
 
 
 BASE: dict[str, Any] = {
-    "batch": 1000.0, "noise_multiplier": 2.0, "parameters": 100_000, "smoothness": 5.0, "loss": 2.3,
-}  # fmt: skip
+    "batch": 1000.0,
+    "noise_multiplier": 2.0,
+    "parameters": 100_000,
+    "smoothness": 5.0,
+    "loss": 2.3,
+}
+
+
+def noise(batch: float, records: float, steps: float, mu: float = 0.5) -> float:
+    """σ of equation (29): what μ-GDP takes, approximately."""
+    return math.sqrt(1 / math.log1p((records * mu) ** 2 / (steps * batch**2)))
 
 
 class TestWhatCorollary432Claims:
@@ -159,3 +170,36 @@ class TestWhatCorollary432Claims:
         ("key", "rises"),
         [("noise_multiplier", True), ("parameters", True), ("smoothness", False), ("loss", False), ("batch", False)],
     )
+    def test_one_after_the_other_all_else_fixed(self, key: str, rises: bool) -> None:
+        found = [rules.equation_5(**{**BASE, key: BASE[key] * factor}) for factor in (1, 2, 4)]
+        assert found == sorted(found, reverse=not rises)
+        assert found[0] != found[-1]
+
+    def test_the_batch_hardly_matters_at_equal_privacy_and_equal_steps(self) -> None:
+        """The corollary varies B with σ fixed. At equal (ε, T) equation (29) makes σ grow with B, and B²/(B² + σ²d)
+        stays where it is: the claim is one about another ε."""
+        batches = (1000.0, 4000.0)
+        equal_privacy = [
+            rules.equation_5(**{**BASE, "batch": batch, "noise_multiplier": noise(batch, 60_000, 10_000)})
+            for batch in batches
+        ]
+        assert equal_privacy[1] == pytest.approx(equal_privacy[0], rel=0.05)
+        equal_noise = [rules.equation_5(**{**BASE, "batch": batch}) for batch in batches]
+        assert equal_noise[0] - equal_noise[1] > 5 * abs(equal_privacy[0] - equal_privacy[1])
+
+    def test_private_records_pull_towards_private_and_steps_away(self) -> None:
+        def at(records: float, steps: float) -> float:
+            return rules.equation_5(**{**BASE, "noise_multiplier": noise(1000, records, steps)})
+
+        assert at(120_000, 1000) < at(60_000, 1000) < at(60_000, 4000)
+
+
+@QUICK
+@given(private=SIZES, more=st.integers(1, 10_000))
+def test_more_public_rows_raise_the_weight_under_theorem_3_1(private: int, more: int) -> None:
+    options: dict[str, Any] = {
+        "private_records": private, "distance": 1.0, "parameters": 10, "mu": 1.0, "spread": 3.0,
+    }  # fmt: skip
+    fewer = rules.theorem_3_1(public_records=100, **options)
+    assume(fewer < 1)
+    assert rules.theorem_3_1(public_records=100 + more, **options) >= fewer
