@@ -18,12 +18,13 @@ from contextlib import contextmanager
 
 import dp_accounting
 import numpy as np
+import numpy.typing as npt
 from dp_accounting.rdp import rdp_privacy_accountant as google_rdp
 
 from sordino.accounting.events import Release
 
 _NEAR_ONE = (1.015, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07, 1.08, 1.09)
-_ORDERS: tuple[float, ...] = (*_NEAR_ONE, *google_rdp.DEFAULT_RDP_ORDERS)
+ORDERS: tuple[float, ...] = (*_NEAR_ONE, *google_rdp.DEFAULT_RDP_ORDERS)
 _LARGE = (2048, 4096, 8192, 16384)
 _ROUNDING = 1e-14
 
@@ -35,8 +36,8 @@ def supports(releases: Sequence[tuple[Release, int]], relation: str) -> bool:
 
 def rdp_epsilon(releases: Sequence[tuple[Release, int]], delta: float, relation: str) -> float:
     """ε at δ from Rényi divergences. The caller has checked `supports`."""
-    epsilon, order = _epsilon(releases, delta, relation, _ORDERS)
-    if order == max(_ORDERS):  # little noise is needed only when every order counts: tiny ε, huge noise
+    epsilon, order = _epsilon(releases, delta, relation, ORDERS)
+    if order == max(ORDERS):  # little noise is needed only when every order counts: tiny ε, huge noise
         epsilon = min(epsilon, _epsilon(releases, delta, relation, _LARGE)[0])
     return epsilon
 
@@ -44,6 +45,15 @@ def rdp_epsilon(releases: Sequence[tuple[Release, int]], delta: float, relation:
 def _epsilon(
     releases: Sequence[tuple[Release, int]], delta: float, relation: str, orders: Sequence[float]
 ) -> tuple[float, float]:
+    values = rdp_curve(releases, relation, orders)
+    epsilon, order = google_rdp.compute_epsilon(orders, values, delta)
+    return float(epsilon), float(order)
+
+
+def rdp_curve(
+    releases: Sequence[tuple[Release, int]], relation: str, orders: Sequence[float] = ORDERS
+) -> npt.NDArray[np.float64]:
+    """The Rényi divergence of the composition at each order, from above. The caller has checked `supports`."""
     neighbours = dp_accounting.NeighboringRelation
     google = neighbours.ADD_OR_REMOVE_ONE if relation == "add-remove" else neighbours.REPLACE_ONE
     accountant = google_rdp.RdpAccountant(orders, google)
@@ -52,9 +62,7 @@ def _epsilon(
         for release, count in releases:
             accountant.compose(release.rdp_event(relation), count)
             total += count
-    values = np.maximum(accountant._rdp, 0.0) + total * _ROUNDING * (1 + np.log(orders))
-    epsilon, order = google_rdp.compute_epsilon(orders, values, delta)
-    return float(epsilon), float(order)
+    return np.maximum(accountant._rdp, 0.0) + total * _ROUNDING * (1 + np.log(orders))
 
 
 @contextmanager

@@ -1,0 +1,194 @@
+"""The cost of choosing: many runs, the best one released.
+
+Two statements about runs M₁ … M_k on the same records:
+
+- **Everything is seen** (all results, or anything that was made by looking at them, such as the best one of a fixed
+  number): composition of all the runs. That the metric is computed on public data changes nothing, for the choice
+  depends on all of the models.
+- **A random number K of runs, each with settings drawn from the grid, and only the best is released** (Liu & Talwar
+  2019; Papernot & Steinke 2022, arXiv 2110.03620v2): two or three times a single run's ε, whatever the grid. Let a
+  run be (λ, ε(λ))-RDP. Then the released run is (λ, ε′)-RDP with
+
+      K truncated negative binomial, shape η, γ   (Thm 2):  ε′ = ε(λ) + (1+η)·[(1 − 1/λ̂)·ε(λ̂) + log(1/γ)/λ̂]
+                                                                 + log(E K)/(λ−1), for every λ̂
+      K Poisson of mean μ                         (Thm 6):  ε′ = ε(λ) + μ·δ̂ + log(μ)/(λ−1),
+                                                            where a run is (ε̂, δ̂)-DP with e^ε̂ ≤ 1 + 1/(λ−1)
+
+  The settings of a run are drawn independently of the records, so a run is a mixture, whose divergence is at most the
+  largest of its components': the curves of different settings are joined by their maximum at each order.
+
+It rests on this: K is secret and is drawn independently of the records; no other run's result leaves; runs have
+independent noise; the metric is a function of the run's own output and of public data. ε′ is computed by dp-accounting,
+as for its RepeatAndSelectDpEvent; K is drawn with a total variation of at most 2⁻⁴⁰ from its law, which δ pays for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from dp_accounting import dp_event
+from dp_accounting.rdp import rdp_privacy_accountant as google_rdp
+
+from sordino.accounting import checks
+from sordino.accounting.account import Releases, checked_releases, composed_epsilon
+from sordino.accounting.calibration import _bracket
+from sordino.accounting.events import DpEvent
+from sordino.accounting.rdp import ORDERS, rdp_curve, supports
+from sordino.errors import InputError, Refused
+from sordino.randomness import Stream
+
+SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
+_DISTANCE = 2.0**-40  # bound on the total variation between the law of K and what is drawn
+_SHARE = 1e-3  # of δ, kept for that distance
+_INVERSION = 1e-8  # relative: dp-accounting finds γ from the mean to a thousand-millionth
+_MOST_RUNS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """The law of the number of runs K. Poisson may give K = 0; then nothing is released."""
+
+    distribution: str = "geometric"
+    mean_runs: float = 10.0
+
+    def __post_init__(self) -> None:
+        checks.choice("distribution", self.distribution, tuple(SHAPES))
+        if not 1 < checks.positive("mean_runs", self.mean_runs) <= 10_000:
+            raise InputError(f"mean_runs must be above 1 and at most 10,000, got {self.mean_runs:g}")
+
+    @property
+    def shape(self) -> float:
+        return SHAPES[self.distribution]
+
+    @property
+    def gamma(self) -> float:
+        """γ of the truncated negative binomial law (Definition 1 of the paper)."""
+        if self.distribution == "poisson":
+            raise InputError("the Poisson law has no γ")
+        return float(google_rdp._gamma_truncated_negative_binomial(self.shape, self.mean_runs))
+
+    def probabilities(self, most: int) -> list[float]:
+        """P[K = 0], …, P[K = most]."""
+        if self.distribution == "poisson":
+            values = [math.exp(-self.mean_runs)]
+            for k in range(most):
+                values.append(values[-1] * self.mean_runs / (k + 1))
+            return values
+        keep = 1 - self.gamma
+        first = keep / -math.log(self.gamma) if self.shape == 0 else keep / (1 / self.gamma - 1)  # shape is 0 or 1
+        values = [0.0, first]
+        for k in range(1, most):
+            values.append(values[-1] * keep * (k + self.shape) / (k + 1))
+        return values[: most + 1]
+
+    def draw(self, stream: Stream) -> int:
+        """K, by inversion of its distribution function."""
+        wanted = float(stream.uniform(1)[0])
+        most = 64
+        while most <= _MOST_RUNS:
+            total = 0.0
+            for k, value in enumerate(self.probabilities(most)):
+                total += value
+                if wanted < total:
+                    return k
+            if most > 4 * self.mean_runs and value < 2.0**-60:
+                return most  # beyond the last representable quantile
+            most *= 2
+        raise InputError(f"more than {_MOST_RUNS:,} runs were drawn: give a smaller mean_runs")
+
+    def event(self, run: DpEvent) -> DpEvent:
+        """The whole as dp-accounting writes it down."""
+        return dp_event.RepeatAndSelectDpEvent(run, self.mean_runs, self.shape)
+
+
+def selection_epsilon(runs: Sequence[Releases], repetition: Repetition, delta: float, relation: str) -> float:
+    """ε at δ of the best of K runs, each with the releases of one of `runs` (drawn by public chance)."""
+    delta = checks.delta_value(delta)
+    checks.choice("relation", relation, checks.RELATIONS)
+    if not runs:
+        raise InputError("there are no runs to choose from")
+    curves = []
+    for releases in map(checked_releases, runs):
+        if not supports(releases, relation):
+            raise Refused(
+                f"there is no Rényi bound for these releases under {relation}, which paying for a sweep needs: use "
+                "Poisson sampling with Gaussian noise under add-remove, or without-replacement under replace-one"
+            )
+        curves.append(rdp_curve(releases, relation))
+    worst = np.max(curves, axis=0)
+    best = google_rdp._compute_rdp_repeat_and_select(ORDERS, worst, repetition.mean_runs, repetition.shape)
+    # of γ and of log E K: both enter through a logarithm, with the factors of Thm 2
+    slack = 0.0 if repetition.shape == math.inf else _INVERSION * (2 + repetition.shape)
+    values = best + slack * (1 + 1 / (np.asarray(ORDERS) - 1))
+    epsilon = float(google_rdp.compute_epsilon(ORDERS, values, delta * (1 - _SHARE))[0])
+    if math.isfinite(epsilon) and (1 + math.exp(min(epsilon, 700.0))) * _DISTANCE > _SHARE * delta:
+        return math.inf  # the distance of K from its law would cost more than the share of δ that is kept for it
+    return epsilon
+
+
+def calibrate_selection(
+    releases: Sequence[Callable[[float], Releases]], target: float, repetition: Repetition, delta: float, relation: str
+) -> list[float]:
+    """A noise multiplier for each kind of run, such that the best of K runs is (target, δ)-DP.
+
+    `releases[i]` gives those of run i for a noise multiplier. Each is calibrated as if all runs were of its kind; where
+    the maximum of the curves costs more than that, all targets are lowered until the whole meets it.
+    """
+    target = checks.positive("epsilon", target)
+
+    def multiplier(kind: Callable[[float], Releases], goal: float) -> float:
+        def epsilon(sigma: float) -> float:
+            return min(selection_epsilon([kind(sigma)], repetition, delta, relation), 1e6)
+
+        return _bracket(epsilon, epsilon, goal, 1.0, gap=2e-4)[1][0]
+
+    goal = target
+    for _ in range(40):
+        found = [multiplier(kind, goal) for kind in releases]
+        whole = [kind(sigma) for kind, sigma in zip(releases, found, strict=True)]
+        if selection_epsilon(whole, repetition, delta, relation) <= target:
+            return found
+        goal *= 0.98
+    raise InputError(
+        f"no noise was found for which the sweep as a whole meets ε = {target:g}: give fewer kinds of runs"
+    )
+
+
+@dataclass(frozen=True)
+class Composed:
+    """What it costs if all runs are seen, and by which rule that was found."""
+
+    epsilon: float
+    delta: float
+    relation: str | None  # None: the runs differ in it, and there is no common statement
+    rule: str
+
+
+def composed_cost(
+    runs: Sequence[tuple[Releases | None, float, float, str]],
+) -> Composed:
+    """Of runs (releases where they tell everything, ε, δ, relation): by the PLD where it applies, else Σε, Σδ.
+
+    Runs under different relations have no common (ε, δ); ε is infinite then.
+    """
+    relations = {relation for _, _, _, relation in runs}
+    if len(relations) != 1:
+        return Composed(math.inf, 1.0, None, "the runs have different relations: state their costs one by one")
+    (relation,) = relations
+    basic = Composed(
+        math.fsum(e for _, e, _, _ in runs) * (1 + 1e-12), math.fsum(d for _, _, d, _ in runs), relation,
+        "basic composition: sums of ε and of δ",
+    )  # fmt: skip
+    known = [releases for releases, _, _, _ in runs if releases is not None]
+    deltas = {delta for _, _, delta, _ in runs}
+    if len(known) < len(runs) or len(deltas) != 1:
+        return basic
+    together = checked_releases([one for releases in known for one in releases])
+    try:
+        value, name = composed_epsilon(together, min(deltas), relation, "pld")
+    except InputError:
+        return basic
+    return Composed(value, min(deltas), relation, f"composition of all releases of all runs, {name} accountant")
