@@ -216,8 +216,20 @@ def draws_of(model: CompanionNet, inputs: Tensor, *, draws: int = 10, seed: int 
         model.train(was_training)
 
 
+def answers(model: nn.Module, inputs: Tensor, *, draws: int = 10, seed: int = 0) -> Iterator[tuple[slice, Tensor]]:
+    """`draws_of` a network with companions; any other network gives one draw."""
+    if isinstance(model, CompanionNet):
+        yield from draws_of(model, inputs, draws=draws, seed=seed)
+        return
+    for lo in range(0, len(inputs), 1024):
+        some = inputs[lo : lo + 1024]
+        yield slice(lo, lo + len(some)), model(some)[None]
+
+
 def majority(outputs: Tensor) -> Tensor:
     """(draws, rows, classes) → (rows,): the class that most draws choose; of equals, the more probable on average."""
+    if len(outputs) == 1:
+        return outputs[0].argmax(1)
     votes = nn.functional.one_hot(outputs.argmax(2), outputs.shape[2]).sum(0)
     return (votes + 0.5 * outputs.softmax(2).mean(0)).argmax(1)
 

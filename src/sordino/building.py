@@ -139,6 +139,36 @@ def public_size(recipe: Recipe) -> int:
     return public_records(total, fraction=section.fraction, records=section.records)
 
 
+def check_companions(recipe: Recipe) -> None:
+    """Refused or InputError for a [batch_clipping] that nothing covers or would be ignored."""
+    section, method = recipe.batch_clipping, recipe.method.name
+    if section.draws < 1:
+        raise InputError(f"[batch_clipping] draws = {section.draws}: give at least 1")
+    if not section.given:
+        if section != type(section)():
+            raise InputError("[batch_clipping] needs companions, the number of public rows beside each record")
+        return
+    if method != "dpsgd":
+        raise Refused(
+            f"[batch_clipping] is covered by the proof of dpsgd, not by that of {method}: leave one of them out"
+        )
+    if not recipe.public.given:
+        raise Refused(
+            "[batch_clipping] normalises private records with public ones, and the recipe declares none: say which in "
+            "[public] (records = 100)"
+        )
+    if recipe.features.private is not None:
+        raise Refused(
+            "[features] private normalises records by statistics that their companions would not have: leave it out "
+            "with [batch_clipping]"
+        )
+    most = public_size(recipe)
+    if not 1 <= (section.companions or 0) <= most:
+        raise InputError(
+            f"[batch_clipping] companions = {section.companions}: give 1 to {most}, the number of public rows"
+        )
+
+
 def public_origin(recipe: Recipe) -> str:
     section = recipe.public
     return (

@@ -8,6 +8,7 @@
     [public]    fraction | records, origin, seed, expected_batch, shared
     [augmentation]  views, crop, flip, erase, mixup, word_dropout, unknown_id, padding_id
     [instruments] every, rows, split, window, not_private
+    [batch_clipping] companions, draws
 
 A key that is not known is an error that names the nearest one; nothing is silently ignored.
 """
@@ -56,6 +57,18 @@ class PublicSection:
     @property
     def given(self) -> bool:
         return self.fraction is not None or self.records is not None
+
+
+@dataclass(frozen=True)
+class BatchClippingSection:
+    """BatchNorm in which each private record meets companions from [public] alone (sordino.batchclipping)."""
+
+    companions: int | None = None  # public rows beside each record, at most [public] records; more take as much longer
+    draws: int = 10  # of companions, whose majority is the prediction in the test metrics
+
+    @property
+    def given(self) -> bool:
+        return self.companions is not None
 
 
 @dataclass(frozen=True)
@@ -156,6 +169,7 @@ class Recipe:
     method: MethodSection = field(default_factory=MethodSection)
     clipping: ClippingSection = field(default_factory=ClippingSection)
     public: PublicSection = field(default_factory=PublicSection)
+    batch_clipping: BatchClippingSection = field(default_factory=BatchClippingSection)
     instruments: InstrumentsSection = field(default_factory=InstrumentsSection)
     augmentation: Augmentation = field(default_factory=Augmentation)
 

@@ -29,8 +29,10 @@ from torch import nn
 
 import sordino
 from sordino import data, features, nets, report
+from sordino.batchclipping import answers, companion_model, majority
 from sordino.building import (
     PLANS,
+    check_companions,
     clipping_of,
     one_of,
     optimizer_of,
@@ -74,7 +76,11 @@ class Prepared:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.recipe.run.seed)
             shape = tuple(self.dataset.train.inputs.shape[1:])
-            return nets.build(section.name, shape, self.dataset.classes, self.dataset.vectors, **section.options)
+            net = nets.build(section.name, shape, self.dataset.classes, self.dataset.vectors, **section.options)
+        if not self.recipe.batch_clipping.given:
+            return net
+        assert self.public is not None
+        return companion_model(net, self.public, self.recipe.batch_clipping.companions)
 
     def normaliser(self, out: Path | None) -> Normaliser | None:
         """What makes the private statistics of this run, where the recipe asks for some."""
@@ -98,6 +104,7 @@ def run_recipe(
         return done
     private_records(recipe)  # public rows under a method that would not look at them are refused here
     check_watched(recipe)
+    check_companions(recipe)
     if recipe.method.name == "dp-mac":  # its networks, features and pictures are its own
         from sordino.mac.run import run_mac
 
@@ -125,6 +132,7 @@ def prepare(recipe: Recipe, data_dir: Path | None = None, progress: bool | None 
         check_watched(recipe)
         source_of_rows(recipe)  # rows that nobody declared public are refused before anything is read
     records = private_records(recipe)
+    check_companions(recipe)
     late = recipe.method.name == HiddenState.name  # its guarantee depends on the number of features
     plan = None if late else make_plan(recipe, clipping, records)
     settings = settings_of(recipe, optimizer, plan.steps if plan else 1, progress)
@@ -159,7 +167,8 @@ def set_aside(recipe: Recipe, raw: data.Split, seen: data.Split) -> tuple[data.S
     if section.shared == "refuse":
         refuse_shared_rows(*contents)
     kept = drop_shared_rows(*contents).targets
-    return tuple(data.Split(seen.inputs[at], seen.targets[at]) for at in (public.inputs, kept))  # type: ignore[return-value]
+    ours, theirs = (data.Split(seen.inputs[at], seen.targets[at]) for at in (public.inputs, kept))
+    return ours, (drop_shared_rows(ours, theirs) if section.shared == "drop" else theirs)
 
 
 def _trainer(plan: Plan) -> Callable[..., Result]:
@@ -194,7 +203,12 @@ def _fit(
         optimizer=prepared.optimizer,
         lr=prepared.recipe.train.lr,
         settings=prepared.settings,
-        evaluate=partial(test_metrics, split=prepared.dataset.test, normaliser=normaliser),
+        evaluate=partial(
+            test_metrics,
+            split=prepared.dataset.test,
+            normaliser=normaliser,
+            draws=prepared.recipe.batch_clipping.draws,
+        ),
         **further,
     )
 
@@ -232,14 +246,19 @@ def test_metrics(
     model: nn.Module,
     split: data.Split,
     normaliser: Normaliser | None = None,  # noqa: PT028 (not a test)
+    draws: int = 10,  # noqa: PT028
 ) -> dict[str, float]:
-    """Accuracy and mean cross-entropy on a public split, seen through the run's released statistics."""
+    """Accuracy and mean cross-entropy on a public split, seen through the run's released statistics.
+
+    A network with companions answers by majority over `draws` draws of them; its loss is the mean over the draws.
+    """
     split = split if normaliser is None else normaliser.apply(split)
     right, total = 0, 0.0
-    for inputs, targets in zip(torch.split(split.inputs, 1024), torch.split(split.targets, 1024), strict=True):
-        outputs = model(inputs)
-        right += int((outputs.argmax(1) == targets).sum())
-        total += float(nn.functional.cross_entropy(outputs, targets, reduction="sum"))
+    for rows, outputs in answers(model, split.inputs, draws=draws):
+        targets = split.targets[rows]
+        right += int((majority(outputs) == targets).sum())
+        losses = nn.functional.cross_entropy(outputs.flatten(0, 1), targets.repeat(len(outputs)), reduction="sum")
+        total += float(losses) / len(outputs)
     return {"test_accuracy": right / len(split.targets), "test_loss": total / len(split.targets)}
 
 
@@ -315,6 +334,13 @@ def _write_results(prepared: Prepared, result: Result, noise_free: Result | None
     }
     if isinstance(plan.method, HiddenState):
         document["certificate"] = plan.method.certificate.to_dict()
+    if recipe.batch_clipping.given:
+        document["batch_clipping"] = {
+            "companions": recipe.batch_clipping.companions,
+            "draws": recipe.batch_clipping.draws,
+            "seed": recipe.run.seed,
+            "public_rows": "in model.safetensors, as `public`: predictions need them",
+        }
     if result.histogram is not None:
         write_atomically(out / "histogram.json", _json(result.histogram.to_dict()))
     write_atomically(out / "not_private.json", _json({"warning": NOT_PRIVATE, **result.not_private}))
