@@ -137,7 +137,7 @@ def train(
     update = _update(plan, optimizer, lr, settings)
     guarantee = plan.guarantee()
     settings = _checkpoints(plan, settings)
-    companion = _companion(plan, model, loss, public)
+    companion = _companion(plan, model, loss, dataset, public)
     fingerprint = _fingerprint(plan, settings, update, public)
     loop = _Loop(model, update, settings, plan, evaluate, folder, fingerprint, watch=watch, companion=companion)
     source = plan.source()
@@ -203,7 +203,7 @@ def train_without_noise(
     """
     settings = settings or Settings()
     update = _update(plan, optimizer, lr, settings)
-    companion = _companion(plan, model, loss, public)
+    companion = _companion(plan, model, loss, dataset, public)
     loop = _Loop(model, update, settings, plan, evaluate, None, "", "without noise", companion=companion)
     source = RandomSource.seeded(settings.seed)
     gradient_sum = _Counter(_gradient_sum(plan, model, loss, dataset, loop, companion), source)
@@ -440,10 +440,12 @@ def _method(plan: Plan) -> DPSGD:
     return plan.method if isinstance(plan.method, DPSGD) else DPSGD()
 
 
-def _companion(plan: Plan, model: nn.Module, loss: Loss, public: PublicUse | None) -> Companion | None:
-    """What uses the public rows; Refused where plan and rows do not belong together."""
+def _companion(plan: Plan, model: nn.Module, loss: Loss, dataset: Any, public: PublicUse | None) -> Companion | None:
+    """What uses the public rows; Refused where plan and rows do not belong together, or a private row is public."""
     if public is not None:
-        return Companion(public, plan, model, loss)
+        companion = Companion(public, plan, model, loss)
+        companion.check_private(dataset)
+        return companion
     if isinstance(plan.method, Coupling):
         raise Refused("a coupling plan is trained beside its public rows: give public=PublicUse(rows, rule=…)")
     return None

@@ -27,8 +27,9 @@ from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.methods.coupling import Coupling
 from sordino.plan import Plan
+from sordino.public import refuse_shared_rows
 from sordino.sampling import LogicalBatch
-from sordino.steps import LONGEST_SUM, PrivateStep, add_sums, empty_sum, row_reader
+from sordino.steps import LONGEST_SUM, PrivateStep, add_sums, empty_sum, row_reader, tensors_of
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,12 @@ class Companion:
         self.projected = _last_linear(model) if use.projection is not None else None
         self._kept: Weight | None = None
         self._public: tuple[int, _Public] | None = None
+
+    def check_private(self, dataset: Any) -> None:
+        """InputError where a private row is among the public ones, as far as its inputs are one tensor's rows."""
+        pair = tensors_of(dataset)
+        if pair is not None and isinstance(pair[0], Tensor):
+            refuse_shared_rows(self.use.rows, Split(pair[0], pair[1]))
 
     def begin(self, scalars: Mapping[str, float]) -> None:
         """At the start: the warm-up, or what the checkpoint remembers of a run that was begun before."""
