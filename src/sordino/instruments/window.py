@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sordino.batchclipping import with_companions
 from sordino.errors import InputError
 from sordino.gradients import clipped_sum
 from sordino.instruments.reading import UNCLIPPED, all_rows, flat, mean_gradient, whose
@@ -42,7 +43,9 @@ def noise_vectors(
     for i in range(records):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            singles.append(flat(clipped_sum(model, loss, fetch(torch.tensor([i])), UNCLIPPED).sums))
+            one = torch.tensor([i])
+            row = with_companions(fetch(one), model, one, seed=seed, step=0)
+            singles.append(flat(clipped_sum(model, loss, row, UNCLIPPED).sums))
     return torch.stack(singles) - mean
 
 
