@@ -317,7 +317,7 @@ def _document(
         "paid": False,
         "secure": secure,
         "complete": len(rows) == len(checked),
-        "cost": {**_plain(asdict(cost)), "runs": len(checked), "sentence": sentence(cost, len(checked), secure)},
+        "cost": {**_plain(asdict(cost)), "runs": len(checked), "sentence": sentence(sweep, cost, secure)},
         "best": pick(known, key=lambda row: row["mean"]) if known else None,
         "table": table,
         "runs": rows,
@@ -344,8 +344,9 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return table
 
 
-def sentence(cost: Composed, runs: int, secure: bool) -> str:
+def sentence(sweep: Sweep, cost: Composed, secure: bool) -> str:
     """What the sweep costs, in words."""
+    runs = len(sweep.points())
     if cost.relation is None:
         return f"The {runs} runs have no common cost: {cost.rule}."
     said = (
@@ -354,6 +355,8 @@ def sentence(cost: Composed, runs: int, secure: bool) -> str:
         "public test data does not make it cheaper. A run that was fixed before any result was seen costs its own ε "
         "alone. With --pay a random number of runs is made and the best one is released, for one ε in all."
     )
+    if any(axis.key.startswith(("data.", "public.")) for axis in sweep.axes):
+        said += " It is about records that are private in every run: the swept keys change which rows those are."
     return said if secure else f"{said} The runs used insecure seeds: against whoever knows them nothing of this holds."
 
 

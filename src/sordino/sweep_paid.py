@@ -72,6 +72,11 @@ Run = Callable[[Recipe, Path], Mapping[str, Any]]
 def candidates(sweep: Sweep, price: Price, data_dir: Path | None = None) -> list[Checked]:
     """Every point, with noise for which the whole meets the price; Refused where the theorem does not cover it."""
     for axis in sweep.axes:
+        if axis.key.startswith(("data.", "public.")):
+            raise Refused(
+                f"--over {axis.key}: with --pay all runs must protect the same records, and this key changes which rows "
+                "are private; sweep other keys"
+            )
         if axis.key.startswith("privacy."):
             raise Refused(
                 f"--over {axis.key}: with --pay the privacy of all runs follows from --epsilon and --delta; sweep "

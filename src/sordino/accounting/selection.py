@@ -139,19 +139,20 @@ def calibrate_selection(
     """
     target = checks.positive("epsilon", target)
 
-    def multiplier(kind: Callable[[float], Releases], goal: float) -> float:
+    def multiplier(kind: Callable[[float], Releases], goal: float, guess: float) -> float:
         def epsilon(sigma: float) -> float:
             return min(selection_epsilon([kind(sigma)], repetition, delta, relation), 1e6)
 
-        return _bracket(epsilon, epsilon, goal, 1.0, gap=2e-4)[1][0]
+        return _bracket(epsilon, epsilon, goal, guess, gap=2e-4)[1][0]
 
-    goal = target
-    for _ in range(40):
-        found = [multiplier(kind, goal) for kind in releases]
-        whole = [kind(sigma) for kind, sigma in zip(releases, found, strict=True)]
-        if selection_epsilon(whole, repetition, delta, relation) <= target:
+    goal, found = target, [1.0] * len(releases)
+    for _ in range(20):
+        found = [multiplier(kind, goal, guess) for kind, guess in zip(releases, found, strict=True)]
+        runs = [kind(sigma) for kind, sigma in zip(releases, found, strict=True)]
+        whole = selection_epsilon(runs, repetition, delta, relation)
+        if whole <= target:
             return found
-        goal *= 0.98
+        goal *= min(target / whole, 0.999)
     raise InputError(
         f"no noise was found for which the sweep as a whole meets ε = {target:g}: give fewer kinds of runs"
     )

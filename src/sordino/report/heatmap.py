@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from sordino.report.plots import _label
 
-CELL_WIDTH, CELL_HEIGHT, TOP, RIGHT, BOTTOM = 84, 40, 8, 8, 46
+CELL_WIDTH, CELL_HEIGHT, TOP, RIGHT, BOTTOM, LEAST_WIDTH = 84, 40, 8, 8, 46, 600.0
 _CHARACTER = 7.5  # width of a digit, generously
 
 STYLE = """
@@ -52,6 +52,7 @@ def heat_map(grid: Grid, scale: tuple[float, float] | None = None) -> Markup:
     left = max(20.0, _CHARACTER * max(map(len, grid.rows)) + 18, 16.0 if not grid.row_key else 60.0)
     cell = max(CELL_WIDTH, _CHARACTER * max(map(len, grid.columns)) + 12)
     width, height = left + cell * len(grid.columns) + RIGHT, TOP + CELL_HEIGHT * len(grid.rows) + BOTTOM
+    width = max(width, LEAST_WIDTH)  # a small map is not blown up to the width of the page
     if grid.row_key:
         height += 18
     offset = TOP + (18 if grid.row_key else 0)
