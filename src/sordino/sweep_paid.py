@@ -74,8 +74,8 @@ def candidates(sweep: Sweep, price: Price, data_dir: Path | None = None) -> list
     for axis in sweep.axes:
         if axis.key.startswith(("data.", "public.")):
             raise Refused(
-                f"--over {axis.key}: with --pay all runs must protect the same records, and this key changes which rows "
-                "are private; sweep other keys"
+                f"--over {axis.key}: with --pay all runs must protect the same records, and this key changes which "
+                "rows are private; sweep other keys"
             )
         if axis.key.startswith("privacy."):
             raise Refused(
