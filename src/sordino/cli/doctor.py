@@ -1,0 +1,184 @@
+"""sordino doctor: a recipe's clipping threshold, batch and step size, judged by the instruments."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sordino.cli.common import Commands, add_json, finite
+from sordino.recipe import Recipe
+
+if TYPE_CHECKING:
+    from sordino.doctor import Diagnosis
+    from sordino.run import Prepared
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="what clipping and noise will do to a recipe's training, and what to change",
+        description="Reads sampling noise, norms and direction of the gradients on PUBLIC rows at fresh weights, "
+        "rehearses a few steps with the recipe's clipping and size of noise, and advises on clip_norm, batch and lr, "
+        "naming the theorem. The rows are those that [public] sets aside; without that section say which may be looked "
+        "at: --test-rows, or --not-private for the training rows of a public benchmark. Nothing is trained or released.",
+        epilog="example: sordino doctor src/sordino/recipes/demo.toml --not-private",
+    )
+    parser.add_argument("recipe", type=Path, metavar="RECIPE.toml")
+    parser.add_argument("--steps", type=int, default=20, metavar="N", help="steps of the rehearsal (default: 20)")
+    parser.add_argument("--rows", type=int, default=500, metavar="N", help="rows that are read (default: 500)")
+    whose = parser.add_mutually_exclusive_group()
+    whose.add_argument("--test-rows", action="store_true", help="read the test split, where its rows are public")
+    whose.add_argument(
+        "--not-private",
+        action="store_true",
+        help="read the training split of a public benchmark: I know it is no secret",
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the datasets are (default: $SORDINO_DATA)")
+    add_json(parser)
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from sordino.errors import InputError
+
+    recipe = Recipe.read(arguments.recipe, arguments.set)
+    for name, least in (("steps", 1), ("rows", 2)):
+        if getattr(arguments, name) < least:
+            raise InputError(f"--{name} must be at least {least}, got {getattr(arguments, name)}")
+    found = examine(recipe, arguments)
+    if arguments.json:
+        import json
+
+        print(json.dumps(finite({"recipe": str(arguments.recipe), **found.to_dict()}), ensure_ascii=False))
+        return 0
+    _show(found)
+    return 0
+
+
+def examine(recipe: Recipe, arguments: argparse.Namespace) -> Diagnosis:
+    """Checks what may be looked at before any data is read, then diagnoses."""
+    from sordino import data
+    from sordino.building import PLANS, clipping_of
+    from sordino.doctor import diagnose
+    from sordino.progress import working
+    from sordino.run import prepare
+
+    caveats = _check(recipe, arguments)
+    bare = replace(recipe, instruments=type(recipe.instruments)())  # of a run; the doctor has its own
+    prepared = prepare(bare, arguments.data_dir)
+    origin, split = _rows(prepared, arguments)
+    rows, others = (data.Split(split.inputs[part], split.targets[part]) for part in _parts(len(split), arguments.rows))
+    section, plan = recipe.train, prepared.plan
+    assert prepared.optimizer is not None
+    assert section.lr is not None
+
+    def larger(batch: float) -> Any:
+        sampling = replace(bare.sampling, expected_batch=round(batch))
+        privacy = replace(bare.privacy, epsilon=plan.guarantee().epsilon, noise_multiplier=None)
+        again = replace(bare, sampling=sampling, privacy=privacy, train=replace(section, steps=plan.steps, epochs=None))
+        return PLANS["dpsgd"](again, clipping_of(again), plan.records)
+
+    with working("examining", None) as say:
+        import torch
+
+        found = diagnose(
+            prepared.model(), torch.nn.functional.cross_entropy, rows, plan, lr=section.lr,
+            optimizer=partial(prepared.optimizer, **prepared.settings.optimizer_options),
+            averaging=prepared.settings.averaging, pool=others, steps=arguments.steps, larger=larger, public=origin,
+            not_private=origin is None, seed=recipe.run.seed, say=say or (lambda text: None),
+        )  # fmt: skip
+    said = found.origin if origin is not None else f"the training split of {recipe.data.name}, a public benchmark"
+    return replace(found, origin=said, caveats=caveats)
+
+
+def _parts(count: int, rows: int) -> tuple[slice, slice]:
+    """The rows that are read, and those that are rehearsed on: others, where there are as many."""
+    return slice(0, rows), slice(rows, count) if count >= 2 * rows else slice(0, rows)
+
+
+def _check(recipe: Recipe, arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Refusals, and what the advice leaves out."""
+    from sordino import data
+    from sordino.errors import InputError, Refused
+
+    if recipe.method.name != "dpsgd":
+        raise InputError(
+            f"the doctor rehearses DP-SGD; the method {recipe.method.name} moves the weights otherwise "
+            "(`sordino advise clipping` reads its threshold)"
+        )
+    if recipe.features.private is not None:
+        raise InputError("[features] private is made from the private records, so the doctor has none: leave it out")
+    if not (recipe.public.given or arguments.test_rows or arguments.not_private):
+        raise Refused(
+            "the doctor looks at single records' gradients without noise, and the recipe declares no public rows: set "
+            "some aside in [public], or say --test-rows where the test split is public, or --not-private where the "
+            "training split is that of a public benchmark"
+        )
+    if arguments.not_private and recipe.data.name not in {entry.name for entry in data.catalogue()}:
+        raise Refused(f"{recipe.data.name} is not known as a public benchmark: its records are not to be looked at")
+    caveats = []
+    if any(key.startswith("inner") or key.startswith("record_momentum") for key in recipe.method.options):
+        caveats.append("Momentum of single records is not rehearsed: readings are of single gradients.")
+    if recipe.train.scheduler != "constant":
+        caveats.append(f"The rehearsal keeps lr as it starts: the schedule {recipe.train.scheduler} is not followed.")
+    return tuple(caveats)
+
+
+def _rows(prepared: Prepared, arguments: argparse.Namespace) -> tuple[str | None, Any]:
+    """(origin, rows); None as origin: not private, with consent."""
+    from sordino.building import public_origin
+
+    recipe = prepared.recipe
+    if arguments.not_private:
+        return None, prepared.dataset.train
+    if arguments.test_rows:
+        return f"the test split of {recipe.data.name}, declared public", prepared.dataset.test
+    assert prepared.public is not None
+    return public_origin(recipe), prepared.public
+
+
+def _show(found: Diagnosis) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(width=None if Console().is_terminal else 110)
+    first, last = found.readings[0], found.readings[-1]
+    if found.not_private:
+        console.print(
+            "[bold red]NOT PRIVATE:[/] these are training rows of a public benchmark, read without noise. With records "
+            "that need protection, neither these figures nor a choice made by them would be covered by any guarantee."
+        )
+    console.print(f"[dim]{first.rows} rows: {escape(found.origin)}; {found.parameters:,} parameters[/]")
+    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
+    for title in ("", "at fresh weights", "after the rehearsal"):
+        table.add_column(title)
+    for name, value in _FIGURES.items():
+        table.add_row(name, value(first, found.signals[0]), value(last, found.signals[-1]))
+    console.print(table)
+    for finding in found.findings:
+        mark = {"fine": "[green]✓[/]", "watch": "[yellow]![/]"}.get(finding.verdict, "[red]→[/]")
+        head = finding.topic if finding.verdict == "fine" else f"{finding.topic}: {finding.verdict}"
+        value = f" (about {finding.value:.3g})" if finding.value is not None else ""
+        sentence, theorem = escape(finding.sentence), escape(finding.theorem)
+        console.print(f"\n{mark} [bold]{head}{value}[/]\n{sentence} [dim]{theorem}[/]", highlight=False)
+    for caveat in found.caveats:
+        console.print(f"\n[dim]{caveat}[/]")
+
+
+_FIGURES: dict[str, Any] = {
+    "sampling noise τ": lambda reading, signal: f"{reading.tau:.4g}",
+    "norms, 25 / 50 / 75 %": lambda reading, signal: " / ".join(
+        f"{reading.norm_quantiles[q]:.3g}" for q in ("0.25", "0.5", "0.75")
+    ),
+    "‖mean gradient‖": lambda reading, signal: f"{reading.gradient_norm:.4g}",
+    "‖clipped mean‖": lambda reading, signal: f"{signal.gradient:.4g}",
+    "rows clipped": lambda reading, signal: f"{reading.clipped_share:.0%}",
+    "cosine clipped, true": lambda reading, signal: "–" if reading.cosine is None else f"{reading.cosine:.3f}",
+    "noise, length": lambda reading, signal: f"{signal.noise:.4g}",
+    "alignment": lambda reading, signal: f"{signal.alignment:.3f}",
+}
