@@ -1,4 +1,4 @@
-"""Every kind of record that training makes: views, past iterates, both, users of several rows. All equal plain loops."""
+"""Every kind of record that training makes (views, past iterates, both, users of several rows) equals a plain loop."""
 
 from __future__ import annotations
 
