@@ -1,10 +1,10 @@
 """BatchClipping: a network with BatchNorm, each private record normalised with public companions (paper 002, Alg. 3).
 
 A record's gradient is that of its own loss, computed on a batch of p rows: the record and p − 1 *public* rows, drawn
-anew for every record and step from public randomness. No private row is ever normalised with another one, no running
-statistics exist, so a record contributes one clipped vector and the sensitivity is that of DP-SGD
-(docs/guarantees/batch_clipping.md). What is trained, and what predicts, needs the public rows: they are part of the
-model.
+anew for every record and step by public randomness and the record's own content. No private row is ever normalised
+with another one, no running statistics exist, so a record contributes one clipped vector and the sensitivity is that
+of DP-SGD (docs/guarantees/batch_clipping.md). What is trained, and what predicts, needs the public rows: they are part
+of the model.
 
     resnet = nets.build("resnet", (3, 32, 32), 10, depth=8, form="batch")
     net = companion_model(resnet, public, companions=7)                      # public: a Split; p = 8 rows per record
@@ -13,7 +13,7 @@ model.
     classes = predict(net, test_inputs, draws=10)
 
 The model is the only switch: `train`, `record_gradients`, `private_steps` and the audits draw its companions
-themselves, also together with views and past iterates (all views of a record, and all iterates, then have the same).
+themselves, also together with views (each has its own) and past iterates (all have the same).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import copy
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -35,6 +35,7 @@ from sordino.gradients.companions import STACKED_ROWS, companion_norm
 from sordino.methods import DPSGD
 from sordino.plan import Plan
 from sordino.public import refuse_shared_rows
+from sordino.views import digests
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 
@@ -139,36 +140,42 @@ def _check_same(model: nn.Module, net: CompanionNet) -> None:
         )
 
 
-def draw_companions(records: Tensor, public: int, count: int, *, seed: int, step: int) -> Tensor:
-    """(records, count) different public rows for each record: a function of (seed, step, record) and nothing else.
+def draw_companions(digests: npt.NDArray[np.uint64], public: int, count: int, *, seed: int, step: int) -> Tensor:
+    """(rows, count) different public rows for each row: a function of (seed, step, the row's digest) and nothing else.
 
-    Whoever else is in the batch changes nothing. Public randomness: the guarantee does not depend on it.
+    A digest is of a row's content, not of its place: taking a record out of the data, which moves all after it to
+    other places, changes nobody's companions. Public randomness: the guarantee does not depend on it being secret.
     """
     if count == public:
-        return torch.arange(public).expand(len(records), public)
-    digest = hashlib.sha256(f"sordino/companions/{seed}/{step}".encode()).digest()
-    key = np.uint64(int.from_bytes(digest[:8], "big"))
-    counter = records.numpy().astype(np.uint64)[:, None] * np.uint64(public) + np.arange(public, dtype=np.uint64)
-    order = np.argsort(_mixed(counter, key), axis=1, kind="stable")
+        return torch.arange(public).expand(len(digests), public)
+    name = hashlib.blake2b(f"sordino/companions/{seed}/{step}".encode(), digest_size=8).digest()
+    start = _mixed(digests + np.frombuffer(name, dtype="<u8")[0])
+    order = np.argsort(
+        _mixed(start[:, None] + np.arange(1, public + 1, dtype=np.uint64) * _STEP), axis=1, kind="stable"
+    )
     return torch.from_numpy(order[:, :count].copy())
 
 
-def _mixed(counter: Any, key: np.uint64) -> Any:
-    """SplitMix64 of key + counter: every bit of the counter reaches every bit of the result."""
-    z = key + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64's finaliser, as for views: every bit reaches every other."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    mixed: npt.NDArray[np.uint64] = z ^ (z >> np.uint64(31))
+    return mixed
 
 
-def with_companions(rows: Rows, model: nn.Module, indices: Tensor, *, seed: int, step: int) -> Rows:
-    """The rows of the records `indices` with their companions of this step, where the model takes any."""
+def with_companions(rows: Rows, model: nn.Module, *, seed: int, step: int) -> Rows:
+    """The rows, each with its companions of this step, where the model takes any."""
     if not isinstance(model, CompanionNet):
         return rows
     if not isinstance(rows.inputs, Tensor):
         raise InputError("BatchClipping takes records whose inputs are one tensor; these are several")
-    drawn = draw_companions(indices, len(model.public), model.companions, seed=seed, step=step)
-    return replace(rows, inputs=(rows.inputs, drawn if rows.record is None else drawn[rows.record]))
+    found = digests(rows.inputs, len(rows.inputs))
+    drawn = draw_companions(found, len(model.public), model.companions, seed=seed, step=step)
+    return replace(rows, inputs=(rows.inputs, drawn))
 
 
 def refuse_undeclared(plan: Plan, model: nn.Module | None, private: Iterable[Split] = ()) -> None:
@@ -203,7 +210,7 @@ def draws_of(model: CompanionNet, inputs: Tensor, *, draws: int = 10, seed: int 
     if draws < 1:
         raise InputError(f"draws = {draws}: give at least 1")
     public, count = len(model.public), model.companions
-    sets = torch.cat([draw_companions(torch.tensor([k]), public, count, seed=seed, step=-1) for k in range(draws)])
+    sets = draw_companions(np.arange(draws, dtype=np.uint64), public, count, seed=seed, step=-1)
     was_training, size = model.training, max(1, STACKED_ROWS // model.rows_per_record)
     try:
         model.eval()

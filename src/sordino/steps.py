@@ -218,7 +218,7 @@ class RecordGradients:
         """The rows of these records, all views of them, at this step; with companions where the model takes any."""
         rows = self.fetch(indices)
         rows = rows if self.views is None else with_views(rows, self.views, seed=self.seed, step=step)
-        return with_companions(rows, self.model, indices, seed=self.seed, step=step)
+        return with_companions(rows, self.model, seed=self.seed, step=step)
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         total = empty_sum(self.model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from small import small_plan
@@ -76,6 +77,19 @@ def test_a_record_moves_the_sum_by_at_most_the_bound(
         assert found.difference > 0.05
 
 
+def test_a_record_that_was_never_in_the_file_leaves_the_others_as_they_are(images: tuple[Split, Split]) -> None:
+    """Without it all later records have other places, in the data and in the batch: still one vector of difference."""
+    public, private = images
+    net = companion_model(network(), public, 5)
+    rest = Split(private.inputs[1:], private.targets[1:])
+    with_it, without = (
+        record_gradients(net, cross_entropy, rows, FlatClip(0.1))(LogicalBatch(0, torch.arange(len(rows)), 512)).sums
+        for rows in (private, rest)
+    )
+    difference = torch.cat([(with_it[name] - without[name]).flatten() for name in with_it]).norm()
+    assert 0.05 < float(difference) <= 0.1 * (1 + 1e-4)
+
+
 def test_replacing_a_record_moves_the_sum_by_at_most_twice_the_bound(images: tuple[Split, Split]) -> None:
     public, private = images
     net = companion_model(network(), public, 5)
@@ -114,7 +128,7 @@ def companions_by_place(net: CompanionNet, private: Split, clipping: FlatClip) -
     """The fault: companions drawn for the place in the batch, so that taking one record out changes all after it."""
 
     def gradient_sum(batch: LogicalBatch) -> ClippedSum:
-        places = torch.arange(len(batch.indices))
+        places = np.arange(len(batch.indices), dtype=np.uint64)
         drawn = draw_companions(places, len(net.public), net.companions, seed=0, step=batch.step)
         inputs: tuple[Tensor, Tensor] = (private.inputs[batch.indices], drawn)
         return clipped_sum(net, cross_entropy, Rows(inputs, private.targets[batch.indices]), clipping)

@@ -195,8 +195,7 @@ class Mean:
 
 def mean_gradient(model: nn.Module, loss: Callable[..., Tensor], rows: Rows, clipping: Clipping, seed: int = 0) -> Mean:
     """The mean over the records with a finite gradient, each clipped by `clipping`, as one flat vector."""
-    everyone = torch.arange(len(rows.targets)) if rows.record is None else torch.arange(int(rows.record.max()) + 1)
-    rows = with_companions(rows, model, everyone, seed=seed, step=0)
+    rows = with_companions(rows, model, seed=seed, step=0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         sums = clipped_sum(model, loss, rows, clipping)

@@ -43,8 +43,7 @@ def noise_vectors(
     for i in range(records):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            one = torch.tensor([i])
-            row = with_companions(fetch(one), model, one, seed=seed, step=0)
+            row = with_companions(fetch(torch.tensor([i])), model, seed=seed, step=0)
             singles.append(flat(clipped_sum(model, loss, row, UNCLIPPED).sums))
     return torch.stack(singles) - mean
 
