@@ -91,12 +91,24 @@ def test_the_recurrent_net_standardises_both_projections_or_none(form: str) -> N
     ]  # fmt: skip
 
 
+def test_the_mean_of_the_states_leaves_padding_out() -> None:
+    torch.manual_seed(0)
+    words = torch.cat((torch.zeros(1, 5), torch.randn(10, 5)))
+    model = build("gru", (6,), 2, words, hidden=4, form="original", readout="mean")
+    tokens = torch.tensor([[0, 0, 3, 1, 2, 9], [0, 0, 0, 0, 0, 0]])
+    states = model.gru(words[tokens])[0]
+    wanted = torch.stack((states[0, 2:].mean(0), torch.zeros(4)))
+    assert torch.allclose(model(tokens), model.head(wanted), atol=1e-6)
+
+
 NETS = [
     ("resnet", (3, 8, 8), {"depth": 8, "form": "original"}),
     ("resnet", (3, 8, 8), {"depth": 8, "form": "enhanced"}),
+    ("mnist-cnn", (1, 16, 16), {"form": "enhanced"}),
     ("wide-resnet", (3, 8, 8), {"depth": 10, "width": 1}),
     ("gru", (9,), {"hidden": 6, "form": "original"}),
     ("gru", (9,), {"hidden": 6, "form": "enhanced"}),
+    ("gru", (9,), {"hidden": 6, "form": "enhanced", "readout": "mean"}),
 ]
 
 

@@ -41,8 +41,11 @@ class OptionA(nn.Module):
 class StandardisedConv2d(nn.Conv2d):
     """A convolution without bias whose filters are standardised before each use: (w − mean)/(std + 1e-6)/√fan_in."""
 
-    def __init__(self, channels_in: int, channels_out: int, kernel: int, stride: int = 1) -> None:
-        super().__init__(channels_in, channels_out, kernel, stride=stride, padding=kernel // 2, bias=False)
+    def __init__(
+        self, channels_in: int, channels_out: int, kernel: int, stride: int = 1, padding: int | None = None
+    ) -> None:
+        around = kernel // 2 if padding is None else padding
+        super().__init__(channels_in, channels_out, kernel, stride=stride, padding=around, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.conv2d(x, standardised_weight(self.weight), None, self.stride, self.padding)

@@ -27,30 +27,39 @@ class LstmClassifier(nn.Module):
 
 
 class GruClassifier(nn.Module):
-    """Frozen word vectors, one recurrent layer with GRU gates, a linear layer on its last state (paper 002, section
-    5.1). standardised: both projections are standardised over their 3·hidden coordinates before the gates.
+    """Frozen word vectors, one recurrent layer with GRU gates, a linear layer on its last state or on the mean of its
+    states (paper 002, section 5.1). standardised: both projections are standardised over their 3·hidden coordinates
+    before the gates.
 
-    vectors (words, features) are public and stay as they are; they are stored with the model. Padding belongs at the
-    beginning of a text, so that the last state is that after the last word.
+    vectors (words, features) are public and stay as they are; they are stored with the model. Padding (id 0) belongs at
+    the beginning of a text, so that the last state is that after the last word; the mean leaves it out.
     """
 
-    def __init__(self, classes: int, vectors: Tensor, hidden: int = 64, standardised: bool = False) -> None:
+    def __init__(
+        self, classes: int, vectors: Tensor, hidden: int = 64, standardised: bool = False, mean: bool = False
+    ) -> None:
         super().__init__()
         self.register_buffer("vectors", vectors.clone())
         self.gru = nn.GRU(vectors.shape[1], hidden, batch_first=True)
         self.head = nn.Linear(hidden, classes)
-        self.standardised = standardised
+        self.standardised, self.mean = standardised, mean
 
     def forward(self, tokens: Tensor) -> Tensor:
         words = nn.functional.embedding(tokens, self.get_buffer("vectors"))
         gru = self.gru
         if self.standardised:
             weights = (gru.weight_ih_l0, gru.weight_hh_l0, gru.bias_ih_l0, gru.bias_hh_l0)
-            _, last = standardised_gru(words, *weights)
+            states, _ = standardised_gru(words, *weights)
         else:
-            last = gru(words)[0][:, -1]
-        logits: Tensor = self.head(last)
+            states, _ = gru(words)
+        logits: Tensor = self.head(_mean(states, tokens != 0) if self.mean else states[:, -1])
         return logits
+
+
+def _mean(states: Tensor, here: Tensor) -> Tensor:
+    """(n, length, hidden) → (n, hidden): the mean over the places that are words; zero for a text without any."""
+    weight = here.to(states.dtype) / here.sum(1, keepdim=True).clamp_min(1)
+    return torch.bmm(weight.unsqueeze(1), states).squeeze(1)
 
 
 class SelfAttention(nn.Module):
@@ -149,15 +158,19 @@ def gru(
     *,
     hidden: int = 64,
     form: str = "original",
+    readout: str = "last",
     vectors: Tensor | None = None,
 ) -> nn.Module:
-    """form: "original", or "enhanced" with standardised gate projections. vectors: those of the dataset's words."""
+    """form: "original", or "enhanced" with standardised gate projections. readout: the "last" state or the "mean".
+    vectors: those of the dataset's words."""
     _tokens(input_shape, "gru")
+    if readout not in ("last", "mean"):
+        raise InputError(f"gru: readout must be 'last' or 'mean', not {readout!r}")
     if form not in ("original", "enhanced"):
         raise InputError(f"gru: form must be 'original' or 'enhanced', not {form!r}")
     if vectors is None:
         raise InputError('gru: the dataset has no word vectors; use one that has, such as data.name = "imdb-glove"')
-    return GruClassifier(classes, vectors, hidden, form == "enhanced")
+    return GruClassifier(classes, vectors, hidden, form == "enhanced", readout == "mean")
 
 
 def _tokens(input_shape: tuple[int, ...], name: str) -> int:

@@ -1,0 +1,431 @@
+"""Clipping bias (paper 002) on real data: which of its remedies pays, at which ε, at equal epochs and records.
+
+    python experiments/clipping_bias.py --part imdb --epsilons 4 --only original enhanced
+    python experiments/clipping_bias.py --part cifar10
+    python experiments/clipping_bias.py --part fashion_mnist
+
+One process, results in experiments/results/clipping_bias_{part}.json after every run; what is there is not made again.
+The step size of a column is found by the same climb (×2, ×½ from the same start) on rows of the *training* split that
+no run trains on or, for IMDb, that runs of the climb do not train on; columns that are several times as dear, or differ
+by averaging alone, take that of the column they are made of ("lr_of").
+Then the seeds run on the test split. Readings (Figs. 6, 11): E‖∇f_i − ∇F‖² over public rows of the test split.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sordino import data, features, nets
+from sordino.batchclipping import companion_model
+from sordino.clipping import NormalisedClip
+from sordino.data import Split
+from sordino.data.glove import VectorTokenizer, read_glove
+from sordino.instruments import Schedule, Watch
+from sordino.momentum import InnerMomentum
+from sordino.plan import Plan
+from sordino.public import PublicSet, drop_shared_rows
+from sordino.run import environment, test_metrics
+from sordino.state import write_atomically
+from sordino.train import Settings, train
+from sordino.updates import Averaging
+from sordino.views import Augmentation
+
+RESULTS = Path(__file__).parent / "results"
+DELTA, OUTER, READINGS = 1e-5, 0.9, 6
+INNER = InnerMomentum(2, 0.08)  # the paper's K₀ and γ₀
+
+
+@dataclass(frozen=True)
+class Column:
+    """One way to train. `lr_of`: the column whose step size it takes, where it is not tuned itself."""
+
+    model: Mapping[str, Any]
+    inner: bool = False
+    augmentation: Augmentation | None = None
+    average: bool = True
+    scattering: bool = False
+    companions: int = 0
+    lr_of: str | None = None
+    seeds: int = 3
+
+
+@dataclass(frozen=True)
+class Part:
+    """An experiment: data, sizes, and its columns in the order in which they run."""
+
+    title: str
+    rows: Callable[[Column, bool], Rows]
+    columns: Mapping[str, Column]
+    epsilons: tuple[float, ...]
+    tuned_at: float
+    expected_batch: int
+    epochs: float
+    first_lr: float
+    watched: int  # public rows of a reading
+    chunk: int = 256
+    notes: str = ""
+
+
+@dataclass(frozen=True)
+class Rows:
+    train: Split
+    test: Split
+    classes: int
+    vectors: Tensor | None = None
+    public: Split | None = None  # companions
+
+
+# the data
+
+
+def shuffled(split: Split) -> Split:
+    """In an order drawn by a public seed, so that "the first n rows" is a sample."""
+    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))
+    return Split(split.inputs[order], split.targets[order])
+
+
+def part_of(split: Split, start: int, stop: int) -> Split:
+    return Split(split.inputs[start:stop], split.targets[start:stop])
+
+
+LENGTH, KEEP = 64, "end"
+
+
+@cache
+def reviews() -> tuple[Split, Split, Tensor]:
+    words = read_glove(data.data_directory())
+    cut = VectorTokenizer(words, LENGTH, KEEP)  # type: ignore[arg-type]
+    train_texts, test_texts = data.load_texts("imdb")
+    sides = [Split(cut(side.texts), side.targets) for side in (train_texts, test_texts)]
+    return shuffled(sides[0]), shuffled(sides[1]), words.table
+
+
+def imdb(column: Column, held_out: bool) -> Rows:
+    train_rows, test_rows, vectors = reviews()
+    if held_out:
+        return Rows(part_of(train_rows, 2500, 25_000), part_of(train_rows, 0, 2500), 2, vectors)
+    return Rows(train_rows, test_rows, 2, vectors)
+
+
+@cache
+def images(name: str, scattering: bool = False) -> tuple[Split, Split]:
+    found = data.load(name)
+    sides = [found.train, found.test]
+    if scattering:
+        extract = features.build({"name": "scattering", "normalise": "group", "groups": 27})
+        folder = features.default_folder()
+        sides = [Split(extract.cached(side.inputs, folder), side.targets) for side in sides]
+    return shuffled(sides[0]), shuffled(sides[1])
+
+
+def of_images(name: str, records: int, held: int, public: int, column: Column, held_out: bool) -> Rows:
+    """The first `records` rows; held-out and public rows come after them. Copies of public rows are not private."""
+    train_rows, test_rows = images(name, column.scattering)
+    mine, others = part_of(train_rows, 0, records), part_of(train_rows, records, records + held)
+    if column.companions:
+        shared = part_of(train_rows, records + held, records + held + public)
+        mine = drop_shared_rows(shared, mine)
+        return Rows(mine, others if held_out else part_of(test_rows, 0, 4000), 10, public=shared)
+    return Rows(mine, others if held_out else test_rows, 10)
+
+
+# the columns
+
+
+def text_columns() -> dict[str, Column]:
+    plain, better = ({"name": "gru", "form": form} for form in ("original", "enhanced"))
+    return {
+        "original": Column(plain),
+        "enhanced": Column(better),
+        "original + inner momentum": Column(plain, inner=True, lr_of="original"),
+        "enhanced + inner momentum": Column(better, inner=True, lr_of="enhanced"),
+    }
+
+
+VIEWS = Augmentation(views=4, crop=4, flip=True)
+
+
+def image_columns() -> dict[str, Column]:
+    nets_of = {form: {"name": "resnet", "depth": 8, "form": form} for form in ("original", "enhanced", "batch")}
+    better = Column(nets_of["enhanced"])
+    return {
+        "original": Column(nets_of["original"]),
+        "enhanced": better,
+        "enhanced + inner-outer momentum": replace(better, inner=True, lr_of="enhanced", seeds=1),
+        "enhanced + self-augmentation 4": replace(better, augmentation=VIEWS, lr_of="enhanced", seeds=1),
+        "BatchClipping": Column(nets_of["batch"], companions=3, lr_of="original", seeds=1),
+    }
+
+
+def ablation() -> dict[str, Column]:
+    base = Column({"name": "mnist-cnn"}, average=False)
+    better, shifted = {"name": "mnist-cnn", "form": "enhanced"}, Augmentation(views=4, crop=2, flip=True)
+    scattered = replace(base, model={"name": "scatter-cnn"}, scattering=True)
+    return {
+        "base": base,
+        "+ EMA": replace(base, average=True, lr_of="base"),
+        "+ enhanced normalisation": replace(base, model=better),
+        "+ inner-outer momentum": replace(base, inner=True, lr_of="base"),
+        "+ self-augmentation 4": replace(base, augmentation=shifted, lr_of="base"),
+        "+ scattering": scattered,
+        "EMA + enhanced": replace(base, model=better, average=True, lr_of="+ enhanced normalisation"),
+        "EMA + scattering": replace(scattered, average=True, lr_of="+ scattering"),
+        "EMA + scattering + inner-outer": replace(scattered, average=True, inner=True, lr_of="+ scattering"),
+        "all but scattering": replace(
+            base,
+            model=better,
+            average=True,
+            inner=True,
+            augmentation=shifted,
+            lr_of="+ enhanced normalisation",
+            seeds=1,
+        ),
+    }
+
+
+PARTS: dict[str, Part] = {
+    "imdb": Part(
+        f"IMDb, GloVe-50d, the last {LENGTH} known words of a review", imdb, text_columns(), (4.0, 8.0), 4.0, 2000,
+        epochs=6, first_lr=4.0, watched=256,
+        notes="GRU of 64, classifier on its last state; normalised gradients (Algorithm 2), EMA of weights 0.9",
+    ),
+    "cifar10": Part(
+        "CIFAR-10, ResNet-8, 10,000 records", partial(of_images, "cifar10", 10_000, 2000, 100), image_columns(), (8.0,),
+        8.0, 1000, epochs=6, first_lr=1.0, watched=128,
+        notes="normalised gradients, EMA of weights 0.9; BatchClipping: 100 public images, 3 companions per record, "
+        "majority of 10 draws on the first 4,000 test images; the others on all 10,000",
+    ),
+    "fashion_mnist": Part(
+        "Fashion-MNIST, small CNN, 20,000 records", partial(of_images, "fashion-mnist", 20_000, 4000, 0), ablation(),
+        (3.0,), 3.0, 1000, epochs=5, first_lr=0.5, watched=256,
+        notes="normalised gradients; scattering maps are not augmented: a view is one of the image, not of its maps",
+    ),
+}  # fmt: skip
+
+
+# one run
+
+
+@dataclass(frozen=True)
+class Job:
+    column: str
+    epsilon: float
+    lr: float
+    seed: int
+    held_out: bool
+
+    @property
+    def key(self) -> str:
+        where = "held out" if self.held_out else f"seed {self.seed}"
+        return f"{self.column}, ε {self.epsilon:g}, lr {self.lr:g}, {where}"
+
+
+def make_plan(part: Part, column: Column, rows: Rows, epsilon: float) -> Plan:
+    public = None
+    if rows.public is not None:
+        public = PublicSet.of(rows.public, "rows of the training split that this experiment takes to be public")
+    return Plan.dpsgd(
+        epsilon=epsilon,
+        delta=DELTA,
+        records=len(rows.train),
+        expected_batch=part.expected_batch,
+        epochs=part.epochs,
+        clipping=NormalisedClip(1.0),
+        inner=INNER if column.inner else None,
+        augmentation=column.augmentation,
+        public=public,
+    )
+
+
+def make_model(column: Column, rows: Rows, seed: int) -> nn.Module:
+    options = dict(column.model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        shape = tuple(rows.train.inputs.shape[1:])
+        net = nets.build(options.pop("name"), shape, rows.classes, rows.vectors, **options)
+    return net if rows.public is None else companion_model(net, rows.public, column.companions)
+
+
+def run(part: Part, job: Job) -> dict[str, Any]:
+    column = part.columns[job.column]
+    rows = part.rows(column, job.held_out)
+    plan, model = make_plan(part, column, rows, job.epsilon), make_model(column, rows, job.seed)
+    watch = Watch(
+        Schedule(max(1, -(-plan.steps // READINGS))),
+        nn.functional.cross_entropy,
+        lambda: part_of(rows.test, 0, part.watched),
+        plan.clipping,
+        public="rows of the test split of a public benchmark",
+        views=column.augmentation,
+        seed=job.seed,
+    )
+    started = time.process_time()
+    found = train(
+        model,
+        nn.functional.cross_entropy,
+        rows.train,
+        plan,
+        optimizer=torch.optim.SGD,
+        lr=job.lr,
+        settings=Settings(
+            optimizer_options={"momentum": OUTER},
+            averaging=Averaging("ema", decay=0.9) if column.average else Averaging(),
+            chunk=part.chunk,
+            seed=job.seed,
+            progress=False,
+        ),
+        evaluate=partial(test_metrics, split=rows.test),
+        watch=None if job.held_out else watch,
+    )
+    assert found.guarantee is not None
+    final = [row for row in found.metrics if "test_accuracy" in row][-1]
+    readings = ("step", "sampling_noise", "gradient_norm", "clip_cosine", "norm_quantile_0.25", "norm_quantile_0.75")
+    return {
+        **asdict(job),
+        "epsilon": found.guarantee.epsilon,
+        "target_epsilon": job.epsilon,
+        "delta": DELTA,
+        "relation": found.guarantee.relation,
+        "noise_multiplier": plan.noise.noise_multiplier,
+        "records": plan.records,
+        "expected_batch": part.expected_batch,
+        "epochs": part.epochs,
+        "steps": plan.steps,
+        "clipping": plan.clipping.to_dict(),
+        "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "test_rows": len(rows.test),
+        "accuracy": final["test_accuracy"],
+        "loss": final["test_loss"],
+        "readings": [{k: row[k] for k in readings if k in row} for row in found.metrics if "sampling_noise" in row],
+        "core_seconds": round(time.process_time() - started, 1),
+    }
+
+
+# which runs
+
+
+Runs = dict[str, Any]
+
+
+def climb(part: Part, runs: Runs, name: str) -> Iterator[Job]:
+    """Step sizes to try, each after the result of the one before it is in `runs`."""
+
+    def job(lr: float) -> Job:
+        return Job(name, part.tuned_at, lr, 0, held_out=True)
+
+    best = part.first_lr
+    yield job(best)
+    for factor in (2.0, 0.5):
+        while True:
+            yield job(best * factor)
+            if runs[job(best * factor).key]["accuracy"] <= runs[job(best).key]["accuracy"]:
+                break
+            best *= factor
+        if best > part.first_lr:
+            return
+
+
+def chosen_lr(part: Part, runs: Runs, name: str) -> float:
+    source = part.columns[name].lr_of or name
+    tried = [r for r in runs.values() if r["held_out"] and r["column"] == source]
+    return float(max(tried, key=lambda one: float(one["accuracy"]))["lr"])
+
+
+def jobs(part: Part, runs: Runs, only: tuple[str, ...], epsilons: tuple[float, ...], seeds: int) -> Iterator[Job]:
+    """Whatever there is to do, in order: first the step sizes, then the seeds, the first seed of every column first."""
+    for name in dict.fromkeys(part.columns[one].lr_of or one for one in only):
+        yield from climb(part, runs, name)
+    for seed in range(seeds):
+        for epsilon in epsilons:
+            for name in only:
+                if seed < part.columns[name].seeds:
+                    yield Job(name, epsilon, chosen_lr(part, runs, name), seed, held_out=False)
+
+
+def table(part: Part, runs: Runs) -> list[dict[str, Any]]:
+    """Mean and spread over the seeds, for each ε and column."""
+    out = []
+    for epsilon in part.epsilons:
+        for name in part.columns:
+            found = [
+                r for r in runs.values() if not r["held_out"] and (r["column"], r["target_epsilon"]) == (name, epsilon)
+            ]
+            if not found:
+                continue
+            accuracies = [r["accuracy"] for r in found]
+            out.append(
+                {
+                    "column": name,
+                    "target_epsilon": epsilon,
+                    "mean": statistics.fmean(accuracies),
+                    "spread": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
+                    "seeds": len(found),
+                    "core_seconds": statistics.fmean(r["core_seconds"] for r in found),
+                    "sampling_noise": last_noise(found),
+                    **{k: found[0][k] for k in ("epsilon", "delta", "lr", "noise_multiplier", "records", "test_rows")},
+                }
+            )
+    return out
+
+
+def last_noise(found: list[dict[str, Any]]) -> float | None:
+    last = [r["readings"][-1]["sampling_noise"] for r in found if r["readings"]]
+    return statistics.fmean(last) if last else None
+
+
+def document(name: str, part: Part, runs: Runs) -> dict[str, Any]:
+    return {
+        "command": f"python experiments/clipping_bias.py --part {name}",
+        "title": part.title,
+        "notes": part.notes,
+        "expected_batch": part.expected_batch,
+        "epochs": part.epochs,
+        "outer_kept": OUTER,
+        "inner": INNER.to_dict(),
+        "step_sizes": "climb by factors of 2 from the same start, on held-out rows of the training split, seed 0; "
+        "columns with lr_of take that column's",
+        "columns": {key: asdict(column) for key, column in part.columns.items()},
+        "table": table(part, runs),
+        "runs": runs,
+        "environment": environment(),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", required=True, choices=PARTS)
+    parser.add_argument("--only", nargs="+", help="columns; default: all")
+    parser.add_argument("--epsilons", nargs="+", type=float)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    part, path = PARTS[given.part], given.out or RESULTS / f"clipping_bias_{given.part}.json"
+    only = tuple(given.only or part.columns)
+    if unknown := [name for name in only if name not in part.columns]:
+        parser.error(f"unknown column {unknown[0]!r}; there are {', '.join(part.columns)}")
+    runs: Runs = json.loads(path.read_text())["runs"] if path.exists() else {}
+    started = time.monotonic()
+    for job in jobs(part, runs, only, tuple(given.epsilons or part.epsilons), given.seeds):
+        if job.key in runs:
+            continue
+        runs[job.key] = run(part, job)
+        write_atomically(
+            path, (json.dumps(document(given.part, part, runs), indent=1, ensure_ascii=False) + "\n").encode()
+        )
+        print(f"{time.monotonic() - started:7.0f} s  {job.key}: {runs[job.key]['accuracy']:.2%}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
