@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from audit.faults import iterates_clipped_apart
 from sordino.accounting import from_ledger
 from sordino.audit import check_neighbouring
+from sordino.audit.faults import iterates_clipped_apart
 from sordino.clipping import FlatClip, NormalisedClip
 from sordino.errors import ClaimBroken, InputError, Refused
 from sordino.ledger import read_ledger

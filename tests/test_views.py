@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from audit.faults import views_by_place, views_clipped_apart
 from sordino.audit import check_neighbouring
+from sordino.audit.faults import views_by_place, views_clipped_apart
 from sordino.errors import ClaimBroken, InputError, Refused
 from sordino.gradients import Rows
 from sordino.ledger import Ledger

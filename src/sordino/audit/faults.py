@@ -1,4 +1,7 @@
-"""Deliberate faults: what a record adds is bounded several times over instead of once."""
+"""Deliberate faults, to test audits with: what a record adds is not bounded once but several times over.
+
+Each stands in for `plan_gradients` and breaks the plan's guarantee. Nothing in the library uses them.
+"""
 
 from __future__ import annotations
 
