@@ -23,7 +23,7 @@ def add(commands: Commands) -> None:
         description="Reads sampling noise, norms and direction of the gradients on PUBLIC rows at fresh weights, "
         "rehearses a few steps with the recipe's clipping and size of noise, and advises on clip_norm, batch and lr, "
         "naming the theorem. The rows are those that [public] sets aside; without that section say which may be looked "
-        "at: --test-rows, or --not-private for the training rows of a public benchmark. Nothing is trained or released.",
+        "at: --test-rows, or --not-private for the training rows of a public benchmark. Nothing is released.",
         epilog="example: sordino doctor src/sordino/recipes/demo.toml --not-private",
     )
     parser.add_argument("recipe", type=Path, metavar="RECIPE.toml")

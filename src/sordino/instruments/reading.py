@@ -16,7 +16,7 @@ else needs `not_private=True`, and the reading carries that flag wherever it goe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -94,10 +94,32 @@ def measure(
     `views`: a row's gradient is the mean over random views of it, as self-augmentation clips it (Fig. 11). Views and
     dropout are drawn from `seed`; torch's global generator is left as it was.
     """
+    (found,) = measure_each(
+        model, loss, rows, [clipping], public=public, not_private=not_private, views=views, seed=seed
+    )
+    return found
+
+
+def measure_each(
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    rows: Any,
+    clippings: Sequence[Clipping],
+    *,
+    public: str | None = None,
+    not_private: bool = False,
+    views: Augmentation | None = None,
+    seed: int = 0,
+) -> list[Reading]:
+    """`measure` with one clipping after the other; what is not clipped is read once."""
     origin = whose(public, not_private)
     everyone = all_rows(rows)
     seen = everyone if views is None else with_views(everyone, views, seed=seed, step=0)
-    return _read(model, loss, seen, clipping, 1, origin, not_private, seed)
+    plain = mean_gradient(model, loss, seen, UNCLIPPED, seed)
+    return [
+        _read(plain, mean_gradient(model, loss, seen, clipping, seed), clipping, 1, origin, not_private)
+        for clipping in clippings
+    ]
 
 
 def p_averaged(
@@ -127,7 +149,8 @@ def p_averaged(
     chosen = row_reader((everyone.inputs, everyone.targets))(order)
     group, share = torch.arange(len(order)) // p, torch.full((len(order),), 1 / p, dtype=torch.float64)
     grouped = Rows(chosen.inputs, chosen.targets, record=group, records=len(order) // p, coefficient=share)
-    return _read(model, loss, grouped, clipping, p, origin, not_private, seed)
+    plain, clipped = (mean_gradient(model, loss, grouped, way, seed) for way in (UNCLIPPED, clipping))
+    return _read(plain, clipped, clipping, p, origin, not_private)
 
 
 def whose(public: str | None, not_private: bool) -> str:
@@ -149,17 +172,7 @@ def all_rows(rows: Any) -> Rows:
     return row_reader(rows)(torch.arange(count))
 
 
-def _read(
-    model: nn.Module,
-    loss: Callable[..., Tensor],
-    rows: Rows,
-    clipping: Clipping,
-    group: int,
-    origin: str,
-    not_private: bool,
-    seed: int,
-) -> Reading:
-    plain, clipped = (mean_gradient(model, loss, rows, way, seed) for way in (UNCLIPPED, clipping))
+def _read(plain: Mean, clipped: Mean, clipping: Clipping, group: int, origin: str, not_private: bool) -> Reading:
     finite = torch.isfinite(plain.sums.norms)
     norms = plain.sums.norms[finite].double()
     if len(norms) < 2:

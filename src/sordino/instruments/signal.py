@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sordino.clipping import Clipping
-from sordino.instruments.reading import Reading, measure
+from sordino.instruments.reading import Reading, measure_each
 from sordino.plan import Plan
 
 
@@ -75,9 +75,9 @@ def clip_curve(
 ) -> list[Signal]:
     """The signal with the plan's clipping at other thresholds, the noise going with each."""
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    found = []
-    for clip_norm in clip_norms:
-        clipping: Clipping = replace(plan.clipping, clip_norm=clip_norm)
-        reading = measure(model, loss, rows, clipping, **whose)
-        found.append(signal_of(reading, replace(plan, clipping=clipping), parameters))
-    return found
+    clippings: list[Clipping] = [replace(plan.clipping, clip_norm=clip_norm) for clip_norm in clip_norms]
+    readings = measure_each(model, loss, rows, clippings, **whose)
+    return [
+        signal_of(reading, replace(plan, clipping=clipping), parameters)
+        for reading, clipping in zip(readings, clippings, strict=True)
+    ]
