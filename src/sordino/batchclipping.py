@@ -124,7 +124,7 @@ def _replaced(network: nn.Module, rows_per_record: int) -> nn.Module:
 
 def _check_same(model: nn.Module, net: CompanionNet) -> None:
     """One stack through torch's own BatchNorm and ours: where they differ, a layer has no rows in dimension 0."""
-    twin, ours = (copy.deepcopy(m).double().eval() for m in (model, net))
+    twin, ours = copy.deepcopy(model).double().eval(), copy.deepcopy(net).double().eval()
     for module in twin.modules():
         if isinstance(module, _BatchNorm):
             module.train()

@@ -29,9 +29,8 @@ def companion_norm(
     No running statistics are read or written. x: (rows_per_record · records, channels, …), interleaved as above.
     """
     if has_torch_function_variadic(x, weight, bias):
-        return handle_torch_function(  # type: ignore[no-any-return,no-untyped-call]
-            companion_norm, (x, weight, bias), x, weight, bias, rows_per_record, eps
-        )
+        given = (x, weight, bias)
+        return handle_torch_function(companion_norm, given, *given, rows_per_record, eps)
     records = _records(x, rows_per_record)
     scale, shift = (None if t is None else t.repeat(records) for t in (weight, bias))
     return _normalised(x, scale, shift, rows_per_record, records, eps)
