@@ -23,6 +23,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from itertools import product
@@ -182,16 +183,26 @@ def check(
 
     `adjust` changes each recipe before it is looked at.
     """
-    checked, cover = [], sweep.cover()
+    checked = []
     for point in sweep.points():
-        try:
+        with _named(point):
             recipe = adjust(sweep.recipe_of(point))
             checked.append(Checked(point, recipe, plan_of(recipe, data_dir)))
-            if point in cover and recipe.method.name != "dp-mac":  # which checks everything in plan_of
-                prepare(recipe, data_dir, progress=False)
-        except InputError as error:
-            raise type(error)(f"at {', '.join(point.overrides)}: {error}") from error
+    cover = sweep.cover()
+    for one in checked:
+        if one.point in cover and one.recipe.method.name != "dp-mac":  # which checks everything in plan_of
+            with _named(one.point):
+                prepare(one.recipe, data_dir, progress=False)
     return checked
+
+
+@contextmanager
+def _named(point: Point) -> Iterator[None]:
+    """Errors say at which point of the grid they were found."""
+    try:
+        yield
+    except InputError as error:
+        raise type(error)(f"at {', '.join(point.overrides)}: {error}") from error
 
 
 def plan_of(recipe: Recipe, data_dir: Path | None = None) -> Plan:

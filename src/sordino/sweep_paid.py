@@ -169,14 +169,14 @@ def best_of(drawn: Sequence[Checked], sweep: Sweep, hidden: Path, run: Run) -> O
     best: Outcome | None = None
     for index, one in enumerate(drawn):
         folder = hidden / str(index)
-        value = run(one.recipe, folder).get(sweep.metric)
-        failed = not isinstance(value, int | float) or math.isnan(value)
-        if failed or (best is not None and not sweep.better(float(value), best.value)):
+        found = run(one.recipe, folder).get(sweep.metric)
+        value = float(found) if isinstance(found, int | float) else math.nan
+        if math.isnan(value) or (best is not None and not sweep.better(value, best.value)):
             shutil.rmtree(folder, ignore_errors=True)
             continue
         if best is not None:
             shutil.rmtree(best.folder, ignore_errors=True)
-        best = Outcome(one, float(value), folder)
+        best = Outcome(one, value, folder)
     return best
 
 

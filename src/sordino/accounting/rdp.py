@@ -62,7 +62,8 @@ def rdp_curve(
         for release, count in releases:
             accountant.compose(release.rdp_event(relation), count)
             total += count
-    return np.maximum(accountant._rdp, 0.0) + total * _ROUNDING * (1 + np.log(orders))
+    values: npt.NDArray[np.float64] = np.maximum(accountant._rdp, 0.0)
+    return values + total * _ROUNDING * (1 + np.log(orders))
 
 
 @contextmanager

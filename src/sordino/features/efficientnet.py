@@ -77,8 +77,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = relu6(self._bn0(self._expand_conv(x))) if self.expands else x
         y = relu6(self._bn1(self._depthwise_conv(y)))
-        y = self._bn2(self._project_conv(y))
-        return x + y if self.residual else y
+        out: Tensor = self._bn2(self._project_conv(y))
+        return x + out if self.residual else out
 
 
 class EfficientNetLite0(nn.Module):
