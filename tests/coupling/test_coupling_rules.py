@@ -122,6 +122,16 @@ def test_the_least_error_by_hand() -> None:
     assert rules.least_error(0.0, 0.0) == 0.5
 
 
+def test_over_a_horizon_noise_averages_out_and_the_public_set_does_not() -> None:
+    """H = 10, n_pub = 200: v_pub = 4 · (1/200 + (1/50 − 1/200)/10) = 0.026, v_priv = 0.44/10."""
+    private = rules.private_error(
+        moment=4.0, batch=100, noise_multiplier=1.0, clip_norm=2.0, parameters=1000, horizon=10
+    )
+    public = rules.public_error(trace=4.0, batch=50, records=200, horizon=10)
+    assert (private, public) == (pytest.approx(0.044), pytest.approx(0.026))
+    assert rules.public_error(trace=4.0, batch=50, records=200) == pytest.approx(0.08)  # H = 1: tr Σ / B_pub
+
+
 @QUICK
 @given(private=st.floats(1e-6, 1e3), public=st.floats(1e-6, 1e3))
 def test_the_least_error_is_least(private: float, public: float) -> None:

@@ -122,16 +122,28 @@ def least_error(private_error: float, public_error: float) -> float:
 
 
 def private_error(
-    *, moment: float, batch: float, noise_multiplier: float, clip_norm: float, parameters: int, bias: float = 0.0
+    *,
+    moment: float,
+    batch: float,
+    noise_multiplier: float,
+    clip_norm: float,
+    parameters: int,
+    bias: float = 0.0,
+    horizon: float = 1.0,
 ) -> float:
-    """v_priv = m/B + σ² R² d / B² + ‖bias‖²: sampling, noise, and what clipping bends (THEORY.md §6, and its bias).
+    """v_priv = (m/B + σ² R² d / B²) / H + ‖bias‖²: sampling, noise, and what clipping bends.
 
-    `moment` is tr Σ of the clipped gradients for batches of fixed size, and their mean squared norm for Poisson
-    batches with a constant divisor, whose size varies too.
+    THEORY.md §6 is H = 1 and no bias. `moment` is tr Σ of the clipped gradients for batches of fixed size, and their
+    mean squared norm for Poisson batches with a constant divisor, whose size varies too. `horizon`: see public_error.
     """
-    return moment / batch + (noise_multiplier * clip_norm / batch) ** 2 * parameters + bias
+    return (moment / batch + (noise_multiplier * clip_norm / batch) ** 2 * parameters) / horizon + bias
 
 
-def public_error(*, trace: float, batch: float) -> float:
-    """v_pub = tr Σ / B_pub."""
-    return trace / batch
+def public_error(*, trace: float, batch: float, records: float = math.inf, horizon: float = 1.0) -> float:
+    """v_pub = tr Σ (1/n_pub + (1/B_pub − 1/n_pub) / H), which is tr Σ / B_pub for H = 1 (THEORY.md §6).
+
+    An update is felt over about H steps (`horizon`), over which noise and batches are drawn anew and average out. The
+    public set is the same all the time: its own distance from the distribution, tr Σ / n_pub, does not average out.
+    """
+    lasting = 1 / records
+    return trace * (lasting + max(0.0, 1 / batch - lasting) / horizon)

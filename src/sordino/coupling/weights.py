@@ -205,18 +205,21 @@ class LeastError:
 
     The private gradient is first multiplied by 1/κ, the factor by which clipping shortens the public rows' gradients
     (`Moments.shrinkage`); what is left of its bias counts as error. So without clipping κ = 1, nothing is biased, and
-    the formula is that of THEORY.md. It assumes that public and private rows come from one distribution, that they
-    are clipped alike, and that a step's error is what counts: momentum and long runs average the private noise, but
-    never the public rows' own deviation from the rest, so for long runs it leans to public.
+    the formula is that of THEORY.md. It assumes that public and private rows come from one distribution and are
+    clipped alike. `horizon` is the number of steps over which errors average: 1 is the error of a single step, as in
+    THEORY.md. That leans to public in long runs, where noise averages out, and the public set's deviation does not.
     """
 
     every: int = 20
     rows: int = 512
+    horizon: float = 1.0
     name: ClassVar[str] = "mse"
 
     def __post_init__(self) -> None:
         checks.count("every", self.every)
         checks.count("rows", self.rows, minimum=2)
+        if checks.positive("horizon", self.horizon) < 1:
+            raise InputError(f"horizon = {self.horizon:g} must be at least 1: errors average over that many steps")
 
     def weight(self, at: Situation) -> Weight:
         plan = at.plan
@@ -232,9 +235,12 @@ class LeastError:
             clip_norm=plan.sensitivity / found.shrinkage,
             parameters=at.parameters,
             bias=found.bias,
+            horizon=self.horizon,
         )
-        alpha = rules.least_error(private, rules.public_error(trace=found.trace, batch=at.public_batch))
-        return Weight(alpha, at.scale / shortened)
+        public = rules.public_error(
+            trace=found.trace, batch=at.public_batch, records=at.public_records, horizon=self.horizon
+        )
+        return Weight(rules.least_error(private, public), at.scale / shortened)
 
 
 RULES: Mapping[str, Callable[..., Rule]] = {
