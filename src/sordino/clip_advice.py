@@ -26,13 +26,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sordino.clipping import Clipping, FlatClip
-from sordino.errors import InputError
+from sordino.clipping import Clipping
 from sordino.gradients import clipped_sum
-from sordino.steps import count_records, row_reader
+from sordino.instruments.reading import UNCLIPPED, all_rows, flat, mean_gradient, measure
+from sordino.steps import row_reader
 
 TAIL = 0.1  # the proof needs the bound where the tail is at most this: e^{−c₀/κ} with c₀ = κ·log 10
-_UNCLIPPED = FlatClip(1e30)
 
 
 @dataclass(frozen=True)
@@ -97,30 +96,24 @@ def advise_clipping(
 ) -> ClippingAdvice:
     """Measures on the public rows at the model's present weights. `records`, `epsilon`, `delta` of the private training
     give the second term of eq. (12)."""
-    count = count_records(public)
-    if count < 2:
-        raise InputError(f"{count} public rows show no sampling noise: give at least 2, better hundreds")
-    fetch = row_reader(public)
-    everyone = fetch(torch.arange(count))
-    mean = _flat(clipped_sum(model, loss, everyone, _UNCLIPPED).sums) / count
-    clipped = clipped_sum(model, loss, everyone, clipping)
-    kept = _flat(clipped.sums) / count
-    singles = (clipped_sum(model, loss, fetch(torch.tensor([i])), _UNCLIPPED).sums for i in range(count))
-    noise = torch.stack([(_flat(single) - mean).norm() for single in singles])
-    kappa, (length, short) = tail_kappa(noise), (float(mean.norm()), float(kept.norm()))
-    both = length > 1e-6 * float(noise.max()) and short > 0
+    everyone, fetch = all_rows(public), row_reader(public)
+    reading = measure(model, loss, public, clipping, public="declared by whoever asks for advice")
+    mean = mean_gradient(model, loss, everyone, UNCLIPPED).mean
+    singles = (clipped_sum(model, loss, fetch(torch.tensor([i])), UNCLIPPED).sums for i in range(reading.rows))
+    noise = torch.stack([(flat(single) - mean).norm() for single in singles])
+    kappa = tail_kappa(noise)
     return ClippingAdvice(
-        rows=count,
+        rows=reading.rows,
         clip_norm=clipping.clip_norm,
         kappa=kappa,
         threshold=4 * kappa * math.log(10),
         second_term=_second_term(kappa, len(mean), records, epsilon, delta),
         noise_std=float(noise.square().mean().sqrt()),
         noise_quantiles={str(q): float(torch.quantile(noise, q)) for q in (0.5, 0.9, 0.99)},
-        gradient_norm=length,
-        clipped_gradient_norm=short,
-        cosine=float(mean @ kept) / (length * short) if both else None,
-        clipped_share=float((clipped.norms > clipping.clip_norm).double().mean()),
+        gradient_norm=reading.gradient_norm,
+        clipped_gradient_norm=reading.clipped_gradient_norm,
+        cosine=reading.cosine,
+        clipped_share=reading.clipped_share,
     )
 
 
@@ -138,7 +131,3 @@ def _second_term(
     if records is None or epsilon is None or delta is None or kappa <= 0:
         return None
     return -kappa * math.log(kappa) * math.log(math.sqrt(dimension * math.log(1 / delta)) / (records * epsilon))
-
-
-def _flat(sums: Mapping[str, Tensor]) -> Tensor:
-    return torch.cat([value.detach().flatten().double() for value in sums.values()])

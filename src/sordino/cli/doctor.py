@@ -89,7 +89,7 @@ def examine(recipe: Recipe, arguments: argparse.Namespace) -> Diagnosis:
             prepared.model(), torch.nn.functional.cross_entropy, rows, plan, lr=section.lr,
             optimizer=partial(prepared.optimizer, **prepared.settings.optimizer_options),
             averaging=prepared.settings.averaging, pool=others, steps=arguments.steps, larger=larger, public=origin,
-            not_private=origin is None, seed=recipe.run.seed, say=say or (lambda text: None),
+            not_private=origin is None, seed=recipe.run.seed, say=say,
         )  # fmt: skip
     said = found.origin if origin is not None else f"the training split of {recipe.data.name}, a public benchmark"
     return replace(found, origin=said, caveats=caveats)

@@ -31,7 +31,7 @@ def instrument_figures(metrics: Sequence[Mapping[str, Any]]) -> list[Figure]:
     readings = [row for row in metrics if _number(row.get("sampling_noise")) and _number(row.get("step"))]
     if not readings:
         return []
-    norms = {
+    norms: dict[str, list[Any]] = {
         "sampling noise τ": [math.sqrt(max(0.0, row["sampling_noise"])) for row in readings],
         **{name: [row.get(key) for row in readings] for key, name in QUANTILES.items()},
         "‖mean gradient‖": [row.get("gradient_norm") for row in readings],
