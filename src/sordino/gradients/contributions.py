@@ -51,10 +51,13 @@ def _masked(t: Tensor, bad: Tensor) -> Tensor:
 
 
 class Dense:
-    """The gradients themselves: (records, *shape), with their squared norms where these came for free."""
+    """The gradients themselves: (records, *shape), with their squared norms where these came for free.
 
-    def __init__(self, gradient: Tensor, norm2: Tensor | None = None) -> None:
-        self.gradient, self._norm2 = gradient, norm2
+    owned: the memory is this object's alone, so that another's gradients may be added in place.
+    """
+
+    def __init__(self, gradient: Tensor, norm2: Tensor | None = None, *, owned: bool = False) -> None:
+        self.gradient, self._norm2, self.owned = gradient, norm2, owned
         self.records = gradient.shape[0]
 
     def norm2(self) -> Tensor:
@@ -73,7 +76,8 @@ class Dense:
         self.gradient = _masked(self.gradient, bad)
 
     def add(self, other: Dense) -> None:
-        self.gradient = self.gradient + other.gradient.reshape(self.gradient.shape)
+        more = other.gradient.reshape(self.gradient.shape)
+        self.gradient = self.gradient.add_(more) if self.owned else self.gradient + more
         self._norm2 = None
 
 
@@ -155,7 +159,7 @@ def products(
         left, right = factors(lo, hi)
         torch.bmm(left.mT, right, out=product[lo:hi])
         norm2[lo:hi] = squares(product[lo:hi].flatten(1))
-    return Dense(product, norm2)
+    return Dense(product, norm2, owned=True)
 
 
 class Lookup:

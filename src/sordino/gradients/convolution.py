@@ -129,7 +129,7 @@ def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry, pool: Pool) -> Con
     m, c_out, c_in = g.shape[0], geometry.weight[0], geometry.weight[1]
     positions, coordinates = g.shape[1] * math.prod(g.shape[3:]), math.prod(geometry.weight)
     if geometry.transposed or geometry.groups > 1:
-        return Dense(per_record(g, a, geometry))
+        return Dense(per_record(g, a, geometry), owned=True)
     if coordinates > 4 * KEEP_RATIO * (g[0].numel() + a[0].numel()):
         return Convolved(g, a, geometry)
     if c_in < 4 or positions < c_out or geometry.patches:
@@ -149,12 +149,12 @@ def grouped(g: Tensor, a: Tensor, geometry: Geometry, pool: Pool) -> Dense:
     m, coordinates = g.shape[0], math.prod(geometry.weight)
     parts = blocks(m, coordinates, g.element_size(), GROUP_BYTES)
     if len(parts) == 1:
-        return Dense(per_record(g, a, geometry))
+        return Dense(per_record(g, a, geometry), owned=True)
     product, norm2 = pool.take((m, *geometry.weight), g), g.new_empty(m)
     for lo, hi in parts:
         product[lo:hi] = per_record(g[lo:hi], a[lo:hi], geometry)
         norm2[lo:hi] = squares(by_record(product[lo:hi]))
-    return Dense(product, norm2)
+    return Dense(product, norm2, owned=True)
 
 
 def pad(a: Tensor, geometry: Geometry) -> Tensor:

@@ -91,6 +91,14 @@ class Pool:
         self._lent.append(whole)
         return whole[: shape[0]]
 
+    def free(self, t: Tensor) -> None:
+        """One buffer back before the chunk is done, where it came from here."""
+        for place, whole in enumerate(self._lent):
+            if whole.data_ptr() == t.data_ptr():
+                del self._lent[place]
+                self._free.setdefault((tuple(whole.shape[1:]), whole.dtype), []).append(whole)
+                return
+
     def give_back(self) -> None:
         """The chunk is done: nothing of it is read any more."""
         for t in self._lent:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import Refused
-from sordino.gradients.contributions import Contribution, Pulled, Total, merged
+from sordino.gradients.contributions import Contribution, Dense, Pulled, Total, merged
 from sordino.gradients.layout import Axis, Frame, Layout, Positions, Whole, by_shape, fits, probed
 from sordino.gradients.memory import Pool
 from sordino.gradients.rows import Chunk, call, take, tensors
@@ -107,8 +107,12 @@ def _check_losses(losses: Any, rows: int) -> None:
 def contributions(
     setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: Sequence[tuple[Values, float]]
 ) -> tuple[dict[str, Contribution], Tensor]:
-    """Every parameter's per-record gradient over the chunk, summed over the iterates; and the losses."""
+    """Every parameter's per-record gradient over the chunk, summed over the iterates; and the losses.
+
+    Products of one iterate are added to those of the one before as they arrive: two are held at most, of one layer.
+    """
     store: dict[Slot, list[Contribution]] = defaultdict(list)
+    totals: dict[str, Dense] = {}
     leaves: dict[Slot, dict[str, Tensor]] = {}
     losses = torch.empty(0)
     ragged = chunk.slots is not None and bool((chunk.slots < 0).any())
@@ -121,6 +125,12 @@ def contributions(
             frame = Frame(layouts[use.index], chunk.rows, chunk.records, chunk.slots, ragged, setup.pool)
             with _full_precision(gradient.device.type), torch.no_grad():
                 for slot, part in use.emit(gradient.detach(), frame):
+                    if slot.name is not None and isinstance(part, Dense) and part.owned:
+                        if slot.name in totals:
+                            totals[slot.name].add(part)
+                            setup.pool.free(part.gradient)
+                            continue
+                        totals[slot.name] = part
                     store[slot].append(part)
                     leaves[slot] = kept
             use.release()

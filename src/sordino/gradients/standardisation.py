@@ -67,7 +67,7 @@ def pulled(through: Contribution, pull: Pull) -> Contribution:
     for lo, hi in blocks(through.records, coordinates, gradient.element_size(), CACHE_BYTES):
         pull(gradient[lo:hi])
         norm2[lo:hi] = squares(by_record(gradient[lo:hi]))
-    return Dense(gradient, norm2)
+    return Dense(gradient, norm2, owned=through.owned)
 
 
 class Mapped:
