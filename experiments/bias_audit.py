@@ -2,8 +2,8 @@
 
 python experiments/bias_audit.py
 
-Canaries are records here, so that clipping is part of what is audited: 2,000 of them, one run each. The faults clip every
-iterate, or every view, by itself, and sum. One JSON file.
+Canaries are records here, so that clipping is part of what is audited: 2,000 of them, one run each. The faults clip
+every iterate, or every view, by itself, and sum. One JSON file.
 """
 
 from __future__ import annotations
