@@ -48,6 +48,14 @@ def dense_net() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(128, 7), nn.BatchNorm1d(7), nn.Softplus(), nn.Linear(7, 3))
 
 
+def sequences() -> nn.Module:
+    """(rows, 8, 16) → (rows, 8, 5): the linear layers see rows × positions, BatchNorm has a channel per position."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Unflatten(1, (8, 16)), nn.Linear(16, 5), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(5, 3),
+        nn.Flatten(), nn.Linear(24, 3),
+    )  # fmt: skip
+
+
 def made(net: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -113,9 +121,9 @@ class TestGradients:
             assert float((got - want).abs().max()) <= tolerance * (1 + float(want.abs().max())), name
 
     def test_as_many_records_as_a_layer_has_channels_or_pixels(self) -> None:
-        """Shapes that could be taken for rows: 8 records of 8×8 pixels, p = 4 with 4 channels and 16 = 4·4 rows."""
-        for records, companions in ((8, 3), (4, 3), (6, 5), (2, 1)):
-            model = made(conv_net).double()
+        """Shapes that could be taken for rows: 8 records or 2 · 4 rows in sequences of 8; as many rows as channels."""
+        for records, companions, net in ((8, 3, conv_net), (4, 3, conv_net), (8, 2, sequences), (2, 3, sequences)):
+            model = made(net).double()
             public, some = rows(8, 1, torch.float64), rows(records, 2, torch.float64)
             drawn = draw_companions(keys(records), 8, companions, seed=0, step=0)
             found = clipped_sum(
@@ -287,10 +295,12 @@ class TestPredictions:
         assert majority(outputs).tolist() == [2]
         assert majority(outputs[:1]).tolist() == [1]
 
-    def test_the_mode_of_the_model_is_put_back(self) -> None:
+    def test_modes_are_put_back_between_the_chunks(self) -> None:
         net = companion_model(made(conv_net), PUBLIC, 4).train()
-        list(draws_of(net, PRIVATE.inputs, draws=1))
-        assert net.training
+        for _, outputs in draws_of(net, PRIVATE.inputs, draws=1):
+            assert net.training
+            assert torch.is_grad_enabled()
+            assert not outputs.requires_grad
         with pytest.raises(InputError, match="draws = 0"):
             predict(net, PRIVATE.inputs, draws=0)
 

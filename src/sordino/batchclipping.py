@@ -211,14 +211,18 @@ def draws_of(model: CompanionNet, inputs: Tensor, *, draws: int = 10, seed: int 
         raise InputError(f"draws = {draws}: give at least 1")
     public, count = len(model.public), model.companions
     sets = draw_companions(np.arange(draws, dtype=np.uint64), public, count, seed=seed, step=-1)
-    was_training, size = model.training, max(1, STACKED_ROWS // model.rows_per_record)
+    size = max(1, STACKED_ROWS // model.rows_per_record)
+    for lo in range(0, len(inputs), size):
+        some = inputs[lo : lo + size]
+        yield slice(lo, lo + len(some)), _each_draw(model, some, sets)
+
+
+def _each_draw(model: CompanionNet, inputs: Tensor, sets: Tensor) -> Tensor:
+    was_training = model.training
     try:
         model.eval()
         with torch.no_grad():
-            for lo in range(0, len(inputs), size):
-                some = inputs[lo : lo + size]
-                outputs = [model(some, one.expand(len(some), count)) for one in sets]
-                yield slice(lo, lo + len(some)), torch.stack(outputs)
+            return torch.stack([model(inputs, one.expand(len(inputs), -1)) for one in sets])
     finally:
         model.train(was_training)
 

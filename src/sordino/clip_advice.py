@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sordino.batchclipping import with_companions
 from sordino.clipping import Clipping
 from sordino.gradients import clipped_sum
 from sordino.instruments.reading import UNCLIPPED, all_rows, flat, mean_gradient, measure
@@ -99,7 +100,8 @@ def advise_clipping(
     everyone, fetch = all_rows(public), row_reader(public)
     reading = measure(model, loss, public, clipping, public="declared by whoever asks for advice")
     mean = mean_gradient(model, loss, everyone, UNCLIPPED).mean
-    singles = (clipped_sum(model, loss, fetch(torch.tensor([i])), UNCLIPPED).sums for i in range(reading.rows))
+    rows = (with_companions(fetch(torch.tensor([i])), model, seed=0, step=0) for i in range(reading.rows))
+    singles = (clipped_sum(model, loss, row, UNCLIPPED).sums for row in rows)
     noise = torch.stack([(flat(single) - mean).norm() for single in singles])
     kappa = tail_kappa(noise)
     return ClippingAdvice(
