@@ -17,11 +17,11 @@ from sordino.audit import check_neighbouring
 from sordino.audit.faults import iterates_clipped_apart
 from sordino.clipping import FlatClip, NormalisedClip
 from sordino.errors import ClaimBroken, InputError, Refused
-from sordino.ledger import read_ledger
+from sordino.ledger import Ledger, read_ledger
 from sordino.momentum import InnerMomentum, PastIterates, RecordMomentum, made_up_past, refuse_momenta
 from sordino.plan import Plan
 from sordino.sampling import LogicalBatch
-from sordino.steps import plan_gradients
+from sordino.steps import plan_gradients, private_steps, record_gradients
 from sordino.train import Settings, train, train_without_noise
 from sordino.views import Augmentation
 
@@ -141,6 +141,14 @@ class TestAlgorithm2:
         broken = iterates_clipped_apart(plan, model(), cross_entropy, few(), past=lambda: past)
         with pytest.raises(ClaimBroken, match="more than the sensitivity"):
             check_neighbouring(plan, broken, 0, others=torch.arange(RECORDS))
+
+    @pytest.mark.parametrize("planned", [None, InnerMomentum(2, 0.5)])
+    def test_past_iterates_that_the_plan_does_not_state_or_that_are_missing_are_refused(self, planned: Any) -> None:
+        plan, past = plan_for(inner=planned), made_up_past(model(), InnerMomentum(2, 0.5))
+        given = None if planned else lambda: past.with_present(InnerMomentum(2, 0.5))
+        sums = record_gradients(model(), cross_entropy, few(), plan.clipping, iterates=given)
+        with Ledger.open(None, plan.to_dict()) as ledger, pytest.raises(Refused, match="past iterates"):
+            next(private_steps(plan, sums, records=RECORDS, source=plan.source(), ledger=ledger))
 
     @pytest.mark.parametrize(
         ("length", "decay"), [(0, 0.5), (True, 0.5), (2.0, 0.5), (2, 0.0), (2, 1.1), (2, float("nan"))]

@@ -146,6 +146,13 @@ def _check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource
             f"the gradients are those of {gradient_sum.views or 'the records themselves'}, the plan states "
             f"{planned or 'the records themselves'}: use plan_gradients, or make the plan with augmentation="
         )
+    inner = plan.method.inner if isinstance(plan.method, DPSGD) else None
+    if isinstance(gradient_sum, RecordGradients) and (gradient_sum.iterates is None) != (inner is None):
+        has, states = ("none", "some") if inner is not None else ("some", "none")
+        raise Refused(
+            f"the gradients are taken at {has} of the past iterates, the plan states {states}: use plan_gradients, or "
+            "make the plan with inner="
+        )
     if source.secure != (plan.insecure_seed is None):
         raise Refused("the plan and the random source disagree on whether the noise is secure: use plan.source()")
     if {**ledger.header, "kind": "plan"} != {**json.loads(json.dumps(plan.to_dict())), "kind": "plan"}:
