@@ -182,6 +182,10 @@ def test_runs_of_another_grid_in_the_same_directory_are_not_forgotten(recipe: Pa
     run_sweep(grid(recipe, "train.lr=0.1,0.5"), tmp_path / "out")
     with pytest.raises(InputError, match="belong to the cost"):
         run_sweep(grid(recipe, "train.lr=0.5,0.9"), tmp_path / "out")
+    kept = tmp_path / "out/runs/lr=0.1,seed=0/recipe.toml"
+    kept.write_text(grid(recipe, "train.lr=0.1").recipe_of(Point((("train.steps", "9"),))).to_toml())
+    with pytest.raises(InputError, match="another recipe"):
+        run_sweep(grid(recipe, "train.lr=0.1,0.5"), tmp_path / "out")
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "file").touch()
     with pytest.raises(InputError, match="holds no sweep"):

@@ -237,7 +237,7 @@ def run_sweep(
     if jobs < 1:
         raise InputError(f"--jobs must be at least 1, got {jobs}")
     checked = check(sweep, data_dir)
-    _refuse_others(out, {one.point.name for one in checked})
+    _refuse_others(out, {one.point.name: one.recipe for one in checked})
     cost = cost_of(checked)
     (out / "runs").mkdir(parents=True, exist_ok=True)
     results: dict[Point, dict[str, Any]] = {}
@@ -251,15 +251,20 @@ def run_sweep(
     return document
 
 
-def _refuse_others(out: Path, names: set[str]) -> None:
+def _refuse_others(out: Path, recipes: Mapping[str, Recipe]) -> None:
+    """Runs in the directory that this sweep would not count, or that another recipe made."""
     if out.exists() and any(out.iterdir()) and not (out / "runs").is_dir():
         raise InputError(f"{out} is not empty and holds no sweep: give another directory with --out")
-    others = sorted(path.name for path in (out / "runs").glob("*") if path.name not in names)
+    others = sorted(path.name for path in (out / "runs").glob("*") if path.name not in recipes)
     if others:
         raise InputError(
             f"{out} holds runs that are not in this grid ({others[0]}{', …' if len(others) > 1 else ''}). They were "
             "seen too, so they belong to the cost: add their values to the grid, or give another directory with --out"
         )
+    for name, recipe in recipes.items():
+        path = out / "runs" / name / "recipe.toml"
+        if path.exists() and Recipe.read(path) != recipe:
+            raise InputError(f"{path} was made with another recipe: give another directory with --out")
 
 
 def _all(

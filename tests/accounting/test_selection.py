@@ -185,6 +185,17 @@ def test_of_different_runs_the_worst_at_each_order_counts() -> None:
     assert whole >= max(selection_epsilon([run], law, DELTA, "add-remove") for run in runs)
 
 
+def test_the_figures_of_the_guide() -> None:
+    """docs/sweep.md: 1000 steps of rate 0.02 with noise 1.5 at δ = 1e-5."""
+    runs = releases(1.5, 0.02, 1000)
+    figures = {
+        name: selection_epsilon([runs], Repetition(name, 10.0), DELTA, "add-remove")
+        for name in ("logarithmic", "geometric", "poisson")
+    }
+    assert figures == pytest.approx({"logarithmic": 3.615, "geometric": 4.263, "poisson": 4.746}, abs=1e-3)
+    assert composed_cost([(runs, 0.0, DELTA, "add-remove")] * 10).epsilon == pytest.approx(7.117, abs=1e-3)
+
+
 def test_what_has_no_renyi_bound_is_refused() -> None:
     law = Repetition()
     with pytest.raises(Refused, match="no Rényi bound"):
