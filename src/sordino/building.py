@@ -267,8 +267,6 @@ def _coupling(recipe: Recipe, clipping: Clipping, records: int) -> Plan:
         raise InputError("the method coupling needs public rows: say which in [public] (fraction or records)")
     if recipe.features.private is not None:
         raise Refused("[features] private spends privacy on statistics that public rows give for free: leave it out")
-    if recipe.augmentation.changes:
-        raise Refused("[augmentation] is not combined with public gradients: use the method dpsgd, or leave it out")
     public_use(recipe, None)  # a rule or an option that is not known is found here
     return coupling.plan(
         public=None, centring=options.get("centring", False), quantile=options.get("adaptive_clipping"),
