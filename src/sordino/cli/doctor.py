@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from sordino.recipe import Recipe
 
 if TYPE_CHECKING:
     from sordino.doctor import Diagnosis
+    from sordino.plan import Plan
     from sordino.run import Prepared
 
 
@@ -76,9 +77,13 @@ def examine(recipe: Recipe, arguments: argparse.Namespace) -> Diagnosis:
     assert prepared.optimizer is not None
     assert section.lr is not None
 
-    def larger(batch: float) -> Any:
+    @cache
+    def epsilon() -> float:
+        return recipe.privacy.epsilon or plan.guarantee().epsilon
+
+    def larger(batch: float) -> Plan:
         sampling = replace(bare.sampling, expected_batch=round(batch))
-        privacy = replace(bare.privacy, epsilon=plan.guarantee().epsilon, noise_multiplier=None)
+        privacy = replace(bare.privacy, epsilon=epsilon(), noise_multiplier=None)
         again = replace(bare, sampling=sampling, privacy=privacy, train=replace(section, steps=plan.steps, epochs=None))
         return PLANS["dpsgd"](again, clipping_of(again), plan.records)
 

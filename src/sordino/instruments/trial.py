@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sordino.batchclipping import with_companions
 from sordino.gradients import clipped_sum
 from sordino.gradients.engine import row_loss
 from sordino.gradients.rows import call
@@ -73,7 +74,8 @@ def trial(
         before = mean_loss(own, loss, rows)
         for step in range(steps):
             chosen = torch.randperm(count, generator=generator)[:take]
-            sums = clipped_sum(own, loss, fetch(chosen), plan.clipping).sums
+            batch = with_companions(fetch(chosen), own, seed=seed, step=step)
+            sums = clipped_sum(own, loss, batch, plan.clipping).sums
             for name, parameter in trained.items():
                 noise = torch.randn(parameter.shape, generator=generator) * scale if noisy else 0.0
                 parameter.grad = (sums[name] / take + noise).to(parameter.dtype)
@@ -87,7 +89,7 @@ def trial(
 
 def mean_loss(model: nn.Module, loss: Callable[..., Tensor], rows: Any) -> float:
     """The mean loss over the rows in evaluation mode; infinite where it is not a number."""
-    everyone, was = all_rows(rows), model.training
+    everyone, was = with_companions(all_rows(rows), model, seed=0, step=0), model.training
     model.eval()
     with torch.no_grad():
         value = float(row_loss(loss)(call(model, everyone.inputs), everyone.targets).double().mean())

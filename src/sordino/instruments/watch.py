@@ -25,7 +25,7 @@ from sordino.instruments.window import noise_vectors, windowed_noise
 from sordino.recipe import Recipe
 from sordino.views import Augmentation
 
-WATCHED_METHODS = ("dpsgd", "modelmix")
+WATCHED_METHODS = ("dpsgd", "modelmix", "coupling")
 """Methods whose iterates are all published: what is read at them from public rows is post-processing."""
 
 WINDOW_RECORDS = 16
