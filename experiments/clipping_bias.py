@@ -30,7 +30,7 @@ from sordino import data, features, nets
 from sordino.batchclipping import companion_model
 from sordino.clipping import NormalisedClip
 from sordino.data import Split
-from sordino.data.glove import VectorTokenizer, read_glove
+from sordino.data.glove import VectorTokenizer, read_glove, standardised
 from sordino.instruments import Schedule, Watch
 from sordino.momentum import InnerMomentum
 from sordino.plan import Plan
@@ -104,7 +104,7 @@ LENGTH, KEEP = 64, "end"
 
 @cache
 def reviews() -> tuple[Split, Split, Tensor]:
-    words = read_glove(data.data_directory())
+    words = standardised(read_glove(data.data_directory()))
     cut = VectorTokenizer(words, LENGTH, KEEP)  # type: ignore[arg-type]
     train_texts, test_texts = data.load_texts("imdb")
     sides = [Split(cut(side.texts), side.targets) for side in (train_texts, test_texts)]
@@ -196,7 +196,8 @@ def ablation() -> dict[str, Column]:
 
 PARTS: dict[str, Part] = {
     "imdb": Part(
-        f"IMDb, GloVe-50d, the last {LENGTH} known words of a review", imdb, text_columns(), (4.0, 8.0), 4.0, 2000,
+        f"IMDb, GloVe-50d, the last {LENGTH} known words that are not among the most frequent", imdb,
+        text_columns(), (4.0, 8.0), 4.0, 2000,
         epochs=6, first_lr=4.0, watched=256,
         notes="GRU of 64, classifier on its last state; normalised gradients (Algorithm 2), EMA of weights 0.9",
     ),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sordino.data import load
-from sordino.data.glove import INDEX, TABLE, TEXTS, VectorTokenizer, WordVectors, read_glove
+from sordino.data.glove import INDEX, TABLE, TEXTS, VectorTokenizer, WordVectors, read_glove, standardised
 from sordino.errors import InputError
 
 LINES = "the 0.5 1\nfilm -1 2\nn't 3 3\ndid 4 4\n! 0.25 0\n"
@@ -51,9 +51,9 @@ def test_reviews_as_ids_that_end_with_their_last_word(tmp_path: Path) -> None:
         (tmp_path / "IMDb" / f"{side}.csv").write_text(REVIEWS)
     found = load("imdb-glove", tmp_path)
     assert found.vectors is not None
-    assert found.train.inputs[0, -5:].tolist() == [1, 2, 1, 2, 5]
-    assert found.train.inputs[1, -3:].tolist() == [0, 4, 3]  # what has no vector is left out
-    assert found.input_shape == (128,)
+    assert found.train.inputs[0, -4:].tolist() == [0, 0, 0, 5]  # "the" and "film" are among the most frequent
+    assert found.train.inputs[1, -3:].tolist() == [0, 0, 3]  # "xyzzy" has no vector
+    assert found.input_shape == (64,)
     assert int(found.train.inputs.max()) < len(found.vectors)
 
 
@@ -64,8 +64,27 @@ WORDS = WordVectors({word: number for number, word in enumerate("abcdefgh", 1)},
 def test_either_end_of_a_text_is_kept_and_padding_comes_first(text: str, length: int) -> None:
     known = [WORDS.ids[word] for word in text.split() if word in WORDS.ids]
     for keep, wanted in (("end", known[-length:]), ("start", known[:length])):
-        (row,) = VectorTokenizer(WORDS, length, keep)([text]).tolist()  # type: ignore[arg-type]
+        (row,) = VectorTokenizer(WORDS, length, keep, frequent=0)([text]).tolist()  # type: ignore[arg-type]
         assert row == [0] * (length - len(wanted)) + wanted
+
+
+def test_frequent_words_are_left_out_but_for_the_telling_ones() -> None:
+    words = WordVectors({"the": 1, "not": 2, "of": 3, "film": 4}, torch.zeros(5, 2))
+    assert VectorTokenizer(words, 5, frequent=3)(["The film, NOT of the film"]).tolist() == [[0, 0, 4, 2, 4]]
+    assert VectorTokenizer(words, 3, frequent=0)(["not of the film"]).tolist() == [[3, 1, 4]]
+
+
+def test_standardised_vectors_have_no_mean_and_unit_variance_under_zipfs_law() -> None:
+    torch.manual_seed(0)
+    table = torch.cat((torch.zeros(1, 3), 5 + 2 * torch.randn(40, 3)))
+    found = standardised(WordVectors({}, table)).table
+    weight = 1 / (torch.arange(1, 41) + 2.7)
+    weight = (weight / weight.sum())[:, None]
+    assert not found[0].any()
+    assert torch.allclose((weight * found[1:]).sum(0), torch.zeros(3), atol=1e-5)
+    assert torch.allclose((weight * found[1:] ** 2).sum(0), torch.ones(3), atol=1e-5)
+    difference = (table[7] - table[3]) / (table[9] - table[3])
+    assert torch.allclose((found[7] - found[3]) / (found[9] - found[3]), difference, rtol=1e-3)  # an affine map
 
 
 def test_absent_or_broken_vectors_are_an_error_that_says_what_to_do(tmp_path: Path) -> None:

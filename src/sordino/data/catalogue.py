@@ -288,7 +288,7 @@ _ENTRIES = (
         _IMDB,
         name="imdb-glove",
         title="IMDb movie reviews as ids of GloVe's 30,000 most frequent words, with their vectors",
-        shape=(128,),
+        shape=(64,),
     ),
     replace(
         _IMDB,

@@ -23,6 +23,15 @@ PADDING = 0
 TEXTS = ("glove.6B/glove.6B.50d.txt", "glove.6B.50d.txt", "glove-6b-50d/glove.6B.50d.txt")
 TABLE, INDEX = "glove-6b-50d/glove_6B_50d_emb.npy", "glove-6b-50d/glove_6B_index.parquet"
 
+FREQUENT = 150
+"""So many of the most frequent words are left out of texts where their number is limited: they say little, and of a
+review's words they are half. On held-out reviews a linear classifier of the mean of the last 64 vectors gets 73.2 %
+without them and 69.8 % with them (docs/clipping_bias.md). Words that turn or weigh a judgement stay."""
+TELLING = frozenset(
+    ("not", "n't", "no", "but", "never", "nothing", "!", "?", "best", "better", "good", "well", "great", "bad", "like",
+     "only", "even", "too", "least", "less", "little", "few", "most", "more")
+)  # fmt: skip
+
 _TAG = re.compile(r"<[^>]{1,20}>")
 _WORD = re.compile(r"n't|'[a-z]+|[a-z]+(?=n't)|[a-z0-9]+|[!?]")  # "didn't" is "did", "n't", as in GloVe's own corpus
 
@@ -37,15 +46,17 @@ class WordVectors:
 
 @dataclass(frozen=True)
 class VectorTokenizer:
-    """Lower-cased words → ids of the vectors' words; what has no vector is left out. Of a longer text the last (or
-    first) `length` words are kept; a shorter one is padded by zeros *in front*, so that it ends with its last word.
+    """Lower-cased words → ids of the vectors' words; what has no vector, or is too frequent, is left out. Of a longer
+    text the last (or first) `length` words are kept; a shorter one is padded by zeros *in front*, so that it ends with
+    its last word.
 
     A public function of one text at a time. An empty text, or one of unknown words, is all padding.
     """
 
     words: WordVectors
-    length: int = 128
+    length: int = 64
     keep: Literal["end", "start"] = "end"
+    frequent: int = FREQUENT  # the most frequent words are left out, but for the telling ones
 
     def __post_init__(self) -> None:
         if self.length < 1 or self.keep not in ("end", "start"):
@@ -55,13 +66,30 @@ class VectorTokenizer:
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """(n,) strings → (n, length) int64."""
-        out, ids = torch.full((len(texts), self.length), PADDING, dtype=torch.int64), self.words.ids
+        out = torch.full((len(texts), self.length), PADDING, dtype=torch.int64)
+        ids = {word: number for word, number in self.words.ids.items() if number > self.frequent or word in TELLING}
         for row, text in enumerate(texts):
             found = [ids[word] for word in _WORD.findall(_TAG.sub(" ", text.lower())) if word in ids]
             found = found[-self.length :] if self.keep == "end" else found[: self.length]
             if found:
                 out[row, -len(found) :] = torch.tensor(found)
         return out
+
+
+def standardised(words: WordVectors) -> WordVectors:
+    """The vectors with mean 0 and variance 1 in each feature, over words weighted by Zipf's law: 1/(rank + 2.7).
+
+    All public: nothing is measured from texts. Published vectors share a large mean, which would be the better part of
+    every record's gradient and say nothing about its class.
+    """
+    rank = torch.arange(1, len(words.table), dtype=torch.float64)
+    weight = (1 / (rank + 2.7))[:, None]
+    weight /= weight.sum()
+    vectors = words.table[1:].double()
+    mean = (weight * vectors).sum(0)
+    std = (weight * (vectors - mean).square()).sum(0).sqrt().clamp_min(1e-12)
+    table = torch.cat((torch.zeros(1, vectors.shape[1], dtype=torch.float64), (vectors - mean) / std))
+    return WordVectors(words.ids, table.float())
 
 
 def read_glove(root: Path, words: int = 30_000) -> WordVectors:

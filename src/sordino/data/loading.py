@@ -13,7 +13,7 @@ from sordino.data import images
 from sordino.data.adult import read_adult
 from sordino.data.catalogue import Entry, entry
 from sordino.data.files import data_directory, find_content, missing, read_bytes, sha256_of_bytes
-from sordino.data.glove import VectorTokenizer, read_glove
+from sordino.data.glove import VectorTokenizer, read_glove, standardised
 from sordino.data.text import HashingTokenizer, read_text_csv, read_text_folders, text_bytes
 from sordino.data.types import Dataset, Split, TextSplit
 from sordino.errors import InputError, SordinoError
@@ -44,7 +44,7 @@ def load(
         cut = tokenizer or HashingTokenizer()
         train, test = (Split(cut(side.texts), side.targets) for side in load_texts(name, root))
     elif name == "imdb-glove":
-        sides, words = load_texts(name, root), read_glove(root)
+        sides, words = load_texts(name, root), standardised(read_glove(root))
         cut_words, vectors = VectorTokenizer(words, known.shape[0]), words.table
         train, test = (Split(cut_words(side.texts), side.targets) for side in sides)
     elif name == "imdb-texts":
