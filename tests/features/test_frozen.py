@@ -161,6 +161,12 @@ def test_bytes_of_texts_are_cut_in_the_middle_and_read_back() -> None:
         minilm.decode(torch.zeros(2, 5))
 
 
+def test_texts_do_not_reach_a_model_as_bytes(tmp_path: Path) -> None:
+    for seen in (build({}), lambda texts: build({}).cached(texts, tmp_path)):
+        with pytest.raises(InputError, match="minilm"):
+            seen(text_bytes(["a text"]))
+
+
 @pytest.mark.parametrize("damage", ["config", "weights", "tokenizer", "kind"])
 def test_a_damaged_text_model_is_named(text_model: Path, damage: str) -> None:
     folder = text_model / "all-MiniLM-L6-v2"

@@ -71,7 +71,7 @@ class Extractor:
     data_dir: Path | None = None  # of the published networks
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        return inputs if self.spec["name"] == "none" else self._last(self._maps(inputs))
+        return _numbers(inputs) if self.spec["name"] == "none" else self._last(self._maps(inputs))
 
     def _maps(self, inputs: Tensor) -> Tensor:
         function = self._function()
@@ -105,7 +105,7 @@ class Extractor:
     def cached(self, inputs: Tensor, folder: Path | None, say: Callable[[str], None] | None = None) -> Tensor:
         """The features from the folder, else computed and kept there; `say` hears how far it is."""
         if self.spec["name"] == "none":
-            return inputs
+            return _numbers(inputs)
         if self.spec["name"] in _PUBLISHED:
             out = []
             for start in range(0, max(len(inputs), 1), PART):
@@ -151,6 +151,12 @@ def build(spec: Mapping[str, Any], data_dir: Path | None = None) -> Extractor:
         folder, pattern, get = _PUBLISHED[name]
         full["weights"] = sha256_of_file(one_file(data_directory(data_dir) / folder, pattern, name, get))
     return Extractor(full, frequencies=frequencies, data_dir=data_dir)
+
+
+def _numbers(inputs: Tensor) -> Tensor:
+    if inputs.dtype == torch.uint8:
+        raise InputError('texts come as bytes, which no model here takes: give [features] name = "minilm"')
+    return inputs
 
 
 def _check_published(name: str, spec: Mapping[str, Any]) -> None:
