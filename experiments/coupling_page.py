@@ -1,0 +1,113 @@
+"""Puts the figures of coupling_*.json into docs/coupling.md.
+
+    python experiments/coupling_page.py
+
+A block lies between <!-- name --> and <!-- end name -->; nothing else is touched. Parts that were not run are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS, PAGE = ROOT / "experiments" / "results", ROOT / "docs" / "coupling.md"
+TITLES = {
+    "mnist": "MNIST, CNN of appendix A.1",
+    "cifar10": "CIFAR-10, linear on EfficientNet-Lite0",
+    "imdb": "IMDb, linear on MiniLM",
+}
+COLUMNS = ("NonPriv", "FullPriv", "OnlyPub", "OnlyPriv", "AdaMix", "DPMD", "Coupling", "MSE", "DOPE")
+PRINTED = {  # Table 3 of the paper, MNIST CNN
+    (None, "FullPriv"): 95.27, (None, "NonPriv"): 98.96, (0.05, "OnlyPub"): 95.58, (0.05, "OnlyPriv"): 84.02,
+    (0.05, "AdaMix"): 73.82, (0.05, "DPMD"): 97.56, (0.05, "Coupling"): 97.92, (0.2, "OnlyPub"): 98.00,
+    (0.2, "OnlyPriv"): 97.05, (0.2, "AdaMix"): 74.58, (0.2, "DPMD"): 98.36, (0.2, "Coupling"): 98.36,
+}  # fmt: skip
+
+
+def read(part: str) -> dict[str, Any] | None:
+    path = RESULTS / f"coupling_{part}.json"
+    return json.loads(path.read_text("utf8")) if path.exists() else None
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows])
+
+
+def cell(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    return f"{100 * row['mean']:.2f}" + ("" if row["spread"] is None else f" ± {100 * row['spread']:.2f}")
+
+
+def accuracies() -> str:
+    blocks = []
+    for part, title in TITLES.items():
+        document = read(part)
+        if document is None:
+            continue
+        setting, found = document["setting"], document["table"]
+
+        def at(column: str, share: float, found: Any = found) -> Mapping[str, Any] | None:
+            rows = [row for row in found if row["column"] == column and row["share"] in (share, None)]
+            return rows[0] if rows else None
+
+        rows = [
+            [f"r_pub = {share:g}", *(cell(at(column, share)) for column in COLUMNS)] for share in (0.05, 0.2)
+        ]  # fmt: skip
+        if part == "mnist":
+            rows += [printed(share) for share in (0.05, 0.2)]
+        seeds = max((row["seeds"] for row in found), default=0)
+        steps = [row for row in found if row["share"] == 0.05]
+        blocks.append(
+            f"**{title}**: {setting['epochs']:g} epochs, batches of {setting['batch']}, {setting['public_batch']} public "
+            f"rows in a step, {seeds} seeds. Test accuracy in %:\n\n"
+            + table(["", *COLUMNS], rows)
+            + "\n\nChosen on held-out rows: "
+            + ", ".join(chosen(row) for row in steps)
+            + "."
+        )
+    return "\n\n".join(blocks) or "*Not measured yet.*"
+
+
+def printed(share: float) -> list[str]:
+    values = [PRINTED.get((share, column), PRINTED.get((None, column))) for column in COLUMNS]
+    return [f"*paper, {share:g}, 20 epochs*", *("" if value is None else f"*{value:.2f}*" for value in values)]
+
+
+def chosen(row: Mapping[str, Any]) -> str:
+    what = f"{row['column']} lr {row['lr']:g}"
+    if row["column"] == "Coupling":
+        return what + (f" α {row['alpha']:.2f} (equation 5)" if row["variant"] < 0 else f" α {row['variant']:g}")
+    return what + (f" H {row['variant']:g}" if row["column"] == "MSE" else "")
+
+
+def monotonicity() -> str:
+    document = read("monotonicity")
+    if document is None:
+        return "*Not measured yet.*"
+    names = {"epsilon": "ε", "batch": "B", "public": "n_pub", "private": "n_priv", "dimension": "d", "steps": "T"}
+    rows = []
+    for key, found in document["varied"].items():
+        values = ", ".join(f"{row[key]:g}" for row in found)
+        best = ", ".join(f"{row['best']:g}" for row in found)
+        said = ", ".join(f"{row['equation_5']:.2f}" for row in found)
+        rows.append([names[key], values, document["claimed"][key], best, said])
+    middle = ", ".join(f"{names[key]} = {value:g}" for key, value in document["middle"].items())
+    head = ["varied, at equal privacy", "values", "the paper: α", "best α measured", "equation (5)"]
+    return table(head, rows) + f"\n\nAll else: {middle}; {document['seeds']} seeds."
+
+
+def main() -> None:
+    page = PAGE.read_text("utf8")
+    for name, text in {"accuracies": accuracies(), "monotonicity": monotonicity()}.items():
+        block = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- end {name} -->)", re.DOTALL)
+        page = block.sub(lambda found, text=text: found[1] + text + found[2], page)  # type: ignore[misc]
+    PAGE.write_text(page, "utf8")
+
+
+if __name__ == "__main__":
+    main()
