@@ -260,12 +260,12 @@ def test_public_rows_of_the_recipe_are_read_without_a_flag(recipe: str, capsys: 
 def test_the_command_names_a_batch_that_is_calibrated_to_the_same_epsilon(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = ["sampling.expected_batch=32", "train.steps=20", "privacy.accountant=rdp", "privacy.noise_multiplier=0.7"]
+    sizes = ["sampling.expected_batch=128", "train.steps=12", "privacy.accountant=rdp", "privacy.noise_multiplier=0.7"]
     sets = [word for one in sizes for word in ("--set", one)]
     assert main(["doctor", recipe, "--test-rows", "--rows", "60", "--steps", "2", "--json", *sets]) == 0
     findings = {one["topic"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
     assert findings["batch"]["verdict"] == "raise"
-    assert findings["batch"]["value"] in (64, 128)
+    assert findings["batch"]["value"] in (256, 512)
     assert "at the same ε and steps" in findings["batch"]["sentence"]
 
 

@@ -333,7 +333,7 @@ class _Loop:
         self.metrics.cut(state.step)
         self.readings.cut(state.step)
         average, done = state.average, state.step
-        if not done:
+        if not done and not self.metrics.rows and not self.readings.rows:  # a resumed run has read this
             self._read(done)
         with ProgressBar(self.steps, done, self.settings.progress, self.label) as bar:
             for private in steps:

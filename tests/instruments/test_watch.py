@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,28 @@ def test_readings_of_private_records_never_enter_the_metrics(records: Records, t
     assert "sampling_noise" not in (tmp_path / "metrics.jsonl").read_text()
     assert [row["step"] for row in found.not_private["instruments"]] == [0, 2, 4, 6]
     assert all(row["not_private"] is True for row in found.not_private["instruments"])
+
+
+@pytest.mark.parametrize("checkpoint_every", [2, 0])
+def test_a_run_that_was_killed_has_each_reading_once(records: Records, tmp_path: Path, checkpoint_every: int) -> None:
+    calls = iter(range(100))
+
+    def killed(model: nn.Module) -> dict[str, float]:
+        if next(calls) == 0:
+            raise KeyboardInterrupt
+        return {}
+
+    settings = Settings(eval_every=3, checkpoint_every=checkpoint_every)
+    run = partial(
+        train, loss=loss, dataset=records, plan=plan(), lr=0.5, settings=settings, evaluate=killed, out=tmp_path
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run(fresh(), watch=watch(records))
+    found = run(fresh(), watch=watch(records), resume=True)
+    plain = trained(records, watch(records))
+    readings = [[row for row in one.metrics if "sampling_noise" in row] for one in (found, plain)]
+    assert readings[0] == readings[1]
+    assert [row["step"] for row in readings[0]] == [0, 2, 4, 6]
 
 
 def test_a_run_that_diverges_is_not_ended_by_its_instruments(records: Records) -> None:
