@@ -16,10 +16,14 @@ from torch.nn.functional import cross_entropy
 
 from sordino import nets
 from sordino.batchclipping import CompanionNet, companion_model, draw_companions, draws_of, majority, predict
+from sordino.clip_advice import advise_clipping
 from sordino.clipping import Clipping, FlatClip, NormalisedClip
 from sordino.data import Split
 from sordino.errors import InputError, Refused
 from sordino.gradients import Rows, clipped_sum, verify
+from sordino.instruments.reading import measure
+from sordino.instruments.trial import trial
+from sordino.instruments.window import noise_vectors
 from sordino.ledger import Ledger
 from sordino.methods import modelmix
 from sordino.momentum import InnerMomentum
@@ -360,3 +364,17 @@ class TestTraining:
         net = companion_model(made(conv_net), PUBLIC, 3)
         plan = declared(inner=InnerMomentum(1, 0.5), augmentation=Augmentation(views=2, flip=True))
         assert isinstance(train(net, cross_entropy, PRIVATE, plan, lr=0.1).model, CompanionNet)
+
+
+def test_instruments_and_advice_see_each_row_with_its_companions() -> None:
+    net, clipping = companion_model(made(conv_net), PUBLIC, 4), FlatClip(1.0)
+    found = measure(net, cross_entropy, PRIVATE, clipping, public="made up")
+    norms = record_gradients(net, cross_entropy, PRIVATE, clipping)(batch(range(40))).norms
+    assert found.norm_quantiles["0.5"] == pytest.approx(float(norms.double().quantile(0.5)), rel=1e-4)
+    vectors = noise_vectors(net, cross_entropy, PRIVATE, 40, public="made up")
+    assert float(vectors.square().sum(1).mean()) == pytest.approx(found.sampling_noise, rel=1e-3)
+    assert advise_clipping(net, cross_entropy, PRIVATE, clipping).noise_std ** 2 == pytest.approx(
+        found.sampling_noise, rel=1e-3
+    )
+    rehearsed = trial(net, cross_entropy, PRIVATE, declared(), torch.optim.SGD, lr=0.5, steps=5, noisy=False)
+    assert rehearsed.after < rehearsed.before
