@@ -385,6 +385,10 @@ def last_noise(found: list[dict[str, Any]]) -> float | None:
     return statistics.fmean(last) if last else None
 
 
+def complete(part: Part, runs: Runs) -> bool:
+    return all(job.key in runs for job in jobs(part, runs, tuple(part.columns), part.epsilons, 3))
+
+
 def document(name: str, part: Part, runs: Runs) -> dict[str, Any]:
     return {
         "command": f"python experiments/clipping_bias.py --part {name}",
@@ -397,6 +401,7 @@ def document(name: str, part: Part, runs: Runs) -> dict[str, Any]:
         "step_sizes": "climb by factors of 2 from the same start, on held-out rows of the training split, seed 0; "
         "columns with lr_of take that column's",
         "columns": {key: asdict(column) for key, column in part.columns.items()},
+        "complete": complete(part, runs),
         "table": table(part, runs),
         "runs": runs,
         "environment": environment(),
