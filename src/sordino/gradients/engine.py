@@ -214,6 +214,8 @@ def add_clipped(
         return norms, dropped
     factor = clipping.factors(norms)
     limit = clipping.coordinate_bound if isinstance(clipping, L2LinfClip) else None
+    if isinstance(clipping, L1Clip):  # summed from the very numbers that the norm was taken of: parts may cancel
+        limit = torch.inf
     for name, gradient in gradients.items():
         size = parameters[name].numel()
         if isinstance(gradient, Lookup) and limit is None and name in sums:
