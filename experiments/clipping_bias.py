@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LinearLR
 
 from sordino import data, features, nets
 from sordino.batchclipping import companion_model
@@ -281,6 +282,7 @@ def run(part: Part, job: Job) -> dict[str, Any]:
         lr=job.lr,
         settings=Settings(
             optimizer_options={"momentum": OUTER},
+            scheduler=partial(LinearLR, start_factor=1.0, end_factor=1e-3, total_iters=plan.steps),
             averaging=Averaging("ema", decay=0.9) if column.average else Averaging(),
             chunk=part.chunk,
             seed=job.seed,
@@ -397,6 +399,7 @@ def document(name: str, part: Part, runs: Runs) -> dict[str, Any]:
         "expected_batch": part.expected_batch,
         "epochs": part.epochs,
         "outer_kept": OUTER,
+        "scheduler": "linear to zero",
         "inner": INNER.to_dict(),
         "step_sizes": "climb by factors of 2 from the same start, on held-out rows of the training split, seed 0; "
         "columns with lr_of take that column's",

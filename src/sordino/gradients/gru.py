@@ -24,7 +24,7 @@ def standardised_gru(
     Returns the hidden states (n, length, hidden) and the last of them. Under the engine's tape it is one operation.
     """
     if has_torch_function((x, w_ih)):
-        return handle_torch_function(standardised_gru, (x, w_ih), x, w_ih, w_hh, b_ih, b_hh, eps)  # type: ignore[no-any-return]
+        return handle_torch_function(standardised_gru, (x, w_ih), x, w_ih, w_hh, b_ih, b_hh, eps)
     hidden = w_hh.shape[1]
     projected = F.layer_norm(F.linear(x, w_ih, b_ih), (3 * hidden,), eps=eps)
     h, states = x.new_zeros(len(x), hidden), []

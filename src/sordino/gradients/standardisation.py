@@ -26,7 +26,7 @@ def standardised_weight(weight: Tensor, eps: float = 1e-6) -> Tensor:
     Filters of one weight only have no spread: they become zero. Under the engine's tape it is one operation.
     """
     if has_torch_function_unary(weight):
-        return handle_torch_function(standardised_weight, (weight,), weight, eps)  # type: ignore[no-any-return]
+        return handle_torch_function(standardised_weight, (weight,), weight, eps)
     centred, std, fan_in = _parts(weight)
     return (centred / ((std + eps) * math.sqrt(fan_in))).reshape(weight.shape)
 

@@ -48,8 +48,8 @@ class GruClassifier(nn.Module):
         words = nn.functional.embedding(tokens, self.get_buffer("vectors"))
         gru = self.gru
         if self.standardised:
-            weights = (gru.weight_ih_l0, gru.weight_hh_l0, gru.bias_ih_l0, gru.bias_hh_l0)
-            states, _ = standardised_gru(words, *weights)
+            w_ih, w_hh, b_ih, b_hh = gru.parameters()
+            states, _ = standardised_gru(words, w_ih, w_hh, b_ih, b_hh)
         else:
             states, _ = gru(words)
         logits: Tensor = self.head(_mean(states, tokens != 0) if self.mean else states[:, -1])
