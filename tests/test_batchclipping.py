@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from sordino.public import PublicSet
 from sordino.sampling import LogicalBatch
 from sordino.schedule import Schedule
 from sordino.steps import private_steps, record_gradients
-from sordino.train import train
+from sordino.train import Settings, train
 from sordino.views import Augmentation
 
 
@@ -328,6 +329,22 @@ class TestTraining:
         assert "12 rows are public" in str(result.guarantee)
         changed = {k for k, v in net.state_dict().items() if not torch.equal(v, before[k])}
         assert changed == {name for name, _ in net.named_parameters()}
+
+    def test_a_run_that_was_left_half_way_ends_with_the_same_weights(self, tmp_path: Path) -> None:
+        plan, settings = declared(steps=4), Settings(checkpoint_every=2)
+        whole = companion_model(made(conv_net), PUBLIC, 4)
+        train(whole, cross_entropy, PRIVATE, plan, lr=0.5, settings=settings)
+
+        def stops(model: nn.Module) -> dict[str, float]:
+            raise KeyboardInterrupt
+
+        half = companion_model(made(conv_net), PUBLIC, 4)
+        with pytest.raises(KeyboardInterrupt):
+            train(half, cross_entropy, PRIVATE, plan, lr=0.5, settings=settings, out=tmp_path, evaluate=stops)
+        again = companion_model(made(conv_net, seed=9), PUBLIC, 4)
+        train(again, cross_entropy, PRIVATE, plan, lr=0.5, settings=settings, out=tmp_path, resume=True)
+        wanted = whole.state_dict()
+        assert all(torch.equal(value, wanted[name]) for name, value in again.state_dict().items())
 
     def test_companions_that_the_plan_does_not_declare_are_refused(self) -> None:
         net = companion_model(made(conv_net), PUBLIC, 4)
