@@ -22,7 +22,7 @@ Records = tuple[Tensor, Tensor]
 
 
 def plan() -> Plan:
-    given: dict[str, Any] = {"delta": 1e-5, "records": 200, "expected_batch": 50, "noise_multiplier": 1.0, "steps": 6}
+    given: dict[str, Any] = {"delta": 1e-5, "records": 200, "expected_batch": 200, "noise_multiplier": 1.0, "steps": 6}
     return Plan.dpsgd(**given, insecure_seed=1, accountant="rdp")
 
 
