@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from sordino import sweep_paid as module
 from sordino.accounting.selection import Repetition, selection_epsilon
+from sordino.data import load
 from sordino.errors import InputError, Refused
 from sordino.randomness import RandomSource
 from sordino.recipe import Recipe
@@ -158,6 +160,7 @@ def test_no_run_or_only_failed_ones_release_nothing(recipe: Path, drawn: list[Ch
 def test_a_paid_sweep_leaves_one_run_whose_papers_state_the_whole_cost(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sordino.run.data.load", cache(load))  # unpacked once, not for each of the runs
     monkeypatch.setattr(module, "draw_runs", lambda found, law, source: [found[0], found[1]])
     out = tmp_path / "out"
     (out / HIDDEN / "0").mkdir(parents=True)  # left by a sweep that was killed: deleted unseen

@@ -281,8 +281,11 @@ def _all(
         try:
             for future in as_completed(waiting):
                 yield waiting[future], future.result()
-        except BrokenProcessPool:
-            raise SordinoError("a process of the sweep was killed; start it again: finished runs are kept") from None
+        except BaseException as error:
+            pool.shutdown(wait=False, cancel_futures=True)  # else every run that waits would still be made
+            if isinstance(error, BrokenProcessPool):
+                raise SordinoError("a process of the sweep was killed; start it again, it goes on") from None
+            raise
 
 
 def _one_thread() -> None:

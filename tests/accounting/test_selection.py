@@ -154,21 +154,24 @@ def test_what_is_drawn_has_that_law(name: str) -> None:
         assert abs(drawn.count(k) / count - expected) < 5 * deviation
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.floats(0.8, 8.0), st.floats(1.5, 40.0), st.sampled_from(sorted(SHAPES)))
 def test_a_selection_costs_more_than_one_run_and_more_with_more_runs(sigma: float, mean: float, name: str) -> None:
-    single, _ = composed_epsilon(releases(sigma), DELTA, "add-remove", "rdp")
-    fewer, more = (
-        selection_epsilon([releases(sigma)], Repetition(name, m), DELTA, "add-remove") for m in (mean, 2 * mean)
-    )
+    runs = releases(sigma, 1.0, 4)
+    single, _ = composed_epsilon(runs, DELTA, "add-remove", "rdp")
+    fewer, more = (selection_epsilon([runs], Repetition(name, m), DELTA, "add-remove") for m in (mean, 2 * mean))
     assert single < fewer <= more
 
 
 @pytest.mark.parametrize("name", list(SHAPES))
 def test_calibration_meets_the_target_from_below(name: str) -> None:
     law = Repetition(name, 5.0)
-    (sigma,) = calibrate_selection([releases], 2.0, law, DELTA, "add-remove")
-    assert 1.99 <= selection_epsilon([releases(sigma)], law, DELTA, "add-remove") <= 2.0
+
+    def runs(noise_multiplier: float) -> Releases:
+        return releases(noise_multiplier, 1.0, 4)
+
+    (sigma,) = calibrate_selection([runs], 2.0, law, DELTA, "add-remove")
+    assert 1.99 <= selection_epsilon([runs(sigma)], law, DELTA, "add-remove") <= 2.0
 
 
 def test_of_different_runs_the_worst_at_each_order_counts() -> None:
@@ -176,7 +179,7 @@ def test_of_different_runs_the_worst_at_each_order_counts() -> None:
     law = Repetition("geometric", 5.0)
     kinds: list[Callable[[float], Releases]] = [
         lambda sigma: releases(sigma, 1.0, 2),
-        lambda sigma: releases(sigma, 0.01, 3000),
+        lambda sigma: releases(sigma, 0.01, 1000),
     ]
     found = calibrate_selection(kinds, 2.0, law, DELTA, "add-remove")
     runs = [kind(sigma) for kind, sigma in zip(kinds, found, strict=True)]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from sordino.cli import main
+from sordino.data import load
 
 RECIPE = """
 [data]
@@ -18,10 +20,11 @@ name = "linear"
 noise_multiplier = 1.0
 delta = 1e-5
 [sampling]
-expected_batch = 300
+expected_batch = 12000
 [train]
-steps = 4
+steps = 2
 lr = 0.5
+chunk = 4096
 """
 
 
@@ -33,8 +36,9 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def test_a_sweep_makes_runs_json_heat_map_and_page_and_makes_nothing_twice(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sordino.run.data.load", cache(load))  # unpacked once, not for each of the runs
     out = tmp_path / "out"
     command = ["sweep", str(recipe), "--over", "train.lr=0.1,0.5", "--over", "clipping.clip_norm=0.1,1"]
     assert main([*command, "--out", str(out), "--json"]) == 0
