@@ -31,6 +31,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sordino.accounting.account import Releases
 from sordino.accounting.selection import Composed, composed_cost
 from sordino.building import PLANS, clipping_of, one_of, private_records
@@ -276,7 +278,7 @@ def _all(
         for one in checked:
             yield one, run_one(one.recipe, places[one.point], data_dir)
         return
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _one_thread) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
         waiting = {pool.submit(run_one, one.recipe, places[one.point], data_dir): one for one in checked}
         try:
             for future in as_completed(waiting):
@@ -286,12 +288,6 @@ def _all(
             if isinstance(error, BrokenProcessPool):
                 raise SordinoError("a process of the sweep was killed; start it again, it goes on") from None
             raise
-
-
-def _one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)
 
 
 def run_one(recipe: Recipe, folder: Path, data_dir: Path | None) -> dict[str, Any]:
