@@ -63,8 +63,8 @@ def accuracies() -> str:
         seeds = max((row["seeds"] for row in found), default=0)
         steps = [row for row in found if row["share"] == 0.05]
         blocks.append(
-            f"**{title}**: {setting['epochs']:g} epochs, batches of {setting['batch']}, {setting['public_batch']} public "
-            f"rows in a step, {seeds} seeds. Test accuracy in %:\n\n"
+            f"**{title}**: {setting['epochs']:g} epochs, batches of {setting['batch']}, {setting['public_batch']} "
+            f"public rows in a step, {seeds} seeds. Test accuracy in %:\n\n"
             + table(["", *COLUMNS], rows)
             + "\n\nChosen on held-out rows: "
             + ", ".join(chosen(row) for row in steps)

@@ -171,7 +171,8 @@ class Companion:
             return released
         rank = min(self.use.projection or 0, *public.shape)
         basis = torch.linalg.svd(public.double(), full_matrices=False).Vh[:rank].to(released.dtype)
-        return (released @ basis.mT) @ basis
+        kept: Tensor = (released @ basis.mT) @ basis
+        return kept
 
     def _warm_up(self, warm_up: WarmUp) -> None:
         trained = [p for p in self.model.parameters() if p.requires_grad]
