@@ -79,7 +79,7 @@ def rows_of(net: str, users: bool, views: int, step: int, dtype: torch.dtype) ->
     chunk=st.sampled_from([None, 1, 2]),
     seed=st.integers(0, 999),
 )
-@settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=15, suppress_health_check=list(HealthCheck))
 def test_norms_and_clipped_sums_equal_a_plain_loop(
     dtype: torch.dtype, tolerance: float, net: str, users: bool, views: int, length: int, decay: float,
     clipping: Clipping, chunk: int | None, seed: int,
