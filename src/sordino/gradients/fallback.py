@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sordino.errors import Refused
 from sordino.gradients.contributions import Contribution, Dense
 from sordino.gradients.layout import Axis, Frame, Whole
 from sordino.gradients.tape import Slot, Tape, Use, _flat, hold, replace
@@ -74,40 +75,74 @@ def _tapped(tape: Tape, call: Call, output: Tensor, position: int) -> Tensor:
 Found = dict[int, Tensor]  # by slot
 Dims = dict[int, int | None]  # which dimension of an argument holds the rows; None: it is common to all
 OUTPUT = 0  # stands for the output among the arguments' ids
+MOST_WAYS = 8  # to read an argument's dimensions that are tried where the batch is as large as others of them
 
 
 def per_record(call: Call, position: int, gradient: Tensor, frame: Frame) -> Found:
     """{slot: (records, *shape)}: rows in parallel, else each record's rows alone, where that gives the same sum as the
     whole call; else the whole call once for each record, with the gradient of the others' positions set to zero.
 
-    Only the last lets a record that is not finite reach others (0 · NaN); then these are dropped with it.
+    A record that is not finite spoils its own gradient and no other's. In the last way 0 · NaN would carry it over, so
+    data that is not finite is taken for zero there, and where a product inside the call overflows the call is refused:
+    records that were dropped along with another would move the sum by more than one record's share.
     """
     data = {key: t.detach() for key, t in call.data.items()}
-    whole = call.vjp(position, gradient, data)
     if isinstance(frame.layout, Whole):
-        return {key: g[None] for key, g in whole.items()}
-    dims = _row_dims(frame, data)
-    if dims is not None:
+        return {key: g[None] for key, g in call.vjp(position, gradient, data).items()}
+    shown, sent = data, gradient
+    whole = call.vjp(position, gradient, data)
+    if not all(_finite(t) for t in (gradient, *data.values(), *whole.values())):
+        shown, sent = {key: _made_up(t) for key, t in data.items()}, _made_up(gradient)
+        whole = call.vjp(position, sent, shown)  # nothing adds up to NaN: the way is found on other numbers
+    for dims in _row_dims(frame, data):
         for attempt in (_vectorised, _alone):
-            found = attempt(call, position, gradient, frame, data, dims)
+            found = attempt(call, position, sent, frame, shown, dims)
             if found is not None and all(_adds_up(g, whole[key]) for key, g in found.items()):
-                return found
-    owner = frame.owner(gradient.shape)
-    parts = [call.vjp(position, torch.where(owner == i, gradient, 0), data) for i in range(frame.records)]
-    return {key: torch.stack([p[key] for p in parts]) for key in call.slots}
+                again = found if shown is data else attempt(call, position, gradient, frame, data, dims)
+                if again is not None:
+                    return again
+    return _one_by_one(call, position, gradient, frame, data)
 
 
-def _row_dims(frame: Frame, data: Found) -> Dims | None:
-    """None when the rows can't be told in the output or in some argument."""
+def _one_by_one(call: Call, position: int, gradient: Tensor, frame: Frame, data: Found) -> Found:
+    owner, clean = frame.owner(gradient.shape), {key: _numbers(t) for key, t in data.items()}
+    parts = [call.vjp(position, torch.where(owner == i, gradient, 0), clean) for i in range(frame.records)]
+    found = {key: torch.stack([p[key] for p in parts]) for key in call.slots}
+    own = torch.zeros(frame.records, dtype=torch.bool)
+    own[owner.expand_as(gradient)[~torch.isfinite(gradient)].clamp_min(0)] = True
+    if not all(_finite(g[~own]) for g in found.values()):
+        raise Refused(
+            f"{getattr(call.func, '__name__', call.func)}: a value overflows in an operation whose rows sordino can't "
+            "tell apart, and would take other records with it; nothing was released. Write the operation so that rows "
+            "are one dimension of its inputs, or choose another batch size than a dimension of the data"
+        )
+    return found
+
+
+def _finite(t: Tensor) -> bool:
+    return not t.is_floating_point() or bool(torch.isfinite(t).all())
+
+
+def _numbers(t: Tensor) -> Tensor:
+    return t.nan_to_num(0, 0, 0) if t.is_floating_point() else t
+
+
+def _made_up(t: Tensor) -> Tensor:
+    """Other numbers of the same shape; indices stay."""
+    if not t.is_floating_point():
+        return t
+    return torch.randn(t.shape, generator=torch.Generator().manual_seed(t.numel())).to(t.device, t.dtype)
+
+
+def _row_dims(frame: Frame, data: Found) -> list[Dims]:
+    """What may be the dimension of the rows in every argument; none when it can't be told in the output."""
     if not isinstance(frame.layout, Axis) or frame.layout.block != 1:
-        return None
-    dims: Dims = {OUTPUT: frame.layout.dim}
+        return []
+    found: list[Dims] = [{OUTPUT: frame.layout.dim}]
     for key, t in data.items():
-        hits = [d for d in range(t.ndim) if t.shape[d] == frame.rows]
-        if len(hits) > 1:
-            return None
-        dims[key] = hits[0] if hits else None
-    return dims
+        hits: list[int | None] = [d for d in range(t.ndim) if t.shape[d] == frame.rows]
+        found = [{**dims, key: d} for dims in found for d in hits or [None]][:MOST_WAYS]
+    return found
 
 
 def _adds_up(found: Tensor, whole: Tensor) -> bool:
