@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sordino.audit import check_neighbouring
+from sordino.audit import audit_plan, check_neighbouring
 from sordino.clipping import AutomaticClip, FlatClip, L1Clip
 from sordino.coupling import (
     DPMD,
@@ -276,6 +276,17 @@ class TestTheGuarantee:
         with pytest.raises(InputError, match=r"1 private rows have the same content as public rows \(1 of these: 60\)"):
             fit(plan_for(sneaked), PublicUse(sneaked), out=out)
         assert not out.exists()
+
+    def test_an_audit_of_centred_sums_does_not_contradict_the_claim_and_finds_missing_noise(self) -> None:
+        plan = plan_for(centring=True, noise_multiplier=4.0, expected_batch=120, steps=12)
+        model = nn.Linear(6, 60)
+        use = PublicUse(PUBLIC, rule=OnlyPrivate())
+        honest, broken = (
+            audit_plan(plan, model, LOSS, PRIVATE, canaries=200, seed=0, public=use, noise_scale=scale)
+            for scale in (1.0, 0.05)
+        )
+        assert honest.holds
+        assert not broken.holds
 
     def test_the_guarantee_says_which_rows_it_does_not_protect(self) -> None:
         sentence = str(plan_for(centring=True, quantile=0.9).guarantee())

@@ -31,6 +31,7 @@ from sordino.audit.modelmix import MixedScorer
 from sordino.audit.noise_check import LEVEL, NoiseCheck
 from sordino.audit.scores import AnyScorer, Guesses, choose_guesses, scorer_of
 from sordino.audit.updates import audited_update
+from sordino.coupling import Companion, PublicUse
 from sordino.errors import ClaimBroken, InputError
 from sordino.ledger import Ledger
 from sordino.methods import DPSGD
@@ -116,13 +117,14 @@ def audit_plan(
     width_scale: float = 1.0,
     tamper: Callable[[Plan], Plan] | None = None,
     chunk: int = DEFAULT_CHUNK,
+    public: PublicUse | None = None,
 ) -> AuditResult:
     """Trains a copy of `model` for `steps` of the plan's steps with canaries, and guesses their coins.
 
     The update is plain SGD with `lr`, or the plan's own where it holds one. `canaries`: default 5000, or as many as
     the model has room for. `seed`: repeatable (and then insecure). `noise_scale`, `width_scale` (of ModelMix's uniform
     noise; 0: the gap is not enforced) and `tamper` break the run behind the accountant's back: they test the audit, not
-    the plan.
+    the plan. `public`: of a coupling plan, for what its rows do before the noise; the update does without them.
     """
     check_confidence(confidence)
     shapes = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
@@ -140,7 +142,11 @@ def audit_plan(
     )
     copied = copy.deepcopy(model)
     trail = Trail(copied, plan)
-    gradient_sum = plan_gradients(plan, copied, loss, dataset, past=lambda: trail.past)
+    gradient_sum: GradientSum
+    if public is None:
+        gradient_sum = plan_gradients(plan, copied, loss, dataset, past=lambda: trail.past)
+    else:
+        gradient_sum = Companion(public, plan, copied, loss).gradient_sum(dataset)
     scores, noise_p_value = play(
         tamper(run) if tamper else run, copied, gradient_sum, marked, scorer, records=records, source=source,
         lr=lr, width_scale=width_scale, chunk=chunk, before_update=trail.keep,

@@ -72,6 +72,7 @@ def _result(arguments: argparse.Namespace, recipe: Recipe) -> AuditResult:
 
     from sordino.audit import audit_plan
     from sordino.audit.mac import audit_recipe
+    from sordino.building import public_use
     from sordino.run import prepare
 
     options = {key: getattr(arguments, key) for key in ("canaries", "steps", "confidence", "seed", "noise_scale")}
@@ -83,9 +84,10 @@ def _result(arguments: argparse.Namespace, recipe: Recipe) -> AuditResult:
 
         return audit_last_iterate(prepared.plan, **options)
     model, chunk = prepared.model(), prepared.settings.chunk
+    public = public_use(recipe, prepared.public) if recipe.method.name == "coupling" else None
     return audit_plan(
         prepared.plan, model, cross_entropy, prepared.dataset.train, **options, width_scale=arguments.width_scale,
-        chunk=chunk,
+        chunk=chunk, public=public,
     )  # fmt: skip
 
 
