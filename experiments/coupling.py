@@ -12,6 +12,7 @@ probe on frozen MiniLM sentence embeddings. A twentieth or a fifth of the traini
     DPMD          α = 1 − cos(πt/2T)
     Coupling      the α of equation (5), or a constant one where that was better on held-out rows
     MSE           the least-error rule over a horizon, private gradients scaled back
+    Coupling+, MSE+   the same after a warm-up of twice as many steps on public rows
     DOPE          the public gradient as the centre that records are clipped around (flat), α = 0
 
 All with the same steps, batch, momentum 0.9, cosine schedule and number of public rows in a step. Step sizes (and the
@@ -38,7 +39,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from sordino import data, features, nets
 from sordino.clipping import AutomaticClip, FlatClip
-from sordino.coupling import DPMD, AdaMix, Constant, Equation5, LeastError, OnlyPrivate, PublicUse, Rule
+from sordino.coupling import DPMD, AdaMix, Constant, Equation5, LeastError, OnlyPrivate, PublicUse, Rule, WarmUp
 from sordino.errors import InputError
 from sordino.methods import coupling
 from sordino.plan import Plan
@@ -50,7 +51,19 @@ from sordino.train import Settings, train
 EPSILON, DELTA, SHARES, TUNED_AT = 2.0, 1e-5, (0.05, 0.2), 0.05
 SHORTER = 2  # settings are chosen in runs of half as many epochs
 LOSS = nn.functional.cross_entropy
-COLUMNS = ("NonPriv", "FullPriv", "OnlyPub", "OnlyPriv", "AdaMix", "DPMD", "Coupling", "MSE", "DOPE")
+COLUMNS = (
+    "NonPriv",
+    "FullPriv",
+    "OnlyPub",
+    "OnlyPriv",
+    "AdaMix",
+    "DPMD",
+    "Coupling",
+    "Coupling+",
+    "MSE",
+    "MSE+",
+    "DOPE",
+)
 WITHOUT_SHARE = ("NonPriv", "FullPriv")  # all rows, whatever the share of public ones
 TUNED_AS = {"FullPriv": "OnlyPriv", "NonPriv": "OnlyPub"}  # they take the step size of
 
@@ -72,10 +85,11 @@ class Part:
 # Variants: α of Coupling (−1: equation 5), H of MSE, clip norm of DOPE.
 PARTS = {
     "mnist": Part(
-        "mnist", "none", "mnist-cnn", 4.0, 500, 100,
+        "mnist", "none", "mnist-cnn", 5.0, 500, 100,
         {
-            "OnlyPub": {0: 0.05}, "OnlyPriv": {0: 2.0}, "AdaMix": {0: 0.05}, "DPMD": {0: 0.1},
+            "OnlyPub": {0: 0.05}, "OnlyPriv": {0: 1.0}, "AdaMix": {0: 0.05}, "DPMD": {0: 0.1},
             "Coupling": {0.03: 1.0, -1: 0.2}, "MSE": {100: 0.05, 10: 0.05}, "DOPE": {8: 0.05, 2: 0.05},
+            "Coupling+": {0.03: 0.5}, "MSE+": {100: 0.05},
         },
     ),
     "cifar10": Part(
@@ -83,6 +97,7 @@ PARTS = {
         {
             "OnlyPub": {0: 0.1}, "OnlyPriv": {0: 0.5}, "AdaMix": {0: 0.1}, "DPMD": {0: 0.2},
             "Coupling": {0.1: 0.4, -1: 0.2}, "MSE": {100: 0.1, 10: 0.1}, "DOPE": {4: 0.1, 1: 0.1},
+            "Coupling+": {0.1: 0.4}, "MSE+": {100: 0.1},
         },
     ),
     "imdb": Part(
@@ -90,6 +105,7 @@ PARTS = {
         {
             "OnlyPub": {0: 4.0}, "OnlyPriv": {0: 4.0}, "AdaMix": {0: 4.0}, "DPMD": {0: 4.0},
             "Coupling": {0.1: 4.0, -1: 4.0}, "MSE": {100: 4.0, 10: 4.0}, "DOPE": {0.5: 4.0, 0.1: 4.0},
+            "Coupling+": {0.1: 4.0}, "MSE+": {100: 4.0},
         },
     ),
 }  # fmt: skip
@@ -152,7 +168,7 @@ def rule_of(job: Job) -> Rule:
         "MSE": LeastError(horizon=max(job.variant, 1.0)),
         "DOPE": OnlyPrivate(),
     }
-    return rules[job.column]
+    return rules[job.column.rstrip("+")]
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -227,7 +243,8 @@ def with_privacy(job: Job, model: nn.Module, public: data.Split, private: data.S
         elif job.column == "DOPE":
             options |= {"clipping": FlatClip(job.variant)}
         plan = calibrated(public, options | {"centring": job.column == "DOPE"})
-        use = PublicUse(public, rule=rule_of(job), expected_batch=part.public_batch, seed=job.seed)
+        warm_up = WarmUp(2 * steps, part.first["OnlyPub"][0] / 2) if job.column.endswith("+") else None
+        use = PublicUse(public, rule=rule_of(job), expected_batch=part.public_batch, warm_up=warm_up, seed=job.seed)
     found = train(model, LOSS, rows, plan, optimizer=torch.optim.SGD, lr=job.lr, settings=settings, public=use)
     last = found.metrics[-1]
     return plan, {"steps": steps} | {key: last[key] for key in ("alpha", "private_scale") if key in last}

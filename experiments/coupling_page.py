@@ -20,7 +20,19 @@ TITLES = {
     "cifar10": "CIFAR-10, linear on EfficientNet-Lite0",
     "imdb": "IMDb, linear on MiniLM",
 }
-COLUMNS = ("NonPriv", "FullPriv", "OnlyPub", "OnlyPriv", "AdaMix", "DPMD", "Coupling", "MSE", "DOPE")
+COLUMNS = (
+    "NonPriv",
+    "FullPriv",
+    "OnlyPub",
+    "OnlyPriv",
+    "AdaMix",
+    "DPMD",
+    "Coupling",
+    "Coupling+",
+    "MSE",
+    "MSE+",
+    "DOPE",
+)
 PRINTED = {  # Table 3 of the paper, MNIST CNN
     (None, "FullPriv"): 95.27, (None, "NonPriv"): 98.96, (0.05, "OnlyPub"): 95.58, (0.05, "OnlyPriv"): 84.02,
     (0.05, "AdaMix"): 73.82, (0.05, "DPMD"): 97.56, (0.05, "Coupling"): 97.92, (0.2, "OnlyPub"): 98.00,
@@ -80,9 +92,9 @@ def printed(share: float) -> list[str]:
 
 def chosen(row: Mapping[str, Any]) -> str:
     what = f"{row['column']} lr {row['lr']:g}"
-    if row["column"] == "Coupling":
+    if row["column"].startswith("Coupling"):
         return what + (f" α {row['alpha']:.2f} (equation 5)" if row["variant"] < 0 else f" α {row['variant']:g}")
-    return what + (f" H {row['variant']:g}" if row["column"] == "MSE" else "")
+    return what + (f" H {row['variant']:g}" if row["column"].startswith("MSE") else "")
 
 
 def monotonicity() -> str:

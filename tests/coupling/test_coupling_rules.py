@@ -130,6 +130,8 @@ def test_over_a_horizon_noise_averages_out_and_the_public_set_does_not() -> None
     public = rules.public_error(trace=4.0, batch=50, records=200, horizon=10)
     assert (private, public) == (pytest.approx(0.044), pytest.approx(0.026))
     assert rules.public_error(trace=4.0, batch=50, records=200) == pytest.approx(0.08)  # H = 1: tr Σ / B_pub
+    measured = rules.public_error(trace=4.0, batch=50, records=200, horizon=10, lasting=0.1)
+    assert measured == pytest.approx(0.106)
 
 
 @QUICK

@@ -7,7 +7,7 @@ no clipping. Nothing here is given a private row.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ class Moments:
     trace: tr Σ of the gradients. clipped_trace, clipped_square: tr Σ and mean squared norm after clipping.
     shrinkage: κ, the factor by which clipping shortens, in the least squares sense: it minimises Σ ‖clip(g) − κ g‖².
     bias: ‖E clip(g)/κ − E g‖², what a common factor does not undo; the noise of the estimate is subtracted.
+    mean, rows: the mean gradient, and of how many rows.
     """
 
     trace: float
@@ -37,6 +38,8 @@ class Moments:
     clipped_square: float
     shrinkage: float
     bias: float
+    mean: Gradient = field(repr=False)
+    rows: int
 
 
 def mean_gradient(model: nn.Module, loss: Any, rows: Rows) -> tuple[Gradient, float]:
@@ -96,7 +99,7 @@ def _moments(norms: Tensor, factors: Tensor, plain: Gradient, bent: Gradient) ->
     n, squares = len(norms), norms.square()
     square, clipped = float(squares.mean()), float((factors.square() * squares).mean())
     if not square > 0:
-        return Moments(0.0, 0.0, 0.0, 1.0, 0.0)
+        return Moments(0.0, 0.0, 0.0, 1.0, 0.0, plain, n)
     shrinkage = float((factors * squares).mean()) / square
     unbias = n / max(n - 1, 1)
     off = {name: bent[name].double() / shrinkage - value.double() for name, value in plain.items()}
@@ -108,7 +111,24 @@ def _moments(norms: Tensor, factors: Tensor, plain: Gradient, bent: Gradient) ->
         clipped_square=clipped,
         shrinkage=shrinkage,
         bias=max(0.0, length - max(0.0, residual - length) / max(n - 1, 1)),
+        mean=plain,
+        rows=n,
     )
+
+
+def lasting_error(model: nn.Module, loss: Any, rows: Rows, held: Moments, records: int) -> tuple[float, float]:
+    """(‖E over the public set − E over the distribution‖², tr Σ of the public set), from some of its rows and from rows
+    that were held back.
+
+    The noise of both means is subtracted. Not less than tr Σ / n of the held-back rows, which is what a set of
+    `records` rows misses before anything was fitted to it.
+    """
+    gradient, norms = gradient_and_norms(model, loss, rows)
+    n, square = len(norms), float(norms[torch.isfinite(norms)].double().square().sum()) / len(norms)
+    trace = n / max(n - 1, 1) * max(0.0, square - _square(gradient))
+    apart = _square({name: value.double() - held.mean[name].double() for name, value in gradient.items()})
+    measured = apart - held.trace / held.rows - trace * max(0.0, 1 / n - 1 / records)
+    return max(measured, held.trace / records), trace
 
 
 def smoothness(model: nn.Module, loss: Any, rows: Rows, *, iterations: int = 15, seed: int = 0) -> float:

@@ -139,11 +139,14 @@ def private_error(
     return (moment / batch + (noise_multiplier * clip_norm / batch) ** 2 * parameters) / horizon + bias
 
 
-def public_error(*, trace: float, batch: float, records: float = math.inf, horizon: float = 1.0) -> float:
-    """v_pub = tr Σ (1/n_pub + (1/B_pub − 1/n_pub) / H), which is tr Σ / B_pub for H = 1 (THEORY.md §6).
+def public_error(
+    *, trace: float, batch: float, records: float = math.inf, horizon: float = 1.0, lasting: float | None = None
+) -> float:
+    """v_pub = lasting + tr Σ (1/B_pub − 1/n_pub) / H, where lasting is tr Σ / n_pub unless it was measured.
 
-    An update is felt over about H steps (`horizon`), over which noise and batches are drawn anew and average out. The
-    public set is the same all the time: its own distance from the distribution, tr Σ / n_pub, does not average out.
+    For H = 1 that is tr Σ / B_pub (THEORY.md §6). An update is felt over about H steps (`horizon`), over which noise
+    and batches are drawn anew and average out. The public set is the same all the time: its own distance from the
+    distribution does not average out, and grows when the model fits these rows.
     """
-    lasting = 1 / records
-    return trace * (lasting + max(0.0, 1 / batch - lasting) / horizon)
+    fresh = trace * max(0.0, 1 / batch - 1 / records) / horizon
+    return (trace / records if lasting is None else lasting) + fresh

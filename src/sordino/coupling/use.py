@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.methods.coupling import Coupling
 from sordino.plan import Plan
-from sordino.public import refuse_shared_rows
+from sordino.public import refuse_shared_rows, split_public
 from sordino.sampling import LogicalBatch
 from sordino.steps import LONGEST_SUM, PrivateStep, add_sums, empty_sum, row_reader, tensors_of
 
@@ -90,7 +91,8 @@ class Companion:
             raise Refused(
                 "the mse rule is derived for gradients that are not centred: with centring give alpha or another rule"
             )
-        self.batch = min(use.expected_batch or max(1, round(plan.expected_batch)), len(use.rows))
+        self.rows, self.held_back = _apart(use)
+        self.batch = min(use.expected_batch or max(1, round(plan.expected_batch)), len(self.rows))
         self.projected = _last_linear(model) if use.projection is not None else None
         self._kept: Weight | None = None
         self._public: tuple[int, _Public] | None = None
@@ -157,9 +159,10 @@ class Companion:
         every = self.use.rule.every
         if self._kept is None or (every and step % every == 0):
             at = Situation(
-                plan=self.plan, step=step, public_records=len(self.use.rows), public_batch=self.batch,
+                plan=self.plan, step=step, public_records=len(self.rows), public_batch=self.batch,
                 model=self.model, loss=self.loss, scale=scale,
-                draw=lambda count: self._rows(step, "estimate", min(count, len(self.use.rows))),
+                draw=lambda count: self._rows(step, "estimate", count),
+                held_back=None if self.held_back is None else partial(self._rows, step, "held back"),
             )  # fmt: skip
             with _seeded(self.use.seed, step):
                 self._kept = self.use.rule.weight(at)
@@ -186,12 +189,12 @@ class Companion:
 
     def _rows(self, step: int, purpose: str, count: int) -> Rows:
         """`count` public rows without replacement: a function of (seed, purpose, step)."""
-        total = len(self.use.rows)
-        if count >= total:
-            return Rows(self.use.rows.inputs, self.use.rows.targets)
+        rows = self.held_back if purpose == "held back" and self.held_back is not None else self.rows
+        if count >= len(rows):
+            return Rows(rows.inputs, rows.targets)
         generator = torch.Generator().manual_seed(_address(self.use.seed, purpose, step))
-        at = torch.randperm(total, generator=generator)[:count]
-        return Rows(self.use.rows.inputs[at], self.use.rows.targets[at])
+        at = torch.randperm(len(rows), generator=generator)[:count]
+        return Rows(rows.inputs[at], rows.targets[at])
 
 
 @dataclass(frozen=True)
@@ -227,6 +230,21 @@ class CoupledGradients:
                     part = clipped_sum(companion.model, companion.loss, rows, self.clipping, centre=centre)
                     total = add_sums(total, part)
         return total
+
+
+def _apart(use: PublicUse) -> tuple[Split, Split | None]:
+    """(rows that gradients are taken of, rows that the rule holds back for its estimates)."""
+    share = getattr(use.rule, "held_back", 0.0)
+    if not share:
+        return use.rows, None
+    count = round(share * len(use.rows))
+    if not 2 <= count < len(use.rows):
+        raise InputError(
+            f"{count} of {len(use.rows)} public rows would be held back for estimates: at least two, and not all; "
+            "change held_back, or take a rule that estimates nothing"
+        )
+    held, stepped = split_public(use.rows, records=count, seed=use.seed)
+    return stepped, held
 
 
 def _last_linear(model: nn.Module) -> str:

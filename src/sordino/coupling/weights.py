@@ -15,7 +15,7 @@ from torch import nn
 
 from sordino.accounting import checks
 from sordino.coupling import rules
-from sordino.coupling.estimates import loss_spread, moments, smoothness
+from sordino.coupling.estimates import lasting_error, loss_spread, moments, smoothness
 from sordino.errors import InputError, Refused, did_you_mean
 from sordino.gradients import Rows
 from sordino.plan import Plan
@@ -33,6 +33,7 @@ class Situation:
     model: nn.Module
     loss: Any
     draw: Callable[[int], Rows]  # so many public rows (all, where there are fewer), the same for the same step
+    held_back: Callable[[int], Rows] | None = None  # the same of rows that no public gradient was ever taken of
     scale: float = 1.0  # what records are multiplied by before they are clipped (adaptive clipping)
 
     @property
@@ -203,6 +204,10 @@ class Theorem31:
 class LeastError:
     """THEORY.md §6: the α of least mean squared error, estimated anew from `rows` public rows every so many steps.
 
+    A share of the public rows is `held_back`: no public gradient is taken of them, only these estimates. Rows that the
+    model has fitted have short gradients, all alike, and would say that public gradients have hardly any error. With
+    held_back = 0 the formula is estimated on the rows themselves.
+
     The private gradient is first multiplied by 1/κ, the factor by which clipping shortens the public rows' gradients
     (`Moments.shrinkage`); what is left of its bias counts as error. So without clipping κ = 1, nothing is biased, and
     the formula is that of THEORY.md. It assumes that public and private rows come from one distribution and are
@@ -213,6 +218,7 @@ class LeastError:
     every: int = 20
     rows: int = 512
     horizon: float = 1.0
+    held_back: float = 0.2
     name: ClassVar[str] = "mse"
 
     def __post_init__(self) -> None:
@@ -220,12 +226,18 @@ class LeastError:
         checks.count("rows", self.rows, minimum=2)
         if checks.positive("horizon", self.horizon) < 1:
             raise InputError(f"horizon = {self.horizon:g} must be at least 1: errors average over that many steps")
+        if not 0 <= checks.real("held_back", self.held_back) < 1:
+            raise InputError(f"held_back = {self.held_back:g} must lie in [0, 1): a share of the public rows")
 
     def weight(self, at: Situation) -> Weight:
         plan = at.plan
         if plan.noise.name != "gaussian":
             raise Refused(f"the mse rule knows the error of Gaussian noise, not of {plan.noise.name}: use another rule")
-        found = moments(at.model, at.loss, at.draw(self.rows), plan.clipping, at.scale)
+        source = at.draw if at.held_back is None else at.held_back
+        found = moments(at.model, at.loss, source(self.rows), plan.clipping, at.scale)
+        lasting, trace = None, found.trace
+        if at.held_back is not None:
+            lasting, trace = lasting_error(at.model, at.loss, at.draw(self.rows), found, at.public_records)
         shortened = found.shrinkage * plan.expected_batch / plan.divisor
         poisson = isinstance(plan.sampling, (Poisson, TruncatedPoisson))
         private = rules.private_error(
@@ -238,7 +250,7 @@ class LeastError:
             horizon=self.horizon,
         )
         public = rules.public_error(
-            trace=found.trace, batch=at.public_batch, records=at.public_records, horizon=self.horizon
+            trace=trace, batch=at.public_batch, records=at.public_records, horizon=self.horizon, lasting=lasting
         )
         return Weight(rules.least_error(private, public), at.scale / shortened)
 
