@@ -161,14 +161,17 @@ def splits(name: str, share: float, held_out: bool) -> tuple[data.Split, data.Sp
 
 
 def rule_of(job: Job) -> Rule:
-    rules: Mapping[str, Rule] = {
-        "AdaMix": AdaMix(),
-        "DPMD": DPMD(),
-        "Coupling": Equation5() if job.variant < 0 else Constant(max(job.variant, 0.0)),
-        "MSE": LeastError(horizon=max(job.variant, 1.0)),
-        "DOPE": OnlyPrivate(),
-    }
-    return rules[job.column.rstrip("+")]
+    match job.column.rstrip("+"):
+        case "AdaMix":
+            return AdaMix()
+        case "DPMD":
+            return DPMD()
+        case "Coupling":
+            return Equation5() if job.variant < 0 else Constant(job.variant)
+        case "MSE":
+            return LeastError(horizon=job.variant)
+        case _:
+            return OnlyPrivate()
 
 
 def run(job: Job) -> dict[str, Any]:
