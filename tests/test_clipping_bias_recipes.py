@@ -107,15 +107,16 @@ def test_a_column_of_the_table_is_the_mean_over_its_seeds() -> None:
 def test_step_sizes_are_climbed_alike_and_dear_columns_take_their_parents() -> None:
     script = module("clipping_bias")
     part, runs = script.PARTS["cifar10"], {}
-    best = {"original": 4.0, "enhanced": 0.5}
+    first = part.first_lr
+    best = {"original": 4 * first, "enhanced": first / 2}
     done = []
     for job in script.jobs(part, runs, tuple(part.columns), part.epsilons, 3):
         found = {"column": job.column, "held_out": job.held_out, "lr": job.lr}
         runs[job.key] = found | {"accuracy": 1 / (1 + abs(job.lr - best.get(job.column, 0)))}
         done.append(job)
     tried = {name: [job.lr for job in done if job.held_out and job.column == name] for name in part.columns}
-    assert tried["original"] == [1.0, 2.0, 4.0, 8.0]
-    assert tried["enhanced"] == [1.0, 2.0, 0.5, 0.25]
+    assert tried["original"] == [first, 2 * first, 4 * first, 8 * first]
+    assert tried["enhanced"] == [first, 2 * first, first / 2, first / 4]
     assert not any(tried[name] for name, column in part.columns.items() if column.lr_of)
     for job in done:
         if not job.held_out:
