@@ -33,21 +33,21 @@ RATES, SEEDS, FRESH = (0.5, 1.0, 2.0, 4.0), 8, 5_000
 
 @dataclass(frozen=True)
 class Setting:
-    epsilon: float = 1.0
-    batch: int = 200
-    public: int = 100
-    private: int = 4000
-    dimension: int = 50
+    epsilon: float = 0.25
+    batch: int = 100
+    public: int = 200
+    private: int = 1000
+    dimension: int = 20
     steps: int = 60
 
 
 MIDDLE = Setting()
 VARIED: dict[str, tuple[Any, ...]] = {
-    "epsilon": (0.25, 0.5, 1.0, 2.0, 4.0),
-    "batch": (50, 100, 200, 400, 800),
-    "public": (25, 50, 100, 200, 400),
-    "private": (1000, 2000, 4000, 8000),
-    "dimension": (10, 25, 50, 100, 200),
+    "epsilon": (0.125, 0.25, 0.5, 1.0, 2.0),
+    "batch": (25, 50, 100, 200, 400),
+    "public": (50, 100, 200, 400),
+    "private": (500, 1000, 2000, 4000),
+    "dimension": (5, 10, 20, 40, 80),
     "steps": (15, 30, 60, 120),
 }
 CLAIMED = {"epsilon": "falls", "batch": "falls", "public": "rises", "private": "falls", "dimension": "rises", "steps": "rises"}  # fmt: skip # noqa: E501

@@ -59,7 +59,7 @@ def accuracies() -> str:
     blocks = []
     for part, title in TITLES.items():
         document = read(part)
-        if document is None:
+        if document is None or not document["table"]:
             continue
         setting, found = document["setting"], document["table"]
 
