@@ -215,7 +215,7 @@ PARTS: dict[str, Part] = {
         "images, 3 companions per record, majority of 10 draws on 4,000 test images; the others on all 10,000",
     ),
     "fashion_mnist": Part(
-        "Fashion-MNIST, small CNN, 20,000 records", partial(of_images, "fashion-mnist", 20_000, 4000, 0), ablation(),
+        "Fashion-MNIST, small CNN, 12,000 records", partial(of_images, "fashion-mnist", 12_000, 4000, 0), ablation(),
         (3.0,), 3.0, 1000, epochs=5, first_lr=0.5, watched=256, clipping=FlatClip(1.0),
         notes="c = 1; step sizes linearly to zero; scattering maps are not augmented: a view is one of the image, not "
         "of its maps",
@@ -382,16 +382,22 @@ def table(part: Part, runs: Runs) -> list[dict[str, Any]]:
                     "spread": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
                     "seeds": len(found),
                     "core_seconds": statistics.fmean(r["core_seconds"] for r in found),
-                    "sampling_noise": last_noise(found),
+                    **last_noise(found),
                     **{k: found[0][k] for k in ("epsilon", "delta", "lr", "noise_multiplier", "records", "test_rows")},
                 }
             )
     return out
 
 
-def last_noise(found: list[dict[str, Any]]) -> float | None:
-    last = [r["readings"][-1]["sampling_noise"] for r in found if r["readings"]]
-    return statistics.fmean(last) if last else None
+def last_noise(found: list[dict[str, Any]]) -> dict[str, float | None]:
+    """τ² after the last step, and in units of the squared gradient: networks differ in scale."""
+    last = [r["readings"][-1] for r in found if r["readings"]]
+    return {
+        "sampling_noise": statistics.fmean(r["sampling_noise"] for r in last) if last else None,
+        "relative_noise": statistics.fmean(r["sampling_noise"] / r["gradient_norm"] ** 2 for r in last)
+        if last
+        else None,
+    }
 
 
 def complete(part: Part, runs: Runs) -> bool:

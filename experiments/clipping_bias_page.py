@@ -45,10 +45,10 @@ def table(document: Mapping[str, Any]) -> str:
     for name in dict.fromkeys(row["column"] for row in rows):
         found = {row["target_epsilon"]: row for row in rows if row["column"] == name}
         first = next(iter(found.values()))
-        noise = "" if first["sampling_noise"] is None else f"{first['sampling_noise']:.3g}"
+        noise = ["" if first.get(k) is None else f"{first[k]:.3g}" for k in ("sampling_noise", "relative_noise")]
         cells = [accuracy(found[e]) if e in found else "" for e in epsilons]
-        lines.append([name, *cells, noise, f"{first['lr']:g}", f"{first['core_seconds']:.0f}"])
-    head = ["test accuracy in %", *(f"ε = {e:g}" for e in epsilons), "τ² at the end", "lr", "seconds a run"]
+        lines.append([name, *cells, *noise, f"{first['lr']:g}", f"{first['core_seconds']:.0f}"])
+    head = ["test accuracy in %", *(f"ε = {e:g}" for e in epsilons), "τ² at the end", "τ²/‖∇F‖²", "lr", "seconds a run"]
     return grid(head, lines)
 
 

@@ -95,12 +95,13 @@ def test_a_column_of_the_table_is_the_mean_over_its_seeds() -> None:
     part = script.PARTS["cifar10"]
     shared = {
         "target_epsilon": 8.0, "epsilon": 7.99, "delta": 1e-5, "noise_multiplier": 1.0, "records": 10, "test_rows": 4,
-        "lr": 2.0, "held_out": False, "column": "enhanced", "core_seconds": 3.0, "readings": [{"sampling_noise": 0.5}],
+        "lr": 2.0, "held_out": False, "column": "enhanced", "core_seconds": 3.0,
+        "readings": [{"sampling_noise": 0.5, "gradient_norm": 0.5}],
     }  # fmt: skip
     runs = {str(seed): shared | {"seed": seed, "accuracy": value} for seed, value in enumerate((0.4, 0.5))}
     (row,) = script.table(part, runs)
     assert (row["mean"], row["seeds"], row["sampling_noise"]) == (pytest.approx(0.45), 2, 0.5)
-    assert "| enhanced | 45.0 ± 7.1 (2) | 0.5 | 2 | 3 |" in page.table({"table": [row]})
+    assert "| enhanced | 45.0 ± 7.1 (2) | 0.5 | 2 | 2 | 3 |" in page.table({"table": [row]})
     assert not script.complete(part, runs)
 
 
