@@ -48,8 +48,8 @@ def measure(model: nn.Module, shape: tuple[int, ...], count: int) -> dict[str, f
         mean_gradient(model, LOSS, Rows(*public))
 
     def same_pass() -> None:
-        joined = (torch.cat(pair) for pair in zip(private, public, strict=True))
-        clipped_sum(model, LOSS, Rows(*joined), CLIPPING)
+        inputs, targets = (torch.cat(pair) for pair in zip(private, public, strict=True))
+        clipped_sum(model, LOSS, Rows(inputs, targets), CLIPPING)
 
     ways: dict[str, Callable[[], None]] = {"private_alone": alone, "own_pass": own_pass, "same_pass": same_pass}
     taken: dict[str, list[float]] = {name: [] for name in ways}

@@ -219,7 +219,7 @@ def without_privacy(job: Job, model: nn.Module, public: data.Split, private: dat
     for _ in range(steps):
         at = torch.randperm(len(rows), generator=generator)[:size]
         optimizer.zero_grad()
-        LOSS(model(rows.inputs[at]), rows.targets[at]).backward()
+        torch.autograd.backward(LOSS(model(rows.inputs[at]), rows.targets[at]))
         optimizer.step()
         schedule.step()
     return {"steps": steps}

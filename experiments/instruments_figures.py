@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sordino import data, nets
@@ -90,7 +90,8 @@ def train(setting: Setting, dataset: data.Dataset, steps: int) -> dict[str, Any]
     some = data.Split(dataset.train.inputs[:ROWS], dataset.train.targets[:ROWS])
     clipping, more = FlatClip(setting.clip_norm), setting == SETTINGS[1]
     generator = torch.Generator().manual_seed(SEED)
-    readings, cosines, windows, recent = [], [], [], []
+    readings, cosines, windows = [], [], []
+    recent: list[Tensor] = []
     for step in range(steps + 1):
         ahead = -step % EVERY
         if more and ahead < max(WINDOWS):
