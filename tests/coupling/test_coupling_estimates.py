@@ -107,9 +107,11 @@ def test_a_loss_without_curvature_says_so() -> None:
 
 
 def test_the_quantile_ignores_what_is_not_finite_and_refuses_zero() -> None:
-    assert quantile_of_norms(torch.tensor([1.0, 2.0, 3.0, torch.inf]), 0.5) == 2.0
-    with pytest.raises(InputError, match="fitted perfectly"):
-        quantile_of_norms(torch.zeros(5), 0.9)
+    assert quantile_of_norms(torch.tensor([1.0, 2.0, 3.0, torch.inf]), 0.5, 7.0) == 2.0
+    assert quantile_of_norms(torch.tensor([0.0, 0.0, 0.0, 0.5]), 0.5, 7.0) == 0.5  # most rows are fitted perfectly
+    assert quantile_of_norms(torch.zeros(5), 0.9, 7.0) == 7.0
+    with pytest.raises(InputError, match="not finite"):
+        quantile_of_norms(torch.full((3,), torch.nan), 0.9, 7.0)
 
 
 def test_the_lasting_error_is_what_a_set_of_that_size_misses() -> None:

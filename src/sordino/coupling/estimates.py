@@ -42,6 +42,12 @@ class Moments:
     rows: int
 
 
+_NOT_FINITE = (
+    "the gradient of the public rows is not finite: a public row holds a bad value, or the step size is too large "
+    "(public gradients are not clipped)"
+)
+
+
 def mean_gradient(model: nn.Module, loss: Any, rows: Rows) -> tuple[Gradient, float]:
     """The mean gradient over the rows, by one plain backward pass, and the mean loss. InputError if not finite."""
     parameters = trainable(model)
@@ -53,10 +59,7 @@ def mean_gradient(model: nn.Module, loss: Any, rows: Rows) -> tuple[Gradient, fl
         for (name, p), g in zip(parameters.items(), found, strict=True)
     }
     if not all(bool(torch.isfinite(g).all()) for g in gradient.values()):
-        raise InputError(
-            "the gradient of the public rows is not finite: a public row holds a bad value, or the step size is too "
-            "large (public gradients are not clipped)"
-        )
+        raise InputError(_NOT_FINITE)
     return gradient, float(value.detach())
 
 
@@ -66,16 +69,17 @@ def gradient_and_norms(model: nn.Module, loss: Any, rows: Rows) -> tuple[Gradien
     return {name: value / len(found.norms) for name, value in found.sums.items()}, found.norms
 
 
-def quantile_of_norms(norms: Tensor, quantile: float) -> float:
-    """The quantile of the finite norms; InputError where it is zero, for nothing can be divided by that."""
+def quantile_of_norms(norms: Tensor, quantile: float, otherwise: float) -> float:
+    """The quantile of the finite norms; where that is zero their largest, and where all are zero `otherwise`.
+
+    Public rows that are fitted perfectly must not end a private run: any positive number is a threshold.
+    InputError where no norm is finite.
+    """
     finite = norms[torch.isfinite(norms)].double()
-    found = float(torch.quantile(finite, quantile)) if len(finite) else 0.0
-    if not found > 0:
-        raise InputError(
-            f"the {quantile:g} quantile of the public gradients' norms is zero: the public rows are fitted perfectly, "
-            "and no clipping threshold can be taken from them; use a fixed clip_norm"
-        )
-    return found
+    if not len(finite):
+        raise InputError(_NOT_FINITE)
+    found, largest = float(torch.quantile(finite, quantile)), float(finite.max())
+    return found if found > 0 else largest if largest > 0 else otherwise
 
 
 def moments(model: nn.Module, loss: Any, rows: Rows, clipping: Clipping, scale: float = 1.0) -> Moments:

@@ -147,7 +147,8 @@ class Companion:
             if self.method.quantile is None:
                 return _Public(mean_gradient(self.model, self.loss, rows)[0], 1.0)
             gradient, norms = gradient_and_norms(self.model, self.loss, rows)
-        return _Public(gradient, self.plan.clipping.clip_norm / quantile_of_norms(norms, self.method.quantile))
+        clip_norm = self.plan.clipping.clip_norm
+        return _Public(gradient, clip_norm / quantile_of_norms(norms, self.method.quantile, clip_norm))
 
     def for_sum(self, step: int) -> _Public:
         """`public`, kept for when the released sum of this step comes back."""
