@@ -215,8 +215,8 @@ PARTS: dict[str, Part] = {
         "images, 3 companions per record, majority of 10 draws on 2,000 test images; the others on all 10,000",
     ),
     "fashion_mnist": Part(
-        "Fashion-MNIST, small CNN, 12,000 records", partial(of_images, "fashion-mnist", 12_000, 4000, 0), ablation(),
-        (3.0,), 3.0, 1000, epochs=5, first_lr=0.5, watched=256, clipping=FlatClip(1.0),
+        "Fashion-MNIST, small CNN, 8,000 records", partial(of_images, "fashion-mnist", 8000, 4000, 0), ablation(),
+        (3.0,), 3.0, 500, epochs=5, first_lr=0.5, watched=256, clipping=FlatClip(1.0),
         notes="c = 1; step sizes linearly to zero; scattering maps are not augmented: a view is one of the image, not "
         "of its maps",
     ),
