@@ -13,6 +13,7 @@ probe on frozen MiniLM sentence embeddings. A twentieth or a fifth of the traini
     Coupling      the α of equation (5), or a constant one where that was better on held-out rows
     MSE           the least-error rule over a horizon, private gradients scaled back
     Coupling+, MSE+   the same after a warm-up of twice as many steps on public rows
+    OnlyPub+      OnlyPub with three times the steps: all the public steps that Coupling+ and MSE+ have
     DOPE          the public gradient as the centre that records are clipped around (flat), α = 0
 
 All with the same steps, batch, momentum 0.9, cosine schedule and number of public rows in a step. Step sizes (and the
@@ -51,11 +52,13 @@ from sordino.train import Settings, train
 
 EPSILON, DELTA, SHARES, TUNED_AT = 2.0, 1e-5, (0.05, 0.2), 0.05
 SHORTER = 1.6  # settings are chosen in runs of so many times fewer epochs
+WARM_UP = 2  # times as many steps on public rows alone, before the others
 LOSS = nn.functional.cross_entropy
 COLUMNS = (
     "NonPriv",
     "FullPriv",
     "OnlyPub",
+    "OnlyPub+",
     "OnlyPriv",
     "AdaMix",
     "DPMD",
@@ -66,7 +69,7 @@ COLUMNS = (
     "DOPE",
 )
 WITHOUT_SHARE = ("NonPriv", "FullPriv")  # all rows, whatever the share of public ones
-TUNED_AS = {"FullPriv": "OnlyPriv", "NonPriv": "OnlyPub"}  # they take the step size of
+TUNED_AS = {"FullPriv": "OnlyPriv", "NonPriv": "OnlyPub", "OnlyPub+": "OnlyPub"}  # they take the step size of
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,7 @@ def run(job: Job) -> dict[str, Any]:
     torch.manual_seed(job.seed)
     model = nets.build(part.net, tuple(public.inputs.shape[1:]), dataset(job.part).classes)
     started = time.process_time()
-    if job.column in ("NonPriv", "OnlyPub"):
+    if job.column in ("NonPriv", "OnlyPub", "OnlyPub+"):
         plan, found = None, without_privacy(job, model, public, private)
     else:
         try:
@@ -211,7 +214,7 @@ def without_privacy(job: Job, model: nn.Module, public: data.Split, private: dat
     if job.column == "NonPriv":
         pairs = ((public.inputs, private.inputs), (public.targets, private.targets))
         rows = data.Split(*(torch.cat(pair) for pair in pairs))
-    steps = round(job.epochs * len(private) / part.batch)
+    steps = round(job.epochs * len(private) / part.batch) * (1 + WARM_UP if job.column.endswith("+") else 1)
     size = part.batch if job.column == "NonPriv" else part.public_batch
     optimizer = torch.optim.SGD(model.parameters(), lr=job.lr, momentum=0.9)
     schedule = CosineAnnealingLR(optimizer, T_max=steps)
@@ -247,7 +250,7 @@ def with_privacy(job: Job, model: nn.Module, public: data.Split, private: data.S
         elif job.column == "DOPE":
             options |= {"clipping": FlatClip(job.variant)}
         plan = calibrated(public, options | {"centring": job.column == "DOPE"})
-        warm_up = WarmUp(2 * steps, part.first["OnlyPub"][0] / 2) if job.column.endswith("+") else None
+        warm_up = WarmUp(WARM_UP * steps, part.first["OnlyPub"][0] / 2) if job.column.endswith("+") else None
         use = PublicUse(public, rule=rule_of(job), expected_batch=part.public_batch, warm_up=warm_up, seed=job.seed)
     found = train(model, LOSS, rows, plan, optimizer=torch.optim.SGD, lr=job.lr, settings=settings, public=use)
     last = found.metrics[-1]

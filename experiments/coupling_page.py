@@ -24,6 +24,7 @@ COLUMNS = (
     "NonPriv",
     "FullPriv",
     "OnlyPub",
+    "OnlyPub+",
     "OnlyPriv",
     "AdaMix",
     "DPMD",
@@ -49,10 +50,12 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows])
 
 
-def cell(row: Mapping[str, Any] | None) -> str:
+def cell(row: Mapping[str, Any] | None, seeds: int) -> str:
+    """Mean ± standard deviation; where a column has fewer seeds than the others, how many."""
     if row is None:
         return ""
-    return f"{100 * row['mean']:.2f}" + ("" if row["spread"] is None else f" ± {100 * row['spread']:.2f}")
+    spread = "" if row["spread"] is None else f" ± {100 * row['spread']:.2f}"
+    return f"{100 * row['mean']:.2f}{spread}" + (f" ({row['seeds']})" if row["seeds"] < seeds else "")
 
 
 def accuracies() -> str:
@@ -67,16 +70,16 @@ def accuracies() -> str:
             rows = [row for row in found if row["column"] == column and row["share"] in (share, None)]
             return rows[0] if rows else None
 
+        seeds = max((row["seeds"] for row in found), default=0)
         rows = [
-            [f"r_pub = {share:g}", *(cell(at(column, share)) for column in COLUMNS)] for share in (0.05, 0.2)
+            [f"r_pub = {share:g}", *(cell(at(column, share), seeds) for column in COLUMNS)] for share in (0.05, 0.2)
         ]  # fmt: skip
         if part == "mnist":
             rows += [printed(share) for share in (0.05, 0.2)]
-        seeds = max((row["seeds"] for row in found), default=0)
         steps = [row for row in found if row["share"] == 0.05]
         blocks.append(
             f"**{title}**: {setting['epochs']:g} epochs, batches of {setting['batch']}, {setting['public_batch']} "
-            f"public rows in a step, {seeds} seeds. Test accuracy in %:\n\n"
+            f"public rows in a step, {seeds} seeds (fewer where a number in brackets says so). Test accuracy in %:\n\n"
             + table(["", *COLUMNS], rows)
             + "\n\nChosen on held-out rows: "
             + ", ".join(chosen(row) for row in steps)
