@@ -175,7 +175,7 @@ def image_columns() -> dict[str, Column]:
 
 
 def ablation() -> dict[str, Column]:
-    base = Column({"name": "mnist-cnn"}, average=False, seeds=2)
+    base = Column({"name": "mnist-cnn"}, average=False)
     better, shifted = {"name": "mnist-cnn", "form": "enhanced"}, Augmentation(views=4, crop=2, flip=True)
     scattered = replace(base, model={"name": "scatter-cnn"}, scattering=True)
     return {
