@@ -365,7 +365,7 @@ class TestRecipe:
             ("train.stepz=3", "did you mean 'steps'"),
             ("sampling.name=partition", "Poisson"),
             ("method.name=modelmixx", "did you mean 'modelmix'"),
-            ("method.name=dpsgd", "no options"),
+            ("method.name=dpsgd", "unknown key in [method] of dpsgd"),
         ],
     )
     def test_what_is_not_covered_or_not_known_is_said_before_anything_is_written(
