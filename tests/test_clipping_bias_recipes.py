@@ -82,10 +82,8 @@ def module(name: str) -> Any:
 @pytest.mark.parametrize("part", ["imdb", "cifar10", "fashion_mnist"])
 def test_the_page_says_what_the_result_file_says(part: str) -> None:
     page = module("clipping_bias_page")
-    document, text = page.read(part), page.PAGE.read_text("utf8")
+    text = page.PAGE.read_text("utf8")
     assert f"<!-- {part} table -->" in text
-    if document is not None and not document["complete"]:
-        pytest.skip("the experiment is still running")
     own = {name: block for name, block in page.blocks().items() if name.startswith(part)}
     assert page.filled(text, own) == text, "run python experiments/clipping_bias_page.py"
 

@@ -205,3 +205,20 @@ def test_noise_is_fresh_each_time_unless_it_is_seeded(records: Records, linear: 
         plan = plan_for(200, insecure_seed=seed, steps=1)
         (one,), (two,) = (list(steps_of(linear, records, plan, records=200)) for _ in range(2))
         assert torch.equal(one.gradients["weight"], two.gradients["weight"]) == same
+
+
+def test_dropout_masks_come_from_the_source_and_not_from_a_seed_that_others_may_know(records: Records) -> None:
+    """A mask belongs to a place in the batch: with a public seed, a record less would give later ones other masks."""
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3))
+
+    def released(insecure_seed: int, torch_seed: int) -> Tensor:
+        torch.manual_seed(torch_seed)
+        plan = plan_for(200, noise_multiplier=1e-3, steps=1, insecure_seed=insecure_seed)
+        (step,) = steps_of(model, records, plan, records=200)
+        return step.gradients["1.weight"]
+
+    assert torch.equal(released(1, 0), released(1, 5))
+    torch.manual_seed(5)
+    untouched = torch.rand(1)
+    released(1, 5)
+    assert torch.equal(torch.rand(1), untouched)  # and the caller's own random numbers are left alone

@@ -18,7 +18,7 @@ from sordino.plan import Plan, Statistic
 from sordino.randomness import RandomSource
 from sordino.release import Entry, Gaussian, release
 from sordino.sampling import LogicalBatch, Poisson, batches
-from sordino.steps import GradientSum
+from sordino.steps import GradientSum, summed
 
 PURPOSE = "record-norms"
 EDGES = (0.0, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -58,7 +58,7 @@ def release_histogram(
         raise Refused("the histogram of record norms is only proven for Poisson sampling: leave it out")
     batch = _fresh_batch(plan, records, source, chunk)
     bounds = torch.tensor(EDGES[1:]) * plan.clipping.clip_norm
-    norms = gradient_sum(batch).norms
+    norms = summed(gradient_sum, batch, source).norms
     bins = torch.bucketize(torch.nan_to_num(norms.float(), nan=torch.inf), bounds, right=True)
     counts = torch.bincount(bins, minlength=len(EDGES)).to(torch.float64)
     noisy = release(

@@ -91,7 +91,7 @@ def private_steps(
     _check_uniform(plan, widths)
     for batch in plan_batches(plan, records=records, source=source, chunk=chunk, start=start):
         uniform = None if widths is None else _wide_enough(plan, widths(batch.step), batch.step)
-        sums = gradient_sum(batch).sums
+        sums = summed(gradient_sum, batch, source).sums
         noisy = release(
             sums,
             sensitivity=plan.sensitivity,
@@ -103,6 +103,18 @@ def private_steps(
             widths=uniform,
         )
         yield PrivateStep(batch.step, {name: value.div_(plan.divisor) for name, value in noisy.items()})
+
+
+def summed(gradient_sum: GradientSum, batch: LogicalBatch, source: RandomSource) -> ClippedSum:
+    """The sum over a batch, with torch's random numbers (dropout masks) drawn from the run's own source.
+
+    So masks are as secret as batches. A mask belongs to a place in the batch: were its seed public, taking one record
+    out would give all later ones other masks, and move the sum by more than a record's share. With secret masks the
+    two runs are compared with each record keeping its own (docs/guarantees/clipping_bias.md).
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(source.stream("dropout", batch.step).bits64(1)[0]) >> 1)
+        return gradient_sum(batch)
 
 
 def _check_uniform(plan: Plan, widths: Widths | None) -> None:

@@ -58,6 +58,7 @@ from sordino.steps import (
     private_steps,
     record_gradients,
     splits,
+    summed,
 )
 from sordino.updates import Average, Averaging, AveragingSGD
 
@@ -161,8 +162,7 @@ def train(
         dataset = first(dataset, source, ledger) if first is not None else dataset
         state = loop.restore()
         start = state.step if not source.secure else max(state.step, done)
-        gradient_sum = _gradient_sum(plan, model, loss, dataset, loop, companion)
-        counted = _Counter(gradient_sum, source)
+        counted = _Counter(_gradient_sum(plan, model, loss, dataset, loop, companion))
         steps = private_steps(
             plan,
             counted,
@@ -206,11 +206,11 @@ def train_without_noise(
     companion = _companion(plan, model, loss, dataset, public)
     loop = _Loop(model, update, settings, plan, evaluate, None, "", "without noise", companion=companion)
     source = RandomSource.seeded(settings.seed)
-    gradient_sum = _Counter(_gradient_sum(plan, model, loss, dataset, loop, companion), source)
+    gradient_sum = _gradient_sum(plan, model, loss, dataset, loop, companion)
 
     def steps() -> Iterator[PrivateStep]:
         for batch in plan_batches(plan, records=count_records(dataset), source=source, chunk=settings.chunk):
-            sums = gradient_sum(batch).sums
+            sums = summed(gradient_sum, batch, source).sums
             yield PrivateStep(batch.step, {name: value / plan.divisor for name, value in sums.items()})
 
     if companion is not None:
@@ -261,21 +261,14 @@ def _widths(plan: Plan, model: nn.Module, optimizer: Optimizer) -> Widths | None
 
 
 class _Counter:
-    """A gradient sum that counts dropped records on the way, and draws dropout afresh for each step.
+    """A gradient sum that counts dropped records on the way."""
 
-    The masks come from the run's own source, so they are as secret as the batches. A mask belongs to a place in the
-    batch: were the seed public, taking one record out would give all later ones other masks, and move the sum by more
-    than a record's share. With secret masks the two runs are compared with each record keeping its own.
-    """
-
-    def __init__(self, gradient_sum: GradientSum, source: RandomSource) -> None:
-        self._gradient_sum, self._source = gradient_sum, source
+    def __init__(self, gradient_sum: GradientSum) -> None:
+        self._gradient_sum = gradient_sum
         self.dropped = torch.zeros((), dtype=torch.int64)
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(self._source.stream("dropout", batch.step).bits64(1)[0]) >> 1)
-            total = self._gradient_sum(batch)
+        total = self._gradient_sum(batch)
         self.dropped += total.dropped
         return total
 

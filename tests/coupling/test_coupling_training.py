@@ -277,6 +277,14 @@ class TestTheGuarantee:
             fit(plan_for(sneaked), PublicUse(sneaked), out=out)
         assert not out.exists()
 
+    def test_it_is_found_in_a_dataset_that_is_read_record_by_record_too(self) -> None:
+        rows = list(zip(PRIVATE.inputs, PRIVATE.targets, strict=True))
+        sneaked = Split(
+            torch.cat([PUBLIC.inputs, PRIVATE.inputs[[5]]]), torch.cat([PUBLIC.targets, PRIVATE.targets[[5]]])
+        )
+        with pytest.raises(InputError, match="1 private rows have the same content"):
+            train(linear(), LOSS, rows, plan_for(sneaked), lr=0.1, public=PublicUse(sneaked))
+
     def test_an_audit_of_centred_sums_does_not_contradict_the_claim_and_finds_missing_noise(self) -> None:
         plan = plan_for(centring=True, noise_multiplier=4.0, expected_batch=120, steps=12)
         model = nn.Linear(6, 60)

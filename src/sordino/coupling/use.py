@@ -30,7 +30,7 @@ from sordino.methods.coupling import Coupling
 from sordino.plan import Plan
 from sordino.public import refuse_shared_rows, split_public
 from sordino.sampling import LogicalBatch
-from sordino.steps import LONGEST_SUM, PrivateStep, add_sums, empty_sum, row_reader, tensors_of
+from sordino.steps import LONGEST_SUM, PrivateStep, add_sums, empty_sum, row_reader, splits, tensors_of
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,12 @@ class Companion:
         self._public: tuple[int, _Public] | None = None
 
     def check_private(self, dataset: Any) -> None:
-        """InputError where a private row is among the public ones, as far as its inputs are one tensor's rows."""
+        """InputError where a private row is among the public ones."""
         pair = tensors_of(dataset)
-        if pair is not None and isinstance(pair[0], Tensor):
-            refuse_shared_rows(self.use.rows, Split(pair[0], pair[1]))
+        whole = pair is not None and isinstance(pair[0], Tensor)
+        for rows in [Split(*pair)] if pair is not None and whole else splits(dataset):
+            if isinstance(rows.inputs, Tensor):  # rows of another structure are no rows of the public tensor
+                refuse_shared_rows(self.use.rows, rows)
 
     def begin(self, scalars: Mapping[str, float]) -> None:
         """At the start: the warm-up, or what the checkpoint remembers of a run that was begun before."""
