@@ -35,6 +35,11 @@ DOUBLE_TOLERANCE = 2.0**-40
 DOUBLE_LOGS = (-24 * math.log(2.0), -(2.0**-25))
 
 
+def single_limit(scale: float) -> np.float32:
+    """How far from an integer a sum may lie for the single stage to decide it."""
+    return np.float32(np.nextafter(np.float32(0.5 - (scale * SINGLE_TOLERANCE + SINGLE_ADDITION)), np.float32(0)))
+
+
 class Pairs:
     """A block of pairs in float32: its buffers, made once for all blocks of this size, and the first stage.
 
@@ -59,8 +64,7 @@ class Pairs:
         np.rint(flat, out=self.rounded)
         np.subtract(flat, self.rounded, out=flat)
         np.abs(flat, out=flat)
-        limit = np.nextafter(np.float32(0.5 - (scale * SINGLE_TOLERANCE + SINGLE_ADDITION)), np.float32(0))
-        np.greater(self.total, limit, out=self._open)
+        np.greater(self.total, single_limit(scale), out=self._open)
         outside |= self._open[0]
         outside |= self._open[1]
         return outside.nonzero()[0]

@@ -28,7 +28,6 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,10 +36,10 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from torch import Tensor
 
-from sordino import boxmuller, fused
+from sordino import boxmuller
 from sordino.boxmuller import Pairs
 from sordino.errors import InputError
-from sordino.fused import Loop
+from sordino.kernels import Kernels, compiled
 from sordino.lattice import EXTRA_BITS, exact_exponential, exact_normal
 
 # Words drawn at a time. A block stays in the cache, and torch does not split a tensor this small over threads:
@@ -218,12 +217,14 @@ class Stream:
         flat = values.numpy()
         with np.errstate(divide="ignore", invalid="ignore"):  # U = 0: the exact path takes its place
             blocks = range(0, len(flat), boxmuller.BLOCK)
-            loop = fused.loop() if len(flat) >= fused.WORTHWHILE else None
-            undecided = [self._sum_block(flat, start, scale, spacing, loop) for start in blocks]
+            kernels = compiled()
+            undecided = [self._sum_block(flat, start, scale, spacing, kernels) for start in blocks]
             if any(len(part.addresses) for part in undecided):
                 self._refine(flat, _Open.joined(undecided), scale, spacing)
 
-    def _sum_block(self, flat: npt.NDArray[Any], start: int, scale: float, spacing: float, loop: Loop | None) -> _Open:
+    def _sum_block(
+        self, flat: npt.NDArray[Any], start: int, scale: float, spacing: float, kernels: Kernels | None
+    ) -> _Open:
         """Cosines for the first half of the block, sines for the second; one too many is lost."""
         values = flat[start : start + boxmuller.BLOCK]
         pairs = (len(values) + 1) // 2
@@ -232,24 +233,28 @@ class Stream:
         work = self._pairs
         address = self._words
         self._fill(work.words)
-        slots, whole, offset = (_by_passes if loop is None else partial(_by_loop, loop))(values, work, scale, spacing)
-        places = slots + np.array([[0], [pairs]])
-        return _Open(address + slots, start + places, work.digits[:, slots], whole, offset)
+        if kernels is None:
+            slots = _by_passes(values, work, scale, spacing)
+        else:
+            slots = kernels.rounded_sum(values, work.digits, scale, spacing, work.open)
+        return _Open(address + slots, slots + np.array([[start], [start + pairs]]), work.digits[:, slots])
 
     def _refine(self, flat: npt.NDArray[Any], pairs: _Open, scale: float, spacing: float) -> None:
         """Decides the pairs: with 32 further digits each in double precision, then with 128 more exactly."""
         u, v = boxmuller.extended(pairs.digits, self._further(pairs.addresses))
-        offset = pairs.offset.astype(np.float64)
+        scaled = flat.take(pairs.places, mode="clip") * flat.dtype.type(1.0 / spacing)
+        whole = np.rint(scaled)
+        offset = (scaled - whole).astype(np.float64)  # exact, in [−½, ½]
         rounded, undecided = boxmuller.double(u, v, offset, scale)
         for i in undecided:
             extra = self._extra(int(pairs.addresses[i]), 2)
             offsets = float(offset[0, i]), float(offset[1, i])
             rounded[:, i] = exact_normal(int(u[i]), int(v[i]), extra, scale, offsets)
-        result = pairs.whole + rounded.astype(flat.dtype)
-        result += 0
-        result *= spacing
+        whole += rounded.astype(flat.dtype)
+        whole += 0
+        whole *= spacing
         inside = pairs.places < len(flat)  # the last sine of an odd block has no coordinate
-        flat[pairs.places[inside]] = result[inside]
+        flat[pairs.places[inside]] = whole[inside]
 
     def _further(self, addresses: npt.NDArray[np.intp]) -> npt.NDArray[np.uint32]:
         """32 further digits for U and for V of the draws at these addresses, as two rows.
@@ -330,13 +335,11 @@ class Stream:
 
 
 class _Open(NamedTuple):
-    """Pairs that single precision left undecided; in all but the first, a row for the cosines, one for the sines."""
+    """Pairs that single precision left undecided, and their values as they were."""
 
     addresses: npt.NDArray[np.intp]
-    places: npt.NDArray[np.intp]
+    places: npt.NDArray[np.intp]  # of the cosines, of the sines
     digits: npt.NDArray[np.uint32]  # of U, of V
-    whole: npt.NDArray[Any]  # the value in units of the grid, rounded
-    offset: npt.NDArray[Any]  # and the rest
 
     @classmethod
     def joined(cls, parts: Sequence[_Open]) -> _Open:
@@ -345,31 +348,20 @@ class _Open(NamedTuple):
         )
 
 
-_Decided = tuple[npt.NDArray[np.intp], npt.NDArray[Any], npt.NDArray[Any]]
-
-
-def _by_passes(values: npt.NDArray[Any], work: Pairs, scale: float, spacing: float) -> _Decided:
-    """values ← spacing · round(values/spacing + scale · Z), but for the pairs returned: with their whole and rest."""
+def _by_passes(values: npt.NDArray[Any], work: Pairs, scale: float, spacing: float) -> npt.NDArray[np.intp]:
+    """values ← spacing · round(values/spacing + scale · Z), but for the pairs returned, which stay as they were."""
     n, kind = len(values), values.dtype.type
     np.multiply(values, kind(1.0 / spacing), out=values)
     whole = np.rint(values, out=work.whole[:n])
     offset = np.subtract(values, whole, out=values)  # exact, in [−½, ½]
     slots = work.single(offset, scale)
-    places = slots + np.array([[0], [len(work.words)]])
-    rows = whole.take(places, mode="clip"), offset.take(places, mode="clip")
+    places = np.concatenate([slots, slots[slots < n - len(work.words)] + len(work.words)])
+    left = (whole[places] + offset[places]) * kind(spacing)  # exact again
     np.add(whole, work.rounded[:n], out=values)
     np.add(values, kind(0), out=values)  # two negative zeros would tell the sign of the value
     np.multiply(values, kind(spacing), out=values)
-    return slots, *rows
-
-
-def _by_loop(loop: Loop, values: npt.NDArray[Any], work: Pairs, scale: float, spacing: float) -> _Decided:
-    """The same by the compiled loop, which leaves the values of undecided pairs alone."""
-    loop(values, work.digits, scale, spacing, work.open)
-    slots = work.open.nonzero()[0]
-    scaled = values.take(slots + np.array([[0], [len(work.words)]]), mode="clip") * values.dtype.type(1.0 / spacing)
-    whole = np.rint(scaled)
-    return slots, whole, scaled - whole
+    values[places] = left
+    return slots
 
 
 class _Work:

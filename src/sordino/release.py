@@ -51,6 +51,7 @@ from torch import Tensor
 
 from sordino import boxmuller
 from sordino.errors import InputError, Refused, SordinoError
+from sordino.kernels import compiled
 from sordino.ledger import Ledger
 from sordino.randomness import RandomSource, Stream
 
@@ -136,8 +137,8 @@ def release(
         raise Refused("a fine release is proven for Gaussian noise alone, without uniform noise or Laplace noise")
     lattice = choose_lattice(noise, sensitivity, coordinates, fine=fine)
     exact = fine or width is not None
-    flat = _flat(values, torch.float64 if exact else _work_dtype(values, noise, lattice))
-    _check_range(values, flat, lattice, entry, 0.0 if width is None else float(width.max()))
+    flat, largest = _flat(values, torch.float64 if exact else _work_dtype(values, noise, lattice))
+    _check_range(values, flat.dtype, largest, lattice, entry, 0.0 if width is None else float(width.max()))
     ledger.record(
         {
             "kind": "release",
@@ -270,26 +271,31 @@ def _check_widths(values: Mapping[str, Tensor], widths: Mapping[str, Tensor]) ->
     """The widths as one vector in the order of the values."""
     if set(widths) != set(values) or any(widths[name].shape != value.shape for name, value in values.items()):
         raise InputError("the uniform noise needs a width for every coordinate of every value, in the same shapes")
-    flat = _flat({name: widths[name] for name in values}, torch.float64)
+    flat, _ = _flat({name: widths[name] for name in values}, torch.float64)
     if not (torch.isfinite(flat).all() and (flat >= 0).all()):
         raise InputError("a width of uniform noise is negative or not finite; nothing was released")
     return flat
 
 
-def _flat(values: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-    """A copy of the values as one vector, in the order of the mapping."""
+def _flat(values: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[Tensor, float]:
+    """A copy of the values as one vector, in the order of the mapping, and their largest magnitude (NaN with a NaN)."""
     parts = [value.detach().reshape(-1).to("cpu", dtype).numpy() for value in values.values()]
-    return torch.from_numpy(np.concatenate(parts))
+    kernels = compiled() if dtype == torch.float32 else None
+    if kernels is not None:
+        joined, largest = kernels.copied(parts)
+    else:
+        joined = np.concatenate(parts)
+        largest = float(np.maximum(-joined.min(), joined.max()))
+    return torch.from_numpy(joined), largest
 
 
 def _check_range(
-    values: Mapping[str, Tensor], flat: Tensor, lattice: Lattice, entry: Entry, width: float = 0.0
+    values: Mapping[str, Tensor], dtype: torch.dtype, largest: float, lattice: Lattice, entry: Entry, width: float
 ) -> None:
-    """Refuses what is not finite, or would not be with noise."""
+    """Refuses what is not finite, or would not be with noise, in the dtype of the work or of the result."""
     reach = lattice.spacing * lattice.scale * 64 + width  # no noise ever gets there
-    most = torch.finfo(flat.dtype).max / 4 * lattice.spacing
-    limit = min(most, min(torch.finfo(value.dtype).max for value in values.values()) - reach)
-    if -limit <= flat.numpy().min() and flat.numpy().max() <= limit:  # both False with a NaN
+    most = torch.finfo(dtype).max / 4 * lattice.spacing
+    if largest <= min(most, min(torch.finfo(value.dtype).max for value in values.values()) - reach):  # not with a NaN
         return
     for name, value in values.items():
         if value.numel() == 0:
@@ -300,9 +306,9 @@ def _check_range(
                 f"the value {name!r} of {entry.purpose!r}, step {entry.step}, is not finite (min {low}, max {high}); "
                 "nothing was released. Records with a non-finite gradient must contribute zero."
             )
-        largest = max(-low, high)
-        if largest + reach > torch.finfo(value.dtype).max or largest > most:
+        here = max(-low, high)
+        if here + reach > torch.finfo(value.dtype).max or here > most:
             raise Refused(
-                f"the value {name!r} reaches {largest:g}: with this noise it leaves the range of {value.dtype}; use a "
+                f"the value {name!r} reaches {here:g}: with this noise it leaves the range of {value.dtype}; use a "
                 "wider dtype, or a smaller clip_norm"
             )

@@ -1,0 +1,189 @@
+"""The compiled loops: the same noise as the passes they stand in for, and never used where they are not right."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sordino import boxmuller, randomness, release
+from sordino.gradients import memory
+from sordino.kernels import Kernels, agrees, compiled
+from sordino.randomness import RandomSource, Stream
+
+LIBRARY = compiled()
+needs_compiler = pytest.mark.skipif(LIBRARY is None, reason="installed without a C compiler")
+
+
+def stream() -> Stream:
+    return RandomSource.seeded(7).stream("noise", 3)
+
+
+def by_passes(values: torch.Tensor, scale: float, spacing: float) -> torch.Tensor:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(randomness, "compiled", lambda: None)
+        result = values.clone()
+        stream().rounded_sum(result, scale, spacing)
+    return result
+
+
+@needs_compiler
+class TestNoise:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("n", [1, 2, 3, 1000, boxmuller.BLOCK + 1, 2 * boxmuller.BLOCK + 12_345])
+    @pytest.mark.parametrize("scale", [1.0, 64.0, 127.9, 4096.0])
+    def test_it_does_not_tell_whether_it_was_compiled(self, dtype: torch.dtype, n: int, scale: float) -> None:
+        values = torch.randn(n, dtype=dtype, generator=torch.Generator().manual_seed(1)) * 3
+        by_loop = values.clone()
+        stream().rounded_sum(by_loop, scale, 2.0**-6)
+        assert torch.equal(by_loop, by_passes(values, scale, 2.0**-6))
+        assert n < 1000 or (by_loop != values).float().mean() > 0.9
+
+    @pytest.mark.parametrize("offset", [0.4999999, -0.4999999, 0.5, -0.5, 0.0, 1e7 + 0.5])
+    def test_sums_beside_a_half_integer_come_out_the_same(self, offset: float) -> None:
+        values = torch.full((boxmuller.BLOCK,), offset)
+        by_loop = values.clone()
+        stream().rounded_sum(by_loop, 64.0)
+        assert torch.equal(by_loop, by_passes(values, 64.0, 1.0))
+
+    def test_zero_has_no_sign(self) -> None:
+        values = torch.full((boxmuller.BLOCK,), -0.0)
+        stream().rounded_sum(values, 1.0)
+        zeros = values[values == 0]
+        assert len(zeros) > 10_000
+        assert not torch.signbit(zeros).any()
+
+    def test_what_it_leaves_open_is_as_rare_as_the_note_says_and_untouched(self) -> None:
+        assert LIBRARY is not None
+        pairs, scale = 1 << 19, 100.0
+        digits = np.random.default_rng(0).integers(0, 1 << 32, (2, pairs), dtype=np.uint32)
+        digits[0, :3] = 0, 1, (1 << 32) - 1  # U beyond both ends of the range
+        values = np.random.default_rng(1).normal(size=2 * pairs).astype(np.float32)
+        before, open_ = values.copy(), np.zeros(pairs, np.bool_)
+        LIBRARY.rounded_sum(values, digits, scale, 1.0, open_)
+        assert open_[:3].all()
+        assert open_.mean() < 1.15 * (2.0**-13 + 2.0**-11 + 4 * scale * boxmuller.SINGLE_TOLERANCE)
+        rows = np.concatenate([open_, open_])
+        assert np.array_equal(values[rows], before[rows])
+
+    @pytest.mark.parametrize("smallest", [1 << 19, 1 << 31, (1 << 32) - (1 << 22)])
+    def test_its_error_is_a_third_of_its_bound(self, smallest: int) -> None:
+        """Read off the offsets at which the rounding turns: |error of Z| < bound/3 at both ends of the open digits.
+
+        The sum is made to lie bound/3 on one side of a half-integer, as double precision sees it; the loop, asked with
+        a tolerance of nothing, has to round to that side.
+        """
+        assert LIBRARY is not None
+        rng, pairs, scale = np.random.default_rng(2), 1 << 16, 2.0**12
+        u = rng.integers(smallest, min(2 * smallest, (1 << 32) - (1 << 21)), pairs)
+        v = rng.integers(0, 1 << 32, pairs)
+        digits = np.stack([u, v]).astype(np.uint32)
+        for du, dv in ((0.0, 0.0), (1.0, 1.0), (0.0, 1.0), (1.0, 0.0)):
+            radius = np.sqrt(-2 * np.log((u + du) * 2.0**-32))
+            angle = (v.astype(np.uint32).view(np.int32) + dv) * (2 * np.pi * 2.0**-32)
+            z = scale * np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+            for side in (-1, 1):
+                values = np.floor(z) + 0.5 - z + side * scale * boxmuller.SINGLE_TOLERANCE / 3
+                keep = np.abs(values) < 0.5  # an offset that is a rest, as in a release
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr("sordino.kernels.single_limit", lambda scale: np.float32(0.5))
+                    LIBRARY.rounded_sum(values, digits, scale, 1.0, np.zeros(pairs, np.bool_))
+                expected = np.floor(z) + (side > 0)
+                assert keep.mean() > 0.3
+                assert np.array_equal(values[keep], expected[keep])
+
+
+@needs_compiler
+class TestRows:
+    @given(
+        n=st.integers(1, 5),
+        columns=st.integers(1, 200),
+        gap=st.integers(0, 3),
+        double=st.booleans(),
+        seed=st.integers(0, 99),
+    )
+    @settings(max_examples=100, deadline=None)
+    def test_squares_are_those_of_the_rows(self, n: int, columns: int, gap: int, double: bool, seed: int) -> None:
+        assert LIBRARY is not None
+        whole = np.random.default_rng(seed).normal(size=(n, columns + gap))
+        rows = whole.astype(np.float64 if double else np.float32)[:, :columns]
+        found = LIBRARY.squares(rows, 0.25)
+        assert found is not None
+        assert found.dtype == rows.dtype
+        assert np.allclose(found, (rows.astype(np.float64) ** 2).sum(1) + 0.25, rtol=1e-6 if not double else 1e-14)
+
+    def test_rows_that_it_does_not_know_are_left_to_numpy(self) -> None:
+        assert LIBRARY is not None
+        assert LIBRARY.squares(np.ones((3, 4), np.float32).T, 0.0) is None
+        assert LIBRARY.squares(np.ones((3, 4), np.float16), 0.0) is None
+        assert memory.squares(torch.ones(3, 4).T).tolist() == pytest.approx([3.0] * 4)
+
+    @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e30])
+    def test_a_row_that_is_not_finite_or_too_large_has_no_finite_square(self, bad: float) -> None:
+        rows = torch.ones(3, 100)
+        rows[1, 70] = bad
+        assert torch.isfinite(memory.squares(rows)).tolist() == [True, False, True]
+
+
+@needs_compiler
+class TestCopies:
+    @pytest.mark.parametrize(
+        ("values", "largest"),
+        [([1.0, -3.0, 2.0], 3.0), ([-0.0], 0.0), ([1.0, float("-inf")], float("inf")), ([1e-45, -1e-44], 9.80909e-45)],
+    )
+    def test_the_largest_magnitude_comes_along(self, values: list[float], largest: float) -> None:
+        assert LIBRARY is not None
+        parts = [np.array(values, np.float32), np.zeros(0, np.float32), np.zeros(33, np.float32)]
+        joined, found = LIBRARY.copied(parts)
+        assert np.array_equal(joined, np.concatenate(parts))
+        assert found == pytest.approx(largest, rel=1e-5)
+
+    @pytest.mark.parametrize("nan", [float("nan"), -float("nan")])
+    def test_a_nan_is_never_overlooked(self, nan: float) -> None:
+        assert LIBRARY is not None
+        values = np.full(100, np.inf, np.float32)
+        values[41] = nan
+        assert np.isnan(LIBRARY.copied([values])[1])
+
+
+def test_both_ways_refuse_the_same_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"a": torch.tensor([1.0, -7.0]), "b": torch.tensor([[2.0]])}
+    found = release._flat(values, torch.float32)
+    monkeypatch.setattr(release, "compiled", lambda: None)
+    other = release._flat(values, torch.float32)
+    assert torch.equal(found[0], other[0])
+    assert found[1] == other[1] == 7.0
+    assert np.isnan(release._flat({"a": torch.tensor([float("nan"), 1.0])}, torch.float32)[1])
+
+
+class TestLoading:
+    def test_without_a_compiler_there_is_nothing_and_numpy_does_the_work(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+        assert compiled.__wrapped__() is None
+
+    def test_a_file_that_is_no_library_is_not_used(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        broken = tmp_path / "broken.so"
+        broken.write_bytes(b"not a library")
+        spec = ModuleSpec("sordino._kernels", None, origin=str(broken))
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+        assert compiled.__wrapped__() is None
+
+    @needs_compiler
+    def test_a_library_that_decides_otherwise_is_not_used(self) -> None:
+        class Wrong(Kernels):
+            def rounded_sum(self, values, digits, scale, spacing, mask):  # type: ignore[no-untyped-def]
+                slots = super().rounded_sum(values, digits, scale, spacing, mask)
+                values[np.argmin(np.tile(mask, 2))] += spacing
+                return slots
+
+        spec = importlib.util.find_spec("sordino._kernels")
+        assert spec is not None
+        assert spec.origin is not None
+        assert agrees(Kernels(spec.origin))
+        assert not agrees(Wrong(spec.origin))
