@@ -17,7 +17,7 @@
 INLINE float as_float(int32_t x) { float y; memcpy(&y, &x, sizeof y); return y; }
 INLINE int32_t as_int(float x) { int32_t y; memcpy(&y, &x, sizeof y); return y; }
 
-/* -ln(u * 2^-32): u = 2^e * m with m in [sqrt(1/2), sqrt(2)), ln m = 2 artanh((m-1)/(m+1)). Zero comes out above 100. */
+/* -ln(u * 2^-32): u = 2^e * m with m in [sqrt(1/2), sqrt(2)), ln m = 2 artanh((m-1)/(m+1)). 0 gives over 100. */
 INLINE float minus_log(uint32_t u) {
     const int32_t root_half = 0x3F3504F3;
     int32_t bits = as_int((float)u) - root_half;
@@ -25,6 +25,17 @@ INLINE float minus_log(uint32_t u) {
     float s = (m - 1.0f) / (m + 1.0f), z = s * s;
     float series = 1.0f + z * (1.0f / 3 + z * (1.0f / 5 + z * (1.0f / 7 + z * (1.0f / 9))));
     return (float)(32 - (bits >> 23)) * 0.693147180559945f - 2.0f * s * series;
+}
+
+/* Of 2 pi v 2^-32, v signed: brought within an eighth of a turn exactly, then Taylor's series. */
+INLINE void cos_sin(uint32_t v, float *cosine, float *sine) {
+    int32_t quarter = (int32_t)(v + (1u << 29)) >> 30;
+    float angle = (float)(int32_t)(v - ((uint32_t)quarter << 30)) * (float)(2.0 * M_PI * 0x1p-32);
+    float z = angle * angle;
+    float sn = angle * (1 + z * (-1.f / 6 + z * (1.f / 120 + z * (-1.f / 5040 + z * (1.f / 362880)))));
+    float cs = 1 + z * (-1.f / 2 + z * (1.f / 24 + z * (-1.f / 720 + z * (1.f / 40320))));
+    *cosine = (quarter & 1 ? sn : cs) * (float)(1 - ((quarter + 1) & 2));
+    *sine = (quarter & 1 ? cs : sn) * (float)(1 - (quarter & 2));
 }
 
 /* values <- spacing * round(values/spacing + scale * Z) for pairs of values, Z from 32 digits of U and of V, in single
@@ -38,14 +49,8 @@ INLINE float minus_log(uint32_t u) {
         const float limit = (float)limit_, low = (float)low_, high = (float)high_;                                     \
         for (int64_t i = 0; i < pairs; i++) {                                                                          \
             float log = minus_log(u[i]);                                                                               \
-            float radius = sqrtf(factor * log);                                                                        \
-            int32_t quarter = (int32_t)(v[i] + (1u << 29)) >> 30; /* of a turn; what is left is within an eighth */    \
-            float angle = (float)(int32_t)(v[i] - ((uint32_t)quarter << 30)) * (float)(2.0 * M_PI * 0x1p-32);          \
-            float z = angle * angle;                                                                                   \
-            float sn = angle * (1 + z * (-1.f / 6 + z * (1.f / 120 + z * (-1.f / 5040 + z * (1.f / 362880)))));        \
-            float cs = 1 + z * (-1.f / 2 + z * (1.f / 24 + z * (-1.f / 720 + z * (1.f / 40320))));                     \
-            float cosine = (quarter & 1 ? sn : cs) * (float)(1 - ((quarter + 1) & 2));                                 \
-            float sine = (quarter & 1 ? cs : sn) * (float)(1 - (quarter & 2));                                         \
+            float radius = sqrtf(factor * log), cosine, sine;                                                          \
+            cos_sin(v[i], &cosine, &sine);                                                                             \
             T left = cosines[i] * inverse, right = sines[i] * inverse;                                                 \
             T whole = RINT(left), other = RINT(right);                                                                 \
             float first = (float)(left - whole) + radius * cosine, second = (float)(right - other) + radius * sine;    \
