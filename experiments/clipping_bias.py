@@ -38,7 +38,7 @@ from sordino.plan import Plan
 from sordino.public import PublicSet, drop_shared_rows
 from sordino.run import environment, test_metrics
 from sordino.state import write_atomically
-from sordino.train import Settings, train
+from sordino.training import Settings, train
 from sordino.updates import Averaging
 from sordino.views import Augmentation
 

@@ -48,7 +48,7 @@ from sordino.plan import Plan
 from sordino.public import PublicSet, drop_shared_rows, split_public
 from sordino.run import environment, test_metrics
 from sordino.state import write_atomically
-from sordino.train import Settings, train
+from sordino.training import Settings, train
 
 EPSILON, DELTA, SHARES, TUNED_AT = 2.0, 1e-5, (0.05, 0.2), 0.05
 SHORTER = 1.6  # settings are chosen in runs of so many times fewer epochs

@@ -36,7 +36,7 @@ from sordino.randomness import RandomSource
 from sordino.recipe import Recipe
 from sordino.run import environment
 from sordino.steps import plan_batches
-from sordino.train import train
+from sordino.training import train
 
 RECIPES = Path(__file__).parent / "recipes"
 MNIST = {"0.5": "mac_mnist_eps05", "2": "mac_mnist_eps2", "8": "mac_mnist_eps8"}

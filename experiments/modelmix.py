@@ -39,7 +39,7 @@ from sordino.plan import Plan
 from sordino.run import environment, test_metrics
 from sordino.schedule import Schedule, pieces
 from sordino.state import write_atomically
-from sordino.train import Settings, train
+from sordino.training import Settings, train
 from sordino.updates import Averaging, AveragingSGD
 
 EPSILONS, SEEDS, DELTA = (0.2, 0.6, 1.0), (0, 1, 2, 3, 4), 1e-5

@@ -33,7 +33,7 @@ from sordino.public import PublicSet
 from sordino.sampling import LogicalBatch
 from sordino.schedule import Schedule
 from sordino.steps import private_steps, record_gradients
-from sordino.train import Settings, train
+from sordino.training import Settings, train
 from sordino.views import Augmentation
 
 

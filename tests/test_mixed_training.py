@@ -26,7 +26,7 @@ from sordino.mixing import mixing_widths
 from sordino.plan import Plan, Statistic
 from sordino.schedule import Schedule, pieces
 from sordino.steps import private_steps, record_gradients
-from sordino.train import Settings, train, train_without_noise
+from sordino.training import Settings, train, train_without_noise
 from sordino.updates import Averaging, AveragingSGD
 
 Records = tuple[Tensor, Tensor]

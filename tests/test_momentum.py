@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from sordino import training
 from sordino.accounting import from_ledger
 from sordino.audit import check_neighbouring
 from sordino.audit.faults import iterates_clipped_apart
@@ -22,12 +22,11 @@ from sordino.momentum import InnerMomentum, PastIterates, RecordMomentum, made_u
 from sordino.plan import Plan
 from sordino.sampling import LogicalBatch
 from sordino.steps import plan_gradients, private_steps, record_gradients
-from sordino.train import Settings, train, train_without_noise
+from sordino.training import Settings, train, train_without_noise
 from sordino.views import Augmentation
 
 Records = tuple[Tensor, Tensor]
 RECORDS = 12
-TRAIN = sys.modules["sordino.train"]  # as an attribute of the package it is the function
 LR, KEPT = 0.3, 0.6
 
 
@@ -190,7 +189,7 @@ class TestResume:
     def test_without_them_it_would_not(self, records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(Interrupted):
             self.run(records, tmp_path, stop=7)
-        monkeypatch.setattr(TRAIN, "PastIterates", lambda *_: PastIterates())
+        monkeypatch.setattr(training, "PastIterates", lambda *_: PastIterates())
         forgetful, whole = self.run(records, tmp_path, resume=True), self.run(records, None)
         assert not torch.equal(forgetful.weight, whole.weight)  # type: ignore[arg-type]
 
@@ -314,7 +313,7 @@ class TestPlan:
         def spy(net: nn.Module, loss: Any, rows: Any, clipping: Any, **options: Any) -> None:
             seen.update(rows=rows, clipping=clipping, **options)
 
-        monkeypatch.setattr(TRAIN, "verify", spy)
+        monkeypatch.setattr(training, "verify", spy)
         pictures = torch.randn(RECORDS, 1, 4, 4), torch.arange(RECORDS) % 3
         plan = plan_for(inner=InnerMomentum(2, 0.5), augmentation=Augmentation(views=3, flip=True), steps=1)
         train(nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), cross_entropy, pictures, plan, lr=0.1)

@@ -21,7 +21,7 @@ import sordino
 from sordino.errors import InputError, Refused
 from sordino.ledger import read_ledger
 from sordino.plan import Plan
-from sordino.train import Settings, train, train_without_noise
+from sordino.training import Settings, train, train_without_noise
 from sordino.updates import Averaging
 
 Records = tuple[Tensor, Tensor]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sordino.clipping import FlatClip
 from sordino.gradients import Rows, clipped_sum
 from sordino.plan import Plan
-from sordino.train import train
+from sordino.training import train
 
 Records = tuple[Tensor, Tensor]
 

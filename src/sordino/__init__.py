@@ -15,7 +15,7 @@ from sordino.gradients import Rows, brute_force, clipped_sum, fix, verify
 from sordino.ledger import Ledger
 from sordino.plan import Guarantee, Plan
 from sordino.steps import PrivateStep, private_steps, record_gradients
-from sordino.train import Result, Settings, train
+from sordino.training import Result, Settings, train
 from sordino.updates import Averaging
 
 __all__ = [

@@ -27,7 +27,7 @@ from sordino.plan import Plan, Statistic
 from sordino.public import public_records
 from sordino.recipe import Recipe
 from sordino.schedule import Schedule
-from sordino.train import Settings
+from sordino.training import Settings
 from sordino.updates import Averaging, AveragingSGD
 
 T = TypeVar("T")

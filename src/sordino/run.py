@@ -56,7 +56,7 @@ from sordino.progress import working
 from sordino.public import PublicSet, drop_shared_rows, refuse_shared_rows, split_public
 from sordino.recipe import Recipe
 from sordino.state import model_tensors, write_atomically
-from sordino.train import Result, Settings, train, train_without_noise
+from sordino.training import Result, Settings, train, train_without_noise
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from sordino.methods import coupling
 from sordino.plan import Plan
 from sordino.public import PublicSet, split_public
 from sordino.steps import PrivateStep, plan_gradients
-from sordino.train import Settings, train, train_without_noise
+from sordino.training import Settings, train, train_without_noise
 
 LOSS = nn.functional.cross_entropy
 RULES: list[Rule] = [

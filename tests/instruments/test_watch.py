@@ -16,7 +16,7 @@ from sordino.instruments import Schedule, Watch, measure
 from sordino.plan import Plan
 from sordino.recipe import Recipe
 from sordino.run import run_recipe
-from sordino.train import Result, Settings, train
+from sordino.training import Result, Settings, train
 
 Records = tuple[Tensor, Tensor]
 

@@ -21,7 +21,7 @@ from sordino.mac.training import Mac, train_mac, train_mac_without_privacy
 from sordino.mac.zsteps import ZSteps
 from sordino.methods.dp_mac import plan
 from sordino.plan import Plan
-from sordino.train import Settings
+from sordino.training import Settings
 
 BACKWARD = ZSteps(2, 0.01, start="backward", rate=0.1)
 

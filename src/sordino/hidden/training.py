@@ -47,7 +47,7 @@ from sordino.randomness import RandomSource
 from sordino.release import Entry, release
 from sordino.sampling import LogicalBatch
 from sordino.steps import check_records, count_records, plan_batches, tensors_of
-from sordino.train import Result
+from sordino.training import Result
 
 CHUNK = 4096
 """Records in work at once, in double precision."""

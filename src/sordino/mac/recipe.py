@@ -33,7 +33,7 @@ from sordino.mac.zsteps import ZSteps
 from sordino.methods import dp_mac
 from sordino.plan import Plan, Statistic, make_sampling
 from sordino.recipe import Recipe
-from sordino.train import Settings
+from sordino.training import Settings
 from sordino.updates import Averaging
 
 MODELS = ("classifier", "autoencoder")

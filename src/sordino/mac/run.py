@@ -33,7 +33,7 @@ from sordino.randomness import RandomSource
 from sordino.recipe import Recipe
 from sordino.state import model_tensors, write_atomically
 from sordino.steps import check_records
-from sordino.train import Result
+from sordino.training import Result
 
 PROJECTION = "projection.safetensors"
 

@@ -39,7 +39,7 @@ from sordino.randomness import RandomSource
 from sordino.sampling import LogicalBatch
 from sordino.state import TrainState, load_model, model_tensors
 from sordino.steps import PrivateStep, check_records, count_records, plan_batches, private_steps, row_reader
-from sordino.train import Evaluate, Result, Settings
+from sordino.training import Evaluate, Result, Settings
 from sordino.updates import Average
 
 Data = tuple[Tensor, Tensor]
