@@ -2,9 +2,10 @@
 
     python experiments/kernel_errors.py            writes experiments/results/kernel_errors.json, in about a minute
 
-docs/guarantees/noise.md, section 3, allows each a relative error of 2⁻²¹. The functions see their 32 digits as a float32,
-so that a hundred million arguments are all there are: for U from 2⁻¹³ to 1 − 2⁻¹¹, and for angles within an eighth of a
-turn. Both are compared with the C library's functions in double precision, for each way in which the loop is compiled.
+docs/guarantees/noise.md, section 3, allows each a relative error of 2⁻²¹. The functions see their 32 digits as a
+float32, so that a hundred million arguments are all there are: for U from 2⁻¹³ to 1 − 2⁻¹¹, and for angles within an
+eighth of a turn. Both are compared with the C library's functions in double precision, for each way in which the loop
+is compiled.
 """
 
 from __future__ import annotations
