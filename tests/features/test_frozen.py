@@ -74,6 +74,15 @@ def test_pixels_reach_efficientnet_as_it_was_trained_on_them(image_model: Path) 
     assert torch.allclose(efficientnet.embed(network, grey, 64), expected, atol=1e-5)
 
 
+def test_a_record_less_moves_the_features_of_the_others_by_rounding_alone(image_model: Path) -> None:
+    """docs/guarantees/noise.md, section 6: batches shift, and with them the last bits of some."""
+    extract = build({"name": "efficientnet-lite0", "resolution": 32}, image_model)
+    images = torch.randn(67, 3, 32, 32, generator=torch.Generator().manual_seed(4))
+    whole, less = extract(images), extract(images[1:])
+    moved = torch.linalg.vector_norm(whole[1:] - less, dim=1) / torch.linalg.vector_norm(whole[1:], dim=1)
+    assert moved.max() < 1e-5
+
+
 def test_the_cache_is_in_parts_so_that_a_killed_run_goes_on(
     image_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
