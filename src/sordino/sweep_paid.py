@@ -24,7 +24,8 @@ from typing import Any
 
 from sordino import report
 from sordino.accounting.account import Releases
-from sordino.accounting.selection import SHAPES, Repetition, calibrate_selection, selection_epsilon
+from sordino.accounting.selection import Repetition, calibrate_selection, selection_epsilon
+from sordino.choices import SHAPES
 from sordino.errors import InputError, Refused
 from sordino.plan import Plan
 from sordino.progress import working

@@ -17,12 +17,12 @@ from sordino.accounting.account import Releases, composed_epsilon
 from sordino.accounting.events import Release, compose_events
 from sordino.accounting.rdp import ORDERS, rdp_curve
 from sordino.accounting.selection import (
-    SHAPES,
     Repetition,
     calibrate_selection,
     composed_cost,
     selection_epsilon,
 )
+from sordino.choices import SHAPES
 from sordino.errors import InputError, Refused
 from sordino.randomness import RandomSource
 

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sordino.accounting import checks
+from sordino.choices import HIDDEN_SAMPLINGS
 from sordino.errors import InputError, Refused
 
 Array = npt.NDArray[np.float64]
 
-SAMPLINGS = ("partition", "without-replacement", "full", "shuffle")
 MAX_STEPS = 10_000_000
 
 
@@ -40,7 +40,7 @@ class HiddenRun:
     disparity_slack: float = 0.0
 
     def __post_init__(self) -> None:
-        checks.choice("sampling", self.sampling, SAMPLINGS)
+        checks.choice("sampling", self.sampling, HIDDEN_SAMPLINGS)
         n, b = checks.count("records", self.records), checks.count("batch", self.batch)
         if b > n:
             raise InputError(f"batch ({b}) exceeds records ({n})")

@@ -29,12 +29,12 @@ from sordino.accounting.gaussian_mixture import GaussianMixture, gaussian_epsilo
 from sordino.accounting.hidden_run import HiddenRun
 from sordino.accounting.hull import position_energies
 from sordino.accounting.participation import fresh_shuffle_law, without_replacement_law
+from sordino.choices import HIDDEN_BOUNDS
 from sordino.errors import InputError, Refused
 
 Array = npt.NDArray[np.float64]
 Further = Sequence[tuple[Release, int]]
 
-BOUNDS = ("hull", "ye-shokri")
 RELATION = "replace-one"
 _LEVELS = 24  # distinct noise multipliers that composition is asked for
 
@@ -71,7 +71,7 @@ def account_hidden_state(
     statistics = _statistics(further)
     composition = _composition(run, delta, statistics)
     found = []
-    if bound is None or checks.choice("bound", bound, BOUNDS) == "hull":
+    if bound is None or checks.choice("bound", bound, HIDDEN_BOUNDS) == "hull":
         found.append(_hull(run, delta, statistics, credit_remainder))
     if bound == "ye-shokri" or (bound is None and run.sampling == "without-replacement" and _ye_shokri_applies(run)):
         found.append(_ye_shokri(run, delta, statistics))

@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from dp_accounting import dp_event
@@ -37,10 +38,12 @@ from sordino.accounting.account import Releases, checked_releases, composed_epsi
 from sordino.accounting.calibration import _bracket
 from sordino.accounting.events import DpEvent
 from sordino.accounting.rdp import ORDERS, rdp_curve, supports
+from sordino.choices import SHAPES
 from sordino.errors import InputError, Refused
-from sordino.randomness import Stream
 
-SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
+if TYPE_CHECKING:
+    from sordino.randomness import Stream
+
 _DISTANCE = 2.0**-40  # bound on the total variation between the law of K and what is drawn
 _SHARE = 1e-3  # of δ, kept for that distance
 _INVERSION = 1e-8  # relative: dp-accounting finds γ from the mean to a thousand-millionth

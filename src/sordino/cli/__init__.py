@@ -1,7 +1,8 @@
 """The command line. Exit codes: 0 done; 1 failed while running; 2 the input is wrong, nothing was written;
 3 an audit broke its claim.
 
-Each command is a module with `add(commands)`, which declares its flags and the function behind them.
+Each command is a module with `add(commands)`, which declares its flags and the function behind them. What is slow to
+load (torch, scipy) is imported in that function, so that help is there at once.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from sordino.accounting import account_dpsgd, calibrate_dpsgd
 from sordino.cli import hidden_state, modelmix
 from sordino.cli.common import Commands, add_json, emit
 
@@ -80,6 +79,8 @@ def _add_parser(methods: Commands, summary: str, epilog: str, flag: str, flag_he
 
 
 def _account(arguments: argparse.Namespace) -> int:
+    from sordino.accounting import account_dpsgd
+
     shared = {name: getattr(arguments, name) for name in SHARED}
     found = account_dpsgd(arguments.noise_multiplier, **shared)
     emit(arguments, found, _rows(found))
@@ -87,6 +88,8 @@ def _account(arguments: argparse.Namespace) -> int:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
+    from sordino.accounting import calibrate_dpsgd
+
     shared = {name: getattr(arguments, name) for name in SHARED}
     found = calibrate_dpsgd(arguments.epsilon, **shared)
     emit(arguments, found, {"noise multiplier": f"{found['noise_multiplier']:.6g}", **_rows(found)})

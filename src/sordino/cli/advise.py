@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from sordino.cli.common import Commands, add_json, emit
-from sordino.recipe import Recipe
 
 
 def add(commands: Commands) -> None:
@@ -35,6 +34,7 @@ def _clipping(arguments: argparse.Namespace) -> int:
 
     from sordino.clip_advice import advise_clipping
     from sordino.errors import InputError
+    from sordino.recipe import Recipe
     from sordino.run import prepare
     from sordino.state import load_model
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from sordino.cli.common import Commands, add_json, emit
 from sordino.errors import InputError
-from sordino.recipe import Recipe
 
 if TYPE_CHECKING:
     from sordino.audit import AuditResult
+    from sordino.recipe import Recipe
 
 
 def add(commands: Commands) -> None:
@@ -93,6 +93,8 @@ def _result(arguments: argparse.Namespace, recipe: Recipe) -> AuditResult:
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:
     """The recipe given, else that of the run whose report will show the audit, else our own."""
+    from sordino.recipe import Recipe
+
     run = arguments.out / "recipe.toml" if arguments.out else None
     if run is not None and run.exists():
         recipe = Recipe.read(arguments.recipe or run, arguments.set)

@@ -8,9 +8,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 Commands = Any  # argparse's subparsers action, whose type is private
 
 
@@ -23,6 +20,9 @@ def emit(arguments: argparse.Namespace, document: Mapping[str, Any], rows: Mappi
     if arguments.json:
         print(json.dumps(finite(document), ensure_ascii=False))
         return
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, text in rows.items():
         table.add_row(f"[bold]{name}", text)

@@ -6,11 +6,13 @@ import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sordino.cli.common import Commands, add_json, emit
-from sordino.data import Entry, Finding, catalogue, data_directory, fetch, verify
-from sordino.data.files import find_content
-from sordino.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from sordino.data import Entry, Finding
+    from sordino.progress import ProgressBar
 
 
 def add(commands: Commands) -> None:
@@ -30,6 +32,8 @@ def add(commands: Commands) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
+    from sordino.data import catalogue
+
     rows, table = [], {}
     for entry in catalogue():
         whole = _is_here(entry, arguments.data_dir)
@@ -51,11 +55,17 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _is_here(entry: Entry, data_dir: Path | None) -> bool:
     """Every file of one layout is there (whether they are right is what `verify` says)."""
+    from sordino.data import data_directory
+    from sordino.data.files import find_content
+
     root = data_directory(data_dir)
     return entry.embedded or any(all(find_content(root, c.path) for c in layout) for layout in entry.layouts)
 
 
 def _fetch(arguments: argparse.Namespace) -> int:
+    from sordino.data import fetch
+    from sordino.progress import ProgressBar
+
     bars: dict[str, ProgressBar] = {}
     with ExitStack() as stack:
 
@@ -69,6 +79,8 @@ def _fetch(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
+    from sordino.data import verify
+
     return _emit_findings(arguments, verify(arguments.name, arguments.data_dir))
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sordino.cli.common import Commands, add_json, finite
-from sordino.recipe import Recipe
 
 if TYPE_CHECKING:
     from sordino.doctor import Diagnosis
     from sordino.plan import Plan
+    from sordino.recipe import Recipe
     from sordino.run import Prepared
 
 
@@ -45,6 +45,7 @@ def add(commands: Commands) -> None:
 
 def _doctor(arguments: argparse.Namespace) -> int:
     from sordino.errors import InputError
+    from sordino.recipe import Recipe
 
     recipe = Recipe.read(arguments.recipe, arguments.set)
     for name, least in (("steps", 1), ("rows", 2)):

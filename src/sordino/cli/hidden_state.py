@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from sordino.accounting import ye_shokri
-from sordino.accounting.events import Release
-from sordino.accounting.hidden_run import SAMPLINGS, HiddenRun
-from sordino.accounting.hidden_state import (
-    BOUNDS,
-    Further,
-    HiddenAccount,
-    account_hidden_state,
-    calibrate_hidden_state,
-    ye_shokri_rdp,
-)
+from sordino.choices import HIDDEN_BOUNDS, HIDDEN_SAMPLINGS
 from sordino.cli.common import Commands, add_json, emit
 from sordino.errors import InputError, Refused
-from sordino.schedule import Schedule
+
+if TYPE_CHECKING:
+    from sordino.accounting.hidden_run import HiddenRun
+    from sordino.accounting.hidden_state import Further, HiddenAccount
 
 _SETTING = "--records 60000 --batch 2048 --epochs 1200 --lr 1.92 --strong-convexity 0.02 --smoothness 1.02 --delta 1e-5"
 
@@ -35,7 +26,7 @@ def add(account: Commands, calibrate: Commands) -> None:
         epilog=f"example: sordino account hidden-state {_SETTING} --noise-multiplier 3.01",
     )
     parser.add_argument("--noise-multiplier", type=float, required=True, metavar="X", help=_NOISE)
-    parser.add_argument("--bound", choices=BOUNDS, help="default: the tightest that applies")
+    parser.add_argument("--bound", choices=HIDDEN_BOUNDS, help="default: the tightest that applies")
     parser.add_argument(
         "--credit-remainder",
         action="store_true",
@@ -70,7 +61,7 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
         "--noise-final", type=float, default=1.0, metavar="F", help="change the noise by this factor, geometrically"
     )
     run.add_argument(
-        "--sampling", default="partition", choices=SAMPLINGS, help="how batches are drawn (default: partition)"
+        "--sampling", default="partition", choices=HIDDEN_SAMPLINGS, help="how batches are drawn (default: partition)"
     )
     loss = parser.add_argument_group("the loss, each record's, with its regulariser")
     loss.add_argument("--strong-convexity", type=float, required=True, metavar="m")
@@ -88,6 +79,8 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
 
 
 def _account(arguments: argparse.Namespace) -> int:
+    from sordino.accounting.hidden_state import account_hidden_state
+
     run, further = _run(arguments, arguments.noise_multiplier), _further(arguments)
     found = account_hidden_state(
         run,
@@ -101,6 +94,8 @@ def _account(arguments: argparse.Namespace) -> int:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
+    from sordino.accounting.hidden_state import calibrate_hidden_state
+
     run, further = _run(arguments, 1.0), _further(arguments)
     factor, found = calibrate_hidden_state(arguments.epsilon, run, arguments.delta, further)
     chosen = {"target_epsilon": arguments.epsilon, "noise_multiplier": factor}
@@ -110,6 +105,11 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace, noise_multiplier: float) -> HiddenRun:
     """The run in units of S_g = 1, which cancels: the noise is given relative to it."""
+    import numpy as np
+
+    from sordino.accounting.hidden_run import HiddenRun
+    from sordino.schedule import Schedule
+
     records = arguments.records
     batch = records if arguments.batch is None or arguments.sampling == "full" else arguments.batch
     if (arguments.epochs is None) == (arguments.steps is None):
@@ -134,6 +134,8 @@ def _run(arguments: argparse.Namespace, noise_multiplier: float) -> HiddenRun:
 
 
 def _further(arguments: argparse.Namespace) -> Further:
+    from sordino.accounting.events import Release
+
     return [(Release("gaussian", noise), 1) for noise in arguments.statistic]
 
 
@@ -167,7 +169,10 @@ def _emit(
 
 def _classic(run: HiddenRun, delta: float, further: Further) -> float | None:
     """ε as the paper would print it, where one of its theorems applies."""
+    from sordino.accounting.hidden_state import ye_shokri_rdp
+    from sordino.accounting.ye_shokri import classic_epsilon
+
     try:
-        return ye_shokri.classic_epsilon(ye_shokri_rdp(replace(run, disparity_slack=0.0), further), delta)
+        return classic_epsilon(ye_shokri_rdp(replace(run, disparity_slack=0.0), further), delta)
     except Refused:
         return None

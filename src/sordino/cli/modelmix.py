@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sordino.accounting.modelmix import MixAccount, MixStep, account_modelmix, calibrate_modelmix
 from sordino.cli.common import Commands, add_json, emit
+
+if TYPE_CHECKING:
+    from sordino.accounting.modelmix import MixAccount, MixStep
 
 SHARED = ("sampling_rate", "clip_norm", "expected_batch", "linf_p", "delta", "mechanism")
 SETTING = "--sampling-rate 0.02 --clip-norm 20 --expected-batch 1000 --linf-p 100 --steps 5000 --delta 1e-5"
@@ -63,6 +65,8 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
 
 
 def _account(arguments: argparse.Namespace) -> int:
+    from sordino.accounting.modelmix import MixStep, account_modelmix
+
     shared = {name: getattr(arguments, name) for name in SHARED}
     step = MixStep(arguments.noise_multiplier, arguments.tau_over_lr)
     found = account_modelmix([(step, arguments.steps)], **shared)
@@ -71,6 +75,8 @@ def _account(arguments: argparse.Namespace) -> int:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
+    from sordino.accounting.modelmix import MixStep, calibrate_modelmix
+
     shared = {name: getattr(arguments, name) for name in SHARED}
     sigma, tau = arguments.noise_multiplier, arguments.tau_over_lr
     solve = "noise_multiplier" if sigma is None else "tau_over_lr"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sordino.cli.common import Commands, add_json, emit
 from sordino.errors import InputError
-from sordino.planner import Problem, Setting, curves, plan
-from sordino.report.curves import curves_svg
-from sordino.report.plots import Series
+
+if TYPE_CHECKING:
+    from sordino.planner import Problem, Setting
 
 
 def add(commands: Commands) -> None:
@@ -53,6 +53,8 @@ def add(commands: Commands) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    from sordino.planner import Problem, Setting, plan
+
     names = Problem.__dataclass_fields__
     problem = Problem(**{name: getattr(arguments, name) for name in names})
     if arguments.plot is not None and not arguments.plot.parent.is_dir():
@@ -66,6 +68,10 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _plot(problem: Problem, setting: Setting, path: Path) -> None:
+    from sordino.planner import curves
+    from sordino.report.curves import curves_svg
+    from sordino.report.plots import Series
+
     longest = max(setting.epochs, 8)
     epochs = sorted({max(1, round(longest * k / 24)) for k in range(1, 25)})
     lines = curves(problem, setting, epochs)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
-from sordino.accounting.selection import SHAPES, Repetition
+from sordino.choices import SHAPES
 from sordino.cli.common import Commands, add_json, emit
 from sordino.errors import InputError
-from sordino.recipe import Recipe
+
+if TYPE_CHECKING:
+    from sordino.recipe import Recipe
 
 _EXAMPLES = """examples:
   sordino sweep recipe.toml --over method.alpha=0,0.2,0.5 --over train.lr=0.1,0.5 --seeds 3
@@ -70,6 +69,7 @@ def add(commands: Commands) -> None:
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
+    from sordino.recipe import Recipe
     from sordino.sweep import Axis, Sweep, run_sweep
 
     sweep = Sweep(
@@ -96,6 +96,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
 
 def _pay(arguments: argparse.Namespace, sweep: Any, base: Recipe, out: Path) -> int:
+    from sordino.accounting.selection import Repetition
     from sordino.sweep_paid import Price, run_paid
 
     if arguments.epsilon is None:
@@ -116,6 +117,9 @@ def _pay(arguments: argparse.Namespace, sweep: Any, base: Recipe, out: Path) -> 
 
 
 def _print_table(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(pad_edge=False)
     for key in document["over"]:
         table.add_column(key)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sordino.cli.common import Commands, add_json, emit
-from sordino.recipe import Recipe
+
+if TYPE_CHECKING:
+    from sordino.recipe import Recipe
 
 
 def add(commands: Commands) -> None:
@@ -48,10 +50,14 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(arguments: argparse.Namespace) -> int:
+    from sordino.recipe import Recipe
+
     return _run(arguments, Recipe.read(arguments.recipe, arguments.set), arguments.resume)
 
 
 def _demo(arguments: argparse.Namespace) -> int:
+    from sordino.recipe import Recipe
+
     with as_file(files("sordino") / "recipes" / "demo.toml") as path:
         return _run(arguments, Recipe.read(path), resume=True)
 
