@@ -34,6 +34,16 @@ assert sordino.methods.modelmix.plan
 """
 
 
+EACH = """
+import sys
+for code in sys.argv[1:]:
+    for name in [name for name in sys.modules if name.split(".")[0] == "sordino"]:
+        del sys.modules[name]  # torch stays: loading it anew would take most of the time
+    exec(code, {})
+"""
+SUBMODULES = [module.name for module in pkgutil.iter_modules(sordino.__path__) if module.name != "_kernels"]
+
+
 def fresh(code: str, *arguments: str) -> str:
     """What the code prints in an interpreter of its own."""
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
@@ -42,19 +52,15 @@ def fresh(code: str, *arguments: str) -> str:
 
 
 def test_names_mean_the_same_in_every_order_of_imports() -> None:
-    code = f"""
-import sys
-for order in {ORDERS!r}:
-    for name in [name for name in sys.modules if name.split(".")[0] == "sordino"]:
-        del sys.modules[name]  # torch stays: loading it anew would take most of the time
-    exec("\\n".join(order) + {CHECK!r}, {{}})
-    print(order)
-"""
-    assert len(fresh(code).splitlines()) == len(ORDERS)
+    fresh(EACH, *("\n".join(order) + CHECK for order in ORDERS))
+
+
+def test_each_submodule_can_be_the_first_one_imported() -> None:
+    fresh(EACH, *(f"import sordino.{name}" for name in SUBMODULES))
 
 
 def test_no_submodule_has_a_public_name() -> None:
-    assert not {module.name for module in pkgutil.iter_modules(sordino.__path__)} & set(sordino.__all__)
+    assert not set(SUBMODULES) & set(sordino.__all__)
 
 
 def test_type_checkers_read_the_same_names_from_the_same_modules() -> None:
