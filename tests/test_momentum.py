@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from sordino import training
+from sordino import loop, training
 from sordino.accounting import from_ledger
 from sordino.audit import check_neighbouring
 from sordino.audit.faults import iterates_clipped_apart
@@ -189,7 +189,7 @@ class TestResume:
     def test_without_them_it_would_not(self, records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(Interrupted):
             self.run(records, tmp_path, stop=7)
-        monkeypatch.setattr(training, "PastIterates", lambda *_: PastIterates())
+        monkeypatch.setattr(loop, "PastIterates", lambda *_: PastIterates())
         forgetful, whole = self.run(records, tmp_path, resume=True), self.run(records, None)
         assert not torch.equal(forgetful.weight, whole.weight)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""The training loop: private steps into any torch optimizer, with evaluation, checkpoints and resume.
+"""Training: private steps into any torch optimizer, with evaluation, checkpoints and resume.
 
 Formal guarantee: everything this module writes or returns, but for the `not_private` field of the result,
 is a function of values released through `sordino.release` (and of public data), so `plan.guarantee()` holds
@@ -16,9 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from sordino.accounting import epsilon_curve
 from sordino.batchclipping import refuse_undeclared
 from sordino.coupling import Companion, PublicUse
 from sordino.errors import InputError, Refused
@@ -36,16 +33,14 @@ from sordino.gradients import ClippedSum, verify
 from sordino.histogram import NormHistogram, release_histogram
 from sordino.instruments import Watch
 from sordino.ledger import Ledger
+from sordino.loop import Loop, Update
 from sordino.methods import DPSGD, Coupling
 from sordino.methods.base import AddsUniformNoise, HasItsOwnTraining, HoldsStepSizes
-from sordino.metrics import MetricsLog
 from sordino.mixing import mixing_widths
-from sordino.momentum import InnerMomentum, PastIterates, made_up_past
+from sordino.momentum import made_up_past
 from sordino.plan import Guarantee, Plan
-from sordino.progress import ProgressBar
 from sordino.randomness import RandomSource
 from sordino.sampling import LogicalBatch, Partition
-from sordino.state import TrainState, load_model, model_tensors
 from sordino.steps import (
     DEFAULT_CHUNK,
     GradientSum,
@@ -60,7 +55,7 @@ from sordino.steps import (
     splits,
     summed,
 )
-from sordino.updates import Average, Averaging, AveragingSGD
+from sordino.updates import Averaging, AveragingSGD
 
 Loss = Callable[..., Tensor]
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
@@ -140,7 +135,7 @@ def train(
     settings = _checkpoints(plan, settings)
     companion = _companion(plan, model, loss, dataset, public)
     fingerprint = _fingerprint(plan, settings, update, public)
-    loop = _Loop(model, update, settings, plan, evaluate, folder, fingerprint, watch=watch, companion=companion)
+    loop = Loop(model, update, settings, plan, evaluate, folder, fingerprint, watch=watch, companion=companion)
     source = plan.source()
     _check_first_batch(model, loss, dataset, plan, source, settings.seed)
     if folder is not None:
@@ -149,16 +144,8 @@ def train(
         done = ledger.last_step("gradient") + 1
         if done and not resume:
             raise InputError(f"{folder} holds a run already: resume it, or give another directory")
-        if done and source.secure and isinstance(plan.sampling, Partition):
-            raise Refused(
-                "a run with partition sampling and secure noise can't be resumed: its shuffle died with its key, and "
-                "under another a record could take part twice in an epoch; start anew, or use poisson sampling"
-            )
-        if done and _method(plan).record_momentum is not None:
-            raise Refused(
-                "a run with the momentum of single records can't be resumed: the momenta are private, so no checkpoint "
-                "holds them; start anew in another directory, or use inner_length and inner_decay"
-            )
+        if done:
+            _refuse_unresumable(plan, source)
         dataset = first(dataset, source, ledger) if first is not None else dataset
         state = loop.restore()
         start = state.step if not source.secure else max(state.step, done)
@@ -177,12 +164,13 @@ def train(
             companion.begin(state.scalars)
             steps = companion.around(steps)
         skipped = int(state.scalars.get("skipped_steps", 0)) + start - state.step
-        result = loop.run(steps, replace(state, step=start, scalars={**state.scalars, "skipped_steps": skipped}), plan)
+        ran = loop.run(steps, replace(state, step=start, scalars={**state.scalars, "skipped_steps": skipped}), plan)
         histogram = release_histogram(
             plan, counted, records=count_records(dataset), source=source, ledger=ledger, chunk=settings.chunk
         )
-    not_private = {**result.not_private, "dropped_records": int(counted.dropped)}
-    return replace(result, guarantee=guarantee, not_private=not_private, histogram=histogram)
+    apart = {"instruments": list(ran.readings)} if ran.readings else {}
+    not_private = {**apart, "dropped_records": int(counted.dropped)}
+    return Result(model, guarantee, ran.metrics, ran.seconds, ran.skipped_steps, not_private, histogram)
 
 
 def train_without_noise(
@@ -204,7 +192,7 @@ def train_without_noise(
     settings = settings or Settings()
     update = _update(plan, optimizer, lr, settings)
     companion = _companion(plan, model, loss, dataset, public)
-    loop = _Loop(model, update, settings, plan, evaluate, None, "", "without noise", companion=companion)
+    loop = Loop(model, update, settings, plan, evaluate, None, "", "without noise", companion=companion)
     source = RandomSource.seeded(settings.seed)
     gradient_sum = _gradient_sum(plan, model, loss, dataset, loop, companion)
 
@@ -216,19 +204,11 @@ def train_without_noise(
     if companion is not None:
         companion.begin({})
     made = companion.around(steps()) if companion is not None else steps()
-    return loop.run(made, loop.restore(), None)
+    ran = loop.run(made, loop.restore(), None)
+    return Result(model, None, ran.metrics, ran.seconds, ran.skipped_steps, {})
 
 
-@dataclass(frozen=True)
-class _Update:
-    """The optimizer, its first step size, and that of every step where the plan holds them."""
-
-    optimizer: Callable[..., Optimizer]
-    lr: float
-    rates: tuple[float, ...] | None = None
-
-
-def _update(plan: Plan, optimizer: Callable[..., Optimizer] | None, lr: float | None, settings: Settings) -> _Update:
+def _update(plan: Plan, optimizer: Callable[..., Optimizer] | None, lr: float | None, settings: Settings) -> Update:
     """What the caller chose, where that is free; what the plan prescribes, where its guarantee depends on it."""
     method = plan.method
     if isinstance(method, HasItsOwnTraining):
@@ -238,7 +218,7 @@ def _update(plan: Plan, optimizer: Callable[..., Optimizer] | None, lr: float | 
     if not isinstance(method, HoldsStepSizes):
         if lr is None:
             raise InputError("give lr, the step size")
-        return _Update(optimizer or torch.optim.SGD, lr)
+        return Update(optimizer or torch.optim.SGD, lr)
     given = {
         "an optimizer": optimizer is not None,
         "lr": lr is not None,
@@ -252,7 +232,7 @@ def _update(plan: Plan, optimizer: Callable[..., Optimizer] | None, lr: float | 
             "plan, and momentum, Adam and weight decay are not covered by its proof"
         )
     rates = tuple(float(rate) for rate in method.lr.over(plan.steps))
-    return _Update(AveragingSGD if isinstance(method, AddsUniformNoise) else torch.optim.SGD, rates[0], rates)
+    return Update(AveragingSGD if isinstance(method, AddsUniformNoise) else torch.optim.SGD, rates[0], rates)
 
 
 def _widths(plan: Plan, model: nn.Module, optimizer: Optimizer) -> Widths | None:
@@ -273,161 +253,6 @@ class _Counter:
         return total
 
 
-class _Loop:
-    """Optimizer, scheduler, average, evaluation and checkpoints around an iterator of steps."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        update: _Update,
-        settings: Settings,
-        plan: Plan,
-        evaluate: Evaluate | None,
-        folder: Path | None,
-        fingerprint: str,
-        label: str = "training",
-        watch: Watch | None = None,
-        companion: Companion | None = None,
-    ) -> None:
-        self.model, self.settings, self.steps, self.evaluate = model, settings, plan.steps, evaluate
-        self.inner: InnerMomentum | None = _method(plan).inner
-        self.past, self.companion = PastIterates(), companion
-        self.checkpoints = folder / "checkpoint" if folder else None
-        self.metrics = MetricsLog(folder / "metrics.jsonl" if folder else None)
-        apart = self.checkpoints if watch is not None and watch.not_private else None  # until not_private.json has it
-        self.watch, self.readings = watch, MetricsLog(apart / "not_private.jsonl" if apart else None)
-        self.fingerprint, self.label, self.rates = fingerprint, label, update.rates
-        trained = [p for p in model.parameters() if p.requires_grad]
-        if not trained:
-            raise InputError("the model has no trainable parameter (requires_grad is False for all)")
-        try:
-            self.optimizer = update.optimizer(trained, lr=update.lr, **settings.optimizer_options)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"the optimizer refused its settings: {error}") from error
-        self.scheduler = settings.scheduler(self.optimizer) if settings.scheduler else None
-
-    def restore(self) -> TrainState:
-        """The last checkpoint, put into model and optimizer; or the state before the first step."""
-        saved = TrainState.load(self.checkpoints, self.fingerprint) if self.checkpoints else None
-        if saved is None:
-            return TrainState(0, {}, {}, average=self._no_average())
-        load_model(self.model, saved.model)
-        self.optimizer.load_state_dict(dict(saved.optimizer))
-        if self.scheduler is not None and saved.scheduler is not None:
-            self.scheduler.load_state_dict(dict(saved.scheduler))
-        self.past = PastIterates(saved.past)
-        return saved
-
-    def run(self, steps: Iterator[PrivateStep], state: TrainState, plan: Plan | None) -> Result:
-        """Makes the steps; leaves the published weights in the model."""
-        started = last_saved = time.monotonic()
-        earlier = float(state.scalars.get("seconds", 0.0))
-        spent = self._epsilon_at(plan, state.step)
-        self.metrics.cut(state.step)
-        self.readings.cut(state.step)
-        average, done = state.average, state.step
-        if not done and not self.metrics.rows and not self.readings.rows:  # a resumed run has read this
-            self._read(done)
-        with ProgressBar(self.steps, done, self.settings.progress, self.label) as bar:
-            for private in steps:
-                private.assign(self.model)
-                if self.rates is not None:
-                    for group in self.optimizer.param_groups:
-                        group["lr"] = self.rates[private.step]
-                if self.inner is not None:
-                    self.past = self.past.followed_by(self.model, self.inner.length)
-                self.optimizer.step()
-                self.optimizer.zero_grad(set_to_none=True)
-                if self.scheduler is not None:
-                    self.scheduler.step()
-                done = private.step + 1
-                if average is not None:
-                    average = average.include(self.model, self.settings.averaging, private.step, self.steps)
-                self._read(done)
-                if self._due(done, self.settings.eval_every):
-                    self._log(done, average, spent, earlier + time.monotonic() - started)
-                minutes = (time.monotonic() - last_saved) / 60
-                if self._due(done, self.settings.checkpoint_every) or minutes >= self.settings.checkpoint_minutes:
-                    self._save(state, done, average, earlier + time.monotonic() - started)
-                    last_saved = time.monotonic()
-                bar.advance(done, self.metrics.latest)
-        seconds = earlier + time.monotonic() - started
-        if not self.metrics.latest or self.metrics.latest["step"] != done or "seconds" not in self.metrics.latest:
-            self._log(done, average, spent, seconds)
-        self._publish(average)
-        skipped = int(state.scalars.get("skipped_steps", 0))
-        apart = {"instruments": list(self.readings.rows)} if self.readings.rows else {}
-        return Result(self.model, None, self.metrics.rows, seconds, skipped, apart)
-
-    def _read(self, done: int) -> None:
-        """What the instruments say, into the metrics; or apart from them, where it was read from private records."""
-        row = self.watch(self.model, done, self.steps) if self.watch is not None else None
-        if row is not None and self.watch is not None:
-            (self.readings if self.watch.not_private else self.metrics).append(row)
-
-    def _due(self, done: int, every: int) -> bool:
-        return every > 0 and (done % every == 0 or done == self.steps)
-
-    def _epsilon_at(self, plan: Plan | None, start: int) -> dict[int, float]:
-        """ε after each of the steps that will be evaluated."""
-        every = self.settings.eval_every
-        points = {done for done in range(start + 1, self.steps + 1) if every and done % every == 0} | {self.steps}
-        return dict(zip(sorted(points), epsilon_curve(plan, sorted(points)), strict=True)) if plan else {}
-
-    def _log(self, done: int, average: Average | None, spent: Mapping[int, float], seconds: float) -> None:
-        row: dict[str, float] = {"step": done}
-        if done in spent:
-            row["epsilon"] = spent[done]
-        if self.evaluate is not None:
-            values = average.values() if average is not None else None
-            with _evaluating(self.model, values):
-                row |= {name: float(value) for name, value in self.evaluate(self.model).items()}
-        row |= self._beside()
-        row |= {"lr": float(self.optimizer.param_groups[0]["lr"]), "seconds": round(seconds, 3)}
-        self.metrics.append(row)
-
-    def _save(self, state: TrainState, done: int, average: Average | None, seconds: float) -> None:
-        if self.checkpoints is None:
-            return
-        TrainState(
-            step=done,
-            model=model_tensors(self.model),
-            optimizer=self.optimizer.state_dict(),
-            scheduler=self.scheduler.state_dict() if self.scheduler else None,
-            average=average,
-            scalars={**state.scalars, **self._beside(), "seconds": seconds},
-            past=self.past.weights,
-        ).save(self.checkpoints, self.fingerprint)
-
-    def _beside(self) -> dict[str, float]:
-        """The weight of the public gradient, where there is one."""
-        return self.companion.scalars() if self.companion is not None else {}
-
-    def _no_average(self) -> Average | None:
-        return Average.empty(self.model) if self.settings.averaging.kind != "none" else None
-
-    def _publish(self, average: Average | None) -> None:
-        values = average.values() if average is not None else None
-        if values is not None:
-            load_model(self.model, model_tensors(self.model) | values)
-
-
-@contextmanager
-def _evaluating(model: nn.Module, values: Mapping[str, Tensor] | None) -> Iterator[None]:
-    """Evaluation mode, without gradients, at `values` if given; everything is put back afterwards."""
-    was_training = model.training
-    kept = {name: tensor.detach().clone() for name, tensor in model_tensors(model).items()}
-    try:
-        model.eval()
-        if values is not None:
-            load_model(model, kept | dict(values))
-        with torch.no_grad():
-            yield
-    finally:
-        load_model(model, kept)
-        model.train(was_training)
-
-
 def _method(plan: Plan) -> DPSGD:
     """What the plan states of a record's vector; plain where the method is another than DP-SGD."""
     return plan.method if isinstance(plan.method, DPSGD) else DPSGD()
@@ -445,11 +270,25 @@ def _companion(plan: Plan, model: nn.Module, loss: Loss, dataset: Any, public: P
 
 
 def _gradient_sum(
-    plan: Plan, model: nn.Module, loss: Loss, dataset: Any, loop: _Loop, companion: Companion | None
+    plan: Plan, model: nn.Module, loss: Loss, dataset: Any, loop: Loop, companion: Companion | None
 ) -> GradientSum:
     if companion is not None:
         return companion.gradient_sum(dataset)
     return plan_gradients(plan, model, loss, dataset, past=lambda: loop.past, seed=loop.settings.seed)
+
+
+def _refuse_unresumable(plan: Plan, source: RandomSource) -> None:
+    """Refuses to go on with a run that would need what is on no disk: its key, or the momenta of its records."""
+    if source.secure and isinstance(plan.sampling, Partition):
+        raise Refused(
+            "a run with partition sampling and secure noise can't be resumed: its shuffle died with its key, and "
+            "under another a record could take part twice in an epoch; start anew, or use poisson sampling"
+        )
+    if _method(plan).record_momentum is not None:
+        raise Refused(
+            "a run with the momentum of single records can't be resumed: the momenta are private, so no checkpoint "
+            "holds them; start anew in another directory, or use inner_length and inner_decay"
+        )
 
 
 def _checkpoints(plan: Plan, settings: Settings) -> Settings:
@@ -472,7 +311,7 @@ def _check_first_batch(model: nn.Module, loss: Loss, dataset: Any, plan: Plan, s
         verify(model, loss, rows, plan.clipping, iterates=iterates)
 
 
-def _fingerprint(plan: Plan, settings: Settings, update: _Update, public: PublicUse | None) -> str:
+def _fingerprint(plan: Plan, settings: Settings, update: Update, public: PublicUse | None) -> str:
     """Identifies the run that a checkpoint belongs to (chunk, progress and checkpoint times may differ)."""
     document = {
         "plan": plan.to_dict(),
