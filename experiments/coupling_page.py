@@ -20,20 +20,6 @@ TITLES = {
     "cifar10": "CIFAR-10, linear on EfficientNet-Lite0",
     "imdb": "IMDb, linear on MiniLM",
 }
-COLUMNS = (
-    "NonPriv",
-    "FullPriv",
-    "OnlyPub",
-    "OnlyPub+",
-    "OnlyPriv",
-    "AdaMix",
-    "DPMD",
-    "Coupling",
-    "Coupling+",
-    "MSE",
-    "MSE+",
-    "DOPE",
-)
 PRINTED = {  # Table 3 of the paper, MNIST CNN
     (None, "FullPriv"): 95.27, (None, "NonPriv"): 98.96, (0.05, "OnlyPub"): 95.58, (0.05, "OnlyPriv"): 84.02,
     (0.05, "AdaMix"): 73.82, (0.05, "DPMD"): 97.56, (0.05, "Coupling"): 97.92, (0.2, "OnlyPub"): 98.00,
@@ -71,16 +57,17 @@ def accuracies() -> str:
             return rows[0] if rows else None
 
         seeds = max((row["seeds"] for row in found), default=0)
+        columns = list(dict.fromkeys(row["column"] for row in found))
         rows = [
-            [f"r_pub = {share:g}", *(cell(at(column, share), seeds) for column in COLUMNS)] for share in (0.05, 0.2)
+            [f"r_pub = {share:g}", *(cell(at(column, share), seeds) for column in columns)] for share in (0.05, 0.2)
         ]  # fmt: skip
         if part == "mnist":
-            rows += [printed(share) for share in (0.05, 0.2)]
+            rows += [printed(share, columns) for share in (0.05, 0.2)]
         steps = [row for row in found if row["share"] == 0.05]
         blocks.append(
             f"**{title}**: {setting['epochs']:g} epochs, batches of {setting['batch']}, {setting['public_batch']} "
             f"public rows in a step, {seeds} seeds (fewer where a number in brackets says so). Test accuracy in %:\n\n"
-            + table(["", *COLUMNS], rows)
+            + table(["", *columns], rows)
             + "\n\nChosen on held-out rows: "
             + ", ".join(chosen(row) for row in steps)
             + "."
@@ -88,8 +75,8 @@ def accuracies() -> str:
     return "\n\n".join(blocks) or "*Not measured yet.*"
 
 
-def printed(share: float) -> list[str]:
-    values = [PRINTED.get((share, column), PRINTED.get((None, column))) for column in COLUMNS]
+def printed(share: float, columns: list[str]) -> list[str]:
+    values = [PRINTED.get((share, column), PRINTED.get((None, column))) for column in columns]
     return [f"*paper, {share:g}, 20 epochs*", *("" if value is None else f"*{value:.2f}*" for value in values)]
 
 
@@ -97,6 +84,8 @@ def chosen(row: Mapping[str, Any]) -> str:
     what = f"{row['column']} lr {row['lr']:g}"
     if row["column"].startswith("Coupling"):
         return what + (f" α {row['alpha']:.2f} (equation 5)" if row["variant"] < 0 else f" α {row['variant']:g}")
+    if row["column"] == "DOPE":
+        return what + f" C {row['variant']:g}"
     return what + (f" H {row['variant']:g}" if row["column"].startswith("MSE") else "")
 
 
