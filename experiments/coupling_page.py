@@ -105,12 +105,15 @@ def monotonicity() -> str:
     return table(head, rows) + f"\n\nAll else: {middle}; {document['seeds']} seeds."
 
 
-def main() -> None:
-    page = PAGE.read_text("utf8")
+def filled(page: str) -> str:
     for name, text in {"accuracies": accuracies(), "monotonicity": monotonicity()}.items():
         block = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- end {name} -->)", re.DOTALL)
         page = block.sub(lambda found, text=text: found[1] + text + found[2], page)  # type: ignore[misc]
-    PAGE.write_text(page, "utf8")
+    return page
+
+
+def main() -> None:
+    PAGE.write_text(filled(PAGE.read_text("utf8")), "utf8")
 
 
 if __name__ == "__main__":
