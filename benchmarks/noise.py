@@ -16,13 +16,18 @@ import json
 import platform
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
 
+from sordino import randomness
+from sordino import release as releasing
 from sordino.ledger import Ledger
 from sordino.randomness import RandomSource
 from sordino.release import Entry, Gaussian, Laplace, release
@@ -66,6 +71,13 @@ def noise(source: RandomSource, repeat: int) -> dict[str, Figure]:
     }
 
 
+@contextmanager
+def by_numpy() -> Iterator[None]:
+    """As on a machine without a compiler."""
+    with patch.object(randomness, "compiled", lambda: None), patch.object(releasing, "compiled", lambda: None):
+        yield
+
+
 def releases(source: RandomSource, directory: Path, repeat: int) -> dict[str, Figure]:
     steps = count()
     sampling = {"name": "poisson", "sampling_rate": 0.01}
@@ -87,11 +99,18 @@ def releases(source: RandomSource, directory: Path, repeat: int) -> dict[str, Fi
                 one, sensitivity=1.0, norm="l1", noise=Laplace(1.0), source=source, ledger=ledger, entry=entry
             )
 
-        return {
-            "release, 40,970 float32 in 2 tensors": best(lambda: send(small), repeat),
-            "release, 238,510 float32 in 4 tensors": best(lambda: send(middle), repeat),
-            "release, 1M float32 in 1 tensor": best(lambda: send(one), repeat),
-            "release, 1M float32 in 400 tensors": best(lambda: send(many), repeat),
+        sizes = {
+            "40,970 float32 in 2 tensors": small,
+            "238,510 float32 in 4 tensors": middle,
+            "1M float32 in 1 tensor": one,
+            "1M float32 in 400 tensors": many,
+        }
+        found = {}
+        for size, values in sizes.items():
+            found[f"release, {size}"] = best(partial(send, values), repeat)
+            with by_numpy():
+                found[f"release, {size}, without the compiled loops"] = best(partial(send, values), repeat)
+        return found | {
             "release, Laplace, 1M float32": best(send_l1, repeat),
             "ledger entry with fsync": best(
                 lambda: ledger.record({"purpose": "x", "step": next(steps), "secure": True}), repeat

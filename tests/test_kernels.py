@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sordino import boxmuller, randomness, release
 from sordino.gradients import memory
-from sordino.kernels import Kernels, agrees, compiled
+from sordino.kernels import Kernels, Pair, agrees, compiled
 from sordino.randomness import RandomSource, Stream
 
 LIBRARY = compiled()
@@ -150,6 +150,39 @@ class TestCopies:
         values = np.full(100, np.inf, np.float32)
         values[41] = nan
         assert np.isnan(LIBRARY.copied([values])[1])
+
+
+@needs_compiler
+@given(
+    n=st.integers(1, 3),
+    channels=st.integers(1, 3),
+    kernel=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    more=st.tuples(st.integers(0, 6), st.integers(0, 6)),
+    double=st.booleans(),
+)
+@settings(max_examples=150, deadline=None)
+def test_patches_are_torch_s(
+    n: int, channels: int, kernel: Pair, stride: Pair, dilation: Pair, more: Pair, double: bool
+) -> None:
+    assert LIBRARY is not None
+    size = [d * (k - 1) + 1 + extra for k, d, extra in zip(kernel, dilation, more, strict=True)]
+    kind = torch.float64 if double else torch.float32
+    images = torch.randn(n, channels, *size, dtype=kind, generator=torch.Generator().manual_seed(n))
+    expected = torch.nn.functional.unfold(images, kernel, dilation=dilation, stride=stride).mT
+    out = np.full(expected.shape, np.nan, images.numpy().dtype)
+    assert LIBRARY.patches(images.numpy(), kernel, stride, dilation, out)
+    assert np.array_equal(out, expected.numpy())
+
+
+@needs_compiler
+def test_patches_of_memory_that_it_does_not_know_are_left_to_numpy() -> None:
+    assert LIBRARY is not None
+    images, out, one = np.ones((2, 1, 4, 6), np.float32), np.zeros((2, 12, 1), np.float32), (1, 1)
+    assert not LIBRARY.patches(images[..., ::2], one, one, one, out)
+    assert not LIBRARY.patches(images[..., ::2].astype(np.float16), one, one, one, out)
+    assert not out.any()
 
 
 def test_both_ways_refuse_the_same_values(monkeypatch: pytest.MonkeyPatch) -> None:

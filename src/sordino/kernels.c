@@ -1,4 +1,4 @@
-/* The three loops that a private step spends its own time in. Optional: sordino.kernels says what stands in for them,
+/* The loops that a private step spends its own time in. Optional: sordino.kernels says what stands in for them,
  * checks them when they are loaded, and docs/guarantees/noise.md (section 3) bounds the errors of the first.
  *
  * Plain C for the compiler to vectorise; it may contract a*b + c, which is an error less, and nothing else. */
@@ -97,3 +97,35 @@ WIDE int32_t copy_f32(const int32_t *restrict from, int32_t *restrict to, int64_
     }
     return most;
 }
+
+/* (n, C, H, W) -> (n, places, C * kh * kw): the patch under a kernel at each of its places. Rows of the usual kernels
+ * are copied as one constant piece. */
+typedef struct {
+    int64_t channels, height, width, kernel_height, kernel_width, stride_y, stride_x, dilation_y, dilation_x;
+    int64_t places_y, places_x;
+} Shape;
+
+#define PATCHES(NAME, T)                                                                                               \
+    INLINE void NAME##_of(const T *restrict from, T *restrict to, int64_t n, Shape s, int64_t k, int64_t step) {       \
+        for (int64_t i = 0; i < n; i++, from += s.channels * s.height * s.width)                                       \
+            for (int64_t y = 0; y < s.places_y; y++)                                                                   \
+                for (int64_t x = 0; x < s.places_x; x++)                                                               \
+                    for (int64_t c = 0; c < s.channels; c++) {                                                         \
+                        const T *row = from + (c * s.height + y * s.stride_y) * s.width + x * s.stride_x;              \
+                        for (int64_t r = 0; r < s.kernel_height; r++, row += s.dilation_y * s.width, to += k)          \
+                            for (int64_t j = 0; j < k; j++) to[j] = row[j * step];                                     \
+                    }                                                                                                  \
+    }                                                                                                                  \
+    WIDE void NAME(const T *from, T *to, int64_t n, const Shape *shape) {                                              \
+        switch (shape->dilation_x == 1 ? shape->kernel_width : 0) {                                                    \
+        case 3: NAME##_of(from, to, n, *shape, 3, 1); break;                                                           \
+        case 4: NAME##_of(from, to, n, *shape, 4, 1); break;                                                           \
+        case 5: NAME##_of(from, to, n, *shape, 5, 1); break;                                                           \
+        case 7: NAME##_of(from, to, n, *shape, 7, 1); break;                                                           \
+        case 8: NAME##_of(from, to, n, *shape, 8, 1); break;                                                           \
+        default: NAME##_of(from, to, n, *shape, shape->kernel_width, shape->dilation_x);                               \
+        }                                                                                                              \
+    }
+
+PATCHES(patches_f32, float)
+PATCHES(patches_f64, double)

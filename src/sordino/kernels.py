@@ -1,10 +1,11 @@
-"""Three loops in C, where a compiler was there at the installation: faster, and no other results.
+"""Four loops in C, where a compiler was there at the installation: faster, and no other results.
 
 | loop          | stands in for                          | its results                                              |
 |---------------|----------------------------------------|----------------------------------------------------------|
 | `rounded_sum` | `boxmuller.Pairs.single`, pass by pass | the same integers; both leave open what they can't decide |
 | `squares`     | numpy's `vecdot` of rows               | the same up to rounding, which BLAS does not fix either   |
 | `copied`      | a copy, a minimum and a maximum        | the same                                                  |
+| `patches`     | a contiguous copy of strided windows   | the same                                                  |
 
 `compiled()` is None without the library, and also if the library, tried on a block of digits, decides otherwise than
 numpy does (a stale build, a broken compiler): then numpy does the work. So whether it is there can't be told from the
@@ -25,6 +26,7 @@ import numpy.typing as npt
 from sordino.boxmuller import SINGLE_LOGS, Pairs, single_limit
 
 Array = npt.NDArray[Any]
+Pair = tuple[int, int]
 _SUFFIX = {np.dtype(np.float32): "f32", np.dtype(np.float64): "f64"}
 
 
@@ -33,12 +35,14 @@ class Kernels:
 
     def __init__(self, path: str) -> None:
         library = ctypes.CDLL(path)
-        self._sums, self._squares = {}, {}
+        self._sums, self._squares, self._patches = {}, {}, {}
         for dtype, suffix in _SUFFIX.items():
             sums = self._sums[dtype] = library[f"rounded_sum_{suffix}"]
             sums.argtypes, sums.restype = [c_void_p] * 4 + [c_int64] + [c_double] * 5 + [c_void_p], None
             squares = self._squares[dtype] = library[f"squares_{suffix}"]
             squares.argtypes, squares.restype = [c_void_p] + [c_int64] * 3 + [c_double, c_void_p], None
+            patches = self._patches[dtype] = library[f"patches_{suffix}"]
+            patches.argtypes, patches.restype = [c_void_p, c_void_p, c_int64, c_void_p], None
         self._copy = library["copy_f32"]
         self._copy.argtypes, self._copy.restype = [c_void_p, c_void_p, c_int64], c_int32
 
@@ -75,6 +79,20 @@ class Kernels:
             most = max(most, self._copy(part.ctypes.data, at, len(part)))
             at += part.nbytes
         return out, float(np.int32(most).view(np.float32))
+
+    def patches(self, images: Array, kernel: Pair, stride: Pair, dilation: Pair, out: Array) -> bool:
+        """(n, C, H, W) → (n, places, C·kernel), what lies under the kernel at each of its places, into `out`.
+
+        False where the memory is not of a form that it knows: nothing is written.
+        """
+        if images.dtype not in _SUFFIX or not (images.flags.c_contiguous and out.flags.c_contiguous):
+            return False
+        n, channels, *size = images.shape
+        places = [(i - d * (k - 1) - 1) // t + 1 for i, k, t, d in zip(size, kernel, stride, dilation, strict=True)]
+        assert out.size == n * places[0] * places[1] * channels * kernel[0] * kernel[1]
+        shape = np.array([channels, *size, *kernel, *stride, *dilation, *places], np.int64)
+        self._patches[images.dtype](images.ctypes.data, out.ctypes.data, n, shape.ctypes.data)
+        return True
 
 
 @functools.cache

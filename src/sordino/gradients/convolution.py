@@ -15,10 +15,12 @@ from sordino.gradients.contributions import KEEP_RATIO, Contribution, Dense, Out
 from sordino.gradients.layout import Frame
 from sordino.gradients.memory import Pool, blocks, by_record, compact, squares
 from sordino.gradients.tape import Slot, Tape, Use, hold
+from sordino.kernels import compiled
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
 
+_COMPILED = (torch.float32, torch.float64)
 GROUP_BYTES = 5 << 20  # products of one grouped convolution; smaller ones take longer, 9 MB as well
 
 
@@ -136,8 +138,12 @@ def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry, pool: Pool) -> Con
         left = g.flatten(3).transpose(2, 3).flatten(1, 2)  # (m, positions, C_out)
         width, a = coordinates // c_out, pad(a, geometry)
 
+        room: Tensor | None = None  # for the patches of a block, the first being the largest
+
         def factors(lo: int, hi: int) -> tuple[Tensor, Tensor]:
-            return left[lo:hi], columns(a[lo:hi], geometry)
+            nonlocal room
+            room = pool.take((hi - lo, positions, width), g) if room is None else room
+            return left[lo:hi], columns(a[lo:hi], geometry, room[: hi - lo])
 
         return products(m, (c_out, width), g, factors, pool, working=2 * positions * width)
     return grouped(g, a, geometry, pool)
@@ -161,9 +167,13 @@ def pad(a: Tensor, geometry: Geometry) -> Tensor:
     return F.pad(a, [side for p in reversed(geometry.padding) for side in (p, p)]) if any(geometry.padding) else a
 
 
-def columns(a: Tensor, geometry: Geometry) -> Tensor:
-    """Padded (m, S, C, *i) → (m, S·P, C·k): the patch under the kernel at each output position."""
+def columns(a: Tensor, geometry: Geometry, room: Tensor | None = None) -> Tensor:
+    """Padded (m, S, C, *i) → (m, S·P, C·k): the patch under the kernel at each output position.
+
+    room: memory of that shape, which the result may lie in."""
     n, kernel = geometry.spatial, geometry.weight[2:]
+    if room is not None and n == 2 and _by_kernel(a, geometry, room):
+        return room
     for d, dilation in enumerate(geometry.dilation):
         a = a.unfold(3 + d, dilation * (kernel[d] - 1) + 1, geometry.stride[d])
         a = a[..., ::dilation] if dilation > 1 else a
@@ -175,6 +185,17 @@ def columns(a: Tensor, geometry: Geometry) -> Tensor:
     if s == 1:
         return compact(a.permute(0, 1, 2, *inside, *places)).view(m, width, -1).mT
     return compact(a.permute(0, 1, 2, *inside, *places)).view(m, s, width, -1).mT.flatten(1, 2)
+
+
+def _by_kernel(a: Tensor, geometry: Geometry, room: Tensor) -> bool:
+    """`columns` of images by the compiled loop: False where it is not there, or does not know the memory."""
+    kernels = compiled()
+    if kernels is None or a.device.type != "cpu" or a.dtype != room.dtype or a.dtype not in _COMPILED:
+        return False
+    (down, across), stride, dilation = geometry.weight[2:], geometry.stride, geometry.dilation
+    images = a.detach().flatten(0, 1).numpy()
+    sizes = (down, across), (stride[0], stride[1]), (dilation[0], dilation[1])
+    return kernels.patches(images, *sizes, room.numpy())
 
 
 class Convolved:
