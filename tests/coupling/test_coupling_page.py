@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
-import coupling
-import coupling_page
+
+def experiment(name: str) -> Any:
+    """A script of experiments/, under a name of its own: as `coupling` it would hide this folder from other tests."""
+    path = Path(__file__).parents[2] / "experiments" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"experiment_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    found = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+    spec.loader.exec_module(found)
+    return found
+
+
+coupling, coupling_page = experiment("coupling"), experiment("coupling_page")
 
 
 def test_the_page_says_what_the_result_files_say() -> None:
