@@ -182,6 +182,9 @@ def test_patches_of_memory_that_it_does_not_know_are_left_to_numpy() -> None:
     images, out, one = np.ones((2, 1, 4, 6), np.float32), np.zeros((2, 12, 1), np.float32), (1, 1)
     assert not LIBRARY.patches(images[..., ::2], one, one, one, out)
     assert not LIBRARY.patches(images[..., ::2].astype(np.float16), one, one, one, out)
+    assert not LIBRARY.patches(images, one, one, one, out)  # 24 places, and room for 12
+    assert not LIBRARY.patches(images, (5, 1), one, one, out)  # a kernel that does not fit
+    assert not LIBRARY.patches(images.astype(np.float64), one, (1, 2), one, out)
     assert not out.any()
 
 

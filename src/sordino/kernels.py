@@ -83,13 +83,15 @@ class Kernels:
     def patches(self, images: Array, kernel: Pair, stride: Pair, dilation: Pair, out: Array) -> bool:
         """(n, C, H, W) → (n, places, C·kernel), what lies under the kernel at each of its places, into `out`.
 
-        False where the memory is not of a form that it knows: nothing is written.
+        False where the memory is not of a form that it knows, or of another size: nothing is written.
         """
-        if images.dtype not in _SUFFIX or not (images.flags.c_contiguous and out.flags.c_contiguous):
+        if images.dtype not in _SUFFIX or out.dtype != images.dtype:
             return False
         n, channels, *size = images.shape
         places = [(i - d * (k - 1) - 1) // t + 1 for i, k, t, d in zip(size, kernel, stride, dilation, strict=True)]
-        assert out.size == n * places[0] * places[1] * channels * kernel[0] * kernel[1]
+        fits = min(places) > 0 and out.size == n * places[0] * places[1] * channels * kernel[0] * kernel[1]
+        if not (fits and images.flags.c_contiguous and out.flags.c_contiguous):
+            return False
         shape = np.array([channels, *size, *kernel, *stride, *dilation, *places], np.int64)
         self._patches[images.dtype](images.ctypes.data, out.ctypes.data, n, shape.ctypes.data)
         return True
