@@ -198,6 +198,17 @@ def test_both_ways_refuse_the_same_values(monkeypatch: pytest.MonkeyPatch) -> No
     assert np.isnan(release._flat({"a": torch.tensor([float("nan"), 1.0])}, torch.float32)[1])
 
 
+@pytest.mark.parametrize("loops", [True, False])
+def test_columns_and_stretched_numbers_are_copied_by_value(loops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not loops:
+        monkeypatch.setattr(release, "compiled", lambda: None)
+    table = torch.arange(12.0).reshape(3, 4)
+    values = {"column": table[:, 1], "odd": torch.arange(6.0)[::2], "one": torch.tensor(-20.0).expand(3), "T": table.T}
+    found, largest = release._flat(values, torch.float32)
+    assert found.tolist() == [1, 5, 9, 0, 2, 4, -20, -20, -20, *table.T.flatten().tolist()]
+    assert largest == 20.0
+
+
 class TestLoading:
     def test_without_a_compiler_there_is_nothing_and_numpy_does_the_work(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

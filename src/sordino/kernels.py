@@ -72,10 +72,10 @@ class Kernels:
         return out
 
     def copied(self, parts: list[Array]) -> tuple[Array, float]:
-        """The parts (float32, contiguous) one after the other, and their largest magnitude: NaN if there is one."""
+        """The parts (float32) one after the other, and their largest magnitude: NaN if there is one."""
         out = np.empty(sum(len(part) for part in parts), np.float32)
         at, most = out.ctypes.data, 0
-        for part in parts:
+        for part in map(np.ascontiguousarray, parts):  # a column, or one number stretched, is not what it points at
             most = max(most, self._copy(part.ctypes.data, at, len(part)))
             at += part.nbytes
         return out, float(np.int32(most).view(np.float32))
