@@ -5,8 +5,8 @@
     python benchmarks/engine.py --quick --workloads W3 --engines sordino --out quick.json         a first look
     python benchmarks/engine.py --table benchmarks/results/engine.json --into docs/benchmarks.md
 
-Each measurement is a fresh process; a round goes through all engines before the next round starts, so that
-what else happens on the machine hits them alike, and a ratio is always taken within one round.
+Each engine is a fresh process in every round, and all engines of a workload take turns of a tenth of a second, so that
+what else happens on the machine hits them alike; a ratio is always taken between turns that lie side by side.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import Any
 
 from peers import ENGINES
 from peers.tables import fill, tables
+from peers.turns import Child, Failed, interleaved
 from workloads import WORKLOADS
 
 Results = dict[str, Any]
@@ -39,6 +40,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="interleaved rounds (5, quick 2)")
     parser.add_argument("--budget", type=float, help="seconds of timed steps of plain and sordino (4, quick 1.5)")
     parser.add_argument("--peer-budget", type=float, help="and of each peer, where one step may be enough (1)")
+    parser.add_argument("--turn", type=float, default=0.1, help="seconds of steps before another engine has its turn")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=900, help="seconds for one measurement")
     parser.add_argument("--records", type=int, help="another batch than the workload's own (for a smoke test)")
@@ -99,6 +101,7 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
         "rounds": options.rounds,
         "budget": options.budget,
         "peer_budget": options.peer_budget,
+        "turn": options.turn,
         "threads": options.threads,
         "records": {w: options.records or WORKLOADS[w].records for w in options.workloads},
     }
@@ -131,48 +134,18 @@ def save(results: Results, path: Path) -> None:
     partial.replace(path)
 
 
-def run_child(job: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """One job in a fresh process; a crash or a timeout is a result too."""
-    threads = str(options.threads)
-    variables = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-    command = [
-        sys.executable,
-        str(Path(__file__).resolve()),
-        "--child",
-        json.dumps(job),
-        "--threads",
-        threads,
-    ]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=variables, timeout=options.timeout, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return {"status": "timeout", "error": f"not done after {options.timeout:g} s"}
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        return {"status": "error", "error": said[-1][:300]}
-    return {"status": "ok", **json.loads(done.stdout.strip().splitlines()[-1])}
-
-
 def child(job: dict[str, Any], threads: int) -> None:
-    """Runs in the fresh process: the last line of its output is the result."""
+    """Runs in a fresh process: one line of JSON first, and one for each line that it reads."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # whatever else prints must not be taken for an answer
     import torch
 
-    from peers.measure import check, measure
+    from peers.measure import check, serve
 
     torch.set_num_threads(threads)
-    result = check(**job["check"]) if "check" in job else measure(**job["measure"])
-    print(json.dumps(result))
-
-
-def schedule(options: argparse.Namespace, engines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
-    """Round by round, workload by workload, all engines; each round begins with another engine."""
-    for turn in range(options.rounds):
-        shift = turn % len(engines)
-        for workload in options.workloads:
-            for engine in [*engines[shift:], *engines[:shift]]:
-                yield turn, workload, engine
+    for answer in [check(**job["check"])] if "check" in job else serve(**job["measure"]):
+        print(json.dumps(answer), file=answers, flush=True)
+        if not sys.stdin.readline():
+            return
 
 
 def check_all(options: argparse.Namespace, results: Results) -> None:
@@ -180,9 +153,13 @@ def check_all(options: argparse.Namespace, results: Results) -> None:
     for workload in options.workloads:
         if workload in results["checks"]:
             continue
-        outcome = run_child({"check": {"workload": workload}}, options)
-        if outcome["status"] != "ok":
-            raise SystemExit(f"check of sordino on {workload} failed: {outcome['error']}")
+        process = Child({"check": {"workload": workload}}, options.threads, options.timeout)
+        try:
+            outcome = process.answer()
+        except Failed as failure:
+            raise SystemExit(f"check of sordino on {workload} failed: {failure}") from failure
+        finally:
+            process.close()
         results["checks"][workload] = outcome
         print(
             f"check {workload:7s} sums {outcome['sums_error']:.1e}  norms {outcome['norms_error']:.1e}",
@@ -201,12 +178,11 @@ def present(options: argparse.Namespace, results: Results) -> list[str]:
     return [e for e in options.engines if e not in results["absent"]]
 
 
-def measurement(workload: str, engine: str, options: argparse.Namespace) -> dict[str, Any]:
+def amount(engine: str, options: argparse.Namespace) -> tuple[float, int]:
     """How long to measure: peers that are many times slower need no five steps for a ratio to plain."""
-    job = {"workload": workload, "engine": engine, "records": options.records}
     if engine in ("plain", "sordino"):
-        return job | {"budget": options.budget, "least": 3 if options.quick else 5}
-    return job | {"budget": options.peer_budget, "least": 1}
+        return options.budget, 3 if options.quick else 5
+    return options.peer_budget, 1
 
 
 def run(options: argparse.Namespace) -> Results:
@@ -216,20 +192,29 @@ def run(options: argparse.Namespace) -> Results:
         print(f"{e}: {reason}", flush=True)
     if "sordino" in engines:
         check_all(options, results)
-    jobs = list(schedule(options, engines))
-    done = {(m["round"], m["workload"], m["engine"]) for m in results["measurements"]}
+    done = {(m["round"], m["workload"]) for m in results["measurements"]}
     broken = {(m["workload"], m["engine"]) for m in results["measurements"] if m["status"] != "ok"}
+    jobs = [(turn, workload) for turn in range(options.rounds) for workload in options.workloads]
     start = time.monotonic()
-    for number, (turn, workload, engine) in enumerate(jobs, 1):
-        if (turn, workload, engine) in done or (workload, engine) in broken:
+    for number, (turn, workload) in enumerate(jobs, 1):
+        if (turn, workload) in done:
             continue
-        outcome = run_child({"measure": measurement(workload, engine, options)}, options)
-        results["measurements"].append({"workload": workload, "engine": engine, "round": turn} | outcome)
+        shift = turn % len(engines)  # each round begins with another engine
+        here = [e for e in [*engines[shift:], *engines[:shift]] if (workload, e) not in broken]
+        told = {"workload": workload, "turn": options.turn, "records": options.records}
+        outcomes = interleaved(
+            {e: {"measure": told | {"engine": e}} for e in here},
+            {e: amount(e, options) for e in here},
+            options.threads,
+            options.timeout,
+        )
+        for engine, outcome in outcomes.items():
+            results["measurements"].append({"workload": workload, "engine": engine, "round": turn} | outcome)
+            if outcome["status"] != "ok":
+                broken.add((workload, engine))
+            clock = f"[{number:3d}/{len(jobs)} {time.monotonic() - start:5.0f}s]"
+            print(f"{clock} round {turn} {workload:7s} {engine:13s} {said(outcome)}", flush=True)
         save(results, options.out)
-        if outcome["status"] != "ok":
-            broken.add((workload, engine))
-        clock = f"[{number:3d}/{len(jobs)} {time.monotonic() - start:5.0f}s]"
-        print(f"{clock} round {turn} {workload:7s} {engine:13s} {said(outcome)}", flush=True)
     save(results, options.out)
     return results
 

@@ -7,6 +7,7 @@ import resource
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,10 @@ def _peak_since_start() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def measure(workload: str, engine: str, *, budget: float, least: int, records: int | None) -> dict[str, Any]:
-    """Two warm-up steps, at least `least` timed steps, and as many as fit into `budget` seconds (to 500).
+def serve(workload: str, engine: str, *, turn: float, records: int | None) -> Iterator[dict[str, Any]]:
+    """Two warm-up steps, and then, each time the caller asks, a turn: the steps that fit into `turn` seconds, or one.
 
-    Memory is the peak over all steps, warm-up included, minus what was resident once model, batch and engine
+    Memory is the peak over all steps so far, warm-up included, minus what was resident once model, batch and engine
     were built: activations, gradients and whatever the engine keeps, but not the model or the imports.
     """
     model, inputs, targets = WORKLOADS[workload].build(records)
@@ -60,31 +61,20 @@ def measure(workload: str, engine: str, *, budget: float, least: int, records: i
     reset_peak()
     for _ in range(2):
         step()
-    walls: list[float] = []
-    cpus: list[float] = []
-    phases: dict[str, list[float]] = defaultdict(list)
-    deadline = time.perf_counter() + budget
-    while len(walls) < least or (time.perf_counter() < deadline and len(walls) < 500):
-        wall, cpu = time.perf_counter(), time.process_time()
-        for name, seconds in step().items():
-            phases[name].append(seconds)
-        walls.append(time.perf_counter() - wall)
-        cpus.append(time.process_time() - cpu)
-    return {
-        "seconds": statistics.median(walls),
-        "seconds_quartiles": [round(q, 7) for q in _quartiles(walls)],
-        "cpu_seconds": statistics.median(cpus),
-        "steps": len(walls),
-        "extra_bytes": peak() - before,
-        "phases": {name: statistics.median(values) for name, values in phases.items()},
-    }
-
-
-def _quartiles(values: list[float]) -> tuple[float, float]:
-    if len(values) < 2:
-        return values[0], values[0]
-    low, _, high = statistics.quantiles(values, n=4)
-    return low, high
+    yield {}
+    while True:
+        walls: list[float] = []
+        cpus: list[float] = []
+        phases: dict[str, list[float]] = defaultdict(list)
+        deadline = time.perf_counter() + turn
+        while not walls or time.perf_counter() < deadline:
+            wall, cpu = time.perf_counter(), time.process_time()
+            for name, seconds in step().items():
+                phases[name].append(seconds)
+            walls.append(time.perf_counter() - wall)
+            cpus.append(time.process_time() - cpu)
+        medians = {name: statistics.median(values) for name, values in phases.items()}
+        yield {"seconds": walls, "cpu_seconds": cpus, "phases": medians, "extra_bytes": peak() - before}
 
 
 def check(workload: str, *, records: int = 4) -> dict[str, Any]:

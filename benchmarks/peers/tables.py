@@ -15,12 +15,23 @@ MEMORY_GOAL = 1.6
 BEGIN, END = "<!-- engine:begin -->", "<!-- engine:end -->"
 
 
+CLOCKS = {"seconds": 1, "cpu_seconds": 2}  # their places in a turn
+
+
 def ratios(results: Mapping[str, Any], workload: str, engine: str, quantity: str) -> list[float]:
-    """One ratio to plain per round, each within its own round."""
+    """One ratio to plain per round, each within its own round: of times, the median over turns side by side."""
     by_key = {(m["workload"], m["engine"], m["round"]): m for m in results["measurements"] if m["status"] == "ok"}
     rounds = sorted({r for w, e, r in by_key if (w, e) == (workload, engine)})
     pairs = [(by_key[workload, engine, r], by_key.get((workload, "plain", r))) for r in rounds]
-    return [m[quantity] / base[quantity] for m, base in pairs if base is not None and base[quantity] > 0]
+    return [_ratio(m, base, quantity) for m, base in pairs if base is not None and base[quantity] > 0]
+
+
+def _ratio(measured: Mapping[str, Any], plain: Mapping[str, Any], quantity: str) -> float:
+    place = CLOCKS.get(quantity)
+    if place is None:
+        return float(measured[quantity] / plain[quantity])
+    beside = {turn[0]: turn[place] for turn in plain["turns"]}
+    return statistics.median(float(turn[place] / beside[turn[0]]) for turn in measured["turns"] if beside.get(turn[0]))
 
 
 def _number(value: float) -> str:
@@ -87,7 +98,7 @@ def environment_line(results: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {v}" for name, v in e["versions"].items() if v)
     return (
         f"{e['cpu']}, {e['cores']} cores, {s['threads']} thread(s), {versions}; Python {e['python']}; "
-        f"{s['rounds']} interleaved rounds, a fresh process for each measurement; {e['date']}."
+        f"{s['rounds']} rounds, in each a fresh process for every engine, in turns of {s['turn']:g} s; {e['date']}."
     )
 
 

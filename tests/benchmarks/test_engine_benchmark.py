@@ -27,7 +27,8 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def measurement(engine: str, turn: int, seconds: float, extra: int) -> dict[str, Any]:
-    numbers = {"seconds": seconds, "cpu_seconds": seconds, "extra_bytes": extra, "phases": {}}
+    turns = [[cycle, seconds * slow, seconds * slow] for cycle, slow in enumerate((1.0, 3.0, 1.0))]
+    numbers = {"seconds": seconds, "cpu_seconds": seconds, "extra_bytes": extra, "phases": {}, "turns": turns}
     return {"workload": "W2", "engine": engine, "round": turn, "status": "ok", **numbers}
 
 
@@ -41,6 +42,7 @@ def results() -> dict[str, Any]:
             "workloads": ["W2"],
             "engines": ["plain", "sordino", "opacus-ghost", "vmap", "fastdp"],
             "rounds": 2,
+            "turn": 0.1,
             "threads": 1,
             "records": {"W2": 1000},
         },
@@ -59,6 +61,13 @@ def results() -> dict[str, Any]:
 
 def test_ratios_are_taken_within_a_round(tables: Any, results: dict[str, Any]) -> None:
     assert tables.ratios(results, "W2", "sordino", "seconds") == pytest.approx([1.2, 1.3])
+    assert tables.ratios(results, "W2", "opacus-ghost", "seconds") == pytest.approx([3.0])
+
+
+def test_a_ratio_of_times_is_taken_between_turns_side_by_side(tables: Any, results: dict[str, Any]) -> None:
+    """The machine was three times slower in the second cycle, the only one in which the peer had a turn."""
+    peer = next(m for m in results["measurements"] if m["engine"] == "opacus-ghost")
+    peer["turns"] = [[1, 0.090, 0.090]]
     assert tables.ratios(results, "W2", "opacus-ghost", "seconds") == pytest.approx([3.0])
 
 
@@ -93,6 +102,8 @@ def test_a_small_run_is_checked_written_resumed_and_guarded(tmp_path: Path) -> N
     assert [m["engine"] for m in results["measurements"]] == ["plain", "sordino"]
     assert all(m["status"] == "ok" and m["seconds"] > 0 and m["extra_bytes"] > 0 for m in results["measurements"])
     assert set(results["measurements"][1]["phases"]) == {"gradients", "release", "update"}
+    cycles = [[turn[0] for turn in m["turns"]] for m in results["measurements"]]
+    assert set(cycles[1]) <= set(cycles[0]), "each turn has one of plain's beside it"
 
     again = run(*small, "--out", str(out))
     assert again.returncode == 0
