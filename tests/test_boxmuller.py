@@ -36,7 +36,9 @@ def exactly(offset: npt.NDArray[np.float64], scale: float, seed: int) -> npt.NDA
     """round(offset + scale · Z) of one block, every pair by the 176-bit arithmetic from the same digits."""
     twin, pairs = stream(seed), (len(offset) + 1) // 2
     digits = twin.bits64(pairs).view("<u4").reshape(2, pairs)
-    u, v = boxmuller.extended(digits, twin._further(np.arange(pairs)))
+    counters = np.stack([np.arange(pairs), np.zeros(pairs)], axis=1).astype("<u8")
+    further = np.frombuffer(twin._further(counters), "<u4").reshape(pairs, 4)[:, :2].T
+    u, v = boxmuller.extended(digits, further)
     padded = np.append(offset, 0.0)
     result = np.empty(2 * pairs)
     for i in range(pairs):

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordino import boxmuller, randomness, release
+from sordino.errors import InputError
 from sordino.gradients import memory
-from sordino.kernels import Kernels, Pair, agrees, compiled
+from sordino.kernels import Array, Kernels, Pair, Parts, Room, Rules, agrees, compiled
 from sordino.randomness import RandomSource, Stream
 
 LIBRARY = compiled()
@@ -33,6 +34,19 @@ def by_passes(values: torch.Tensor, scale: float, spacing: float) -> torch.Tenso
     return result
 
 
+def first_stage(values: Array, digits: Array, scale: float, start: int = 0) -> tuple[Array, Array]:
+    """What the loop makes of the values from `start` on, and which pairs it leaves open."""
+    assert LIBRARY is not None
+    pairs = digits.shape[1]
+    room, out, open_ = Room(pairs), np.full(len(values) - start, np.nan, values.dtype), np.zeros(pairs, np.bool_)
+    room.words.view("<u4")[:] = digits.reshape(-1)
+    count = LIBRARY.rounded_sum(Parts([values]), start, out, Rules(scale, 1.0, 1.0), room, 5)
+    open_[room.slots[:count]] = True
+    assert np.array_equal(room.counters[:count, 0], room.slots[:count] + 5)
+    assert not room.counters[:count, 1].any()
+    return out, open_
+
+
 @needs_compiler
 class TestNoise:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -44,6 +58,33 @@ class TestNoise:
         stream().rounded_sum(by_loop, scale, 2.0**-6)
         assert torch.equal(by_loop, by_passes(values, scale, 2.0**-6))
         assert n < 1000 or (by_loop != values).float().mean() > 0.9
+
+    @given(
+        sizes=st.lists(st.integers(0, 40) | st.just(boxmuller.BLOCK // 2 + 3), min_size=1, max_size=9),
+        double=st.booleans(),
+        factor=st.sampled_from([1.0, 0.01]),
+    )
+    @settings(max_examples=40, deadline=None)
+    def test_values_in_several_tensors_are_those_of_one_vector(
+        self, sizes: list[int], double: bool, factor: float
+    ) -> None:
+        kind = np.float64 if double else np.float32
+        arrays = [np.random.default_rng(i).normal(size=n).astype(kind) for i, n in enumerate(sizes)]
+        before = [array.copy() for array in arrays]
+        joined = np.concatenate(arrays)
+        out = np.full(len(joined), np.nan, kind)
+        stream().rounded_sum_of(Parts(arrays), out, 100.0, 2.0**-6, factor)
+        expected = by_passes(torch.from_numpy(joined), 100.0, 2.0**-6).numpy()
+        assert np.array_equal(out, expected if factor == 1.0 else expected * 2.0**6 * kind(2.0**-6 * factor))
+        assert all(np.array_equal(a, b) for a, b in zip(arrays, before, strict=True)), "values are only read"
+
+    def test_results_have_the_number_and_the_dtype_of_the_values(self) -> None:
+        with pytest.raises(InputError, match="as many results"):
+            stream().rounded_sum_of(Parts([np.zeros(4)]), np.zeros(5), 1.0, 1.0)
+        with pytest.raises(InputError, match="as many results"):
+            stream().rounded_sum_of(Parts([np.zeros(4)]), np.zeros(4, np.float32), 1.0, 1.0)
+        with pytest.raises(TypeError, match="one dtype"):
+            Parts([np.zeros(4), np.zeros(4, np.float32)])
 
     @pytest.mark.parametrize("offset", [0.4999999, -0.4999999, 0.5, -0.5, 0.0, 1e7 + 0.5])
     def test_sums_beside_a_half_integer_come_out_the_same(self, offset: float) -> None:
@@ -65,12 +106,12 @@ class TestNoise:
         digits = np.random.default_rng(0).integers(0, 1 << 32, (2, pairs), dtype=np.uint32)
         digits[0, :3] = 0, 1, (1 << 32) - 1  # U beyond both ends of the range
         values = np.random.default_rng(1).normal(size=2 * pairs).astype(np.float32)
-        before, open_ = values.copy(), np.zeros(pairs, np.bool_)
-        LIBRARY.rounded_sum(values, digits, scale, 1.0, open_)
+        out, open_ = first_stage(values, digits, scale)
         assert open_[:3].all()
         assert open_.mean() < 1.15 * (2.0**-13 + 2.0**-11 + 4 * scale * boxmuller.SINGLE_TOLERANCE)
         rows = np.concatenate([open_, open_])
-        assert np.array_equal(values[rows], before[rows])
+        assert np.array_equal(out[rows], values[rows])
+        assert not np.isnan(out).any()
 
     @pytest.mark.parametrize("smallest", [1 << 19, 1 << 31, (1 << 32) - (1 << 22)])
     def test_its_error_is_a_third_of_its_bound(self, smallest: int) -> None:
@@ -93,7 +134,7 @@ class TestNoise:
                 keep = np.abs(values) < 0.5  # an offset that is a rest, as in a release
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr("sordino.kernels.single_limit", lambda scale: np.float32(0.5))
-                    LIBRARY.rounded_sum(values, digits, scale, 1.0, np.zeros(pairs, np.bool_))
+                    values, _ = first_stage(values, digits, scale)
                 expected = np.floor(z) + (side > 0)
                 assert keep.mean() > 0.3
                 assert np.array_equal(values[keep], expected[keep])
@@ -132,24 +173,22 @@ class TestRows:
 
 
 @needs_compiler
-class TestCopies:
+class TestLargest:
     @pytest.mark.parametrize(
         ("values", "largest"),
         [([1.0, -3.0, 2.0], 3.0), ([-0.0], 0.0), ([1.0, float("-inf")], float("inf")), ([1e-45, -1e-44], 9.80909e-45)],
     )
-    def test_the_largest_magnitude_comes_along(self, values: list[float], largest: float) -> None:
+    def test_it_is_that_of_all_parts(self, values: list[float], largest: float) -> None:
         assert LIBRARY is not None
-        parts = [np.array(values, np.float32), np.zeros(0, np.float32), np.zeros(33, np.float32)]
-        joined, found = LIBRARY.copied(parts)
-        assert np.array_equal(joined, np.concatenate(parts))
-        assert found == pytest.approx(largest, rel=1e-5)
+        parts = [np.zeros(33, np.float32), np.zeros(0, np.float32), np.array(values, np.float32)]
+        assert LIBRARY.largest(Parts(parts)) == pytest.approx(largest, rel=1e-5)
 
     @pytest.mark.parametrize("nan", [float("nan"), -float("nan")])
     def test_a_nan_is_never_overlooked(self, nan: float) -> None:
         assert LIBRARY is not None
         values = np.full(100, np.inf, np.float32)
         values[41] = nan
-        assert np.isnan(LIBRARY.copied([values])[1])
+        assert np.isnan(LIBRARY.largest(Parts([values])))
 
 
 @needs_compiler
@@ -189,24 +228,25 @@ def test_patches_of_memory_that_it_does_not_know_are_left_to_numpy() -> None:
 
 
 def test_both_ways_refuse_the_same_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = {"a": torch.tensor([1.0, -7.0]), "b": torch.tensor([[2.0]])}
-    found = release._flat(values, torch.float32)
+    parts = Parts([np.array([1.0, -7.0], np.float32), np.zeros(0, np.float32), np.array([2.0], np.float32)])
+    bad = Parts([np.array([np.nan, 1.0], np.float32), np.array([np.inf], np.float32)])
+    found = release._largest(parts), release._largest(bad)
     monkeypatch.setattr(release, "compiled", lambda: None)
-    other = release._flat(values, torch.float32)
-    assert torch.equal(found[0], other[0])
-    assert found[1] == other[1] == 7.0
-    assert np.isnan(release._flat({"a": torch.tensor([float("nan"), 1.0])}, torch.float32)[1])
+    assert found[0] == release._largest(parts) == 7.0
+    assert np.isnan([found[1], release._largest(bad)]).all()
 
 
 @pytest.mark.parametrize("loops", [True, False])
-def test_columns_and_stretched_numbers_are_copied_by_value(loops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_and_stretched_numbers_are_read_by_value(loops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not loops:
-        monkeypatch.setattr(release, "compiled", lambda: None)
+        monkeypatch.setattr(randomness, "compiled", lambda: None)
     table = torch.arange(12.0).reshape(3, 4)
     values = {"column": table[:, 1], "odd": torch.arange(6.0)[::2], "one": torch.tensor(-20.0).expand(3), "T": table.T}
-    found, largest = release._flat(values, torch.float32)
-    assert found.tolist() == [1, 5, 9, 0, 2, 4, -20, -20, -20, *table.T.flatten().tolist()]
-    assert largest == 20.0
+    parts, out = release._parts(values, torch.float32), np.empty(21, np.float32)
+    stream().rounded_sum_of(parts, out, 1.0, 2.0**-20)
+    plain = [1, 5, 9, 0, 2, 4, -20, -20, -20, *table.T.flatten().tolist()]
+    assert np.abs(out - np.array(plain)).max() < 1e-4
+    assert release._largest(parts) == 20.0
 
 
 class TestLoading:
@@ -224,13 +264,21 @@ class TestLoading:
     @needs_compiler
     def test_a_library_that_decides_otherwise_is_not_used(self) -> None:
         class Wrong(Kernels):
-            def rounded_sum(self, values, digits, scale, spacing, mask):  # type: ignore[no-untyped-def]
-                slots = super().rounded_sum(values, digits, scale, spacing, mask)
-                values[np.argmin(np.tile(mask, 2))] += spacing
-                return slots
+            def rounded_sum(self, parts, start, out, rules, room, address):  # type: ignore[no-untyped-def]
+                count = super().rounded_sum(parts, start, out, rules, room, address)
+                out[-1] += 1
+                return count
+
+        class WrongAgain(Kernels):
+            def rounded_again(self, out, further, rules, room, count):  # type: ignore[no-untyped-def]
+                slots = room.slots[:count].copy()
+                left = super().rounded_again(out, further, rules, room, count)
+                out[slots] += 1
+                return left
 
         spec = importlib.util.find_spec("sordino._kernels")
         assert spec is not None
         assert spec.origin is not None
         assert agrees(Kernels(spec.origin))
         assert not agrees(Wrong(spec.origin))
+        assert not agrees(WrongAgain(spec.origin))

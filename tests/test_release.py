@@ -20,7 +20,7 @@ from sordino import release as door
 from sordino.errors import InputError, Refused, SordinoError
 from sordino.ledger import Ledger
 from sordino.randomness import RandomSource
-from sordino.release import Entry, Gaussian, Laplace, Noise, choose_lattice, release
+from sordino.release import Entry, Gaussian, Laplace, Noise, Norm, choose_lattice, release
 
 SAMPLING = {"name": "poisson", "sampling_rate": 0.01}
 LEVEL = 1e-4
@@ -187,6 +187,33 @@ def test_a_gaussian_release_is_the_rounded_sum_of_the_value_and_the_noise(
     assert torch.equal(noisy, (expected * lattice.spacing).to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("factor", [1 / 256, 1 / 60_000, 0.3, 7.0])
+@pytest.mark.parametrize(
+    ("noise", "norm", "fine"), [(Gaussian(1.3), "l2", False), (Gaussian(1.3), "l2", True), (Laplace(0.8), "l1", False)]
+)
+def test_a_factor_multiplies_what_was_released_and_nothing_else(
+    dtype: torch.dtype, factor: float, noise: Noise, norm: Norm, fine: bool
+) -> None:
+    value, ledgers = {"a": torch.randn(700, dtype=dtype), "b": torch.randn(3, 5, dtype=dtype)}, (memory(), memory())
+    plain = send(value, noise=noise, norm=norm, fine=fine, ledger=ledgers[0])
+    scaled = send(value, noise=noise, norm=norm, fine=fine, ledger=ledgers[1], factor=factor)
+    for name in value:
+        assert torch.allclose(scaled[name], plain[name] * factor, rtol=4 * torch.finfo(dtype).eps, atol=0)
+    first, second = (({**e, "time": ""}) for ledger in ledgers for e in ledger.entries)
+    assert first == second, "the factor is post-processing: the ledger does not know it"
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf"), 1e30])
+def test_a_factor_that_is_no_ordinary_number_is_refused_before_anything_is_recorded(factor: float) -> None:
+    ledger = memory()
+    with pytest.raises(InputError, match="multiplied by a number"):
+        send({"w": torch.ones(3)}, factor=factor, ledger=ledger)
+    with pytest.raises(Refused, match="leaves the range"):
+        send({"w": torch.full((3,), 1e38)}, factor=1e3, ledger=ledger)
+    assert ledger.entries == ()
+
+
 def test_a_tensor_in_double_precision_beside_others_does_not_change_their_noise() -> None:
     values = {"a": torch.randn(1_001), "b": torch.randn(70_000)}
     alone, beside = send(values), send({**values, "c": torch.zeros(3, dtype=torch.float64)})
@@ -256,9 +283,9 @@ def test_the_entry_says_what_was_done(tmp_path: Path) -> None:
 
 def test_the_entry_is_written_before_any_noise_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    real_record, real_add = Ledger.record, door._add_noise
+    real_record, real_add = Ledger.record, door._with_noise
     monkeypatch.setattr(Ledger, "record", lambda *a: (order.append("record"), real_record(*a))[1])
-    monkeypatch.setattr(door, "_add_noise", lambda *a, **k: (order.append("noise"), real_add(*a, **k))[1])
+    monkeypatch.setattr(door, "_with_noise", lambda *a, **k: (order.append("noise"), real_add(*a, **k))[1])
     send({"w": torch.zeros(3)})
     assert order == ["record", "noise"]
 

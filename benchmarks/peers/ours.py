@@ -40,10 +40,11 @@ def sordino(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
             source=source,
             ledger=ledger,
             entry=entry,
+            factor=1.0 / len(targets),
         )
         released = time.perf_counter()
         for name, value in noisy.items():
-            parameters[name].grad = value.div_(len(targets))
+            parameters[name].grad = value
         optimizer.step()
         optimizer.zero_grad()
         taken += 1

@@ -38,30 +38,91 @@ INLINE void cos_sin(uint32_t v, float *cosine, float *sine) {
     *sine = (quarter & 1 ? cs : sn) * (float)(1 - (quarter & 2));
 }
 
-/* values <- spacing * round(values/spacing + scale * Z) for pairs of values, Z from 32 digits of U and of V, in single
- * precision; a pair for which that leaves more than one integer is marked and stays as it was. */
+/* A tensor: the released values are those of several, one after the other. */
+typedef struct { int64_t at, n; } Part;
+
+/* The scale of the noise, the grid, what a step of the grid becomes, and what a stage may decide: sums no further than
+ * `limit` from an integer, with -ln U between `least` and `most`. */
+typedef struct { double scale, spacing, step, limit, least, most; } Rule;
+
+/* to <- step * round(from/spacing + scale * Z) for pairs of values, Z from 32 digits of U and of V, in single
+ * precision; a pair for which that leaves more than one integer is marked and copied as it is. `from` may be `to`. */
 #define ROUNDED_SUM(NAME, T, RINT)                                                                                     \
-    WIDE void NAME(T *restrict cosines, T *restrict sines, const uint32_t *restrict u, const uint32_t *restrict v,     \
-                   int64_t pairs, double scale, double spacing, double limit_, double low_, double high_,              \
-                   uint8_t *restrict undecided) {                                                                      \
-        const T inverse = (T)(1.0 / spacing), step = (T)spacing;                                                       \
-        const float factor = (float)(2.0 * scale * scale);                                                             \
-        const float limit = (float)limit_, low = (float)low_, high = (float)high_;                                     \
-        for (int64_t i = 0; i < pairs; i++) {                                                                          \
+    INLINE void NAME##_run(const T *from, const T *sines_from, T *to, T *sines_to, const uint32_t *u,                  \
+                           const uint32_t *v, int64_t pairs, const Rule *rule, uint8_t *undecided) {                   \
+        const T inverse = (T)(1.0 / rule->spacing), step = (T)rule->step;                                              \
+        const float factor = (float)(2.0 * rule->scale * rule->scale);                                                 \
+        const float limit = (float)rule->limit, least = (float)rule->least, most = (float)rule->most;                  \
+        _Pragma("GCC ivdep") for (int64_t i = 0; i < pairs; i++) {                                                     \
             float log = minus_log(u[i]);                                                                               \
             float radius = sqrtf(factor * log), cosine, sine;                                                          \
             cos_sin(v[i], &cosine, &sine);                                                                             \
-            T left = cosines[i] * inverse, right = sines[i] * inverse;                                                 \
+            T left = from[i] * inverse, right = sines_from[i] * inverse;                                               \
             T whole = RINT(left), other = RINT(right);                                                                 \
             float first = (float)(left - whole) + radius * cosine, second = (float)(right - other) + radius * sine;    \
             float rounded = rintf(first), turned = rintf(second);                                                      \
-            int open = (log > low) | (log < high) | (fabsf(first - rounded) > limit) | (fabsf(second - turned) > limit); \
+            int open = (log > most) | (log < least) | (fabsf(first - rounded) > limit) | (fabsf(second - turned) > limit); \
             /* two integers are added in the dtype, rounded once; adding +0 makes one zero of two */                   \
             T summed = (whole + (T)rounded + (T)0) * step, next = (other + (T)turned + (T)0) * step;                   \
-            cosines[i] = open ? cosines[i] : summed;                                                                   \
-            sines[i] = open ? sines[i] : next;                                                                         \
+            to[i] = open ? from[i] : summed;                                                                           \
+            sines_to[i] = open ? sines_from[i] : next;                                                                 \
             undecided[i] = (uint8_t)open;                                                                              \
         }                                                                                                              \
+    }                                                                                                                  \
+    /* n values from place `start` of the parts on; the digits are those of U, then those of V, for each pair. Returns \
+     * how many pairs are open (the last one of an odd number always is): their numbers, and their addresses as AES    \
+     * blocks. */                                                                                                      \
+    WIDE int64_t NAME(const Part *parts, int64_t start, T *to, int64_t n, const uint32_t *digits, const Rule *rule,    \
+                      uint64_t address, uint8_t *mask, int64_t *slots, uint64_t *counters) {                           \
+        const int64_t pairs = (n + 1) / 2, both = n - pairs;                                                           \
+        const Part *left = parts, *right = parts;                                                                      \
+        int64_t i = start, j = start + pairs, count = 0;                                                               \
+        for (int64_t done = 0; done < both;) {                                                                         \
+            while (i >= left->n) i -= left++->n;                                                                       \
+            while (j >= right->n) j -= right++->n;                                                                     \
+            int64_t run = both - done;                                                                                 \
+            run = run < left->n - i ? run : left->n - i;                                                               \
+            run = run < right->n - j ? run : right->n - j;                                                             \
+            NAME##_run((const T *)left->at + i, (const T *)right->at + j, to + done, to + pairs + done, digits + done, \
+                       digits + pairs + done, run, rule, mask + done);                                                 \
+            done += run, i += run, j += run;                                                                           \
+        }                                                                                                              \
+        if (both < pairs) {                                                                                            \
+            while (i >= left->n) i -= left++->n;                                                                       \
+            to[both] = ((const T *)left->at)[i], mask[both] = 1;                                                       \
+        }                                                                                                              \
+        for (int64_t k = 0; k < pairs; k++) {                                                                          \
+            uint64_t eight;                                                                                            \
+            if (k + 8 <= pairs && !(k & 7) && (memcpy(&eight, mask + k, 8), !eight)) k += 7;                           \
+            else if (mask[k]) slots[count] = k, counters[2 * count] = address + (uint64_t)k, counters[2 * count++ + 1] = 0; \
+        }                                                                                                              \
+        return count;                                                                                                  \
+    }                                                                                                                  \
+    /* The same for the open pairs of a block, in double precision, with 32 further digits of U and of V in each block \
+     * of `further`. Returns how many pairs are still open; `slots` then holds their numbers among those given. */     \
+    int64_t NAME##_again(T *to, int64_t n, const uint32_t *digits, const uint32_t *further, const Rule *rule,          \
+                         int64_t *slots, int64_t count) {                                                              \
+        const int64_t pairs = (n + 1) / 2;                                                                             \
+        const T inverse = (T)(1.0 / rule->spacing), step = (T)rule->step;                                              \
+        int64_t open = 0;                                                                                              \
+        for (int64_t k = 0; k < count; k++) {                                                                          \
+            const int64_t at[2] = {slots[k], slots[k] + pairs};                                                        \
+            uint64_t u = ((uint64_t)digits[at[0]] << 32 | further[4 * k]) >> 1;                                        \
+            int64_t v = (int64_t)((uint64_t)digits[at[1]] << 32 | further[4 * k + 1]);                                 \
+            double log_u = -log((double)u * 0x1p-63), radius = sqrt(2.0 * rule->scale * rule->scale * log_u);          \
+            double angle = (double)v * (2.0 * M_PI * 0x1p-64), turn[2] = {cos(angle), sin(angle)};                     \
+            int undecided = !(log_u >= rule->least && log_u <= rule->most);                                            \
+            T next[2] = {0};                                                                                           \
+            for (int side = 0; side < 2 && at[side] < n; side++) {                                                     \
+                T scaled = to[at[side]] * inverse, whole = RINT(scaled);                                               \
+                double total = radius * turn[side] + (double)(scaled - whole), rounded = rint(total);                  \
+                undecided |= !(fabs(total - rounded) <= rule->limit);                                                  \
+                next[side] = (whole + (T)rounded + (T)0) * step;                                                       \
+            }                                                                                                          \
+            if (undecided) slots[open++] = k;                                                                          \
+            else for (int side = 0; side < 2 && at[side] < n; side++) to[at[side]] = next[side];                       \
+        }                                                                                                              \
+        return open;                                                                                                   \
     }
 
 ROUNDED_SUM(rounded_sum_f32, float, rintf)
@@ -87,13 +148,15 @@ ROUNDED_SUM(rounded_sum_f64, double, rint)
 SQUARES(squares_f32, float)
 SQUARES(squares_f64, double)
 
-/* Copies, and returns the bits of the largest magnitude: the order of magnitudes is that of their bits, NaN last. */
-WIDE int32_t copy_f32(const int32_t *restrict from, int32_t *restrict to, int64_t n) {
+/* The bits of the largest magnitude: the order of magnitudes is that of their bits, NaN last. */
+WIDE int32_t largest_f32(const Part *parts, int64_t count) {
     int32_t most = 0;
-    for (int64_t i = 0; i < n; i++) {
-        int32_t bits = from[i], magnitude = bits & 0x7FFFFFFF;
-        to[i] = bits;
-        most = magnitude > most ? magnitude : most;
+    for (int64_t k = 0; k < count; k++) {
+        const int32_t *bits = (const int32_t *)parts[k].at;
+        for (int64_t i = 0; i < parts[k].n; i++) {
+            int32_t magnitude = bits[i] & 0x7FFFFFFF;
+            most = magnitude > most ? magnitude : most;
+        }
     }
     return most;
 }

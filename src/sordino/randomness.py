@@ -39,7 +39,7 @@ from torch import Tensor
 from sordino import boxmuller
 from sordino.boxmuller import Pairs
 from sordino.errors import InputError
-from sordino.kernels import Kernels, compiled
+from sordino.kernels import Kernels, Parts, Room, Rules, compiled
 from sordino.lattice import EXTRA_BITS, exact_exponential, exact_normal
 
 # Words drawn at a time. A block stays in the cache, and torch does not split a tensor this small over threads:
@@ -212,19 +212,63 @@ class Stream:
         beyond its 24 or 53 bits is the true integer rounded once. Zero is always +0. The Z of a coordinate depends on
         its place alone, not on the values nor on their dtype.
         """
+        flat = values.numpy()
+        self.rounded_sum_of(Parts([flat]), flat, scale, spacing)
+
+    def rounded_sum_of(
+        self, parts: Parts, out: npt.NDArray[Any], scale: float, spacing: float, factor: float = 1.0
+    ) -> None:
+        """out ← factor · spacing · round(values/spacing + scale · Z), the values being those of the parts, in a row.
+
+        `out` may be the only part. Of a dtype with all of them; otherwise as `rounded_sum`.
+        """
         if not 1.0 <= scale <= boxmuller.MAX_SCALE:
             raise InputError(f"a rounded sum needs a scale (noise over grid) between 1 and 2¹², got {scale}")
-        flat = values.numpy()
+        if (parts.size, parts.dtype) != (out.size, out.dtype):
+            raise InputError("a rounded sum has as many results as values, and their dtype")
+        kernels = compiled()
+        if kernels is not None:
+            self._sum_by_loops(kernels, parts, out, Rules(scale, spacing, spacing * factor))
+            return
+        if parts.arrays[0] is not out:
+            np.concatenate(parts.arrays, out=out)
         with np.errstate(divide="ignore", invalid="ignore"):  # U = 0: the exact path takes its place
-            blocks = range(0, len(flat), boxmuller.BLOCK)
-            kernels = compiled()
-            undecided = [self._sum_block(flat, start, scale, spacing, kernels) for start in blocks]
+            blocks = range(0, len(out), boxmuller.BLOCK)
+            undecided = [self._sum_block(out, start, scale, spacing, spacing * factor) for start in blocks]
             if any(len(part.addresses) for part in undecided):
-                self._refine(flat, _Open.joined(undecided), scale, spacing)
+                self._refine(out, _Open.joined(undecided), scale, spacing, spacing * factor)
 
-    def _sum_block(
-        self, flat: npt.NDArray[Any], start: int, scale: float, spacing: float, kernels: Kernels | None
-    ) -> _Open:
+    def _sum_by_loops(self, kernels: Kernels, parts: Parts, out: npt.NDArray[Any], rules: Rules) -> None:
+        room = Room((min(len(out), boxmuller.BLOCK) + 1) // 2)
+        for start in range(0, len(out), boxmuller.BLOCK):
+            block, address = out[start : start + boxmuller.BLOCK], self._words
+            self._fill(room.words[: (len(block) + 1) // 2])
+            count = kernels.rounded_sum(parts, start, block, rules, room, address)
+            if not count:
+                continue
+            slots, further = room.slots[:count].copy(), self._further(room.counters[:count])
+            left = kernels.rounded_again(block, further, rules, room, count)
+            for i in room.slots[:left].tolist():
+                self._settle(block, int(slots[i]), address, room, further[16 * i : 16 * i + 8], rules)
+
+    def _settle(
+        self, block: npt.NDArray[Any], slot: int, address: int, room: Room, further: bytes, rules: Rules
+    ) -> None:
+        """One pair that is open after both stages, exactly."""
+        pairs, (scale, spacing, step) = (len(block) + 1) // 2, rules.table[0, :3].tolist()
+        places = [slot, slot + pairs] if slot + pairs < len(block) else [slot]
+        scaled = block[places] * block.dtype.type(1.0 / spacing)
+        whole = np.rint(scaled)
+        offsets = [*(scaled - whole).tolist(), 0.0]
+        digits = room.words.view("<u4")[[slot, slot + pairs]]
+        u, v = boxmuller.extended(digits[:, None], np.frombuffer(further, "<u4")[:, None])
+        extra = self._extra(address + slot, 2)
+        rounded = exact_normal(int(u[0]), int(v[0]), extra, scale, (offsets[0], offsets[1]))
+        whole += np.array(rounded[: len(places)], block.dtype)
+        whole += 0
+        block[places] = whole * block.dtype.type(step)
+
+    def _sum_block(self, flat: npt.NDArray[Any], start: int, scale: float, spacing: float, step: float) -> _Open:
         """Cosines for the first half of the block, sines for the second; one too many is lost."""
         values = flat[start : start + boxmuller.BLOCK]
         pairs = (len(values) + 1) // 2
@@ -233,15 +277,15 @@ class Stream:
         work = self._pairs
         address = self._words
         self._fill(work.words)
-        if kernels is None:
-            slots = _by_passes(values, work, scale, spacing)
-        else:
-            slots = kernels.rounded_sum(values, work.digits, scale, spacing, work.open)
+        slots = _by_passes(values, work, scale, spacing, step)
         return _Open(address + slots, slots + np.array([[start], [start + pairs]]), work.digits[:, slots])
 
-    def _refine(self, flat: npt.NDArray[Any], pairs: _Open, scale: float, spacing: float) -> None:
+    def _refine(self, flat: npt.NDArray[Any], pairs: _Open, scale: float, spacing: float, step: float) -> None:
         """Decides the pairs: with 32 further digits each in double precision, then with 128 more exactly."""
-        u, v = boxmuller.extended(pairs.digits, self._further(pairs.addresses))
+        counters = np.zeros((len(pairs.addresses), 2), "<u8")
+        counters[:, 0] = pairs.addresses
+        words = np.frombuffer(self._further(counters), dtype="<u4").reshape(-1, 4)
+        u, v = boxmuller.extended(pairs.digits, words[:, :2].T)
         scaled = flat.take(pairs.places, mode="clip") * flat.dtype.type(1.0 / spacing)
         whole = np.rint(scaled)
         offset = (scaled - whole).astype(np.float64)  # exact, in [−½, ½]
@@ -252,22 +296,19 @@ class Stream:
             rounded[:, i] = exact_normal(int(u[i]), int(v[i]), extra, scale, offsets)
         whole += rounded.astype(flat.dtype)
         whole += 0
-        whole *= spacing
+        whole *= step
         inside = pairs.places < len(flat)  # the last sine of an odd block has no coordinate
         flat[pairs.places[inside]] = whole[inside]
 
-    def _further(self, addresses: npt.NDArray[np.intp]) -> npt.NDArray[np.uint32]:
-        """32 further digits for U and for V of the draws at these addresses, as two rows.
+    def _further(self, counters: npt.NDArray[np.uint64]) -> bytes:
+        """Further digits of the draws whose addresses are given, each followed by a zero: 16 bytes for each.
 
         AES of the address: a counter mode that is read at places of our choice, under a key of its own.
         """
         if self._further_cipher is None:
             key = hashlib.blake2b(b"further digits", digest_size=32, key=self._refine_key).digest()
             self._further_cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
-        counters = np.zeros((len(addresses), 2), dtype="<u8")
-        counters[:, 0] = addresses
-        words = np.frombuffer(self._further_cipher.update(counters.tobytes()), dtype="<u4")
-        return words.reshape(-1, 4)[:, :2].T.astype(np.uint32, copy=False)
+        return self._further_cipher.update(counters.tobytes())
 
     def rounded_normal(self, out: Tensor, scale: float) -> None:
         """Fill `out` (float64, contiguous, one dimension) with independent integers round(scale · Z)."""
@@ -348,8 +389,10 @@ class _Open(NamedTuple):
         )
 
 
-def _by_passes(values: npt.NDArray[Any], work: Pairs, scale: float, spacing: float) -> npt.NDArray[np.intp]:
-    """values ← spacing · round(values/spacing + scale · Z), but for the pairs returned, which stay as they were."""
+def _by_passes(
+    values: npt.NDArray[Any], work: Pairs, scale: float, spacing: float, step: float
+) -> npt.NDArray[np.intp]:
+    """values ← step · round(values/spacing + scale · Z), but for the pairs returned, which stay as they were."""
     n, kind = len(values), values.dtype.type
     np.multiply(values, kind(1.0 / spacing), out=values)
     whole = np.rint(values, out=work.whole[:n])
@@ -359,7 +402,7 @@ def _by_passes(values: npt.NDArray[Any], work: Pairs, scale: float, spacing: flo
     left = (whole[places] + offset[places]) * kind(spacing)  # exact again
     np.add(whole, work.rounded[:n], out=values)
     np.add(values, kind(0), out=values)  # two negative zeros would tell the sign of the value
-    np.multiply(values, kind(spacing), out=values)
+    np.multiply(values, kind(step), out=values)
     values[places] = left
     return slots
 

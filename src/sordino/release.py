@@ -46,15 +46,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sordino import boxmuller
 from sordino.errors import InputError, Refused, SordinoError
-from sordino.kernels import compiled
+from sordino.kernels import Parts, compiled
 from sordino.ledger import Ledger
 from sordino.randomness import RandomSource, Stream
 
+Array = npt.NDArray[Any]
 Norm = Literal["l1", "l2"]
 _BLOCK = boxmuller.BLOCK  # coordinates in work at a time; the memory beside the result is a few of these
 _FLOAT32_GRIDS = (2.0**-60, 2.0**60)  # where float32 divides by the grid without a loss that matters: _work_dtype
@@ -125,10 +127,12 @@ def release(
     entry: Entry,
     widths: Mapping[str, Tensor] | None = None,
     fine: bool = False,
+    factor: float = 1.0,
 ) -> dict[str, Tensor]:
     """The values with noise, each with its shape and dtype (views of one vector), after the release is on record.
 
     The caller vouches for `sensitivity` (in `norm`, under `entry.relation`); everything else is checked.
+    What is returned is multiplied by `factor`, a public number (one over the plan's divisor): post-processing.
     """
     _check_request(noise, norm, entry)
     coordinates = _check_values(values)
@@ -137,8 +141,8 @@ def release(
         raise Refused("a fine release is proven for Gaussian noise alone, without uniform noise or Laplace noise")
     lattice = choose_lattice(noise, sensitivity, coordinates, fine=fine)
     exact = fine or width is not None
-    flat, largest = _flat(values, torch.float64 if exact else _work_dtype(values, noise, lattice))
-    _check_range(values, flat.dtype, largest, lattice, entry, 0.0 if width is None else float(width.max()))
+    parts = _parts(values, torch.float64 if exact else _work_dtype(values, noise, lattice))
+    _check_range(values, parts, lattice, entry, 0.0 if width is None else float(width.max()), factor)
     ledger.record(
         {
             "kind": "release",
@@ -162,8 +166,8 @@ def release(
     stream = source.stream(f"release/{entry.purpose}{salt}", entry.step)
     if width is not None:
         drawn = source.stream(f"release/{entry.purpose}/uniform{salt}", entry.step).uniform(coordinates)
-        flat += width * (torch.from_numpy(drawn) - 0.5)
-    return _add_noise(values, flat, noise, lattice, stream, fine)
+        parts = Parts([np.concatenate(parts.arrays) + width * (drawn - 0.5)])
+    return _shaped(values, _with_noise(parts, noise, lattice, stream, fine, factor))
 
 
 def fine_rounding(noise: Gaussian, sensitivity: float, coordinates: int) -> float:
@@ -207,22 +211,24 @@ def _work_dtype(values: Mapping[str, Tensor], noise: Noise, lattice: Lattice) ->
     return torch.float64
 
 
-def _add_noise(
-    values: Mapping[str, Tensor], flat: Tensor, noise: Noise, lattice: Lattice, stream: Stream, fine: bool
-) -> dict[str, Tensor]:
-    """Noise into `flat`, where that of a coordinate goes by its place; then the shapes and dtypes of the values."""
-    if isinstance(noise, Laplace):
-        _add_rounded(flat, lattice, stream.rounded_laplace)
-    elif fine:
-        _add_rounded(flat, lattice, stream.rounded_normal)
-    else:
-        stream.rounded_sum(flat, lattice.scale, lattice.spacing)  # g · round(v/g + s·Z): the mechanism, rounded
-    result, start = {}, 0
-    for name, value in values.items():
-        part = flat[start : start + value.numel()].view(value.shape)
-        result[name] = part.to(value.device, value.dtype)
-        start += value.numel()
-    return result
+def _with_noise(parts: Parts, noise: Noise, lattice: Lattice, stream: Stream, fine: bool, factor: float) -> Tensor:
+    """The parts in one vector, with noise; that of a coordinate goes by its place."""
+    out = np.empty(parts.size, parts.dtype)
+    if isinstance(noise, Gaussian) and not fine:  # g · round(v/g + s·Z): the mechanism, rounded
+        stream.rounded_sum_of(parts, out, lattice.scale, lattice.spacing, factor)
+        return torch.from_numpy(out)
+    flat = torch.from_numpy(np.concatenate(parts.arrays, out=out))
+    _add_rounded(flat, lattice, stream.rounded_laplace if isinstance(noise, Laplace) else stream.rounded_normal)
+    return flat if factor == 1.0 else flat.mul_(factor)
+
+
+def _shaped(values: Mapping[str, Tensor], flat: Tensor) -> dict[str, Tensor]:
+    """The vector in pieces that have the shapes and dtypes of the values."""
+    pieces = torch.split(flat, [value.numel() for value in values.values()])
+    return {
+        name: piece.view(value.shape).to(value.device, value.dtype)
+        for (name, value), piece in zip(values.items(), pieces, strict=True)
+    }
 
 
 def _add_rounded(flat: Tensor, lattice: Lattice, draw: Callable[[Tensor, float], None]) -> None:
@@ -267,35 +273,39 @@ def _check_values(values: Mapping[str, Tensor]) -> int:
     return coordinates
 
 
-def _check_widths(values: Mapping[str, Tensor], widths: Mapping[str, Tensor]) -> Tensor:
+def _check_widths(values: Mapping[str, Tensor], widths: Mapping[str, Tensor]) -> Array:
     """The widths as one vector in the order of the values."""
     if set(widths) != set(values) or any(widths[name].shape != value.shape for name, value in values.items()):
         raise InputError("the uniform noise needs a width for every coordinate of every value, in the same shapes")
-    flat, _ = _flat({name: widths[name] for name in values}, torch.float64)
-    if not (torch.isfinite(flat).all() and (flat >= 0).all()):
+    flat: Array = np.concatenate(_parts({name: widths[name] for name in values}, torch.float64).arrays)
+    if not (np.isfinite(flat).all() and (flat >= 0).all()):
         raise InputError("a width of uniform noise is negative or not finite; nothing was released")
     return flat
 
 
-def _flat(values: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[Tensor, float]:
-    """A copy of the values as one vector, in the order of the mapping, and their largest magnitude (NaN with a NaN)."""
-    parts = [value.detach().reshape(-1).to("cpu", dtype).numpy() for value in values.values()]
-    kernels = compiled() if dtype == torch.float32 else None
+def _parts(values: Mapping[str, Tensor], dtype: torch.dtype) -> Parts:
+    """The values as vectors, in the order of the mapping: their own memory where it has this form already."""
+    return Parts([value.detach().reshape(-1).to("cpu", dtype).numpy() for value in values.values()])
+
+
+def _largest(parts: Parts) -> float:
+    """The largest magnitude, NaN with a NaN."""
+    kernels = compiled() if parts.dtype == np.float32 else None
     if kernels is not None:
-        joined, largest = kernels.copied(parts)
-    else:
-        joined = np.concatenate(parts)
-        largest = float(np.maximum(-joined.min(), joined.max()))
-    return torch.from_numpy(joined), largest
+        return kernels.largest(parts)
+    return float(np.max([np.maximum(-part.min(), part.max()) for part in parts.arrays if part.size]))
 
 
 def _check_range(
-    values: Mapping[str, Tensor], dtype: torch.dtype, largest: float, lattice: Lattice, entry: Entry, width: float
+    values: Mapping[str, Tensor], parts: Parts, lattice: Lattice, entry: Entry, width: float, factor: float
 ) -> None:
     """Refuses what is not finite, or would not be with noise, in the dtype of the work or of the result."""
+    if not 1e-20 < factor < 1e20:
+        raise InputError(f"what is released can be multiplied by a number between 1e-20 and 1e20, got {factor}")
     reach = lattice.spacing * lattice.scale * 64 + width  # no noise ever gets there
-    most = torch.finfo(dtype).max / 4 * lattice.spacing
-    if largest <= min(most, min(torch.finfo(value.dtype).max for value in values.values()) - reach):  # not with a NaN
+    most = float(np.finfo(parts.dtype).max) / 4 * lattice.spacing
+    narrowest = min(torch.finfo(value.dtype).max for value in values.values()) / max(1.0, factor)
+    if _largest(parts) <= min(most, narrowest - reach):  # not with a NaN
         return
     for name, value in values.items():
         if value.numel() == 0:
@@ -307,7 +317,7 @@ def _check_range(
                 "nothing was released. Records with a non-finite gradient must contribute zero."
             )
         here = max(-low, high)
-        if here + reach > torch.finfo(value.dtype).max or here > most:
+        if here + reach > torch.finfo(value.dtype).max / max(1.0, factor) or here > most:
             raise Refused(
                 f"the value {name!r} reaches {here:g}: with this noise it leaves the range of {value.dtype}; use a "
                 "wider dtype, or a smaller clip_norm"

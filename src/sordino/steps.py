@@ -101,8 +101,9 @@ def private_steps(
             ledger=ledger,
             entry=Entry(purpose="gradient", step=batch.step, sampling=plan.sampling.to_dict(), relation=plan.relation),
             widths=uniform,
+            factor=1.0 / plan.divisor,
         )
-        yield PrivateStep(batch.step, {name: value.div_(plan.divisor) for name, value in noisy.items()})
+        yield PrivateStep(batch.step, noisy)
 
 
 def summed(gradient_sum: GradientSum, batch: LogicalBatch, source: RandomSource) -> ClippedSum:
