@@ -25,7 +25,8 @@ from sordino.clipping import Clipping
 from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows
 from sordino.gradients.contributions import Dense
-from sordino.gradients.engine import Iterates, add_clipped, layers, per_record_gradients, trainable
+from sordino.gradients.engine import Iterates, add_clipped, layers, per_record_gradients
+from sordino.gradients.survey import trainable
 from sordino.sampling import LogicalBatch
 
 MEMORY = 2 << 30

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from sordino.clipping import AutomaticClip, Clipping, FlatClip, L1Clip, L2LinfClip, NormalisedClip, PerLayerClip
 from sordino.gradients import Rows, clipped_sum
 from sordino.gradients.check import _clip
-from sordino.gradients.engine import layers, per_record_gradients, trainable
+from sordino.gradients.engine import layers, per_record_gradients
+from sordino.gradients.survey import trainable
 
 CLIPPINGS = [FlatClip(0.5), AutomaticClip(1.0, gamma=1.0), NormalisedClip(1.0), PerLayerClip(0.7), L1Clip(0.5)]
 CLIPPINGS += [L2LinfClip(0.5, p=4.0)]  # type: ignore[list-item]

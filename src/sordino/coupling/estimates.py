@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from sordino.clipping import Clipping, FlatClip
 from sordino.errors import InputError, Refused
 from sordino.gradients import Rows, clipped_sum
-from sordino.gradients.engine import row_loss, trainable
+from sordino.gradients.engine import row_loss
 from sordino.gradients.rows import call
+from sordino.gradients.survey import trainable
 
 _UNBOUNDED = FlatClip(3e38)  # "clipping" that leaves every finite gradient as it is: the norms come with the sum
 Gradient = dict[str, Tensor]

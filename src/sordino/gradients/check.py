@@ -12,8 +12,9 @@ from torch.overrides import TorchFunctionMode
 
 from sordino.clipping import Clipping, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import Refused
-from sordino.gradients.engine import Iterates, clipped_sum, layers, refuse_compiled, row_loss, trainable
+from sordino.gradients.engine import Iterates, clipped_sum, layers, row_loss
 from sordino.gradients.rows import ClippedSum, Rows, call, checked, take, tree_map
+from sordino.gradients.survey import survey, trainable
 
 
 def brute_force(
@@ -151,9 +152,9 @@ def verify(
     """
     some = _first(rows, records)
     n, _ = checked(some)
+    survey(model)  # what is refused is refused before a copy is made of it
     if n == 0:
         return
-    refuse_compiled(model)
     try:
         twin, wide = copy.deepcopy(model).double(), _rows_double(some)
         steps = None if iterates is None else [({k: v.double() for k, v in w.items()}, f) for w, f in iterates]

@@ -112,10 +112,10 @@ def stretch(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
         slot.value.shape[d - pad] == 1 or slot.value.shape[d - pad] == shape[d] for d in range(pad, len(shape))
     )
     if tape.rows == 1 or not new or not plain:
-        return tape.derive(func, (slot.tensor, *args[1:]), kwargs)
+        return tape.derive(func, args, kwargs)
     tape.candidates += 1
     if tape.candidates - 1 in tape.shared:
-        return tape.derive(func, (slot.tensor, *args[1:]), kwargs)
+        return tape.derive(func, args, kwargs)
     out = stand_in(tape, func, slot, shape)
     tape.uses[-1].candidate = tape.candidates - 1
     return out if is_view else tape.mark(out.clone())

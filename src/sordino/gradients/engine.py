@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from sordino.clipping import Clipping, FlatClip, L1Clip, L2LinfClip, PerLayerClip
-from sordino.errors import InputError, Refused
+from sordino.errors import InputError
 from sordino.gradients.centring import centred
 from sordino.gradients.companions import STACKED_ROWS
 from sordino.gradients.contributions import Contribution, Lookup
-from sordino.gradients.memory import all_finite, blocks, by_record, roots
-from sordino.gradients.normalisation import refuse_batchnorm
+from sordino.gradients.memory import all_finite, blocks, by_record, keep_freed_memory, roots
 from sordino.gradients.passes import Loss, Setup, contributions
 from sordino.gradients.rows import ClippedSum, Rows, checked, chunks, take, tensors
+from sordino.gradients.survey import survey
 
 Iterates = Sequence[tuple[Mapping[str, Tensor], float]]
 
@@ -52,37 +52,53 @@ def clipped_sum(
         raise InputError(f"reduction must be 'sum' or 'mean', got {reduction!r}")
     if chunk is not None and chunk < 1:
         raise InputError(f"chunk must be at least 1 record, got {chunk}")
-    parameters = trainable(model)
-    refuse_compiled(model)
-    refuse_batchnorm(model)
+    keep_freed_memory()
+    found = survey(model)
+    parameters = found.parameters
     n, records = checked(rows)
-    setup = Setup(model, row_loss(loss), parameters, tuple(model.named_buffers()))
+    setup = Setup(model, row_loss(loss), parameters, found.buffers)
     steps: Iterates = [({}, 1.0)] if iterates is None else iterates
     groups = layers(parameters)
     first = next(iter(parameters.values()))
     kind = _accumulate(first.dtype)
-    found: dict[str, Tensor] = {}
-    norms = torch.zeros(records, dtype=kind, device=first.device)
-    dropped = 0
-    losses = torch.zeros(n, dtype=kind, device=first.device)
-    size = chunk or default_chunk(model, parameters, rows, records)
+    sums: dict[str, Tensor] = {}
+    norms, losses, dropped = Scattered(records), Scattered(n), 0
+    size = chunk or default_chunk(model, found.dense_bytes, rows, records)
     for part in chunks(rows, n, records, size, reduction == "mean"):
         data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
         gradients, values = contributions(setup, data, part, steps)
-        losses[part.index] = values.to(kind)
+        losses.put(part.index, values.to(kind))
         if centre is not None:
             gradients = centred(gradients, centre, parameters, part.records)
         with torch.no_grad():
-            norms[part.ids], bad = add_clipped(gradients, groups, clipping, parameters, found, part.records, kind)
+            lengths, bad = add_clipped(gradients, groups, clipping, parameters, sums, part.records, kind)
+        norms.put(part.ids, lengths)
         dropped += bad
         setup.pool.give_back()
-    sums = {}
     for name, p in parameters.items():
-        total = found.get(name)
-        sums[name] = (
-            torch.zeros_like(p, dtype=_accumulate(p.dtype)) if total is None else total.to(_accumulate(p.dtype))
-        )
-    return ClippedSum(sums, norms, torch.tensor(dropped, device=first.device), losses)
+        total, wanted = sums.pop(name, None), _accumulate(p.dtype)
+        sums[name] = torch.zeros_like(p, dtype=wanted) if total is None else total.to(wanted)
+    count = torch.tensor(dropped, device=first.device)
+    return ClippedSum(sums, norms.whole(kind, first.device), count, losses.whole(kind, first.device))
+
+
+class Scattered:
+    """A vector that arrives in pieces; places that none of them covers are zero."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.pieces: list[tuple[Tensor | slice, Tensor]] = []
+
+    def put(self, places: Tensor | slice, values: Tensor) -> None:
+        self.pieces.append((places, values))
+
+    def whole(self, kind: torch.dtype, device: torch.device) -> Tensor:
+        if len(self.pieces) == 1 and self.pieces[0][0] == slice(0, self.size):
+            return self.pieces[0][1]
+        out = torch.zeros(self.size, dtype=kind, device=device)
+        for places, values in self.pieces:
+            out[places] = values
+        return out
 
 
 def per_record_gradients(model: nn.Module, loss: Any, rows: Rows) -> tuple[dict[str, Tensor], Tensor]:
@@ -91,15 +107,14 @@ def per_record_gradients(model: nn.Module, loss: Any, rows: Rows) -> tuple[dict[
     Nothing is clipped: private values, for those who clip them after (the momentum of single records). Memory is
     records × weights. A parameter that the loss does not reach has zeros.
     """
-    parameters = trainable(model)
-    refuse_compiled(model)
-    refuse_batchnorm(model)
+    found = survey(model)
+    parameters = found.parameters
     n, records = checked(rows)
-    setup = Setup(model, row_loss(loss), parameters, tuple(model.named_buffers()))
+    setup = Setup(model, row_loss(loss), parameters, found.buffers)
     first = next(iter(parameters.values()))
     losses = torch.zeros(n, dtype=_accumulate(first.dtype), device=first.device)
     whole = {k: torch.zeros(records, *p.shape, dtype=_accumulate(p.dtype)) for k, p in parameters.items()}
-    for part in chunks(rows, n, records, default_chunk(model, parameters, rows, records), False):
+    for part in chunks(rows, n, records, default_chunk(model, found.dense_bytes, rows, records), False):
         data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
         gradients, values = contributions(setup, data, part, [({}, 1.0)])
         losses[part.index] = values.to(losses.dtype)
@@ -115,41 +130,19 @@ def _accumulate(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
-def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not found:
-        raise InputError("the model has no trainable parameter; set requires_grad_(True) on what is to be trained")
-    return found
-
-
-def refuse_compiled(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise Refused(
-                f"{name or 'the model'}: a scripted module hides its operations; pass the Python module instead"
-            )
-        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
-            raise Refused(
-                f"{name or 'the model'}: torch.compile hides the layers, and a private gradient needs them; "
-                "pass the module that was compiled (model._orig_mod) instead"
-            )
-
-
 PRODUCT_BYTES = 96 << 20  # what the per-record gradients of a chunk may take when no chunk is given
 SMALLEST_CHUNK = 16
 
 
-def default_chunk(model: nn.Module, parameters: Mapping[str, Tensor], rows: Rows, records: int) -> int:
+def default_chunk(model: nn.Module, held: int, rows: Rows, records: int) -> int:
     """Equal chunks whose per-record weight gradients take about PRODUCT_BYTES, at least SMALLEST_CHUNK records each.
 
+    held: bytes of the gradient of one record (`Survey.dense_bytes`).
     Vectors of features have one position per row, and nothing of a record is held but its activations: no chunks.
-    Tables stay row-sparse and do not count.
     """
     first = next((t for t in tensors(rows.inputs) if t.ndim), None)
     if first is None or (first.ndim <= 2 and first.is_floating_point()):
         return max(1, records)
-    tables = {id(p) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for p in m.parameters()}
-    held = sum(p.numel() * p.element_size() for p in parameters.values() if id(p) not in tables)
     limit = max(SMALLEST_CHUNK, PRODUCT_BYTES // max(1, held))
     if (stack := int(getattr(model, "rows_per_record", 1))) > 1:
         limit = max(1, min(limit, STACKED_ROWS // stack))

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -23,6 +24,21 @@ CACHE_BYTES = 2 << 20  # what stays in a core's cache between a product and its 
 _LONGEST_DOT = 8192  # longer ones BLAS would split over threads
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+_LARGEST_KEPT = (32 << 20) - (64 << 10)  # glibc: blocks of 32 MB and more are always mapped, and given back
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """Have the process keep the memory that a pass frees for the next one, once, before the first.
+
+    glibc returns freed memory to the system when there is more of it than twice the largest block that was ever freed,
+    and the next pass faults it in again, page by page: 2 µs each on the machine of docs/benchmarks.md, a tenth of a
+    step of a small CNN. A block that is taken and freed, and never touched, raises that limit to 64 MB. Elsewhere than
+    on glibc this does nothing.
+    """
+    np.empty(_LARGEST_KEPT, np.uint8)
 
 
 def by_record(t: Tensor) -> Tensor:

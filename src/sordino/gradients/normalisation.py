@@ -39,11 +39,10 @@ def _batch_statistics(name: str) -> Refused:
     )
 
 
-def refuse_batchnorm(model: nn.Module) -> None:
+def refuse_batchnorm(name: str, module: nn.Module) -> None:
     """Before the forward pass: the module counts its batches before it asks for batch_norm."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
-            raise _batch_statistics(name or "the model")
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+        raise _batch_statistics(name or "the model")
 
 
 def refuse_batch_statistics(tape: Tape, func: Any, args: Any, kwargs: Any) -> None:

@@ -73,13 +73,16 @@ class Pass:
                 "the loss does not depend on any trainable parameter through operations that sordino can see; "
                 "check that the model is in use, not wrapped in no_grad, scripted or compiled"
             )
-        real = self.setup.parameters
-        sources = [tape.token, *tape.leaves.values(), *real.values()]
+        watched = [*tape.leaves.items(), *self.setup.parameters.items()]
         found: Sequence[Tensor | None] = torch.autograd.grad(
-            self.losses, sources, weight.to(self.losses.dtype), retain_graph=keep, allow_unused=True
+            self.losses,
+            [tape.token, *(t for _, t in watched)],
+            weight.to(self.losses.dtype),
+            retain_graph=keep,
+            allow_unused=True,
         )
-        for name, left, right in zip(real, found[1 : 1 + len(real)], found[1 + len(real) :], strict=True):
-            if left is not None or right is not None:
+        for (name, _), gradient in zip(watched, found[1:], strict=True):
+            if gradient is not None:
                 raise Refused(
                     f"{name}: it is used inside an operation that sordino can't look into (a custom autograd.Function, "
                     "a scripted or a compiled module); write that operation in plain PyTorch, or freeze the parameter"
@@ -281,10 +284,10 @@ def _by_parameter(
             direct[slot.name].extend(parts)
             continue
         for name in slot.parents:
-            leaf = leaves[slot][name]
-            region = _region(slot.tensor, leaf)
+            leaf, tensor = leaves[slot][name], _connected(slot)
+            region = _region(tensor, leaf)
             if region is None:
-                pulled[name].append(Pulled(slot.tensor, leaf, merged(parts), False))
+                pulled[name].append(Pulled(tensor, leaf, merged(parts), False))
             else:
                 views[name][region].extend((slot, part) for part in parts)
     out: dict[str, Contribution] = {}
@@ -292,7 +295,7 @@ def _by_parameter(
         regions = []
         for pairs in views[name].values():
             slot = pairs[0][0]
-            regions.append(Pulled(slot.tensor, leaves[slot][name], merged([part for _, part in pairs]), True))
+            regions.append(Pulled(_connected(slot), leaves[slot][name], merged([part for _, part in pairs]), True))
         if regions and not direct[name] and not pulled[name] and _disjoint(list(views[name])):
             out[name] = regions[0] if len(regions) == 1 else Total(regions, orthogonal=True)
         else:
@@ -300,6 +303,11 @@ def _by_parameter(
             parts = [*own, *regions, *pulled[name]]
             out[name] = parts[0] if len(parts) == 1 else Total(parts)
     return out
+
+
+def _connected(slot: Slot) -> Tensor:
+    assert slot.tensor is not None, "only a parameter may have no place in the graph"
+    return slot.tensor
 
 
 Region = tuple[int, tuple[int, ...], tuple[int, ...]]

@@ -33,15 +33,16 @@ from sordino.gradients.standardisation import Pull, pulled
 Emit = Callable[[Tensor, Frame], Iterable[tuple["Slot", Contribution]]]
 
 
-@dataclass(eq=False, frozen=True)
+@dataclass(eq=False, slots=True)
 class Slot:
     """A parameter (``parents`` is its own name) or something computed from parameters and constants alone.
 
-    tensor: connected to the leaves of its parameters in autograd's graph. value: the same, detached.
+    value: detached. tensor: the same, connected to the leaves of its parameters in autograd's graph; of a parameter,
+    None until something is computed from it alone (``Tape.connected``).
     source: the parameter and the pull-back to it, where that is known in closed form.
     """
 
-    tensor: Tensor
+    tensor: Tensor | None
     value: Tensor
     parents: frozenset[str]
     name: str | None = None
@@ -191,12 +192,10 @@ class Tape(TorchFunctionMode):
         self._merged: dict[int, tuple[weakref.ref[Tensor], Layout]] = {}
         self._slots: dict[int, Slot] = {}
         self._alive: list[Tensor] = []
-        self.leaves: dict[str, Tensor] = {}
+        self.leaves: dict[str, Tensor] = {}  # of the parameters that something was computed from
         for name, parameter in parameters.items():
             value = values.get(name, parameter).detach()
-            leaf = value.detach().requires_grad_()
-            self.leaves[name] = leaf
-            self._slots[id(parameter)] = self._slots[id(leaf)] = Slot(leaf, value, frozenset((name,)), name)
+            self._slots[id(parameter)] = Slot(None, value, frozenset((name,)), name)
 
     # what a rule may ask
 
@@ -268,7 +267,7 @@ class Tape(TorchFunctionMode):
     def derive(self, func: Callable[..., Any], args: Any, kwargs: Any, source: tuple[Slot, Pull] | None = None) -> Any:
         """An operation without data: its floating results are new slots."""
         slots = [s for s in map(self.slot, _flat((args, kwargs))) if s is not None]
-        graph = lambda t: s.tensor if (s := self._slots.get(id(t))) is not None else t  # noqa: E731
+        graph = lambda t: self.connected(s) if (s := self._slots.get(id(t))) is not None else t  # noqa: E731
         out = func(*replace(args, graph), **replace(kwargs, graph))
         parents = frozenset().union(*(s.parents for s in slots))
         for t in _flat((out,)):
@@ -276,6 +275,14 @@ class Tape(TorchFunctionMode):
                 self._slots[id(t)] = Slot(t, t.detach(), parents, source=source)
                 self._alive.append(t)
         return out
+
+    def connected(self, slot: Slot) -> Tensor:
+        """The slot in autograd's graph; a parameter becomes a leaf when it is first asked for."""
+        if slot.tensor is None:
+            assert slot.name is not None
+            slot.tensor = self.leaves[slot.name] = slot.value.detach().requires_grad_()
+            self._slots[id(slot.tensor)] = slot
+        return slot.tensor
 
     def close(self) -> None:
         """Let go of everything. Hooks in autograd's graph refer to the tape and the tape to the graph: a circle that

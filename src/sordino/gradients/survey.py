@@ -1,0 +1,74 @@
+"""One walk over the modules of a model: what is trained, what must not be written to, and what can't be differentiated.
+
+Made anew for each sum, because a model may change between two (a mode, a frozen layer): so it has to be short.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sordino.errors import InputError, Refused
+from sordino.gradients.normalisation import refuse_batchnorm
+
+
+@dataclass(frozen=True)
+class Survey:
+    """By name, each tensor once, in the order of the modules."""
+
+    parameters: dict[str, nn.Parameter]  # those that require a gradient
+    buffers: list[tuple[str, Tensor]]
+    tables: int  # bytes of the trained tables among the parameters, whose gradients stay row-sparse
+
+    @property
+    def dense_bytes(self) -> int:
+        """What the gradient of one record may take."""
+        return sum(p.numel() * p.element_size() for p in self.parameters.values()) - self.tables
+
+
+def survey(model: nn.Module) -> Survey:
+    """Refused for modules that are compiled or scripted and for BatchNorm in training mode; InputError if nothing is
+    trained."""
+    parameters: dict[str, nn.Parameter] = {}
+    buffers: list[tuple[str, Tensor]] = []
+    tables, seen = 0, set()
+    waiting: list[tuple[str, nn.Module]] = [("", model)]
+    while waiting:
+        name, module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        refuse_compiled(name, module)
+        refuse_batchnorm(name, module)
+        prefix = f"{name}." if name else ""
+        for own, parameter in module._parameters.items():
+            if parameter is not None and parameter.requires_grad and id(parameter) not in seen:
+                seen.add(id(parameter))
+                parameters[prefix + own] = parameter
+                if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+                    tables += parameter.numel() * parameter.element_size()
+        buffers += [(prefix + own, b) for own, b in module._buffers.items() if b is not None]
+        waiting += [(prefix + own, m) for own, m in reversed(module._modules.items()) if m is not None]
+    if not parameters:
+        raise InputError("the model has no trainable parameter; set requires_grad_(True) on what is to be trained")
+    return Survey(parameters, buffers, tables)
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that training moves, by name; InputError if there are none."""
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise InputError("the model has no trainable parameter; set requires_grad_(True) on what is to be trained")
+    return found
+
+
+def refuse_compiled(name: str, module: nn.Module) -> None:
+    if isinstance(module, torch.jit.ScriptModule):
+        raise Refused(f"{name or 'the model'}: a scripted module hides its operations; pass the Python module instead")
+    if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
+        raise Refused(
+            f"{name or 'the model'}: torch.compile hides the layers, and a private gradient needs them; "
+            "pass the module that was compiled (model._orig_mod) instead"
+        )
