@@ -37,7 +37,7 @@ def exactly(offset: npt.NDArray[np.float64], scale: float, seed: int) -> npt.NDA
     twin, pairs = stream(seed), (len(offset) + 1) // 2
     digits = twin.bits64(pairs).view("<u4").reshape(2, pairs)
     counters = np.stack([np.arange(pairs), np.zeros(pairs)], axis=1).astype("<u8")
-    further = np.frombuffer(twin._further(counters), "<u4").reshape(pairs, 4)[:, :2].T
+    further = np.frombuffer(twin._further(counters.tobytes()), "<u4").reshape(pairs, 4)[:, :2].T
     u, v = boxmuller.extended(digits, further)
     padded = np.append(offset, 0.0)
     result = np.empty(2 * pairs)

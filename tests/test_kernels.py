@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -34,16 +35,16 @@ def by_passes(values: torch.Tensor, scale: float, spacing: float) -> torch.Tenso
     return result
 
 
-def first_stage(values: Array, digits: Array, scale: float, start: int = 0) -> tuple[Array, Array]:
-    """What the loop makes of the values from `start` on, and which pairs it leaves open."""
+def first_stage(values: Array, digits: Array, scale: float) -> tuple[Array, Array]:
+    """What the loop makes of the values, and which pairs it leaves open."""
     assert LIBRARY is not None
-    pairs = digits.shape[1]
-    room, out, open_ = Room(pairs), np.full(len(values) - start, np.nan, values.dtype), np.zeros(pairs, np.bool_)
-    room.words.view("<u4")[:] = digits.reshape(-1)
-    count = LIBRARY.rounded_sum(Parts([values]), start, out, Rules(scale, 1.0, 1.0), room, 5)
-    open_[room.slots[:count]] = True
-    assert np.array_equal(room.counters[:count, 0], room.slots[:count] + 5)
-    assert not room.counters[:count, 1].any()
+    pairs, rules = digits.shape[1], Rules(scale, 1.0, 1.0)
+    room, out, open_ = Room(pairs), np.full(len(values), np.nan, values.dtype), np.zeros(pairs, np.bool_)
+    room.words(pairs)[:] = digits.reshape(-1)
+    count = LIBRARY.rounded_sum(Parts.of([values]), 0, out.ctypes.data, len(out), rules, room, 5)
+    open_[room.slots(count)] = True
+    addresses = np.frombuffer(room.counters(count), np.uint64).reshape(-1, 2)
+    assert np.array_equal(addresses, np.stack([room.slots(count) + 5, np.zeros(count)], axis=1))
     return out, open_
 
 
@@ -73,18 +74,18 @@ class TestNoise:
         before = [array.copy() for array in arrays]
         joined = np.concatenate(arrays)
         out = np.full(len(joined), np.nan, kind)
-        stream().rounded_sum_of(Parts(arrays), out, 100.0, 2.0**-6, factor)
+        stream().rounded_sum_of(Parts.of(arrays), out, 100.0, 2.0**-6, factor)
         expected = by_passes(torch.from_numpy(joined), 100.0, 2.0**-6).numpy()
         assert np.array_equal(out, expected if factor == 1.0 else expected * 2.0**6 * kind(2.0**-6 * factor))
         assert all(np.array_equal(a, b) for a, b in zip(arrays, before, strict=True)), "values are only read"
 
     def test_results_have_the_number_and_the_dtype_of_the_values(self) -> None:
         with pytest.raises(InputError, match="as many results"):
-            stream().rounded_sum_of(Parts([np.zeros(4)]), np.zeros(5), 1.0, 1.0)
+            stream().rounded_sum_of(Parts.of([np.zeros(4)]), np.zeros(5), 1.0, 1.0)
         with pytest.raises(InputError, match="as many results"):
-            stream().rounded_sum_of(Parts([np.zeros(4)]), np.zeros(4, np.float32), 1.0, 1.0)
+            stream().rounded_sum_of(Parts.of([np.zeros(4)]), np.zeros(4, np.float32), 1.0, 1.0)
         with pytest.raises(TypeError, match="one dtype"):
-            Parts([np.zeros(4), np.zeros(4, np.float32)])
+            Parts.of([np.zeros(4), np.zeros(4, np.float32)])
 
     @pytest.mark.parametrize("offset", [0.4999999, -0.4999999, 0.5, -0.5, 0.0, 1e7 + 0.5])
     def test_sums_beside_a_half_integer_come_out_the_same(self, offset: float) -> None:
@@ -151,19 +152,43 @@ class TestRows:
     )
     @settings(max_examples=100, deadline=None)
     def test_squares_are_those_of_the_rows(self, n: int, columns: int, gap: int, double: bool, seed: int) -> None:
-        assert LIBRARY is not None
-        whole = np.random.default_rng(seed).normal(size=(n, columns + gap))
-        rows = whole.astype(np.float64 if double else np.float32)[:, :columns]
-        found = LIBRARY.squares(rows, 0.25)
-        assert found is not None
+        whole = torch.randn(n, columns + gap, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        rows = whole.to(torch.float64 if double else torch.float32)[:, :columns]
+        found, exact = memory.squares(rows), rows.double().square().sum(1)
         assert found.dtype == rows.dtype
-        assert np.allclose(found, (rows.astype(np.float64) ** 2).sum(1) + 0.25, rtol=1e-6 if not double else 1e-14)
+        assert torch.allclose(found.double(), exact, rtol=1e-14 if double else 1e-6)
 
-    def test_rows_that_it_does_not_know_are_left_to_numpy(self) -> None:
-        assert LIBRARY is not None
-        assert LIBRARY.squares(np.ones((3, 4), np.float32).T, 0.0) is None
-        assert LIBRARY.squares(np.ones((3, 4), np.float16), 0.0) is None
-        assert memory.squares(torch.ones(3, 4).T).tolist() == pytest.approx([3.0] * 4)
+    @given(n=st.integers(1, 700), columns=st.integers(1, 70), gap=st.integers(0, 3), double=st.booleans())
+    @settings(max_examples=60, deadline=None)
+    def test_scaled_rows_and_their_sum(self, n: int, columns: int, gap: int, double: bool) -> None:
+        kind = torch.float64 if double else torch.float32
+        generator = torch.Generator().manual_seed(n)
+        rows = torch.randn(n, columns + gap, dtype=kind, generator=generator)[:, :columns]
+        weight = torch.rand(n, dtype=kind, generator=generator)
+        found, total = memory.scaled(rows, weight)
+        assert torch.equal(found, rows * weight[:, None])
+        assert torch.allclose(
+            total.double(), weight.double() @ rows.double(), rtol=1e-5, atol=1e-13 if double else 1e-4
+        )
+
+    @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+    def test_lengths_are_those_of_numpy(self, kind: torch.dtype) -> None:
+        terms = [torch.rand(33, dtype=kind, generator=torch.Generator().manual_seed(i)) for i in range(5)]
+        found, finite = memory.lengths(terms)
+        assert finite
+        assert np.array_equal(found.numpy(), memory._roots(terms))
+        for bad in (float("nan"), float("inf")):
+            terms[3][17] = bad
+            found, finite = memory.lengths(terms)
+            assert not finite
+            assert torch.isfinite(found).sum() == 32
+
+    def test_rows_of_other_forms_are_left_to_numpy_and_torch(self) -> None:
+        turned = torch.ones(3, 4).T
+        assert memory.squares(turned).tolist() == pytest.approx([3.0] * 4)
+        assert memory.scaled(turned, torch.arange(4.0))[1].tolist() == [6.0] * 3
+        assert memory.scaled(torch.ones(4, 3), torch.arange(8.0)[::2])[1].tolist() == [12.0] * 3
+        assert memory.lengths([torch.ones(8)[::2], torch.full((4,), 3.0)])[0].tolist() == [2.0] * 4
 
     @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e30])
     def test_a_row_that_is_not_finite_or_too_large_has_no_finite_square(self, bad: float) -> None:
@@ -181,14 +206,14 @@ class TestLargest:
     def test_it_is_that_of_all_parts(self, values: list[float], largest: float) -> None:
         assert LIBRARY is not None
         parts = [np.zeros(33, np.float32), np.zeros(0, np.float32), np.array(values, np.float32)]
-        assert LIBRARY.largest(Parts(parts)) == pytest.approx(largest, rel=1e-5)
+        assert LIBRARY.largest(Parts.of(parts)) == pytest.approx(largest, rel=1e-5)
 
     @pytest.mark.parametrize("nan", [float("nan"), -float("nan")])
     def test_a_nan_is_never_overlooked(self, nan: float) -> None:
         assert LIBRARY is not None
         values = np.full(100, np.inf, np.float32)
         values[41] = nan
-        assert np.isnan(LIBRARY.largest(Parts([values])))
+        assert np.isnan(LIBRARY.largest(Parts.of([values])))
 
 
 @needs_compiler
@@ -228,8 +253,8 @@ def test_patches_of_memory_that_it_does_not_know_are_left_to_numpy() -> None:
 
 
 def test_both_ways_refuse_the_same_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = Parts([np.array([1.0, -7.0], np.float32), np.zeros(0, np.float32), np.array([2.0], np.float32)])
-    bad = Parts([np.array([np.nan, 1.0], np.float32), np.array([np.inf], np.float32)])
+    parts = Parts.of([np.array([1.0, -7.0], np.float32), np.zeros(0, np.float32), np.array([2.0], np.float32)])
+    bad = Parts.of([np.array([np.nan, 1.0], np.float32), np.array([np.inf], np.float32)])
     found = release._largest(parts), release._largest(bad)
     monkeypatch.setattr(release, "compiled", lambda: None)
     assert found[0] == release._largest(parts) == 7.0
@@ -264,16 +289,18 @@ class TestLoading:
     @needs_compiler
     def test_a_library_that_decides_otherwise_is_not_used(self) -> None:
         class Wrong(Kernels):
-            def rounded_sum(self, parts, start, out, rules, room, address):  # type: ignore[no-untyped-def]
-                count = super().rounded_sum(parts, start, out, rules, room, address)
-                out[-1] += 1
+            """The first integer is one too large."""
+
+            def rounded_sum(self, parts, start, to, n, rules, room, address):  # type: ignore[no-untyped-def]
+                count = super().rounded_sum(parts, start, to, n, rules, room, address)
+                (ctypes.c_float * n).from_address(to)[n - 1] += 1
                 return count
 
         class WrongAgain(Kernels):
-            def rounded_again(self, out, further, rules, room, count):  # type: ignore[no-untyped-def]
-                slots = room.slots[:count].copy()
-                left = super().rounded_again(out, further, rules, room, count)
-                out[slots] += 1
+            def rounded_again(self, dtype, to, n, further, rules, room, count):  # type: ignore[no-untyped-def]
+                slot = int(room.slots(count)[-1])
+                left = super().rounded_again(dtype, to, n, further, rules, room, count)
+                (ctypes.c_float * n).from_address(to)[slot] += 1
                 return left
 
         spec = importlib.util.find_spec("sordino._kernels")

@@ -148,6 +148,47 @@ ROUNDED_SUM(rounded_sum_f64, double, rint)
 SQUARES(squares_f32, float)
 SQUARES(squares_f64, double)
 
+/* out[i] = the root of the sum of the i-th numbers of all vectors; returns whether all of them are finite. */
+#define LENGTHS(NAME, T, SQRT)                                                                                         \
+    WIDE int32_t NAME(const int64_t *vectors, int64_t count, int64_t n, T *restrict out) {                             \
+        int32_t finite = 1;                                                                                            \
+        for (int64_t i = 0; i < n; i++) out[i] = 0;                                                                    \
+        for (int64_t k = 0; k < count; k++) {                                                                          \
+            const T *vector = (const T *)vectors[k];                                                                   \
+            for (int64_t i = 0; i < n; i++) out[i] += vector[i];                                                       \
+        }                                                                                                              \
+        for (int64_t i = 0; i < n; i++) {                                                                              \
+            out[i] = SQRT(out[i]);                                                                                     \
+            finite &= out[i] - out[i] == 0;                                                                            \
+        }                                                                                                              \
+        return finite;                                                                                                 \
+    }
+
+LENGTHS(lengths_f32, float, sqrtf)
+LENGTHS(lengths_f64, double, sqrt)
+
+/* out = the rows, each times its weight; totals = the sum of them. Rows are added up in blocks, so that the error of a
+ * total is that of a sum of few terms; `part` is room for one block's. */
+#define SCALED(NAME, T)                                                                                                \
+    WIDE void NAME(const T *restrict rows, int64_t n, int64_t columns, int64_t stride, const T *restrict weights,      \
+                   T *restrict out, T *restrict totals, T *restrict part) {                                            \
+        for (int64_t j = 0; j < columns; j++) totals[j] = 0;                                                           \
+        for (int64_t start = 0; start < n; start += 128) {                                                             \
+            int64_t end = start + 128 < n ? start + 128 : n;                                                           \
+            for (int64_t j = 0; j < columns; j++) part[j] = 0;                                                         \
+            for (int64_t i = start; i < end; i++)                                                                      \
+                for (int64_t j = 0; j < columns; j++) {                                                                \
+                    T value = rows[i * stride + j] * weights[i];                                                       \
+                    out[i * columns + j] = value;                                                                      \
+                    part[j] += value;                                                                                  \
+                }                                                                                                      \
+            for (int64_t j = 0; j < columns; j++) totals[j] += part[j];                                                \
+        }                                                                                                              \
+    }
+
+SCALED(scaled_f32, float)
+SCALED(scaled_f64, double)
+
 /* The bits of the largest magnitude: the order of magnitudes is that of their bits, NaN last. */
 WIDE int32_t largest_f32(const Part *parts, int64_t count) {
     int32_t most = 0;

@@ -5,6 +5,8 @@
 | `rounded_sum`   | `boxmuller.Pairs.single`, pass by pass | the same integers; both leave open what they can't decide |
 | `rounded_again` | `boxmuller.double`, pass by pass       | the same integers, likewise                               |
 | `squares`       | numpy's `vecdot` of rows               | the same up to rounding, which BLAS does not fix either   |
+| `scaled`        | a product, and another one for the sum | likewise                                                  |
+| `lengths`       | numpy's sums and its square root       | the same                                                  |
 | `largest`       | a minimum and a maximum                | the same                                                  |
 | `patches`       | a contiguous copy of strided windows   | the same                                                  |
 
@@ -18,7 +20,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from ctypes import c_double, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
@@ -37,104 +40,130 @@ from sordino.boxmuller import (
 
 Array = npt.NDArray[Any]
 Pair = tuple[int, int]
-_SUFFIX = {np.dtype(np.float32): "f32", np.dtype(np.float64): "f64"}
+_SUFFIX = {4: "f32", 8: "f64"}  # by the bytes of a number
 
 
 class Parts:
-    """Vectors of one dtype whose values follow one another; the memory is read where it lies."""
+    """Vectors of one dtype whose values follow one another; the memory is read where it lies.
 
-    def __init__(self, arrays: Sequence[Array]) -> None:
-        if any(array.dtype != arrays[0].dtype for array in arrays):
+    places: (address, how many numbers) of each. arrays: makes them for who wants them as arrays; it, and so the memory,
+    lives as long as this object.
+    """
+
+    def __init__(
+        self, places: Sequence[tuple[int, int]], dtype: np.dtype[Any], arrays: Callable[[], list[Array]]
+    ) -> None:
+        self._table = array("q", [number for place in places for number in place])
+        self._arrays = arrays
+        self.at, self.count, self.dtype = self._table.buffer_info()[0], len(places), dtype
+        self.size = sum(n for _, n in places)
+
+    @classmethod
+    def of(cls, vectors: Sequence[Array]) -> Parts:
+        if any(vector.dtype != vectors[0].dtype for vector in vectors):
             raise TypeError("parts have one dtype")
-        self.arrays = [np.ascontiguousarray(array) for array in arrays]  # a column is not what its pointer points at
-        self.size, self.dtype = sum(array.size for array in arrays), arrays[0].dtype
-        self.table = np.array([(array.ctypes.data, array.size) for array in self.arrays], np.int64)
-        self.at = self.table.ctypes.data
+        flat = [np.ascontiguousarray(vector) for vector in vectors]  # a column is not what its pointer points at
+        return cls([(v.ctypes.data, v.size) for v in flat], flat[0].dtype, lambda: flat)
+
+    def joined(self, out: Array | None = None) -> Array:
+        """The values as one vector."""
+        return np.concatenate(self._arrays(), out=out)
+
+    def arrays(self) -> list[Array]:
+        return self._arrays()
 
 
 class Room:
-    """What a block of at most `pairs` pairs is worked in: its random words, and what the first stage leaves open."""
+    """What a block of at most `pairs` pairs is worked in: its random words, and what the first stage leaves open.
+
+    words: the digits of U, 32 for each pair of the block, then those of V.
+    """
 
     def __init__(self, pairs: int) -> None:
-        self.words = np.empty(pairs, "<u8")
-        self.mask = np.empty(pairs, np.bool_)
-        self.slots = np.empty(pairs, np.int64)
-        self.counters = np.empty((pairs, 2), "<u8")
-        self.at = [array.ctypes.data for array in (self.words, self.mask, self.slots, self.counters)]
+        self._memory = np.empty(33 * pairs, np.uint8)  # words, numbers of open pairs, their addresses, a mask
+        self._pairs, at = pairs, self._memory.ctypes.data
+        self.words_at, self.slots_at, self.counters_at, self.mask_at = (at + k * pairs for k in (0, 8, 16, 32))
+
+    def words(self, pairs: int) -> Array:
+        return self._memory[: 8 * pairs].view("<u4")
+
+    def slots(self, count: int) -> npt.NDArray[np.int64]:
+        """The numbers of the open pairs."""
+        return self._memory[8 * self._pairs :][: 8 * count].view(np.int64)
+
+    def counters(self, count: int) -> bytes:
+        """Their addresses, as blocks of 16 bytes."""
+        return self._memory[16 * self._pairs :][: 16 * count].tobytes()
 
 
 class Rules:
     """What the two stages are told: the scale of the noise, the grid, and what a step of the grid becomes."""
 
     def __init__(self, scale: float, spacing: float, step: float) -> None:
-        limits = float(single_limit(scale)), 0.5 - scale * DOUBLE_TOLERANCE
-        logs = [(-high, -low) for low, high in (SINGLE_LOGS, DOUBLE_LOGS)]
-        self.table = np.array([(scale, spacing, step, limits[i], *logs[i]) for i in range(2)])
-        self.first = self.table.ctypes.data
-        self.second = self.first + self.table.strides[0]
+        self.scale, self.spacing, self.step = scale, spacing, step
+        first = float(single_limit(scale)), -SINGLE_LOGS[1], -SINGLE_LOGS[0]
+        second = 0.5 - scale * DOUBLE_TOLERANCE, -DOUBLE_LOGS[1], -DOUBLE_LOGS[0]
+        self._table = array("d", [scale, spacing, step, *first, scale, spacing, step, *second])
+        self.first_at = self._table.buffer_info()[0]
+        self.second_at = self.first_at + 6 * self._table.itemsize
 
 
 class Kernels:
-    """The functions of the library, with arrays for pointers."""
+    """The functions of the library. Memory is given by its address; the caller vouches for its size and form."""
 
     def __init__(self, path: str) -> None:
         library = ctypes.CDLL(path)
-        self._sums, self._again, self._squares, self._patches = {}, {}, {}, {}
-        for dtype, suffix in _SUFFIX.items():
-            sums = self._sums[dtype] = library[f"rounded_sum_{suffix}"]
-            sums.argtypes = (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_uint64, *[c_void_p] * 3)
-            again = self._again[dtype] = library[f"rounded_sum_{suffix}_again"]
-            again.argtypes = (c_void_p, c_int64, *[c_void_p] * 4, c_int64)
-            sums.restype = again.restype = c_int64
-            squares = self._squares[dtype] = library[f"squares_{suffix}"]
-            squares.argtypes, squares.restype = [c_void_p] + [c_int64] * 3 + [c_double, c_void_p], None
-            patches = self._patches[dtype] = library[f"patches_{suffix}"]
-            patches.argtypes, patches.restype = [c_void_p, c_void_p, c_int64, c_void_p], None
+
+        def functions(name: str, result: Any, *arguments: Any) -> dict[int, Any]:
+            found = {}
+            for size, suffix in _SUFFIX.items():
+                found[size] = library[name.replace("*", suffix)]
+                found[size].argtypes, found[size].restype = arguments, result
+            return found
+
+        sizes, pointers = [c_int64] * 3, [c_void_p] * 4
+        block = c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_uint64, *pointers[:3]
+        self._sums = functions("rounded_sum_*", c_int64, *block)
+        self._again = functions("rounded_sum_*_again", c_int64, c_void_p, c_int64, *pointers, c_int64)
+        self.squares = functions("squares_*", None, c_void_p, *sizes, c_double, c_void_p)
+        self.scaled = functions("scaled_*", None, c_void_p, *sizes, *pointers)
+        self.lengths = functions("lengths_*", c_int32, c_void_p, c_int64, c_int64, c_void_p)
+        self._patches = functions("patches_*", None, c_void_p, c_void_p, c_int64, c_void_p)
         self._largest = library["largest_f32"]
         self._largest.argtypes, self._largest.restype = [c_void_p, c_int64], c_int32
 
-    def rounded_sum(self, parts: Parts, start: int, out: Array, rules: Rules, room: Room, address: int) -> int:
-        """out ← step · round(values/spacing + scale · Z), for len(out) values from `start` on among the parts.
+    def rounded_sum(self, parts: Parts, start: int, to: int, n: int, rules: Rules, room: Room, address: int) -> int:
+        """to ← step · round(values/spacing + scale · Z), for n values from `start` on among the parts.
 
-        The digits are in `room.words`: ⌈n/2⌉ of 32 for U, then as many for V. Returns how many pairs of values are
-        open, and so stay as they were: `room.slots` has their numbers, `room.counters` their addresses (`address` is
-        that of the first pair). The last pair of an odd number of values is always open. `out` may be the values.
+        Returns how many pairs of values are open, and so stay as they were: `room` has their numbers and addresses
+        (`address` is that of the first pair). The last pair of an odd number of values is always open. The values may
+        lie where the results go.
         """
-        words, mask, slots, counters = room.at
-        count: int = self._sums[out.dtype](
-            parts.at, start, out.ctypes.data, len(out), words, rules.first, address, mask, slots, counters
-        )
+        rest = rules.first_at, address, room.mask_at, room.slots_at, room.counters_at
+        count: int = self._sums[parts.dtype.itemsize](parts.at, start, to, n, room.words_at, *rest)
         return count
 
-    def rounded_again(self, out: Array, further: bytes, rules: Rules, room: Room, count: int) -> int:
+    def rounded_again(
+        self, dtype: np.dtype[Any], to: int, n: int, further: bytes, rules: Rules, room: Room, count: int
+    ) -> int:
         """The same for the open pairs, with 32 further digits of U and of V at the beginning of each 16 bytes.
 
-        Returns how many are open even now: `room.slots` then has their numbers among the `count` that were given.
+        Returns how many are open even now: `room` then has their numbers among the `count` that were given.
         """
-        words, _, slots, _ = room.at
-        left: int = self._again[out.dtype](out.ctypes.data, len(out), words, further, rules.second, slots, count)
+        rest = rules.second_at, room.slots_at, count
+        left: int = self._again[dtype.itemsize](to, n, room.words_at, further, *rest)
         return left
-
-    def squares(self, rows: Array, extra: float) -> Array | None:
-        """(n,) sums of squares of the rows plus `extra`; None where the memory is not of a form that it knows."""
-        if rows.dtype not in _SUFFIX or rows.strides[1] != rows.itemsize or rows.strides[0] % rows.itemsize:
-            return None
-        n, columns = rows.shape
-        out = np.empty(n, rows.dtype)
-        stride = rows.strides[0] // rows.itemsize
-        self._squares[rows.dtype](rows.ctypes.data, n, columns, stride, extra, out.ctypes.data)
-        return out
 
     def largest(self, parts: Parts) -> float:
         """The largest magnitude among float32 values: NaN if there is one, 0 if there is none."""
-        return float(np.int32(self._largest(parts.at, len(parts.arrays))).view(np.float32))
+        return float(np.int32(self._largest(parts.at, parts.count)).view(np.float32))
 
     def patches(self, images: Array, kernel: Pair, stride: Pair, dilation: Pair, out: Array) -> bool:
         """(n, C, H, W) → (n, places, C·kernel), what lies under the kernel at each of its places, into `out`.
 
         False where the memory is not of a form that it knows, or of another size: nothing is written.
         """
-        if images.dtype not in _SUFFIX or out.dtype != images.dtype:
+        if images.dtype not in (np.float32, np.float64) or out.dtype != images.dtype:
             return False
         n, channels, *size = images.shape
         places = [(i - d * (k - 1) - 1) // t + 1 for i, k, t, d in zip(size, kernel, stride, dilation, strict=True)]
@@ -142,7 +171,7 @@ class Kernels:
         if not (fits and images.flags.c_contiguous and out.flags.c_contiguous):
             return False
         shape = np.array([channels, *size, *kernel, *stride, *dilation, *places], np.int64)
-        self._patches[images.dtype](images.ctypes.data, out.ctypes.data, n, shape.ctypes.data)
+        self._patches[images.itemsize](images.ctypes.data, out.ctypes.data, n, shape.ctypes.data)
         return True
 
 
@@ -166,37 +195,45 @@ def agrees(kernels: Kernels, pairs: int = 4096) -> bool:
     digits, further = spread[: 2 * pairs].reshape(2, -1), spread[4 * pairs :].reshape(2, -1)
     digits[0, :2] = 0, (1 << 32) - 1  # never to be decided
     offset = (spread[2 * pairs : 4 * pairs] * 2.0**-32 - 0.5).astype(np.float32)
-    rows = offset.reshape(64, -1)
-    squares, most = kernels.squares(rows, 0.0), kernels.largest(Parts([offset]))
-    return bool(
-        _decides(kernels, digits, further, offset)
-        and squares is not None
-        and np.allclose(squares, np.vecdot(rows, rows), rtol=1e-5)
-        and most == np.abs(offset).max()
-    )
+    return _decides(kernels, digits, further, offset) and _adds_up(kernels, offset.reshape(64, -1))
 
 
 def _decides(kernels: Kernels, digits: Array, further: Array, offset: Array) -> bool:
     """Both stages on the same digits, by the loops and by numpy."""
     pairs, scale = digits.shape[1], 100.0
     work, room, rules = Pairs(pairs, offset.dtype), Room(pairs), Rules(scale, 1.0, 1.0)
-    work.digits[...], room.words.view("<u4")[:] = digits, digits.reshape(-1)
+    work.digits[...], room.words(pairs)[:] = digits, digits.reshape(-1)
     values = np.empty_like(offset)
-    count = kernels.rounded_sum(Parts([offset]), 0, values, rules, room, 7)
-    open_ = np.zeros(pairs, np.bool_)
-    open_[room.slots[:count]] = True
+    count = kernels.rounded_sum(Parts.of([offset]), 0, values.ctypes.data, 2 * pairs, rules, room, 7)
+    places = room.slots(count).copy()
     with np.errstate(divide="ignore", invalid="ignore"):  # U = 0
         slots = work.single(offset, scale)
         decided, _ = double(*extended(digits, further), offset.reshape(2, -1).astype(np.float64), scale)
-    same = values == work.rounded
-    same[np.concatenate([slots, slots + pairs])] = True
-    same[np.tile(open_, 2)] = True
-    if not (same.all() and open_[:2].all() and 0 < count < 0.02 * pairs):
+    same = (values == work.rounded).reshape(2, -1)
+    same[:, slots] = same[:, places] = True
+    if not (same.all() and places[:2].tolist() == [0, 1] and count < 0.02 * pairs):
         return False
-    places, words = room.slots[:count].copy(), np.zeros((count, 4), "<u4")
+    words = np.zeros((count, 4), "<u4")
     words[:, :2] = further[:, places].T
-    left = kernels.rounded_again(values, words.tobytes(), rules, room, count)
-    still = np.zeros(count, np.bool_)
-    still[room.slots[:left]] = True
-    settled = values.reshape(2, -1)[:, places] == decided[:, places]
-    return bool(settled[:, ~still].all() and left < max(3, count // 8) and np.isin(places[:2], (0, 1)).all())
+    left = kernels.rounded_again(values.dtype, values.ctypes.data, 2 * pairs, words.tobytes(), rules, room, count)
+    settled = np.delete(places, room.slots(left))
+    return bool(left < 3 + count // 8 and (values.reshape(2, -1)[:, settled] == decided[:, settled]).all())
+
+
+def _adds_up(kernels: Kernels, rows: Array) -> bool:
+    (n, columns), weights = rows.shape, np.ascontiguousarray(rows[:, 0])
+    squares, lengths, out, total = np.empty(n, rows.dtype), np.empty(n, rows.dtype), rows.copy(), rows[:2].copy()
+    at, size = rows.ctypes.data, rows.itemsize
+    kernels.squares[size](at, n, columns, columns, 0.0, squares.ctypes.data)
+    ends = weights.ctypes.data, out.ctypes.data, total.ctypes.data, total.ctypes.data + total.strides[0]
+    kernels.scaled[size](at, n, columns, columns, *ends)
+    table = array("q", [squares.ctypes.data] * 2)
+    finite = kernels.lengths[size](table.buffer_info()[0], 2, n, lengths.ctypes.data)
+    return bool(
+        np.allclose(squares, np.vecdot(rows, rows), rtol=1e-5)
+        and np.array_equal(out, rows * weights[:, None])
+        and np.allclose(total[0], weights @ rows, rtol=1e-5, atol=1e-5)
+        and finite
+        and np.array_equal(lengths, np.sqrt(squares + squares))
+        and kernels.largest(Parts.of([rows.reshape(-1)])) == np.abs(rows).max()
+    )

@@ -213,7 +213,7 @@ class Stream:
         its place alone, not on the values nor on their dtype.
         """
         flat = values.numpy()
-        self.rounded_sum_of(Parts([flat]), flat, scale, spacing)
+        self.rounded_sum_of(Parts.of([flat]), flat, scale, spacing)
 
     def rounded_sum_of(
         self, parts: Parts, out: npt.NDArray[Any], scale: float, spacing: float, factor: float = 1.0
@@ -230,8 +230,8 @@ class Stream:
         if kernels is not None:
             self._sum_by_loops(kernels, parts, out, Rules(scale, spacing, spacing * factor))
             return
-        if parts.arrays[0] is not out:
-            np.concatenate(parts.arrays, out=out)
+        if parts.arrays()[0] is not out:
+            parts.joined(out)
         with np.errstate(divide="ignore", invalid="ignore"):  # U = 0: the exact path takes its place
             blocks = range(0, len(out), boxmuller.BLOCK)
             undecided = [self._sum_block(out, start, scale, spacing, spacing * factor) for start in blocks]
@@ -239,34 +239,40 @@ class Stream:
                 self._refine(out, _Open.joined(undecided), scale, spacing, spacing * factor)
 
     def _sum_by_loops(self, kernels: Kernels, parts: Parts, out: npt.NDArray[Any], rules: Rules) -> None:
-        room = Room((min(len(out), boxmuller.BLOCK) + 1) // 2)
+        room, at = Room((min(len(out), boxmuller.BLOCK) + 1) // 2), out.ctypes.data
         for start in range(0, len(out), boxmuller.BLOCK):
-            block, address = out[start : start + boxmuller.BLOCK], self._words
-            self._fill(room.words[: (len(block) + 1) // 2])
-            count = kernels.rounded_sum(parts, start, block, rules, room, address)
+            n = min(boxmuller.BLOCK, len(out) - start)
+            to, pairs, address = at + start * out.itemsize, (n + 1) // 2, self._words
+            words = room.words(pairs)
+            self._fill(words.view("<u8"))
+            count = kernels.rounded_sum(parts, start, to, n, rules, room, address)
             if not count:
                 continue
-            slots, further = room.slots[:count].copy(), self._further(room.counters[:count])
-            left = kernels.rounded_again(block, further, rules, room, count)
-            for i in room.slots[:left].tolist():
-                self._settle(block, int(slots[i]), address, room, further[16 * i : 16 * i + 8], rules)
+            slots, further = room.slots(count).copy(), self._further(room.counters(count))
+            left = kernels.rounded_again(out.dtype, to, n, further, rules, room, count)
+            for i in room.slots(left).tolist():
+                block, slot = out[start : start + n], int(slots[i])
+                digits = words[[slot, slot + pairs]], np.frombuffer(further, "<u4", 2, 16 * i)
+                self._settle(block, slot, address + slot, digits, rules)
 
     def _settle(
-        self, block: npt.NDArray[Any], slot: int, address: int, room: Room, further: bytes, rules: Rules
+        self,
+        block: npt.NDArray[Any],
+        slot: int,
+        address: int,
+        digits: tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]],
+        rules: Rules,
     ) -> None:
         """One pair that is open after both stages, exactly."""
-        pairs, (scale, spacing, step) = (len(block) + 1) // 2, rules.table[0, :3].tolist()
-        places = [slot, slot + pairs] if slot + pairs < len(block) else [slot]
-        scaled = block[places] * block.dtype.type(1.0 / spacing)
+        places = [p for p in (slot, slot + (len(block) + 1) // 2) if p < len(block)]
+        scaled = block[places] * block.dtype.type(1.0 / rules.spacing)
         whole = np.rint(scaled)
-        offsets = [*(scaled - whole).tolist(), 0.0]
-        digits = room.words.view("<u4")[[slot, slot + pairs]]
-        u, v = boxmuller.extended(digits[:, None], np.frombuffer(further, "<u4")[:, None])
-        extra = self._extra(address + slot, 2)
-        rounded = exact_normal(int(u[0]), int(v[0]), extra, scale, (offsets[0], offsets[1]))
+        offsets = [*(scaled - whole).tolist(), 0.0]  # the last sine of an odd block has no coordinate
+        u, v = boxmuller.extended(digits[0][:, None], digits[1][:, None])
+        rounded = exact_normal(int(u[0]), int(v[0]), self._extra(address, 2), rules.scale, (offsets[0], offsets[1]))
         whole += np.array(rounded[: len(places)], block.dtype)
         whole += 0
-        block[places] = whole * block.dtype.type(step)
+        block[places] = whole * block.dtype.type(rules.step)
 
     def _sum_block(self, flat: npt.NDArray[Any], start: int, scale: float, spacing: float, step: float) -> _Open:
         """Cosines for the first half of the block, sines for the second; one too many is lost."""
@@ -284,7 +290,7 @@ class Stream:
         """Decides the pairs: with 32 further digits each in double precision, then with 128 more exactly."""
         counters = np.zeros((len(pairs.addresses), 2), "<u8")
         counters[:, 0] = pairs.addresses
-        words = np.frombuffer(self._further(counters), dtype="<u4").reshape(-1, 4)
+        words = np.frombuffer(self._further(counters.tobytes()), dtype="<u4").reshape(-1, 4)
         u, v = boxmuller.extended(pairs.digits, words[:, :2].T)
         scaled = flat.take(pairs.places, mode="clip") * flat.dtype.type(1.0 / spacing)
         whole = np.rint(scaled)
@@ -300,7 +306,7 @@ class Stream:
         inside = pairs.places < len(flat)  # the last sine of an odd block has no coordinate
         flat[pairs.places[inside]] = whole[inside]
 
-    def _further(self, counters: npt.NDArray[np.uint64]) -> bytes:
+    def _further(self, counters: bytes) -> bytes:
         """Further digits of the draws whose addresses are given, each followed by a zero: 16 bytes for each.
 
         AES of the address: a counter mode that is read at places of our choice, under a key of its own.
@@ -308,7 +314,7 @@ class Stream:
         if self._further_cipher is None:
             key = hashlib.blake2b(b"further digits", digest_size=32, key=self._refine_key).digest()
             self._further_cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
-        return self._further_cipher.update(counters.tobytes())
+        return self._further_cipher.update(counters)
 
     def rounded_normal(self, out: Tensor, scale: float) -> None:
         """Fill `out` (float64, contiguous, one dimension) with independent integers round(scale · Z)."""

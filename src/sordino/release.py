@@ -60,6 +60,7 @@ Array = npt.NDArray[Any]
 Norm = Literal["l1", "l2"]
 _BLOCK = boxmuller.BLOCK  # coordinates in work at a time; the memory beside the result is a few of these
 _FLOAT32_GRIDS = (2.0**-60, 2.0**60)  # where float32 divides by the grid without a loss that matters: _work_dtype
+_NUMPY: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 _RELATIONS = ("add-remove", "replace-one")
 
 
@@ -166,7 +167,7 @@ def release(
     stream = source.stream(f"release/{entry.purpose}{salt}", entry.step)
     if width is not None:
         drawn = source.stream(f"release/{entry.purpose}/uniform{salt}", entry.step).uniform(coordinates)
-        parts = Parts([np.concatenate(parts.arrays) + width * (drawn - 0.5)])
+        parts = Parts.of([parts.joined() + width * (drawn - 0.5)])
     return _shaped(values, _with_noise(parts, noise, lattice, stream, fine, factor))
 
 
@@ -217,18 +218,18 @@ def _with_noise(parts: Parts, noise: Noise, lattice: Lattice, stream: Stream, fi
     if isinstance(noise, Gaussian) and not fine:  # g · round(v/g + s·Z): the mechanism, rounded
         stream.rounded_sum_of(parts, out, lattice.scale, lattice.spacing, factor)
         return torch.from_numpy(out)
-    flat = torch.from_numpy(np.concatenate(parts.arrays, out=out))
+    flat = torch.from_numpy(parts.joined(out))
     _add_rounded(flat, lattice, stream.rounded_laplace if isinstance(noise, Laplace) else stream.rounded_normal)
     return flat if factor == 1.0 else flat.mul_(factor)
 
 
 def _shaped(values: Mapping[str, Tensor], flat: Tensor) -> dict[str, Tensor]:
     """The vector in pieces that have the shapes and dtypes of the values."""
-    pieces = torch.split(flat, [value.numel() for value in values.values()])
-    return {
-        name: piece.view(value.shape).to(value.device, value.dtype)
-        for (name, value), piece in zip(values.items(), pieces, strict=True)
-    }
+    pieces = torch.split_with_sizes(flat, [value.numel() for value in values.values()])
+    shaped = {name: piece.view(value.shape) for (name, value), piece in zip(values.items(), pieces, strict=True)}
+    if all(value.dtype == flat.dtype and value.device == flat.device for value in values.values()):
+        return shaped
+    return {name: piece.to(values[name].device, values[name].dtype) for name, piece in shaped.items()}
 
 
 def _add_rounded(flat: Tensor, lattice: Lattice, draw: Callable[[Tensor, float], None]) -> None:
@@ -277,7 +278,7 @@ def _check_widths(values: Mapping[str, Tensor], widths: Mapping[str, Tensor]) ->
     """The widths as one vector in the order of the values."""
     if set(widths) != set(values) or any(widths[name].shape != value.shape for name, value in values.items()):
         raise InputError("the uniform noise needs a width for every coordinate of every value, in the same shapes")
-    flat: Array = np.concatenate(_parts({name: widths[name] for name in values}, torch.float64).arrays)
+    flat = _parts({name: widths[name] for name in values}, torch.float64).joined()
     if not (np.isfinite(flat).all() and (flat >= 0).all()):
         raise InputError("a width of uniform noise is negative or not finite; nothing was released")
     return flat
@@ -285,7 +286,11 @@ def _check_widths(values: Mapping[str, Tensor], widths: Mapping[str, Tensor]) ->
 
 def _parts(values: Mapping[str, Tensor], dtype: torch.dtype) -> Parts:
     """The values as vectors, in the order of the mapping: their own memory where it has this form already."""
-    return Parts([value.detach().reshape(-1).to("cpu", dtype).numpy() for value in values.values()])
+    tensors = list(values.values())
+    if not all(t.dtype == dtype and t.is_contiguous() and t.device.type == "cpu" for t in tensors):
+        tensors = [t.detach().reshape(-1).to("cpu", dtype).contiguous() for t in tensors]
+    places = [(t.data_ptr(), t.numel()) for t in tensors]
+    return Parts(places, _NUMPY[dtype], lambda: [t.detach().view(-1).numpy() for t in tensors])
 
 
 def _largest(parts: Parts) -> float:
@@ -293,7 +298,7 @@ def _largest(parts: Parts) -> float:
     kernels = compiled() if parts.dtype == np.float32 else None
     if kernels is not None:
         return kernels.largest(parts)
-    return float(np.max([np.maximum(-part.min(), part.max()) for part in parts.arrays if part.size]))
+    return float(np.max([np.maximum(-part.min(), part.max()) for part in parts.arrays() if part.size]))
 
 
 def _check_range(

@@ -16,7 +16,7 @@ from sordino.errors import InputError
 from sordino.gradients.centring import centred
 from sordino.gradients.companions import STACKED_ROWS
 from sordino.gradients.contributions import Contribution, Lookup
-from sordino.gradients.memory import all_finite, blocks, by_record, keep_freed_memory, roots
+from sordino.gradients.memory import blocks, by_record, keep_freed_memory, lengths
 from sordino.gradients.passes import Loss, Setup, contributions
 from sordino.gradients.rows import ClippedSum, Rows, checked, chunks, take, tensors
 from sordino.gradients.survey import survey
@@ -67,7 +67,7 @@ def clipped_sum(
     for part in chunks(rows, n, records, size, reduction == "mean"):
         data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
         gradients, values = contributions(setup, data, part, steps)
-        losses.put(part.index, values.to(kind))
+        losses.put(part.index, _as(values, kind))
         if centre is not None:
             gradients = centred(gradients, centre, parameters, part.records)
         with torch.no_grad():
@@ -77,7 +77,7 @@ def clipped_sum(
         setup.pool.give_back()
     for name, p in parameters.items():
         total, wanted = sums.pop(name, None), _accumulate(p.dtype)
-        sums[name] = torch.zeros_like(p, dtype=wanted) if total is None else total.to(wanted)
+        sums[name] = torch.zeros_like(p, dtype=wanted) if total is None else _as(total, wanted)
     count = torch.tensor(dropped, device=first.device)
     return ClippedSum(sums, norms.whole(kind, first.device), count, losses.whole(kind, first.device))
 
@@ -186,10 +186,11 @@ def add_clipped(
     if isinstance(clipping, L1Clip):
         squares = {}
         norms = _l1(gradients, parameters, records, kind)
+        finite = bool(torch.isfinite(norms).all())  # one synchronisation for the chunk
     else:
-        squares = {name: g.norm2().to(kind) for name, g in gradients.items()}
-        norms = roots(list(squares.values())) if squares else torch.zeros(records, dtype=kind)
-    bad = None if all_finite(norms) else ~torch.isfinite(norms)  # one synchronisation for the chunk
+        squares = {name: _as(g.norm2(), kind) for name, g in gradients.items()}
+        norms, finite = lengths(list(squares.values())) if squares else (torch.zeros(records, dtype=kind), True)
+    bad = None if finite else ~torch.isfinite(norms)
     if bad is not None:
         for gradient in gradients.values():
             gradient.drop(bad)
@@ -199,7 +200,7 @@ def add_clipped(
         for bound, names in zip(clipping.bounds(sizes), groups.values(), strict=True):
             here = [squares[n] for n in names if n in squares]
             if here:
-                own = roots(here)
+                own, _ = lengths(here)
                 factor = FlatClip(bound).factors(own if bad is None else own.masked_fill(bad, torch.inf))
                 for n in names:
                     if n in gradients:
@@ -219,8 +220,13 @@ def add_clipped(
     return norms, dropped
 
 
+def _as(t: Tensor, kind: torch.dtype) -> Tensor:
+    """`to` without the call where there is nothing to do: beside large products, each one is slow."""
+    return t if t.dtype == kind else t.to(kind)
+
+
 def _add(sums: dict[str, Tensor], name: str, total: Tensor, parameter: Tensor) -> None:
-    total = total.reshape(parameter.shape)
+    total = total if total.shape == parameter.shape else total.reshape(parameter.shape)
     if name in sums:
         sums[name] += total
     else:

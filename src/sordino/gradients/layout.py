@@ -21,6 +21,11 @@ def split_dim(t: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     return t.reshape(*t.shape[:dim], *sizes, *t.shape[dim + 1 :])
 
 
+def full(t: Tensor) -> Tensor:
+    """At least single precision."""
+    return t.float() if t.dtype in (torch.bfloat16, torch.float16) else t
+
+
 @dataclass(frozen=True)
 class Axis:
     """Rows along one dimension. block = 1: the dimension is the rows. block = k: the dimension is rows × k,
@@ -108,11 +113,15 @@ class Frame:
     ragged: bool  # some slots are empty
     pool: Pool = field(default_factory=Pool)  # memory for what a rule has to hold
 
+    @property
+    def rowwise(self) -> bool:
+        """Row i is record i, and rows are dimension 0: nothing to be folded."""
+        return self.slots is None and self.layout == Axis(0)
+
     def fold(self, t: Tensor, features: int, gradient: bool = False) -> Tensor:
         """t (leading dimensions, *features) → (records, S, *features). Empty places hold zeros if ``gradient``, else
         copies of the record's own first row (so that a bad record can't touch its neighbours)."""
-        if t.dtype in (torch.bfloat16, torch.float16):
-            t = t.float()
+        t = full(t)
         tail = t.shape[t.ndim - features :]
         t = self._by_row(t, features, tail)  # (rows, S, *features)
         if self.slots is None:

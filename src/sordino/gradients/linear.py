@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.contributions import Contribution, Dense, Outer, outer
-from sordino.gradients.layout import Frame
+from sordino.gradients.contributions import Contribution, Dense, Scaled, Shift, Single, outer
+from sordino.gradients.layout import Frame, full
 from sordino.gradients.memory import CACHE_BYTES, blocks, reads_memory, squares
 from sordino.gradients.tape import Emit, Slot, Tape, Use, hold
 
@@ -29,15 +29,22 @@ def emitter(
     """swapped: the weight is (d_in, d_out), as in x @ W. x_squares: the squared norms of the rows of x,
     where they are known."""
 
+    def single(g: Tensor, a: Tensor, a_squares: Tensor | None) -> list[tuple[Slot, Contribution]]:
+        """One position for each record: (m, d_out) and (m, d_in)."""
+        assert weight is not None
+        known = squares(g), squares(a) if a_squares is None else a_squares
+        if bias is None:
+            return [(weight, Single(g, a, known, None))]
+        shared = Scaled(g)
+        return [(weight, Single(g, a, known, shared)), (bias, Shift(g, known[0], shared))]
+
     def emit(gradient: Tensor, frame: Frame) -> list[tuple[Slot, Contribution]]:
+        if weight is not None and not swapped and gradient.ndim == 2 and frame.rowwise:
+            return single(full(gradient), full(x), x_squares)
         g = frame.fold(gradient, 1, gradient=True)  # (m, S, d_out)
         out: list[tuple[Slot, Contribution]] = []
         if weight is not None and g.shape[1] == 1 and not swapped:
-            a = frame.fold(x, 1)
-            g_squares = squares(g[:, 0])
-            a_squares = squares(a[:, 0]) if x_squares is None or frame.slots is not None else x_squares
-            out.append((weight, Outer(g, a, (g_squares, a_squares))))
-            return out if bias is None else [*out, (bias, Dense(g[:, 0], g_squares))]
+            return single(g[:, 0], frame.fold(x, 1)[:, 0], None)
         if weight is not None:
             a = frame.fold(x, 1)  # (m, S, d_in)
             out.append((weight, outer(a, g, frame.pool) if swapped else outer(g, a, frame.pool)))

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import functools
 import math
+from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -24,6 +27,7 @@ CACHE_BYTES = 2 << 20  # what stays in a core's cache between a product and its 
 _LONGEST_DOT = 8192  # longer ones BLAS would split over threads
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+_TINY = {kind: torch.finfo(kind).tiny for kind in _NUMPY}
 
 
 _LARGEST_KEPT = (32 << 20) - (64 << 10)  # glibc: blocks of 32 MB and more are always mapped, and given back
@@ -67,12 +71,12 @@ def squares(t: Tensor) -> Tensor:
     if t.device.type != "cpu" or t.dtype not in _NUMPY:
         norms: Tensor = torch.linalg.vector_norm(t, dim=1)
         return norms.square() + t.shape[1] * torch.finfo(t.dtype).tiny
+    least, kernels = t.shape[1] * _TINY[t.dtype], compiled()
+    if kernels is not None and t.stride(1) == 1:
+        out = t.new_empty(t.shape[0])
+        kernels.squares[t.itemsize](t.data_ptr(), *t.shape, t.stride(0), least, out.data_ptr())
+        return out
     rows = t.detach().numpy()
-    least = rows.shape[1] * float(np.finfo(rows.dtype).tiny)
-    kernels = compiled()
-    found = None if kernels is None else kernels.squares(rows, least)
-    if found is not None:
-        return torch.from_numpy(found)
     with np.errstate(over="ignore", invalid="ignore"):
         total = np.vecdot(rows[:, :_LONGEST_DOT], rows[:, :_LONGEST_DOT])
         for start in range(_LONGEST_DOT, rows.shape[1], _LONGEST_DOT):
@@ -82,16 +86,35 @@ def squares(t: Tensor) -> Tensor:
     return torch.from_numpy(total)
 
 
-def roots(terms: Sequence[Tensor]) -> Tensor:
-    """√ of the sum of (records,) vectors."""
-    if terms[0].device.type != "cpu":
-        return torch.stack(list(terms)).sum(0).sqrt()
+def scaled(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(records, d) the rows, each times its weight, and (d,) their sum."""
+    kernels = compiled() if rows.device.type == "cpu" and rows.dtype in _NUMPY else None
+    if kernels is None or rows.stride(1) != 1 or weight.stride(0) != 1:
+        return rows * weight[:, None], weight @ rows
+    (n, d), out = rows.shape, rows.new_empty(rows.shape)
+    total, part = rows.new_empty(d), rows.new_empty(d)
+    pointers = weight.data_ptr(), out.data_ptr(), total.data_ptr(), part.data_ptr()
+    kernels.scaled[rows.itemsize](rows.data_ptr(), n, d, rows.stride(0), *pointers)
+    return out, total
+
+
+def lengths(terms: Sequence[Tensor]) -> tuple[Tensor, bool]:
+    """√ of the sum of (records,) vectors, and whether all of these are finite."""
+    first = terms[0]
+    kernels = compiled() if first.device.type == "cpu" and first.dtype in _NUMPY else None
+    if kernels is None or any(t.dtype != first.dtype or t.stride(0) != 1 for t in terms):
+        norms = (
+            torch.from_numpy(_roots(terms)) if first.device.type == "cpu" else torch.stack(list(terms)).sum(0).sqrt()
+        )
+        return norms, bool(torch.isfinite(norms).all())
+    out, table = torch.empty_like(first), array("q", [t.data_ptr() for t in terms])
+    finite = kernels.lengths[first.itemsize](table.buffer_info()[0], len(terms), len(first), out.data_ptr())
+    return out, bool(finite)
+
+
+def _roots(terms: Sequence[Tensor]) -> npt.NDArray[Any]:
     with np.errstate(over="ignore", invalid="ignore"):
-        return torch.from_numpy(np.sqrt(sum(t.numpy() for t in terms)))
-
-
-def all_finite(t: Tensor) -> bool:
-    return bool(np.isfinite(t.numpy()).all() if t.device.type == "cpu" else torch.isfinite(t).all())
+        return np.asarray(np.sqrt(sum(t.numpy() for t in terms)))
 
 
 def compact(t: Tensor) -> Tensor:
