@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import importlib.util
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -13,10 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino import boxmuller, randomness, release
+from sordino import boxmuller, kernels, randomness, release
 from sordino.errors import InputError
 from sordino.gradients import memory
 from sordino.kernels import Array, Kernels, Pair, Parts, Room, Rules, agrees, compiled
+from sordino.lattice import exact_normal
 from sordino.randomness import RandomSource, Stream
 
 LIBRARY = compiled()
@@ -272,6 +274,18 @@ def test_columns_and_stretched_numbers_are_read_by_value(loops: bool, monkeypatc
     plain = [1, 5, 9, 0, 2, 4, -20, -20, -20, *table.T.flatten().tolist()]
     assert np.abs(out - np.array(plain)).max() < 1e-4
     assert release._largest(parts) == 20.0
+
+
+def test_what_a_library_is_tried_on_is_rounded_exactly() -> None:
+    """The constant in the module: every sum by 176-bit arithmetic, but for the two pairs that are left as they were."""
+    digits, further, offset = kernels.trial()
+    pairs = digits.shape[1]
+    u, v = boxmuller.extended(digits, further)
+    expected = offset.copy()
+    for i in range(2, pairs):
+        offsets = float(offset[i]), float(offset[pairs + i])
+        expected[[i, pairs + i]] = exact_normal(int(u[i]), int(v[i]), bytes(32), 100.0, offsets)
+    assert hashlib.blake2b(expected.tobytes(), digest_size=16).hexdigest() == kernels._ROUNDED_EXACTLY
 
 
 class TestLoading:

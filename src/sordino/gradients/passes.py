@@ -291,7 +291,7 @@ def _by_parameter(
             else:
                 views[name][region].extend((slot, part) for part in parts)
     out: dict[str, Contribution] = {}
-    for name in {*direct, *views, *pulled}:
+    for name in dict.fromkeys((*direct, *views, *pulled)):  # in the order of arrival: a set has another one each time
         regions = []
         for pairs in views[name].values():
             slot = pairs[0][0]
