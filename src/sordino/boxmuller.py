@@ -16,6 +16,7 @@ in the last place.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -35,6 +36,7 @@ DOUBLE_TOLERANCE = 2.0**-40
 DOUBLE_LOGS = (-24 * math.log(2.0), -(2.0**-25))
 
 
+@functools.lru_cache
 def single_limit(scale: float) -> np.float32:
     """How far from an integer a sum may lie for the single stage to decide it."""
     return np.float32(np.nextafter(np.float32(0.5 - (scale * SINGLE_TOLERANCE + SINGLE_ADDITION)), np.float32(0)))

@@ -39,6 +39,7 @@ The ledger entry is on disk before the value is returned: no entry without noise
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -176,6 +177,7 @@ def fine_rounding(noise: Gaussian, sensitivity: float, coordinates: int) -> floa
     return choose_lattice(noise, sensitivity, coordinates, fine=True).spacing * math.sqrt(coordinates)
 
 
+@functools.lru_cache
 def choose_lattice(noise: Noise, sensitivity: float, coordinates: int, *, fine: bool = False) -> Lattice:
     """The grid and the scale of the noise on it. Public: depends on no value."""
     if not (math.isfinite(sensitivity) and sensitivity > 0):
@@ -225,8 +227,10 @@ def _with_noise(parts: Parts, noise: Noise, lattice: Lattice, stream: Stream, fi
 
 def _shaped(values: Mapping[str, Tensor], flat: Tensor) -> dict[str, Tensor]:
     """The vector in pieces that have the shapes and dtypes of the values."""
-    pieces = torch.split_with_sizes(flat, [value.numel() for value in values.values()])
-    shaped = {name: piece.view(value.shape) for (name, value), piece in zip(values.items(), pieces, strict=True)}
+    shaped, start = {}, 0
+    for name, value in values.items():
+        end = start + value.numel()
+        shaped[name], start = flat[start:end].view(value.shape), end
     if all(value.dtype == flat.dtype and value.device == flat.device for value in values.values()):
         return shaped
     return {name: piece.to(values[name].device, values[name].dtype) for name, piece in shaped.items()}

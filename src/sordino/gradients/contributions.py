@@ -390,16 +390,18 @@ def _lookup_outer(a: Lookup, b: Outer) -> Tensor:
 
 def merged(parts: Sequence[Contribution]) -> Contribution:
     """One contribution out of several: positions joined where the forms allow it, else a Total."""
+    if len(parts) == 1:
+        return parts[0]
     outers = [p for p in parts if isinstance(p, Outer)]
     denses = [p for p in parts if isinstance(p, Dense)]
     lookups = [p for p in parts if isinstance(p, Lookup)]
     joined: list[Contribution] = [p for p in parts if not isinstance(p, (Outer, Dense, Lookup))]
     if lookups:
         joined.append(lookups[0] if len(lookups) == 1 else Lookup.join(lookups))
-    if outers:
-        left = torch.cat([o.left for o in outers], 1) if len(outers) > 1 else outers[0].left
-        right = torch.cat([o.right for o in outers], 1) if len(outers) > 1 else outers[0].right
-        joined.append(Outer(left, right) if len(outers) > 1 else outers[0])
+    if len(outers) > 1:
+        joined.append(Outer(torch.cat([o.left for o in outers], 1), torch.cat([o.right for o in outers], 1)))
+    else:
+        joined += outers
     if denses:
         for other in denses[1:]:
             denses[0].add(other)

@@ -68,12 +68,17 @@ def linear(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     w, b = tape.slot(weight), tape.slot(bias)
     x = x.detach() if w is None else x
-    x_squares, precise = None, not torch.is_autocast_enabled(x.device.type)
-    if w is not None and x.ndim == 2 and not x.requires_grad and precise and reads_memory(x, weight.shape[0]):
+    x_squares = None
+    if w is not None and x.ndim == 2 and reads_memory(x, weight.shape[0]) and not _needs_more(x):
         output, x_squares = _with_squares(x, tape.value(weight), tape.value(bias))
     else:
         output = F.linear(args[0] if args else x, tape.value(weight), tape.value(bias))
     return _use(tape, func, x, output, emitter(x, w, b, x_squares=x_squares), w, b)
+
+
+def _needs_more(x: Tensor) -> bool:
+    """A gradient of its own, or autocast's precision."""
+    return x.requires_grad or torch.is_autocast_enabled(x.device.type)
 
 
 def _with_squares(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:

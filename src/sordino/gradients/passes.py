@@ -36,6 +36,10 @@ class Setup:
     pool: Pool = field(default_factory=Pool)
 
     @property
+    def device(self) -> str:
+        return next(iter(self.parameters.values())).device.type
+
+    @property
     def stack(self) -> int:
         """Rows that the model makes of each row it is given: a record's companions in batch normalisation."""
         return int(getattr(self.model, "rows_per_record", 1))
@@ -119,6 +123,7 @@ def contributions(
     leaves: dict[Slot, dict[str, Tensor]] = {}
     losses = torch.empty(0)
     ragged = chunk.slots is not None and bool((chunk.slots < 0).any())
+    precise = _full_precision(setup.device)
     for values, factor in iterates:
         run, layouts = _forward(setup, data, chunk, values)
         kept = dict(run.tape.leaves)
@@ -126,7 +131,7 @@ def contributions(
         def arrived(use: Use, gradient: Tensor, layouts: Any = layouts, kept: Any = kept) -> None:
             check_held(use)
             frame = Frame(layouts[use.index], chunk.rows, chunk.records, chunk.slots, ragged, setup.pool)
-            with _full_precision(gradient.device.type), torch.no_grad():
+            with precise, torch.no_grad():
                 for slot, part in use.emit(gradient.detach(), frame):
                     if slot.name is not None and isinstance(part, Dense) and part.owned:
                         if slot.name in totals:
@@ -148,7 +153,7 @@ def contributions(
 
 
 def _full_precision(device: str) -> AbstractContextManager[Any]:
-    """No autocast in the rules; where there is none, nothing is entered (that takes longer than some rules)."""
+    """No autocast in the rules, however often it is entered; where there is none, nothing is."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 

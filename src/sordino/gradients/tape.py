@@ -93,6 +93,11 @@ def _pulling(emit: Emit) -> Emit:
     return pulling
 
 
+with torch.inference_mode(False):
+    _ZERO = torch.zeros((), device="cpu")
+    _TOKEN = _ZERO.clone().requires_grad_()  # gives a result a place in the graph; nothing is added to its .grad
+
+
 class _Tap(torch.autograd.Function):
     """Identity on a fresh output that needs no gradient of its own; hands the arriving gradient to ``hook``."""
 
@@ -105,7 +110,7 @@ class _Tap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
         ctx.hook(gradient)
-        return None, torch.zeros(()), None
+        return None, _ZERO, None
 
 
 class _Stand(torch.autograd.Function):
@@ -119,7 +124,7 @@ class _Stand(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None, None]:
         ctx.hook(gradient)
-        return None, torch.zeros(()), None, None
+        return None, _ZERO, None, None
 
 
 _RESHAPES = frozenset((Tensor.view, Tensor.reshape, Tensor.flatten, torch.flatten, torch.reshape))
@@ -185,7 +190,7 @@ class Tape(TorchFunctionMode):
         self.model, self.rows, self.shared, self.rules = model, rows, shared, rules
         self.uses: list[Use] = []
         self.arrived: Callable[[Use, Tensor], None] = lambda use, gradient: None
-        self.token = torch.zeros((), requires_grad=True)
+        self.token = _TOKEN
         self.candidates = 0  # slots stretched to the number of rows, so far
         self.crowded = False  # some tensor has several dimensions that could be the rows
         self._data: dict[int, weakref.ref[Tensor]] = {}
