@@ -1,6 +1,6 @@
 """Step time and extra peak memory of the gradient engine and its peers, as ratios to plain PyTorch.
 
-    python benchmarks/engine.py --fresh                                    all of it, five rounds: about 25 minutes
+    python benchmarks/engine.py --fresh                                    all of it, five rounds: about 45 minutes
     python benchmarks/engine.py                                            goes on where it stopped
     python benchmarks/engine.py --quick --workloads W3 --engines sordino --out quick.json         a first look
     python benchmarks/engine.py --table benchmarks/results/engine.json --into docs/benchmarks.md
@@ -180,7 +180,7 @@ def present(options: argparse.Namespace, results: Results) -> list[str]:
 
 def amount(engine: str, options: argparse.Namespace) -> tuple[float, int]:
     """How long to measure: peers that are many times slower need no five steps for a ratio to plain."""
-    if engine in ("plain", "sordino"):
+    if engine in ("plain", "plain-kept", "sordino"):
         return options.budget, 3 if options.quick else 5
     return options.peer_budget, 1
 

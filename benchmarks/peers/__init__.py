@@ -49,6 +49,7 @@ ENGINES: dict[str, Engine] = {
     e.name: e
     for e in (
         Engine("plain", "plain PyTorch", "peers.plain", "plain", "torch"),
+        Engine("plain-kept", "plain PyTorch, freed memory kept", "peers.plain", "kept", "torch"),
         Engine("sordino", "sordino", "peers.ours", "sordino", "sordino"),
         Engine("opacus-hooks", "Opacus hooks", "peers.opacus_engine", "hooks", "opacus"),
         Engine("opacus-ghost", "Opacus ghost", "peers.opacus_engine", "ghost", "opacus"),
