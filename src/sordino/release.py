@@ -42,7 +42,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -229,11 +229,16 @@ def _shaped(values: Mapping[str, Tensor], flat: Tensor) -> dict[str, Tensor]:
     """The vector in pieces that have the shapes and dtypes of the values."""
     shaped, start = {}, 0
     for name, value in values.items():
-        end = start + value.numel()
-        shaped[name], start = flat[start:end].view(value.shape), end
+        shaped[name] = flat.as_strided(value.shape, _strides(value), start)
+        start += value.numel()
     if all(value.dtype == flat.dtype and value.device == flat.device for value in values.values()):
         return shaped
     return {name: piece.to(values[name].device, values[name].dtype) for name, piece in shaped.items()}
+
+
+def _strides(value: Tensor) -> Sequence[int]:
+    """Of the value's shape, row by row."""
+    return value.stride() if value.is_contiguous() else torch.empty(value.shape, device="meta").stride()
 
 
 def _add_rounded(flat: Tensor, lattice: Lattice, draw: Callable[[Tensor, float], None]) -> None:
