@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from peers import CLIP_NORM, LEARNING_RATE, NOISE_MULTIPLIER, Step
 from sordino.clipping import FlatClip
 from sordino.gradients import Rows, clipped_sum
+from sordino.gradients.memory import Pool
 from sordino.ledger import Ledger
 from sordino.randomness import RandomSource
 from sordino.release import Entry, Gaussian, release
@@ -23,12 +24,12 @@ def sordino(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
     clipping, noise, source = FlatClip(CLIP_NORM), Gaussian(NOISE_MULTIPLIER), RandomSource.from_os()
     ledger = Ledger.open(None, {"kind": "plan"})
     loss = nn.CrossEntropyLoss(reduction="none")
-    taken = 0
+    pool, taken = Pool(), 0
 
     def step() -> Mapping[str, float]:
         nonlocal taken
         start = time.perf_counter()
-        sums = clipped_sum(model, loss, Rows(inputs, targets), clipping).sums
+        sums = clipped_sum(model, loss, Rows(inputs, targets), clipping, pool=pool).sums
         summed = time.perf_counter()
         sampling = {"name": "poisson", "sampling_rate": 0.01}
         entry = Entry(purpose="gradient", step=taken, sampling=sampling, relation="add-remove")

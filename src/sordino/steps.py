@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from sordino.data.types import Split
 from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.gradients.engine import Iterates
+from sordino.gradients.memory import Pool
 from sordino.ledger import Ledger
 from sordino.methods import DPSGD, Coupling
 from sordino.methods.base import AddsUniformNoise, HidesIterates
@@ -233,6 +234,7 @@ class RecordGradients:
     views: Augmentation | None = None
     iterates: Callable[[], Iterates] | None = None
     seed: int = 0
+    pool: Pool = field(default_factory=Pool, repr=False)  # the memory of the last step's products, for the next one's
 
     def rows(self, indices: Tensor, step: int) -> Rows:
         """The rows of these records, all views of them, at this step; with companions where the model takes any."""
@@ -248,7 +250,7 @@ class RecordGradients:
             for indices in torch.split(chunk, most):
                 if len(indices):
                     rows = self.rows(indices, batch.step)
-                    part = clipped_sum(self.model, self.loss, rows, self.clipping, iterates=iterates)
+                    part = clipped_sum(self.model, self.loss, rows, self.clipping, iterates=iterates, pool=self.pool)
                     total = add_sums(total, part)
         return total
 

@@ -11,7 +11,7 @@ from torch import nn
 from gradients.cases import agree, noise, squared
 from sordino.clipping import FlatClip
 from sordino.gradients import Rows, brute_force, clipped_sum, convolution
-from sordino.gradients.memory import blocks, compact, lengths, squares
+from sordino.gradients.memory import Pool, blocks, compact, lengths, squares
 
 
 @pytest.mark.parametrize("records", [0, 1, 7, 64])
@@ -49,3 +49,26 @@ def test_a_grouped_convolution_in_parts_equals_the_loop(
     model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Tanh(), nn.Flatten()).double()
     rows = Rows(noise(7, 4, 6, 6), noise(7), record)
     agree(clipped_sum(model, squared, rows, FlatClip(0.5), chunk=5), brute_force(model, squared, rows, FlatClip(0.5)))
+
+
+def test_a_pool_lends_again_what_was_given_back_and_gives_up_what_is_too_small() -> None:
+    pool, like = Pool(), torch.zeros(1)
+    small = pool.take((4, 3), like)
+    assert pool.take((2, 3), like).data_ptr() != small.data_ptr(), "lent out"
+    pool.give_back()
+    again = [pool.take((2, 3), like).data_ptr() for _ in range(2)]
+    assert small.data_ptr() in again
+    pool.give_back()
+    assert pool.take((9, 3), like).shape == (9, 3)
+    assert not pool._free[(3,), torch.float32], "two small ones were given up for a large one"
+
+
+@pytest.mark.parametrize("record", [None, torch.tensor([0, 0, 1, 2, 2, 3, 4])])
+def test_a_pool_that_goes_from_call_to_call_changes_nothing(record: torch.Tensor | None) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(48, 5), nn.Linear(5, 2)).double()
+    pool, clipping = Pool(), FlatClip(0.5)
+    for _ in range(3):
+        rows = Rows(noise(7, 2, 6, 6), noise(7), record)
+        oracle = brute_force(model, squared, rows, clipping)
+        agree(clipped_sum(model, squared, rows, clipping, pool=pool), oracle)
+        agree(clipped_sum(model, squared, rows, clipping, pool=pool, chunk=3), oracle)

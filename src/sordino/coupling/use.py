@@ -26,6 +26,7 @@ from sordino.coupling.weights import LeastError, Rule, Situation, Weight
 from sordino.data.types import Split
 from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows, clipped_sum
+from sordino.gradients.memory import Pool
 from sordino.methods.coupling import Coupling
 from sordino.plan import Plan
 from sordino.public import refuse_shared_rows, split_public
@@ -212,6 +213,7 @@ class CoupledGradients:
 
     companion: Companion
     fetch: Any
+    pool: Pool = field(default_factory=Pool, repr=False)
 
     @property
     def clipping(self) -> Any:
@@ -230,7 +232,9 @@ class CoupledGradients:
                     rows = self.fetch(indices)
                     if scale != 1.0:
                         rows = replace(rows, coefficient=torch.full((len(indices),), scale))
-                    part = clipped_sum(companion.model, companion.loss, rows, self.clipping, centre=centre)
+                    part = clipped_sum(
+                        companion.model, companion.loss, rows, self.clipping, centre=centre, pool=self.pool
+                    )
                     total = add_sums(total, part)
         return total
 

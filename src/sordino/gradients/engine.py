@@ -16,7 +16,7 @@ from sordino.errors import InputError
 from sordino.gradients.centring import centred
 from sordino.gradients.companions import STACKED_ROWS
 from sordino.gradients.contributions import Contribution, Lookup
-from sordino.gradients.memory import blocks, by_record, keep_freed_memory, lengths
+from sordino.gradients.memory import Pool, blocks, by_record, keep_freed_memory, lengths
 from sordino.gradients.passes import Loss, Setup, contributions
 from sordino.gradients.rows import ClippedSum, Rows, checked, chunks, take, tensors
 from sordino.gradients.survey import survey
@@ -34,6 +34,7 @@ def clipped_sum(
     chunk: int | None = None,
     iterates: Iterates | None = None,
     centre: Mapping[str, Tensor] | None = None,
+    pool: Pool | None = None,
 ) -> ClippedSum:
     """Σ over records of clip(gradient of the record), for every parameter that requires a gradient.
 
@@ -42,8 +43,8 @@ def clipped_sum(
     as they are. ``centre``, a public vector by parameter name, is subtracted from every record's gradient (DOPE-SGD).
     Every record's share is within ``clipping.clip_norm`` (in ``clipping.norm``), whatever the data:
     records whose gradient is not finite contribute zero and are counted. ``chunk`` bounds the records held at once
-    and does not change the result; without it, see ``default_chunk``. The model, its parameters and
-    their .grad are left as they were.
+    and does not change the result; without it, see ``default_chunk``. ``pool``: memory that a call leaves to the next.
+    The model, its parameters and their .grad are left as they were.
 
     No rows, or records without rows: they contribute zero. A scalar loss, BatchNorm in training mode, compiled
     modules, buffers written in the forward pass: Refused, with the remedy.
@@ -56,7 +57,7 @@ def clipped_sum(
     found = survey(model)
     parameters = found.parameters
     n, records = checked(rows)
-    setup = Setup(model, row_loss(loss), parameters, found.buffers)
+    setup = Setup(model, row_loss(loss), parameters, found.buffers, Pool() if pool is None else pool)
     steps: Iterates = [({}, 1.0)] if iterates is None else iterates
     groups = layers(parameters)
     first = next(iter(parameters.values()))

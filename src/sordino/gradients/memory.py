@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from array import array
@@ -42,7 +43,8 @@ def keep_freed_memory() -> None:
     step of a small CNN. A block that is taken and freed, and never touched, raises that limit to 64 MB. Elsewhere than
     on glibc this does nothing.
     """
-    np.empty(_LARGEST_KEPT, np.uint8)
+    with contextlib.suppress(MemoryError):  # a limit on the address space: then without
+        np.empty(_LARGEST_KEPT, np.uint8)
 
 
 def by_record(t: Tensor) -> Tensor:
@@ -125,15 +127,19 @@ def compact(t: Tensor) -> Tensor:
 
 
 class Pool:
-    """Buffers that one chunk hands to the next of the same call: mapped memory need not be faulted in again."""
+    """Buffers that one chunk hands to the next, and one sum to the next of the same training: mapped memory need not be
+    faulted in again. Whoever holds it holds what the largest chunk so far needed for its products."""
 
     def __init__(self) -> None:
         self._free: dict[tuple[tuple[int, ...], torch.dtype], list[Tensor]] = {}
         self._lent: list[Tensor] = []
 
     def take(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        free = self._free.get((shape[1:], like.dtype), [])
-        whole = free.pop() if free and free[-1].shape[0] >= shape[0] else buffer(shape, like)
+        free, whole = self._free.get((shape[1:], like.dtype), []), None
+        while free and (whole is None or whole.shape[0] < shape[0]):  # those that are too small are given up
+            whole = free.pop()
+        if whole is None or whole.shape[0] < shape[0]:
+            whole = buffer(shape, like)
         self._lent.append(whole)
         return whole[: shape[0]]
 
