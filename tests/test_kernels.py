@@ -38,16 +38,21 @@ def by_passes(values: torch.Tensor, scale: float, spacing: float) -> torch.Tenso
 
 
 def first_stage(values: Array, digits: Array, scale: float) -> tuple[Array, Array]:
-    """What the loop makes of the values, and which pairs it leaves open."""
+    """What the loop makes of values (cosines, then sines), and which pairs it leaves open; block by block."""
     assert LIBRARY is not None
-    pairs, rules = digits.shape[1], Rules(scale, 1.0, 1.0)
-    room, out, open_ = Room(pairs), np.full(len(values), np.nan, values.dtype), np.zeros(pairs, np.bool_)
-    room.words(pairs)[:] = digits.reshape(-1)
-    count = LIBRARY.rounded_sum(Parts.of([values]), 0, out.ctypes.data, len(out), rules, room, 5)
-    open_[room.slots(count)] = True
-    addresses = np.frombuffer(room.counters(count), np.uint64).reshape(-1, 2)
-    assert np.array_equal(addresses, np.stack([room.slots(count) + 5, np.zeros(count)], axis=1))
-    return out, open_
+    pairs, half, rules = digits.shape[1], boxmuller.BLOCK // 2, Rules(scale, 1.0, 1.0)
+    result, open_ = np.full((2, pairs), np.nan, values.dtype), np.zeros(pairs, np.bool_)
+    for lo in range(0, pairs, half):
+        here = slice(lo, min(lo + half, pairs))
+        n, block = here.stop - lo, values.reshape(2, -1)[:, here].reshape(-1)
+        room, out = Room(2 * n), np.empty_like(block)
+        room.words(n)[:] = digits[:, here].reshape(-1)
+        count = LIBRARY.rounded_sum(Parts.of([block]), 0, out.ctypes.data, 2 * n, rules, room, 5)
+        addresses = np.frombuffer(room.counters(count), np.uint64).reshape(-1, 2)
+        assert np.array_equal(addresses, np.stack([room.slots(count) + 5, np.zeros(count)], axis=1))
+        result[:, here] = out.reshape(2, -1)
+        open_[lo + room.slots(count)] = True
+    return result.reshape(-1), open_
 
 
 @needs_compiler

@@ -69,14 +69,14 @@ typedef struct { double scale, spacing, step, limit, least, most; } Rule;
             undecided[i] = (uint8_t)open;                                                                              \
         }                                                                                                              \
     }                                                                                                                  \
-    /* n values from place `start` of the parts on; the digits are those of U, then those of V, for each pair. Returns \
-     * how many pairs are open (the last one of an odd number always is): their numbers, and their addresses as AES    \
-     * blocks. */                                                                                                      \
-    WIDE int64_t NAME(const Part *parts, int64_t start, T *to, int64_t n, const uint32_t *digits, const Rule *rule,    \
-                      uint64_t address, uint8_t *mask, int64_t *slots, uint64_t *counters) {                           \
+    /* One block: n values from place `start` of the parts on; the digits are those of U, then those of V, for each pair. \
+     * Notes the open pairs (the last one of an odd number always is one), and returns how many there are by now. */   \
+    INLINE int64_t NAME##_block(const Part *parts, int64_t start, T *to, int64_t n, const uint32_t *digits,            \
+                                const Rule *rule, uint64_t address, int64_t number, uint8_t *mask, int64_t *slots,     \
+                                uint64_t *counters, int64_t count) {                                                   \
         const int64_t pairs = (n + 1) / 2, both = n - pairs;                                                           \
         const Part *left = parts, *right = parts;                                                                      \
-        int64_t i = start, j = start + pairs, count = 0;                                                               \
+        int64_t i = start, j = start + pairs;                                                                          \
         for (int64_t done = 0; done < both;) {                                                                         \
             while (i >= left->n) i -= left++->n;                                                                       \
             while (j >= right->n) j -= right++->n;                                                                     \
@@ -94,33 +94,47 @@ typedef struct { double scale, spacing, step, limit, least, most; } Rule;
         for (int64_t k = 0; k < pairs; k++) {                                                                          \
             uint64_t eight;                                                                                            \
             if (k + 8 <= pairs && !(k & 7) && (memcpy(&eight, mask + k, 8), !eight)) k += 7;                           \
-            else if (mask[k]) slots[count] = k, counters[2 * count] = address + (uint64_t)k, counters[2 * count++ + 1] = 0; \
+            else if (mask[k]) {                                                                                        \
+                slots[count] = number + k;                                                                             \
+                counters[2 * count] = address + (uint64_t)k, counters[2 * count++ + 1] = 0;                            \
+            }                                                                                                          \
         }                                                                                                              \
         return count;                                                                                                  \
     }                                                                                                                  \
-    /* The same for the open pairs of a block, in double precision, with 32 further digits of U and of V in each block \
-     * of `further`. Returns how many pairs are still open; `slots` then holds their numbers among those given. */     \
-    int64_t NAME##_again(T *to, int64_t n, const uint32_t *digits, const uint32_t *further, const Rule *rule,          \
-                         int64_t *slots, int64_t count) {                                                              \
-        const int64_t pairs = (n + 1) / 2;                                                                             \
+    /* Several blocks of `block` values (an even number), the last one maybe shorter. Returns how many pairs are open: \
+     * their numbers, counted through all blocks, and their addresses as AES blocks. */                                \
+    WIDE int64_t NAME(const Part *parts, int64_t start, T *to, int64_t n, int64_t block, const uint32_t *digits,       \
+                      const Rule *rule, uint64_t address, uint8_t *mask, int64_t *slots, uint64_t *counters) {         \
+        int64_t count = 0;                                                                                             \
+        for (int64_t at = 0; at < n; at += block)                                                                      \
+            count = NAME##_block(parts, start + at, to + at, n - at < block ? n - at : block, digits + at, rule,       \
+                                 address + (uint64_t)at / 2, at / 2, mask, slots, counters, count);                    \
+        return count;                                                                                                  \
+    }                                                                                                                  \
+    /* The same for the open pairs, in double precision, with 32 further digits of U and of V at the beginning of each \
+     * 16 bytes of `further`. Returns how many are still open; `slots` then holds their numbers among those given. */  \
+    int64_t NAME##_again(T *to, int64_t n, int64_t block, const uint32_t *digits, const uint32_t *further,             \
+                         const Rule *rule, int64_t *slots, int64_t count) {                                            \
         const T inverse = (T)(1.0 / rule->spacing), step = (T)rule->step;                                              \
         int64_t open = 0;                                                                                              \
         for (int64_t k = 0; k < count; k++) {                                                                          \
-            const int64_t at[2] = {slots[k], slots[k] + pairs};                                                        \
-            uint64_t u = ((uint64_t)digits[at[0]] << 32 | further[4 * k]) >> 1;                                        \
-            int64_t v = (int64_t)((uint64_t)digits[at[1]] << 32 | further[4 * k + 1]);                                 \
+            const int64_t first = slots[k] / (block / 2) * block, end = n - first < block ? n : first + block;         \
+            const int64_t cosine = first + slots[k] % (block / 2), sine = cosine + (end - first + 1) / 2;              \
+            const int64_t at[2] = {cosine, sine};                                                                      \
+            uint64_t u = ((uint64_t)digits[cosine] << 32 | further[4 * k]) >> 1;                                       \
+            int64_t v = (int64_t)((uint64_t)digits[sine] << 32 | further[4 * k + 1]);                                  \
             double log_u = -log((double)u * 0x1p-63), radius = sqrt(2.0 * rule->scale * rule->scale * log_u);          \
             double angle = (double)v * (2.0 * M_PI * 0x1p-64), turn[2] = {cos(angle), sin(angle)};                     \
             int undecided = !(log_u >= rule->least && log_u <= rule->most);                                            \
             T next[2] = {0};                                                                                           \
-            for (int side = 0; side < 2 && at[side] < n; side++) {                                                     \
+            for (int side = 0; side < 2 && at[side] < end; side++) {                                                   \
                 T scaled = to[at[side]] * inverse, whole = RINT(scaled);                                               \
                 double total = radius * turn[side] + (double)(scaled - whole), rounded = rint(total);                  \
                 undecided |= !(fabs(total - rounded) <= rule->limit);                                                  \
                 next[side] = (whole + (T)rounded + (T)0) * step;                                                       \
             }                                                                                                          \
             if (undecided) slots[open++] = k;                                                                          \
-            else for (int side = 0; side < 2 && at[side] < n; side++) to[at[side]] = next[side];                       \
+            else for (int side = 0; side < 2 && at[side] < end; side++) to[at[side]] = next[side];                     \
         }                                                                                                              \
         return open;                                                                                                   \
     }

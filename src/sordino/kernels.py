@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sordino.boxmuller import DOUBLE_LOGS, DOUBLE_TOLERANCE, SINGLE_LOGS, single_limit
+from sordino.boxmuller import BLOCK, DOUBLE_LOGS, DOUBLE_TOLERANCE, SINGLE_LOGS, single_limit
 
 Array = npt.NDArray[Any]
 Pair = tuple[int, int]
@@ -67,12 +67,13 @@ class Parts:
 
 
 class Room:
-    """What a block of at most `pairs` pairs is worked in: its random words, and what the first stage leaves open.
+    """What a few blocks of values are worked in: their random words, and what the first stage leaves open.
 
-    words: the digits of U, 32 for each pair of the block, then those of V.
+    words: for each block the digits of U, 32 for each pair, then those of V.
     """
 
-    def __init__(self, pairs: int) -> None:
+    def __init__(self, values: int) -> None:
+        pairs = (values + 1) // 2
         self._memory = np.empty(33 * pairs, np.uint8)  # words, numbers of open pairs, their addresses, a mask
         self._pairs, at = pairs, self._memory.ctypes.data
         self.words_at, self.slots_at, self.counters_at, self.mask_at = (at + k * pairs for k in (0, 8, 16, 32))
@@ -115,9 +116,9 @@ class Kernels:
             return found
 
         sizes, pointers = [c_int64] * 3, [c_void_p] * 4
-        block = c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_uint64, *pointers[:3]
-        self._sums = functions("rounded_sum_*", c_int64, *block)
-        self._again = functions("rounded_sum_*_again", c_int64, c_void_p, c_int64, *pointers, c_int64)
+        blocks = c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_uint64, *pointers[:3]
+        self._sums = functions("rounded_sum_*", c_int64, *blocks)
+        self._again = functions("rounded_sum_*_again", c_int64, c_void_p, c_int64, c_int64, *pointers, c_int64)
         self.squares = functions("squares_*", None, c_void_p, *sizes, c_double, c_void_p)
         self.scaled = functions("scaled_*", None, c_void_p, *sizes, *pointers)
         self.lengths = functions("lengths_*", c_int32, c_void_p, c_int64, c_int64, c_void_p)
@@ -128,12 +129,13 @@ class Kernels:
     def rounded_sum(self, parts: Parts, start: int, to: int, n: int, rules: Rules, room: Room, address: int) -> int:
         """to ← step · round(values/spacing + scale · Z), for n values from `start` on among the parts.
 
-        Returns how many pairs of values are open, and so stay as they were: `room` has their numbers and addresses
-        (`address` is that of the first pair). The last pair of an odd number of values is always open. The values may
-        lie where the results go.
+        Block by block: cosines for its first half, sines for the second. Returns how many pairs of values are open,
+        and so stay as they were: `room` has their numbers, counted through all blocks, and their addresses (`address`
+        is that of the first pair). The last pair of an odd number of values is always open. The values may lie where
+        the results go.
         """
         rest = rules.first_at, address, room.mask_at, room.slots_at, room.counters_at
-        count: int = self._sums[parts.dtype.itemsize](parts.at, start, to, n, room.words_at, *rest)
+        count: int = self._sums[parts.dtype.itemsize](parts.at, start, to, n, BLOCK, room.words_at, *rest)
         return count
 
     def rounded_again(
@@ -144,7 +146,7 @@ class Kernels:
         Returns how many are open even now: `room` then has their numbers among the `count` that were given.
         """
         rest = rules.second_at, room.slots_at, count
-        left: int = self._again[dtype.itemsize](to, n, room.words_at, further, *rest)
+        left: int = self._again[dtype.itemsize](to, n, BLOCK, room.words_at, further, *rest)
         return left
 
     def largest(self, parts: Parts) -> float:
@@ -204,7 +206,7 @@ def agrees(kernels: Kernels) -> bool:
 
 def _decides(kernels: Kernels, digits: Array, further: Array, values: Array) -> bool:
     pairs, rules = digits.shape[1], Rules(100.0, 1.0, 1.0)
-    room, at = Room(pairs), values.ctypes.data
+    room, at = Room(2 * pairs), values.ctypes.data
     room.words(pairs)[:] = digits.reshape(-1)
     count = kernels.rounded_sum(Parts.of([values]), 0, at, 2 * pairs, rules, room, 0)
     places, words = room.slots(count).copy(), np.zeros((count, 4), "<u4")

@@ -46,6 +46,7 @@ from sordino.lattice import EXTRA_BITS, exact_exponential, exact_normal
 # twenty barriers a block cost more than the arithmetic when the machine is busy.
 _BLOCK = 1 << 15
 _ZEROS = bytes(1 << 16)
+_AT_A_TIME = 4 * boxmuller.BLOCK  # values that the loops in C are given: fewer calls, and a megabyte of digits
 _MASK63 = np.uint64((1 << 63) - 1)
 
 # Bounds of the part that double precision may decide, derived in docs/guarantees/noise.md section 3.
@@ -239,11 +240,11 @@ class Stream:
                 self._refine(out, _Open.joined(undecided), scale, spacing, spacing * factor)
 
     def _sum_by_loops(self, kernels: Kernels, parts: Parts, out: npt.NDArray[Any], rules: Rules) -> None:
-        room, at = Room((min(len(out), boxmuller.BLOCK) + 1) // 2), out.ctypes.data
-        for start in range(0, len(out), boxmuller.BLOCK):
-            n = min(boxmuller.BLOCK, len(out) - start)
-            to, pairs, address = at + start * out.itemsize, (n + 1) // 2, self._words
-            words = room.words(pairs)
+        room, at = Room(min(len(out), _AT_A_TIME)), out.ctypes.data
+        for start in range(0, len(out), _AT_A_TIME):
+            n = min(_AT_A_TIME, len(out) - start)
+            to, address = at + start * out.itemsize, self._words
+            words = room.words((n + 1) // 2)
             self._fill(words.view("<u8"))
             count = kernels.rounded_sum(parts, start, to, n, rules, room, address)
             if not count:
@@ -251,28 +252,32 @@ class Stream:
             slots, further = room.slots(count).copy(), self._further(room.counters(count))
             left = kernels.rounded_again(out.dtype, to, n, further, rules, room, count)
             for i in room.slots(left).tolist():
-                block, slot = out[start : start + n], int(slots[i])
-                digits = words[[slot, slot + pairs]], np.frombuffer(further, "<u4", 2, 16 * i)
-                self._settle(block, slot, address + slot, digits, rules)
+                self._settle(out[start : start + n], int(slots[i]), address, words, further[16 * i : 16 * i + 8], rules)
 
     def _settle(
         self,
-        block: npt.NDArray[Any],
+        values: npt.NDArray[Any],
         slot: int,
         address: int,
-        digits: tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]],
+        words: npt.NDArray[np.uint32],
+        further: bytes,
         rules: Rules,
     ) -> None:
         """One pair that is open after both stages, exactly."""
-        places = [p for p in (slot, slot + (len(block) + 1) // 2) if p < len(block)]
-        scaled = block[places] * block.dtype.type(1.0 / rules.spacing)
+        start = slot // (boxmuller.BLOCK // 2) * boxmuller.BLOCK
+        end = min(start + boxmuller.BLOCK, len(values))
+        cosine = start + slot % (boxmuller.BLOCK // 2)
+        sine = cosine + (end - start + 1) // 2
+        places = [place for place in (cosine, sine) if place < end]
+        scaled = values[places] * values.dtype.type(1.0 / rules.spacing)
         whole = np.rint(scaled)
         offsets = [*(scaled - whole).tolist(), 0.0]  # the last sine of an odd block has no coordinate
-        u, v = boxmuller.extended(digits[0][:, None], digits[1][:, None])
-        rounded = exact_normal(int(u[0]), int(v[0]), self._extra(address, 2), rules.scale, (offsets[0], offsets[1]))
-        whole += np.array(rounded[: len(places)], block.dtype)
+        u, v = boxmuller.extended(words[[cosine, sine], None], np.frombuffer(further, "<u4")[:, None])
+        extra = self._extra(address + slot, 2)
+        rounded = exact_normal(int(u[0]), int(v[0]), extra, rules.scale, (offsets[0], offsets[1]))
+        whole += np.array(rounded[: len(places)], values.dtype)
         whole += 0
-        block[places] = whole * block.dtype.type(rules.step)
+        values[places] = whole * values.dtype.type(rules.step)
 
     def _sum_block(self, flat: npt.NDArray[Any], start: int, scale: float, spacing: float, step: float) -> _Open:
         """Cosines for the first half of the block, sines for the second; one too many is lost."""

@@ -69,6 +69,10 @@ GUARDS: dict[Any, Callable[[Tape, Any, Any, Any], None]] = {
 
 def apply(tape: Tape, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
     """Run an operation in which a slot takes part, under gradient mode."""
+    rule = RULES.get(func) if data else None
+    if rule is not None:
+        out = rule(tape, func, args, kwargs)
+        return fallback.general(tape, func, args, kwargs) if out is NotImplemented else out
     name = getattr(func, "__name__", "")
     if name in elementwise.SHAPE_ONLY and tape.slot(args[0]) is None:
         out = func(*tape.values(args), **tape.values(kwargs))
@@ -82,15 +86,8 @@ def apply(tape: Tape, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
     if not data:
         out = embedding.repeated(tape, func, args, kwargs) if func is F.embedding else NotImplemented
         return tape.derive(func, args, kwargs) if out is NotImplemented else out
-    rule = RULES.get(func)
-    out = NotImplemented
-    if rule is not None:
-        out = rule(tape, func, args, kwargs)
-    elif name in elementwise.ELEMENTWISE:
-        out = elementwise.broadcast(tape, func, args, kwargs)
-    if out is NotImplemented:
-        out = fallback.general(tape, func, args, kwargs)
-    return out
+    out = elementwise.broadcast(tape, func, args, kwargs) if name in elementwise.ELEMENTWISE else NotImplemented
+    return fallback.general(tape, func, args, kwargs) if out is NotImplemented else out
 
 
 RULEBOOK = Rulebook(apply, GUARDS)
