@@ -4,6 +4,7 @@
     python benchmarks/engine.py                                            goes on where it stopped
     python benchmarks/engine.py --quick --workloads W3 --engines sordino --out quick.json         a first look
     python benchmarks/engine.py --table benchmarks/results/engine.json --into docs/benchmarks.md
+    python benchmarks/engine.py --workloads W2 --engines sordino floor --out benchmarks/results/engine_floor.json
 
 Each engine is a fresh process in every round, and all engines of a workload take turns of a tenth of a second, so that
 what else happens on the machine hits them alike; a ratio is always taken between turns that lie side by side.
@@ -36,7 +37,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/engine.json"), help="results (JSON)")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), help="plain is always run")
+    general = [name for name, engine in ENGINES.items() if engine.only is None]
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=general, help="plain is always run")
     parser.add_argument("--rounds", type=int, help="interleaved rounds (5, quick 2)")
     parser.add_argument("--budget", type=float, help="seconds of timed steps of plain and sordino (4, quick 1.5)")
     parser.add_argument("--peer-budget", type=float, help="and of each peer, where one step may be enough (1)")
@@ -180,7 +182,7 @@ def present(options: argparse.Namespace, results: Results) -> list[str]:
 
 def amount(engine: str, options: argparse.Namespace) -> tuple[float, int]:
     """How long to measure: peers that are many times slower need no five steps for a ratio to plain."""
-    if engine in ("plain", "plain-kept", "sordino"):
+    if engine in ("plain", "plain-kept", "sordino", "floor"):
         return options.budget, 3 if options.quick else 5
     return options.peer_budget, 1
 
@@ -200,7 +202,8 @@ def run(options: argparse.Namespace) -> Results:
         if (turn, workload) in done:
             continue
         shift = turn % len(engines)  # each round begins with another engine
-        here = [e for e in [*engines[shift:], *engines[:shift]] if (workload, e) not in broken]
+        able = [e for e in engines if ENGINES[e].only in (None, workload)]
+        here = [e for e in [*able[shift:], *able[:shift]] if (workload, e) not in broken]
         told = {"workload": workload, "turn": options.turn, "records": options.records}
         outcomes = interleaved(
             {e: {"measure": told | {"engine": e}} for e in here},

@@ -31,6 +31,7 @@ class Engine:
     module: str
     function: str
     distribution: str
+    only: str | None = None  # the one workload that it can do; not run unless asked for
 
     def version(self) -> str | None:
         """The installed version, or None when the distribution is not there."""
@@ -55,5 +56,6 @@ ENGINES: dict[str, Engine] = {
         Engine("opacus-ghost", "Opacus ghost", "peers.opacus_engine", "ghost", "opacus"),
         Engine("vmap", "torch.func vmap(grad), by hand", "peers.by_hand", "vmap_grad", "torch"),
         Engine("fastdp", "fastDP MixOpt", "peers.fastdp_engine", "mixopt", "fastDP"),
+        Engine("floor", "this MLP by hand", "peers.floor", "mlp", "sordino", "W2"),
     )
 }

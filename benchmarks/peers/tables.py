@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from workloads import WORKLOADS
 
 MEMORY_GOAL = 1.6
 BEGIN, END = "<!-- engine:begin -->", "<!-- engine:end -->"
+SHORT_BEGIN, SHORT_END = "<!-- speed:begin -->", "<!-- speed:end -->"
 
 
 CLOCKS = {"seconds": 1, "cpu_seconds": 2}  # their places in a turn
@@ -131,10 +131,25 @@ def tables(results: Mapping[str, Any], clock: str = "wall") -> str:
     return "\n\n".join(parts)
 
 
+def summary(results: Mapping[str, Any], clock: str = "wall") -> str:
+    """One line for each workload, medians alone, of the engines that ran: for those who want no more."""
+    seconds = {"wall": "seconds", "cpu": "cpu_seconds"}[clock]
+    engines = [e for e in results["settings"]["engines"] if not e.startswith("plain") and e not in results["absent"]]
+    rows = []
+    for w in results["settings"]["workloads"]:
+        found = {e: ratios(results, w, e, seconds) for e in engines}
+        cells = [_number(statistics.median(values)) if values else "–" for values in found.values()]
+        rows.append([f"{WORKLOADS[w].title}, batch {results['settings']['records'][w]}", *cells])
+    return _markdown(["time over plain PyTorch's", *(ENGINES[e].title for e in engines)], rows)
+
+
 def fill(document: Path, results: Mapping[str, Any], clock: str = "wall") -> None:
-    """Puts the tables between the two markers of a document."""
+    """Puts the tables, or the summary, between the two markers of a document."""
     text = document.read_text()
-    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    if not pattern.search(text):
-        raise SystemExit(f"{document} has no {BEGIN} … {END} to fill")
-    document.write_text(pattern.sub(lambda _: f"{BEGIN}\n{tables(results, clock)}\n{END}", text))
+    for begin, end, made in ((BEGIN, END, tables), (SHORT_BEGIN, SHORT_END, summary)):
+        before, found, rest = text.partition(begin)
+        if found:
+            _, _, after = rest.partition(end)
+            document.write_text(f"{before}{begin}\n{made(results, clock)}\n{end}{after}")
+            return
+    raise SystemExit(f"{document} has no {BEGIN} … {END} to fill")

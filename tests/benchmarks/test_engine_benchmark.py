@@ -92,6 +92,21 @@ def test_tables_fill_a_document_between_its_markers(tables: Any, results: dict[s
     assert "| sordino | 1.25 (1.20–1.30) |" in text
 
 
+def test_a_summary_has_medians_alone_of_the_engines_that_ran(
+    tables: Any, results: dict[str, Any], tmp_path: Path
+) -> None:
+    document = tmp_path / "README.md"
+    document.write_text(f"before\n{tables.SHORT_BEGIN}\nold\n{tables.SHORT_END}\nafter\n")
+    tables.fill(document, results)
+    text = document.read_text()
+    assert "| MLP 784-300-10, batch 1000 | 1.25 | 3.00 | – |" in text
+    assert "fastDP" not in text
+    assert "old" not in text
+    (tmp_path / "other.md").write_text("nothing to fill")
+    with pytest.raises(SystemExit, match="to fill"):
+        tables.fill(tmp_path / "other.md", results)
+
+
 def test_a_small_run_is_checked_written_resumed_and_guarded(tmp_path: Path) -> None:
     out = tmp_path / "engine.json"
     small = ["--workloads", "W2", "--engines", "plain", "sordino", "--records", "8", "--rounds", "1", "--budget", "0"]

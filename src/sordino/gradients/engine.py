@@ -72,8 +72,8 @@ def clipped_sum(
         if centre is not None:
             gradients = centred(gradients, centre, parameters, part.records)
         with torch.no_grad():
-            lengths, bad = add_clipped(gradients, groups, clipping, parameters, sums, part.records, kind)
-        norms.put(part.ids, lengths)
+            here, bad = add_clipped(gradients, groups, clipping, parameters, sums, part.records, kind)
+        norms.put(part.ids, here)
         dropped += bad
         setup.pool.give_back()
     for name, p in parameters.items():

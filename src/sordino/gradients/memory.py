@@ -104,10 +104,9 @@ def lengths(terms: Sequence[Tensor]) -> tuple[Tensor, bool]:
     """√ of the sum of (records,) vectors, and whether all of these are finite."""
     first = terms[0]
     kernels = compiled() if first.device.type == "cpu" and first.dtype in _NUMPY else None
-    if kernels is None or any(t.dtype != first.dtype or t.stride(0) != 1 for t in terms):
-        norms = (
-            torch.from_numpy(_roots(terms)) if first.device.type == "cpu" else torch.stack(list(terms)).sum(0).sqrt()
-        )
+    if kernels is None or any(t.dtype != first.dtype or t.shape != first.shape or t.stride(0) != 1 for t in terms):
+        on_cpu = first.device.type == "cpu"
+        norms = torch.from_numpy(_roots(terms)) if on_cpu else torch.stack(list(terms)).sum(0).sqrt()
         return norms, bool(torch.isfinite(norms).all())
     out, table = torch.empty_like(first), array("q", [t.data_ptr() for t in terms])
     finite = kernels.lengths[first.itemsize](table.buffer_info()[0], len(terms), len(first), out.data_ptr())
