@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,6 +86,28 @@ class TestNoise:
         expected = by_passes(torch.from_numpy(joined), 100.0, 2.0**-6).numpy()
         assert np.array_equal(out, expected if factor == 1.0 else expected * 2.0**6 * kind(2.0**-6 * factor))
         assert all(np.array_equal(a, b) for a, b in zip(arrays, before, strict=True)), "values are only read"
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_pairs_that_stay_open_are_settled_in_the_block_that_they_belong_to(
+        self, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The second stage is told to decide nothing, so that all that the first leaves is settled exactly."""
+        n = 5 * boxmuller.BLOCK + 12_345
+        values = torch.randn(n, dtype=dtype, generator=torch.Generator().manual_seed(2)) * 3
+        expected = by_passes(values, 20.0, 2.0**-6)
+        monkeypatch.setattr(kernels, "DOUBLE_TOLERANCE", 1.0)
+        settled = 0
+        settle = Stream._settle
+
+        def counted(*arguments: Any) -> None:
+            nonlocal settled
+            settled += 1
+            settle(*arguments)
+
+        monkeypatch.setattr(Stream, "_settle", counted)
+        stream().rounded_sum(values, 20.0, 2.0**-6)
+        assert torch.equal(values, expected)
+        assert settled > 100
 
     def test_results_have_the_number_and_the_dtype_of_the_values(self) -> None:
         with pytest.raises(InputError, match="as many results"):
