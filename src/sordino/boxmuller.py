@@ -57,7 +57,6 @@ class Pairs:
         floats = np.empty((5, pairs), np.float32)
         self._radius, self.total, self.rounded = floats[0], floats[1:3], floats[3:].reshape(-1)
         self._open = np.empty((2, pairs), np.bool_)
-        self.open = self._open[0]
 
     def single(self, offset: npt.NDArray[Any], scale: float) -> npt.NDArray[np.intp]:
         """rounded ← round(offset + scale · Z) for |offset| ≤ ½; returns the pairs it could not decide."""

@@ -24,16 +24,24 @@ import importlib.util
 from array import array
 from collections.abc import Callable, Sequence
 from ctypes import c_double, c_int32, c_int64, c_uint64, c_void_p
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sordino.boxmuller import BLOCK, DOUBLE_LOGS, DOUBLE_TOLERANCE, SINGLE_LOGS, single_limit
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Array = npt.NDArray[Any]
 Pair = tuple[int, int]
 _SUFFIX = {4: "f32", 8: "f64"}  # by the bytes of a number
+
+
+def readable(t: Tensor) -> bool:
+    """Numbers that lie in memory as they are: not on a device, not a view that negates, not zeros without memory."""
+    return t.device.type == "cpu" and not t.is_neg() and (t.data_ptr() != 0 or t.numel() == 0)
 
 
 class Parts:

@@ -53,7 +53,7 @@ from torch import Tensor
 
 from sordino import boxmuller
 from sordino.errors import InputError, Refused, SordinoError
-from sordino.kernels import Parts, compiled
+from sordino.kernels import Parts, compiled, readable
 from sordino.ledger import Ledger
 from sordino.randomness import RandomSource, Stream
 
@@ -296,8 +296,8 @@ def _check_widths(values: Mapping[str, Tensor], widths: Mapping[str, Tensor]) ->
 def _parts(values: Mapping[str, Tensor], dtype: torch.dtype) -> Parts:
     """The values as vectors, in the order of the mapping: their own memory where it has this form already."""
     tensors = list(values.values())
-    if not all(t.dtype == dtype and t.is_contiguous() and t.device.type == "cpu" for t in tensors):
-        tensors = [t.detach().reshape(-1).to("cpu", dtype).contiguous() for t in tensors]
+    if not all(t.dtype == dtype and t.is_contiguous() and readable(t) for t in tensors):
+        tensors = [(t.detach().reshape(-1).to("cpu", dtype) + 0.0).contiguous() for t in tensors]  # a sum has memory
     places = [(t.data_ptr(), t.numel()) for t in tensors]
     return Parts(places, _NUMPY[dtype], lambda: [t.detach().view(-1).numpy() for t in tensors])
 
@@ -314,8 +314,8 @@ def _check_range(
     values: Mapping[str, Tensor], parts: Parts, lattice: Lattice, entry: Entry, width: float, factor: float
 ) -> None:
     """Refuses what is not finite, or would not be with noise, in the dtype of the work or of the result."""
-    if not 1e-20 < factor < 1e20:
-        raise InputError(f"what is released can be multiplied by a number between 1e-20 and 1e20, got {factor}")
+    if not 1e-12 < factor < 1e12:  # so that a step of any grid stays an ordinary float32
+        raise InputError(f"what is released can be multiplied by a number between 1e-12 and 1e12, got {factor}")
     reach = lattice.spacing * lattice.scale * 64 + width  # no noise ever gets there
     most = float(np.finfo(parts.dtype).max) / 4 * lattice.spacing
     narrowest = min(torch.finfo(value.dtype).max for value in values.values()) / max(1.0, factor)

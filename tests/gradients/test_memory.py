@@ -11,7 +11,7 @@ from torch import nn
 from gradients.cases import agree, noise, squared
 from sordino.clipping import FlatClip
 from sordino.gradients import Rows, brute_force, clipped_sum, convolution
-from sordino.gradients.memory import Pool, blocks, compact, lengths, squares
+from sordino.gradients.memory import Pool, blocks, compact, lengths, scaled, squares
 
 
 @pytest.mark.parametrize("records", [0, 1, 7, 64])
@@ -61,6 +61,23 @@ def test_a_pool_lends_again_what_was_given_back_and_gives_up_what_is_too_small()
     pool.give_back()
     assert pool.take((9, 3), like).shape == (9, 3)
     assert not pool._free[(3,), torch.float32], "two small ones were given up for a large one"
+
+
+def test_a_pool_does_not_grow_with_every_length_of_text() -> None:
+    model, pool = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Tanh(), nn.AdaptiveAvgPool1d(4), nn.Flatten()).double(), Pool()
+    for length in range(8, 40):
+        rows = Rows(noise(5, 2, length), noise(5))
+        clipped_sum(model, squared, rows, FlatClip(0.5), pool=pool)
+    assert sum(len(found) for found in pool._free.values()) <= 2
+
+
+def test_views_that_negate_and_zeros_without_memory_are_not_read_where_they_lie() -> None:
+    negative, weight = torch._neg_view(torch.arange(6.0).reshape(3, 2)), torch.ones(3)
+    assert squares(negative).tolist() == pytest.approx([1.0, 13.0, 41.0])
+    assert scaled(negative, weight)[1].tolist() == [-6.0, -9.0]
+    nothing = torch._efficientzerotensor((3, 2))
+    assert squares(nothing).tolist() == pytest.approx([0.0] * 3)
+    assert scaled(nothing, weight)[1].tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("record", [None, torch.tensor([0, 0, 1, 2, 2, 3, 4])])

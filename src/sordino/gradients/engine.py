@@ -76,6 +76,7 @@ def clipped_sum(
         norms.put(part.ids, here)
         dropped += bad
         setup.pool.give_back()
+    setup.pool.trim()
     for name, p in parameters.items():
         total, wanted = sums.pop(name, None), _accumulate(p.dtype)
         sums[name] = torch.zeros_like(p, dtype=wanted) if total is None else _as(total, wanted)

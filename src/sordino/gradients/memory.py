@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sordino.kernels import compiled
+from sordino.kernels import compiled, readable
 
 BLOCK_BYTES = 8 << 20  # dense per-record gradients are made in blocks of about this size
 CACHE_BYTES = 2 << 20  # what stays in a core's cache between a product and its norm
@@ -69,7 +69,7 @@ def squares(t: Tensor) -> Tensor:
     Never too small for underflow: a square below the smallest normal number may count as zero, so one such number is
     added for each coordinate. A tiny vector, times a huge one or divided by its norm, must not outgrow its bound.
     """
-    if t.device.type != "cpu" or t.dtype not in _NUMPY:
+    if t.dtype not in _NUMPY or not readable(t):
         norms: Tensor = torch.linalg.vector_norm(t, dim=1)
         return norms.square() + t.shape[1] * torch.finfo(t.dtype).tiny
     least, kernels = t.shape[1] * _TINY[t.dtype], compiled()
@@ -89,7 +89,7 @@ def squares(t: Tensor) -> Tensor:
 
 def scaled(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """(records, d) the rows, each times its weight, and (d,) their sum."""
-    kernels = compiled() if rows.device.type == "cpu" and rows.dtype in _NUMPY else None
+    kernels = compiled() if rows.dtype in _NUMPY and readable(rows) and readable(weight) else None
     if kernels is None or rows.stride(1) != 1 or weight.stride(0) != 1:
         return rows * weight[:, None], weight @ rows
     (n, d), out = rows.shape, rows.new_empty(rows.shape)
@@ -131,9 +131,12 @@ class Pool:
     def __init__(self) -> None:
         self._free: dict[tuple[tuple[int, ...], torch.dtype], list[Tensor]] = {}
         self._lent: list[Tensor] = []
+        self._asked: set[tuple[tuple[int, ...], torch.dtype]] = set()
 
     def take(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        free, whole = self._free.get((shape[1:], like.dtype), []), None
+        key = shape[1:], like.dtype
+        self._asked.add(key)
+        free, whole = self._free.get(key, []), None
         while free and (whole is None or whole.shape[0] < shape[0]):  # those that are too small are given up
             whole = free.pop()
         if whole is None or whole.shape[0] < shape[0]:
@@ -154,6 +157,11 @@ class Pool:
         for t in self._lent:
             self._free.setdefault((tuple(t.shape[1:]), t.dtype), []).append(t)
         self._lent.clear()
+
+    def trim(self) -> None:
+        """The sum is done: what it had no use for is given up (texts of another length, another batch's patches)."""
+        self._free = {key: found for key, found in self._free.items() if key in self._asked}
+        self._asked.clear()
 
 
 def buffer(shape: tuple[int, ...], like: Tensor) -> Tensor:
