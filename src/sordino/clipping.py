@@ -28,9 +28,11 @@ import torch
 from torch import Tensor
 
 from sordino.errors import InputError, Refused, did_you_mean
+from sordino.kernels import compiled, readable
 
 Floats = npt.NDArray[np.floating[Any]]
 Norm = Literal["l1", "l2"]
+_SINGLE_OR_DOUBLE = (torch.float32, torch.float64)
 _SHORTEST = 1e-12  # of a vector that is normalised: below, squares underflow in single precision and norms mislead
 
 
@@ -63,19 +65,19 @@ class _Clip:
 
     def factors(self, norms: Tensor) -> Tensor:
         """The factor of each record from its norm; 0 where the norm is not finite. Never a division by zero."""
-        return _from_norms(norms, self._factors)
-
-    def _factors(self, norms: Floats) -> Floats:
-        return np.minimum(self.clip_norm / np.maximum(norms, np.finfo(norms.dtype).tiny), 1.0).astype(
-            norms.dtype, copy=False
-        )
+        kernels = compiled() if norms.dtype in _SINGLE_OR_DOUBLE and norms.is_contiguous() and readable(norms) else None
+        if kernels is None:
+            return _from_norms(norms, lambda n: np.minimum(self.clip_norm / np.maximum(n, np.finfo(n.dtype).tiny), 1.0))
+        out = torch.empty_like(norms)
+        kernels.factors[norms.itemsize](norms.data_ptr(), norms.numel(), self.clip_norm, out.data_ptr())
+        return out
 
 
 def _from_norms(norms: Tensor, factors: Callable[[Floats], Floats]) -> Tensor:
     """By numpy, as memory.squares does: torch's comparisons load a megabyte of code for five short vectors."""
     values = norms.detach().cpu().numpy()
     with np.errstate(invalid="ignore", over="ignore"):
-        found = factors(values)
+        found = factors(values).astype(values.dtype, copy=False)
     found[~np.isfinite(values)] = 0
     return torch.from_numpy(found).to(norms.device)
 
@@ -98,8 +100,8 @@ class AutomaticClip(_Clip):
     def __post_init__(self) -> None:
         _positive(self, clip_norm=self.clip_norm, gamma=self.gamma)
 
-    def _factors(self, norms: Floats) -> Floats:
-        return (self.clip_norm / (norms + self.gamma)).astype(norms.dtype, copy=False)
+    def factors(self, norms: Tensor) -> Tensor:
+        return _from_norms(norms, lambda n: self.clip_norm / (n + self.gamma))
 
 
 @dataclass(frozen=True)
@@ -108,9 +110,8 @@ class NormalisedClip(_Clip):
 
     name: ClassVar[str] = "normalised"
 
-    def _factors(self, norms: Floats) -> Floats:
-        scale = self.clip_norm / np.maximum(norms, _SHORTEST)
-        return np.where(norms > _SHORTEST, scale, 0.0).astype(norms.dtype, copy=False)
+    def factors(self, norms: Tensor) -> Tensor:
+        return _from_norms(norms, lambda n: np.where(n > _SHORTEST, self.clip_norm / np.maximum(n, _SHORTEST), 0.0))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
  *
  * Plain C for the compiler to vectorise; it may contract a*b + c, which is an error less, and nothing else. */
 
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -142,9 +143,10 @@ typedef struct { double scale, spacing, step, limit, least, most; } Rule;
 ROUNDED_SUM(rounded_sum_f32, float, rintf)
 ROUNDED_SUM(rounded_sum_f64, double, rint)
 
-/* out[i] = extra + the sum of squares of row i */
+/* out[i] = extra + the sum of squares of row i; times factors[i], if there are any */
 #define SQUARES(NAME, T)                                                                                               \
-    WIDE void NAME(const T *restrict rows, int64_t n, int64_t columns, int64_t stride, double extra, T *restrict out) { \
+    WIDE void NAME(const T *restrict rows, int64_t n, int64_t columns, int64_t stride, double extra,                   \
+                   const T *restrict factors, T *restrict out) {                                                       \
         enum { LANES = 64 };                                                                                           \
         for (int64_t i = 0; i < n; i++) {                                                                              \
             const T *row = rows + i * stride;                                                                          \
@@ -155,7 +157,7 @@ ROUNDED_SUM(rounded_sum_f64, double, rint)
             for (int k = 0; k < columns - j; k++) sums[k] += row[j + k] * row[j + k];                                  \
             for (int half = LANES / 2; half; half /= 2)                                                                \
                 for (int k = 0; k < half; k++) sums[k] += sums[k + half];                                              \
-            out[i] = sums[0] + (T)extra;                                                                               \
+            out[i] = (sums[0] + (T)extra) * (factors ? factors[i] : 1);                                                \
         }                                                                                                              \
     }
 
@@ -181,23 +183,40 @@ SQUARES(squares_f64, double)
 LENGTHS(lengths_f32, float, sqrtf)
 LENGTHS(lengths_f64, double, sqrt)
 
-/* out = the rows, each times its weight; totals = the sum of them. Rows are added up in blocks, so that the error of a
- * total is that of a sum of few terms; `part` is room for one block's. */
+/* out[i] = min(1, bound/norms[i]), 0 for a norm that is not finite. */
+#define FACTORS(NAME, T, LEAST)                                                                                        \
+    WIDE void NAME(const T *restrict norms, int64_t n, double bound, T *restrict out) {                                \
+        for (int64_t i = 0; i < n; i++) {                                                                              \
+            T factor = (T)bound / (norms[i] > LEAST ? norms[i] : LEAST);                                               \
+            factor = factor < 1 ? factor : 1;                                                                          \
+            out[i] = norms[i] - norms[i] == 0 ? factor : 0;                                                            \
+        }                                                                                                              \
+    }
+
+FACTORS(factors_f32, float, FLT_MIN)
+FACTORS(factors_f64, double, DBL_MIN)
+
+/* out = the rows, each times its weight; totals = the sum of them, added up by blocks of rows, so that its error is that
+ * of a sum of few terms. */
 #define SCALED(NAME, T)                                                                                                \
     WIDE void NAME(const T *restrict rows, int64_t n, int64_t columns, int64_t stride, const T *restrict weights,      \
-                   T *restrict out, T *restrict totals, T *restrict part) {                                            \
+                   T *restrict out, T *restrict totals) {                                                              \
+        enum { BLOCK = 128, TILE = 512 };                                                                              \
+        T part[TILE];                                                                                                  \
         for (int64_t j = 0; j < columns; j++) totals[j] = 0;                                                           \
-        for (int64_t start = 0; start < n; start += 128) {                                                             \
-            int64_t end = start + 128 < n ? start + 128 : n;                                                           \
-            for (int64_t j = 0; j < columns; j++) part[j] = 0;                                                         \
-            for (int64_t i = start; i < end; i++)                                                                      \
-                for (int64_t j = 0; j < columns; j++) {                                                                \
-                    T value = rows[i * stride + j] * weights[i];                                                       \
-                    out[i * columns + j] = value;                                                                      \
-                    part[j] += value;                                                                                  \
-                }                                                                                                      \
-            for (int64_t j = 0; j < columns; j++) totals[j] += part[j];                                                \
-        }                                                                                                              \
+        for (int64_t start = 0; start < n; start += BLOCK)                                                             \
+            for (int64_t left = 0; left < columns; left += TILE) {                                                     \
+                const int64_t end = start + BLOCK < n ? start + BLOCK : n;                                             \
+                const int64_t width = left + TILE < columns ? TILE : columns - left;                                   \
+                for (int64_t j = 0; j < width; j++) part[j] = 0;                                                       \
+                for (int64_t i = start; i < end; i++)                                                                  \
+                    for (int64_t j = 0; j < width; j++) {                                                              \
+                        T value = rows[i * stride + left + j] * weights[i];                                            \
+                        out[i * columns + left + j] = value;                                                           \
+                        part[j] += value;                                                                              \
+                    }                                                                                                  \
+                for (int64_t j = 0; j < width; j++) totals[left + j] += part[j];                                       \
+            }                                                                                                          \
     }
 
 SCALED(scaled_f32, float)

@@ -7,6 +7,7 @@
 | `squares`       | numpy's `vecdot` of rows               | the same up to rounding, which BLAS does not fix either   |
 | `scaled`        | a product, and another one for the sum | likewise                                                  |
 | `lengths`       | numpy's sums and its square root       | the same                                                  |
+| `factors`       | numpy's quotient and its minimum       | the same                                                  |
 | `largest`       | a minimum and a maximum                | the same                                                  |
 | `patches`       | a contiguous copy of strided windows   | the same                                                  |
 
@@ -127,8 +128,9 @@ class Kernels:
         blocks = c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_uint64, *pointers[:3]
         self._sums = functions("rounded_sum_*", c_int64, *blocks)
         self._again = functions("rounded_sum_*_again", c_int64, c_void_p, c_int64, c_int64, *pointers, c_int64)
-        self.squares = functions("squares_*", None, c_void_p, *sizes, c_double, c_void_p)
-        self.scaled = functions("scaled_*", None, c_void_p, *sizes, *pointers)
+        self.squares = functions("squares_*", None, c_void_p, *sizes, c_double, c_void_p, c_void_p)
+        self.scaled = functions("scaled_*", None, c_void_p, *sizes, *pointers[:3])
+        self.factors = functions("factors_*", None, c_void_p, c_int64, c_double, c_void_p)
         self.lengths = functions("lengths_*", c_int32, c_void_p, c_int64, c_int64, c_void_p)
         self._patches = functions("patches_*", None, c_void_p, c_void_p, c_int64, c_void_p)
         self._largest = library["largest_f32"]
@@ -232,17 +234,20 @@ def _adds_up(kernels: Kernels) -> bool:
     n, columns, weights = 5, 150, [1.0, 2.0, 0.0, 0.5, 4.0]
     numbers = [[(7 * i + 3 * j) % 11 - 5.0 for j in range(columns)] for i in range(n)]
     rows, weight = array("f", [x for row in numbers for x in row]), array("f", weights)
-    squares, lengths, out, total = (array("f", [0.0] * size) for size in (n, n, n * columns, 2 * columns))
-    at, scales, to, roots, product, sums = (a.buffer_info()[0] for a in (rows, weight, squares, lengths, out, total))
+    squares, lengths, factors, out, total = (array("f", [0.0] * size) for size in (n, n, n, n * columns, columns))
+    room = rows, weight, squares, lengths, factors, out, total
+    at, scales, to, roots, shrunk, product, sums = (a.buffer_info()[0] for a in room)
     table = array("q", [scales] * 8)
-    kernels.squares[4](at, n, columns, columns, 0.0, to)
-    kernels.scaled[4](at, n, columns, columns, scales, product, sums, sums + 4 * columns)
+    kernels.squares[4](at, n, columns, columns, 0.0, scales, to)
+    kernels.scaled[4](at, n, columns, columns, scales, product, sums)
+    kernels.factors[4](scales, n, 2.0, shrunk)
     finite = kernels.lengths[4](table.buffer_info()[0], 8, n, roots)
     scaled = [[w * x for x in row] for w, row in zip(weights, numbers, strict=True)]
     return (
-        squares.tolist() == [sum(x * x for x in row) for row in numbers]
+        squares.tolist() == [w * sum(x * x for x in row) for w, row in zip(weights, numbers, strict=True)]
+        and factors.tolist() == [1.0, 1.0, 1.0, 1.0, 0.5]
         and out.tolist() == [x for row in scaled for x in row]
-        and total.tolist()[:columns] == [sum(column) for column in zip(*scaled, strict=True)]
+        and total.tolist() == [sum(column) for column in zip(*scaled, strict=True)]
         and lengths.tolist()[2:4] == [0.0, 2.0]
         and finite == 1
         and kernels.largest(Parts.of([np.frombuffer(rows, np.float32)])) == 5.0

@@ -32,6 +32,7 @@ from typing import Any
 from sordino.errors import InputError, SordinoError
 
 PLAN, RELEASE = "plan", "release"
+_ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
 _NOT_COMPARED = ("time",)  # a replay happens later than what it repeats
 
 
@@ -44,11 +45,10 @@ class Ledger:
         self.path = path
         self.header = header
         self._descriptor = descriptor
-        self._entries = entries
-        self._known = {(e["purpose"], e["step"]): e for e in entries}
+        self._known: dict[tuple[str, int], dict[str, Any] | bytes] = {}  # in order; lines that nobody has asked for
         self._last: dict[str, int] = {}
         for entry in entries:
-            self._note_step(entry)
+            self._note(entry["purpose"], entry["step"], entry)
         self._failure: str | None = None
 
     @classmethod
@@ -82,7 +82,7 @@ class Ledger:
     @property
     def entries(self) -> tuple[dict[str, Any], ...]:
         """All releases, in the order of their recording (a copy of the list: not for an inner loop)."""
-        return tuple(self._entries)
+        return tuple(self._entry(key) for key in self._known)
 
     def last_step(self, purpose: str) -> int:
         """The highest step recorded for this purpose, −1 if there is none."""
@@ -94,12 +94,10 @@ class Ledger:
             raise SordinoError(f"{self._place()}: {self._failure}; nothing more is released. Open the ledger again.")
         complete = {"kind": RELEASE, **entry}
         complete.setdefault("time", datetime.now(UTC).isoformat(timespec="milliseconds"))
-        line = _line(complete, "the entry")
-        stored = json.loads(line)
-        _require_release(stored, f"{self._place()}, new entry")
-        known = self._known.get((stored["purpose"], stored["step"]))
-        if known is not None:
-            self._require_replay(known, stored)
+        _require_release(complete, f"{self._place()}, new entry")
+        line, purpose, step = _line(complete, "the entry"), complete["purpose"], complete["step"]
+        if (purpose, step) in self._known:
+            self._require_replay(self._entry((purpose, step)), json.loads(line))
             return
         if self._descriptor is not None:
             try:
@@ -107,9 +105,7 @@ class Ledger:
             except SordinoError as error:
                 self._failure = f"an earlier entry could not be written ({error})"
                 raise
-        self._entries.append(stored)
-        self._known[stored["purpose"], stored["step"]] = stored
-        self._note_step(stored)
+        self._note(purpose, step, line)
 
     def _require_replay(self, known: dict[str, Any], again: dict[str, Any]) -> None:
         what = f"{self._place()}: step {known['step']} of {known['purpose']!r} was already released"
@@ -122,9 +118,16 @@ class Ledger:
         if different:
             raise SordinoError(f"{what} with other settings, so this is no replay: {different}.")
 
-    def _note_step(self, entry: dict[str, Any]) -> None:
-        purpose = entry["purpose"]
-        self._last[purpose] = max(self._last.get(purpose, -1), entry["step"])
+    def _note(self, purpose: str, step: int, entry: dict[str, Any] | bytes) -> None:
+        self._known[purpose, step] = entry
+        self._last[purpose] = max(self._last.get(purpose, -1), step)
+
+    def _entry(self, key: tuple[str, int]) -> dict[str, Any]:
+        """As it is on the disk: read back from its line when it is first asked for, not in the midst of a step."""
+        known = self._known[key]
+        if isinstance(known, bytes):
+            known = self._known[key] = json.loads(known)
+        return known
 
     def _place(self) -> str:
         return "ledger in memory" if self.path is None else str(self.path)
@@ -204,7 +207,7 @@ def _sync_directory(path: Path) -> None:
 
 def _line(value: Mapping[str, Any], what: str) -> bytes:
     try:
-        return (json.dumps(value, allow_nan=False, ensure_ascii=False) + "\n").encode()
+        return (_ENCODER.encode(value) + "\n").encode()
     except (TypeError, ValueError) as error:
         raise InputError(f"{what} can't be written as JSON: {error}. Give plain finite values.") from error
 

@@ -165,7 +165,7 @@ class RecordMomenta:
             norms.append(found)
             losses.append(values)
             dropped += bad
-        return ClippedSum(sums, torch.cat(norms), torch.tensor(dropped), torch.cat(losses))
+        return ClippedSum(sums, torch.cat(norms), dropped, torch.cat(losses))
 
     def _moved(self, name: str, indices: Tensor, gradient: Tensor, first: bool) -> Tensor:
         """The momenta of these records after this step; kept for the next."""

@@ -42,7 +42,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -137,14 +137,15 @@ def release(
     What is returned is multiplied by `factor`, a public number (one over the plan's divisor): post-processing.
     """
     _check_request(noise, norm, entry)
-    coordinates = _check_values(values)
+    kinds = {value.dtype for value in values.values()}
+    coordinates = _check_values(values, kinds)
     width = None if widths is None else _check_widths(values, widths)
     if fine and (width is not None or not isinstance(noise, Gaussian)):
         raise Refused("a fine release is proven for Gaussian noise alone, without uniform noise or Laplace noise")
     lattice = choose_lattice(noise, sensitivity, coordinates, fine=fine)
     exact = fine or width is not None
-    parts = _parts(values, torch.float64 if exact else _work_dtype(values, noise, lattice))
-    _check_range(values, parts, lattice, entry, 0.0 if width is None else float(width.max()), factor)
+    parts = _parts(values, torch.float64 if exact else _work_dtype(kinds, noise, lattice))
+    _check_range(values, kinds, parts, lattice, entry, 0.0 if width is None else float(width.max()), factor)
     ledger.record(
         {
             "kind": "release",
@@ -169,7 +170,7 @@ def release(
     if width is not None:
         drawn = source.stream(f"release/{entry.purpose}/uniform{salt}", entry.step).uniform(coordinates)
         parts = Parts.of([parts.joined() + width * (drawn - 0.5)])
-    return _shaped(values, _with_noise(parts, noise, lattice, stream, fine, factor))
+    return _shaped(values, kinds, _with_noise(parts, noise, lattice, stream, fine, factor))
 
 
 def fine_rounding(noise: Gaussian, sensitivity: float, coordinates: int) -> float:
@@ -200,7 +201,7 @@ def choose_lattice(noise: Noise, sensitivity: float, coordinates: int, *, fine: 
     return Lattice(spacing, scale)
 
 
-def _work_dtype(values: Mapping[str, Tensor], noise: Noise, lattice: Lattice) -> torch.dtype:
+def _work_dtype(kinds: Set[torch.dtype], noise: Noise, lattice: Lattice) -> torch.dtype:
     """float32 for Gaussian noise on values no wider, else float64. A public choice: by dtypes and grid alone.
 
     Division by the power of two g is exact unless it underflows (or the platform takes subnormal numbers for zero):
@@ -208,7 +209,7 @@ def _work_dtype(values: Mapping[str, Tensor], noise: Noise, lattice: Lattice) ->
     of itself for a g in `_FLOAT32_GRIDS`. The 2⁻⁴⁰ in `choose_lattice` covers that.
     """
     low, high = _FLOAT32_GRIDS
-    narrow = all(value.dtype.itemsize <= 4 for value in values.values())
+    narrow = all(kind.itemsize <= 4 for kind in kinds)
     if isinstance(noise, Gaussian) and narrow and low <= lattice.spacing <= high:
         return torch.float32
     return torch.float64
@@ -225,13 +226,13 @@ def _with_noise(parts: Parts, noise: Noise, lattice: Lattice, stream: Stream, fi
     return flat if factor == 1.0 else flat.mul_(factor)
 
 
-def _shaped(values: Mapping[str, Tensor], flat: Tensor) -> dict[str, Tensor]:
+def _shaped(values: Mapping[str, Tensor], kinds: Set[torch.dtype], flat: Tensor) -> dict[str, Tensor]:
     """The vector in pieces that have the shapes and dtypes of the values."""
     shaped, start = {}, 0
     for name, value in values.items():
         shaped[name] = flat.as_strided(value.shape, _strides(value), start)
         start += value.numel()
-    if all(value.dtype == flat.dtype and value.device == flat.device for value in values.values()):
+    if kinds == {flat.dtype} and all(value.is_cpu for value in values.values()):
         return shaped
     return {name: piece.to(values[name].device, values[name].dtype) for name, piece in shaped.items()}
 
@@ -273,10 +274,10 @@ def _check_request(noise: Noise, norm: Norm, entry: Entry) -> None:
         raise InputError(f"relation must be one of {', '.join(_RELATIONS)}, got {entry.relation!r}")
 
 
-def _check_values(values: Mapping[str, Tensor]) -> int:
-    for name, value in values.items():
-        if not value.dtype.is_floating_point:
-            raise InputError(f"{name!r} has dtype {value.dtype}; only real floating-point values can be released")
+def _check_values(values: Mapping[str, Tensor], kinds: Set[torch.dtype]) -> int:
+    if not all(kind.is_floating_point for kind in kinds):
+        name, kind = next((name, v.dtype) for name, v in values.items() if not v.dtype.is_floating_point)
+        raise InputError(f"{name!r} has dtype {kind}; only real floating-point values can be released")
     coordinates = sum(value.numel() for value in values.values())
     if coordinates == 0:
         raise InputError("there is nothing to release: no tensor has an element")
@@ -311,14 +312,20 @@ def _largest(parts: Parts) -> float:
 
 
 def _check_range(
-    values: Mapping[str, Tensor], parts: Parts, lattice: Lattice, entry: Entry, width: float, factor: float
+    values: Mapping[str, Tensor],
+    kinds: Set[torch.dtype],
+    parts: Parts,
+    lattice: Lattice,
+    entry: Entry,
+    width: float,
+    factor: float,
 ) -> None:
     """Refuses what is not finite, or would not be with noise, in the dtype of the work or of the result."""
     if not 1e-12 < factor < 1e12:  # so that a step of any grid stays an ordinary float32
         raise InputError(f"what is released can be multiplied by a number between 1e-12 and 1e12, got {factor}")
     reach = lattice.spacing * lattice.scale * 64 + width  # no noise ever gets there
     most = float(np.finfo(parts.dtype).max) / 4 * lattice.spacing
-    narrowest = min(torch.finfo(value.dtype).max for value in values.values()) / max(1.0, factor)
+    narrowest = min(torch.finfo(kind).max for kind in kinds) / max(1.0, factor)
     if _largest(parts) <= min(most, narrowest - reach):  # not with a NaN
         return
     for name, value in values.items():

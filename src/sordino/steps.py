@@ -290,7 +290,7 @@ def empty_sum(model: nn.Module) -> ClippedSum:
     return ClippedSum(
         sums={name: torch.zeros_like(p, requires_grad=False) for name, p in trainable.items()},
         norms=torch.zeros(0),
-        dropped=torch.zeros((), dtype=torch.int64),
+        dropped=0,
         losses=torch.zeros(0),
     )
 

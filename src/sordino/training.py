@@ -169,7 +169,7 @@ def train(
             plan, counted, records=count_records(dataset), source=source, ledger=ledger, chunk=settings.chunk
         )
     apart = {"instruments": list(ran.readings)} if ran.readings else {}
-    not_private = {**apart, "dropped_records": int(counted.dropped)}
+    not_private = {**apart, "dropped_records": counted.dropped}
     return Result(model, guarantee, ran.metrics, ran.seconds, ran.skipped_steps, not_private, histogram)
 
 
@@ -245,7 +245,7 @@ class _Counter:
 
     def __init__(self, gradient_sum: GradientSum) -> None:
         self._gradient_sum = gradient_sum
-        self.dropped = torch.zeros((), dtype=torch.int64)
+        self.dropped = 0
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         total = self._gradient_sum(batch)

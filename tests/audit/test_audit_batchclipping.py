@@ -119,7 +119,7 @@ def shared_batch(net: nn.Module, private: Split, clipping: FlatClip) -> Gradient
             norms.append(norm)
             for name, g in zip(names, gradient, strict=True):
                 sums[name] += clipping.factors(norm[None])[0] * g
-        return ClippedSum(sums, torch.stack(norms), torch.tensor(0), losses.detach())
+        return ClippedSum(sums, torch.stack(norms), 0, losses.detach())
 
     return gradient_sum
 

@@ -44,7 +44,7 @@ def agree(engine: ClippedSum, oracle: ClippedSum, tolerance: float = 1e-9) -> No
         assert float((engine.sums[name] - want).abs().max()) <= tolerance * scale, name
     assert torch.allclose(engine.norms, oracle.norms, rtol=tolerance, atol=tolerance * float(oracle.norms.max()))
     assert torch.allclose(engine.losses, oracle.losses.to(engine.losses.dtype), rtol=1e-5, atol=1e-5)
-    assert int(engine.dropped) == int(oracle.dropped)
+    assert engine.dropped == oracle.dropped
 
 
 def matches(

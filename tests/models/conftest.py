@@ -81,7 +81,7 @@ def assert_agree(model: nn.Module, loss: Loss, rows: Rows, *, tolerance: float =
     assert not wrong, f"sums differ from the loop: {wrong}"
     torch.testing.assert_close(ours.norms, oracle.norms, rtol=tolerance, atol=0)
     torch.testing.assert_close(ours.losses, oracle.losses, rtol=tolerance, atol=tolerance)
-    assert int(ours.dropped) == 0
+    assert ours.dropped == 0
     assert_untouched(model)
     return ours
 

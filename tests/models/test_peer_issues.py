@@ -232,7 +232,7 @@ def test_opacus_nan_record_is_dropped_and_counted() -> None:
     ours = clipped_sum(model, nn.CrossEntropyLoss(), rows, FlatClip(1.0))
     kept = torch.tensor([0, 1, 3])
     without = clipped_sum(model, nn.CrossEntropyLoss(), Rows(rows.inputs[kept], rows.targets[kept]), FlatClip(1.0))
-    assert int(ours.dropped) == 1
+    assert ours.dropped == 1
     torch.testing.assert_close(ours.sums, without.sums)
 
 

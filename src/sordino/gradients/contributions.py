@@ -92,7 +92,7 @@ class Outer:
         left, right = self.left, self.right
         (m, s, p), q = left.shape, right.shape[2]
         if s == 1:  # ‖l ⊗ r‖ = ‖l‖·‖r‖
-            return squares(left[:, 0]) * squares(right[:, 0])
+            return squares(right[:, 0], squares(left[:, 0]))
         out, lengths = left.new_empty(m), left.new_empty(m)
         if s * (p + q) <= p * q:  # Σ_st (l_s·l_t)(r_s·r_t)
             for lo, hi in blocks(m, 2 * s * s, left.element_size()):
@@ -148,13 +148,14 @@ class Scaled:
 
 
 class Single(Outer):
-    """One position: g_i = l_i ⊗ r_i for rows l (records, d_out) and r (records, d_in), with their squared norms.
+    """One position: g_i = l_i ⊗ r_i for rows l (records, d_out) and r (records, d_in), with its squared norm.
 
     shared: l, if a bias has it too.
     """
 
-    def __init__(self, rows: Tensor, inputs: Tensor, known: tuple[Tensor, Tensor], shared: Scaled | None) -> None:
-        self.rows, self.inputs, self.known, self.shared = rows, inputs, known, shared
+    def __init__(self, rows: Tensor, inputs: Tensor, norm2: Tensor, shared: Scaled | None) -> None:
+        self.rows, self.inputs, self.shared = rows, inputs, shared
+        self._norm2 = norm2
         self.records = rows.shape[0]
 
     @property
@@ -166,7 +167,7 @@ class Single(Outer):
         return self.inputs[:, None]
 
     def norm2(self) -> Tensor:
-        return self.known[0] * self.known[1]  # ‖l ⊗ r‖ = ‖l‖·‖r‖
+        return self._norm2
 
     def weighted(self, weight: Tensor) -> Tensor:
         if self.shared is not None:

@@ -80,8 +80,7 @@ def clipped_sum(
     for name, p in parameters.items():
         total, wanted = sums.pop(name, None), _accumulate(p.dtype)
         sums[name] = torch.zeros_like(p, dtype=wanted) if total is None else _as(total, wanted)
-    count = torch.tensor(dropped, device=first.device)
-    return ClippedSum(sums, norms.whole(kind, first.device), count, losses.whole(kind, first.device))
+    return ClippedSum(sums, norms.whole(kind, first.device), dropped, losses.whole(kind, first.device))
 
 
 class Scattered:

@@ -8,6 +8,7 @@ every position of another row.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -51,7 +52,8 @@ class Positions:
 Layout = Axis | Whole | Positions
 
 
-def by_shape(shape: Sequence[int], lead: Sequence[int], rows: int, stack: int = 1) -> Layout | None:
+@functools.lru_cache(1 << 10)
+def by_shape(shape: tuple[int, ...], lead: tuple[int, ...], rows: int, stack: int = 1) -> Layout | None:
     """The layout if the shape leaves no doubt, else None. ``lead``: the dimensions that may hold rows. ``stack``: the
     model makes so many of each row, the row index inside (companions.py)."""
     if rows == 1:
@@ -113,7 +115,7 @@ class Frame:
     ragged: bool  # some slots are empty
     pool: Pool = field(default_factory=Pool)  # memory for what a rule has to hold
 
-    @property
+    @functools.cached_property
     def rowwise(self) -> bool:
         """Row i is record i, and rows are dimension 0: nothing to be folded."""
         return self.slots is None and self.layout == Axis(0)

@@ -32,11 +32,12 @@ def emitter(
     def single(g: Tensor, a: Tensor, a_squares: Tensor | None) -> list[tuple[Slot, Contribution]]:
         """One position for each record: (m, d_out) and (m, d_in)."""
         assert weight is not None
-        known = squares(g), squares(a) if a_squares is None else a_squares
+        g_squares = squares(g)
+        norm2 = squares(a, g_squares) if a_squares is None else g_squares * a_squares  # ‖g ⊗ a‖ = ‖g‖·‖a‖
         if bias is None:
-            return [(weight, Single(g, a, known, None))]
+            return [(weight, Single(g, a, norm2, None))]
         shared = Scaled(g)
-        return [(weight, Single(g, a, known, shared)), (bias, Shift(g, known[0], shared))]
+        return [(weight, Single(g, a, norm2, shared)), (bias, Shift(g, g_squares, shared))]
 
     def emit(gradient: Tensor, frame: Frame) -> list[tuple[Slot, Contribution]]:
         if weight is not None and not swapped and gradient.ndim == 2 and frame.rowwise:

@@ -63,19 +63,24 @@ def reads_memory(positions: Tensor, outputs: int) -> bool:
     return outputs <= 32 and positions.numel() * positions.element_size() > 4 * CACHE_BYTES
 
 
-def squares(t: Tensor) -> Tensor:
+def squares(t: Tensor, times: Tensor | None = None) -> Tensor:
     """(records, coordinates) → (records,) squared l2 norms; not finite where a record is not, or its square is not.
 
+    times: other numbers, one for each record, to multiply them with (‖l ⊗ r‖ = ‖l‖·‖r‖).
     Never too small for underflow: a square below the smallest normal number may count as zero, so one such number is
     added for each coordinate. A tiny vector, times a huge one or divided by its norm, must not outgrow its bound.
     """
+    if times is not None and not (times.dtype == t.dtype and times.is_contiguous() and readable(times)):
+        return squares(t) * times
     if t.dtype not in _NUMPY or not readable(t):
         norms: Tensor = torch.linalg.vector_norm(t, dim=1)
-        return norms.square() + t.shape[1] * torch.finfo(t.dtype).tiny
+        norm2 = norms.square() + t.shape[1] * torch.finfo(t.dtype).tiny
+        return norm2 if times is None else norm2 * times
     least, kernels = t.shape[1] * _TINY[t.dtype], compiled()
     if kernels is not None and t.stride(1) == 1:
         out = t.new_empty(t.shape[0])
-        kernels.squares[t.itemsize](t.data_ptr(), *t.shape, t.stride(0), least, out.data_ptr())
+        factors = None if times is None else times.data_ptr()
+        kernels.squares[t.itemsize](t.data_ptr(), *t.shape, t.stride(0), least, factors, out.data_ptr())
         return out
     rows = t.detach().numpy()
     with np.errstate(over="ignore", invalid="ignore"):
@@ -84,7 +89,7 @@ def squares(t: Tensor) -> Tensor:
             part = rows[:, start : start + _LONGEST_DOT]
             total += np.vecdot(part, part)
         total += rows.dtype.type(least)
-    return torch.from_numpy(total)
+    return torch.from_numpy(total) if times is None else torch.from_numpy(total) * times
 
 
 def scaled(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,9 +98,8 @@ def scaled(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     if kernels is None or rows.stride(1) != 1 or weight.stride(0) != 1:
         return rows * weight[:, None], weight @ rows
     (n, d), out = rows.shape, rows.new_empty(rows.shape)
-    total, part = rows.new_empty(d), rows.new_empty(d)
-    pointers = weight.data_ptr(), out.data_ptr(), total.data_ptr(), part.data_ptr()
-    kernels.scaled[rows.itemsize](rows.data_ptr(), n, d, rows.stride(0), *pointers)
+    total, pointers = rows.new_empty(d), (rows.data_ptr(), weight.data_ptr(), out.data_ptr())
+    kernels.scaled[rows.itemsize](pointers[0], n, d, rows.stride(0), *pointers[1:], total.data_ptr())
     return out, total
 
 

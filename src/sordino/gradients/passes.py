@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -54,9 +55,9 @@ class Pass:
         self.rows, self.setup = rows, setup
         versions = [(name, b, b._version) for name, b in setup.buffers]
         try:
-            with torch.enable_grad(), self.tape as tape:
-                tape.mark(list(tensors(inputs)))
-                tape.mark(list(tensors(targets)))
+            for t in itertools.chain(tensors(inputs), tensors(targets)):
+                self.tape.mark(t)
+            with torch.enable_grad(), self.tape:
                 self.losses = setup.loss(call(setup.model, inputs), targets)
             _check_losses(self.losses, rows)
             _check_buffers(versions)
@@ -69,7 +70,7 @@ class Pass:
         self.losses = self.losses.detach()
 
     def backward(self, weight: Tensor, arrived: Callable[[Use, Tensor], None], keep: bool = False) -> None:
-        """Send Σ weight·loss back; ``arrived`` gets the gradient of every use."""
+        """Send Σ weight·loss back; ``arrived`` gets the gradient of every use. Gradient mode is off meanwhile."""
         tape = self.tape
         tape.arrived = arrived
         if not self.losses.requires_grad:
@@ -124,15 +125,19 @@ def contributions(
     losses = torch.empty(0)
     ragged = chunk.slots is not None and bool((chunk.slots < 0).any())
     precise = _full_precision(setup.device)
+
+    @functools.cache
+    def framed(layout: Layout) -> Frame:
+        return Frame(layout, chunk.rows, chunk.records, chunk.slots, ragged, setup.pool)
+
     for values, factor in iterates:
         run, layouts = _forward(setup, data, chunk, values)
         kept = dict(run.tape.leaves)
 
         def arrived(use: Use, gradient: Tensor, layouts: Any = layouts, kept: Any = kept) -> None:
             check_held(use)
-            frame = Frame(layouts[use.index], chunk.rows, chunk.records, chunk.slots, ragged, setup.pool)
-            with precise, torch.no_grad():
-                for slot, part in use.emit(gradient.detach(), frame):
+            with precise:
+                for slot, part in use.emit(gradient, framed(layouts[use.index])):
                     if slot.name is not None and isinstance(part, Dense) and part.owned:
                         if slot.name in totals:
                             totals[slot.name].add(part)
@@ -146,9 +151,9 @@ def contributions(
         try:
             weight = torch.ones_like(run.losses) if chunk.weight is None else chunk.weight.to(run.losses.dtype)
             run.backward(weight if factor == 1.0 else weight * factor, arrived)
-            losses = run.losses.detach()
         finally:
             run.close()
+        losses = run.losses
     return _by_parameter(store, leaves), losses
 
 
@@ -281,6 +286,9 @@ def _by_parameter(
     store: Mapping[Slot, Sequence[Contribution]], leaves: Mapping[Slot, Mapping[str, Tensor]]
 ) -> dict[str, Contribution]:
     """Contributions to slots, brought to the parameters that the slots were computed from."""
+    named = {slot.name: parts for slot, parts in store.items() if slot.name is not None}
+    if len(named) == len(store):  # each parameter itself, at one iterate
+        return {name: merged(parts) for name, parts in named.items()}
     direct: dict[str, list[Contribution]] = defaultdict(list)
     views: dict[str, dict[Any, list[tuple[Slot, Contribution]]]] = defaultdict(lambda: defaultdict(list))
     pulled: dict[str, list[Contribution]] = defaultdict(list)

@@ -41,7 +41,7 @@ class ClippedSum:
 
     sums: dict[str, Tensor]
     norms: Tensor
-    dropped: Tensor
+    dropped: int
     losses: Tensor
 
 

@@ -212,7 +212,7 @@ def mean_gradient(model: nn.Module, loss: Callable[..., Tensor], rows: Rows, cli
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         sums = clipped_sum(model, loss, rows, clipping)
-    count = max(1, len(sums.norms) - int(sums.dropped))
+    count = max(1, len(sums.norms) - sums.dropped)
     return Mean(flat(sums.sums) / count, sums)
 
 

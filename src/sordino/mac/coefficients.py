@@ -122,7 +122,7 @@ def scaled_sums(terms: Sequence[Terms], expansion: Expansion, bounds: Bounds) ->
             factors = _factors(expansion, bounds[name], norms) * (share[name] / bounds[name])
             sums[name] = _part_sum(finite, part, expansion, factors)
             squares = squares + (norms * factors).square()
-    return ClippedSum(sums, squares.sqrt(), dropped.sum(), terms[-1].value)
+    return ClippedSum(sums, squares.sqrt(), int(dropped.sum()), terms[-1].value)
 
 
 def part_sizes(terms: Sequence[Terms], expansion: Expansion) -> dict[str, int]:
@@ -215,7 +215,7 @@ class Coefficients:
             shapes = {"gradient": (units, wide), "curvature": (units, triangle), "value": (1,)}
             for part in self.expansion.parts:
                 sums[f"layers.{k}.{part}"] = layer.weight.new_zeros(shapes[part])
-        return ClippedSum(sums, torch.zeros(0), torch.zeros((), dtype=torch.int64), torch.zeros(0))
+        return ClippedSum(sums, torch.zeros(0), 0, torch.zeros(0))
 
 
 @dataclass(frozen=True, eq=False)

@@ -292,7 +292,7 @@ class _Counter:
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         total = self.coefficients(batch)
-        self.dropped += int(total.dropped)
+        self.dropped += total.dropped
         return total
 
 
