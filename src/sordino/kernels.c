@@ -222,8 +222,8 @@ FACTORS(factors_f64, double, DBL_MIN)
 SCALED(scaled_f32, float)
 SCALED(scaled_f64, double)
 
-/* The bits of the largest magnitude: the order of magnitudes is that of their bits, NaN last. */
-WIDE int32_t largest_f32(const Part *parts, int64_t count) {
+/* The largest magnitude: the order of magnitudes is that of their bits, NaN last. */
+WIDE double largest_f32(const Part *parts, int64_t count) {
     int32_t most = 0;
     for (int64_t k = 0; k < count; k++) {
         const int32_t *bits = (const int32_t *)parts[k].at;
@@ -232,7 +232,7 @@ WIDE int32_t largest_f32(const Part *parts, int64_t count) {
             most = magnitude > most ? magnitude : most;
         }
     }
-    return most;
+    return as_float(most);
 }
 
 /* (n, C, H, W) -> (n, places, C * kh * kw): the patch under a kernel at each of its places. Rows of the usual kernels

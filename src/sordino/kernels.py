@@ -42,7 +42,7 @@ _SUFFIX = {4: "f32", 8: "f64"}  # by the bytes of a number
 
 def readable(t: Tensor) -> bool:
     """Numbers that lie in memory as they are: not on a device, not a view that negates, not zeros without memory."""
-    return t.device.type == "cpu" and not t.is_neg() and (t.data_ptr() != 0 or t.numel() == 0)
+    return t.is_cpu and not t.is_neg() and (t.data_ptr() != 0 or t.numel() == 0)
 
 
 class Parts:
@@ -134,7 +134,7 @@ class Kernels:
         self.lengths = functions("lengths_*", c_int32, c_void_p, c_int64, c_int64, c_void_p)
         self._patches = functions("patches_*", None, c_void_p, c_void_p, c_int64, c_void_p)
         self._largest = library["largest_f32"]
-        self._largest.argtypes, self._largest.restype = [c_void_p, c_int64], c_int32
+        self._largest.argtypes, self._largest.restype = [c_void_p, c_int64], c_double
 
     def rounded_sum(self, parts: Parts, start: int, to: int, n: int, rules: Rules, room: Room, address: int) -> int:
         """to ← step · round(values/spacing + scale · Z), for n values from `start` on among the parts.
@@ -161,7 +161,8 @@ class Kernels:
 
     def largest(self, parts: Parts) -> float:
         """The largest magnitude among float32 values: NaN if there is one, 0 if there is none."""
-        return float(np.int32(self._largest(parts.at, parts.count)).view(np.float32))
+        most: float = self._largest(parts.at, parts.count)
+        return most
 
     def patches(self, images: Array, kernel: Pair, stride: Pair, dilation: Pair, out: Array) -> bool:
         """(n, C, H, W) → (n, places, C·kernel), what lies under the kernel at each of its places, into `out`.

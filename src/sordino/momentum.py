@@ -25,7 +25,7 @@ from sordino.clipping import Clipping
 from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows
 from sordino.gradients.contributions import Dense
-from sordino.gradients.engine import Iterates, add_clipped, layers, per_record_gradients
+from sordino.gradients.engine import Iterates, add_clipped, per_record_gradients
 from sordino.gradients.survey import trainable
 from sordino.sampling import LogicalBatch
 
@@ -159,7 +159,7 @@ class RecordMomenta:
                 moved = {name: Dense(self._moved(name, indices, g, first)) for name, g in gradients.items()}
                 kind = next(iter(gradients.values())).dtype
                 part: dict[str, Tensor] = {}
-                found, bad = add_clipped(moved, layers(parameters), self.clipping, parameters, part, len(indices), kind)
+                found, bad = add_clipped(moved, self.clipping, parameters, part, len(indices), kind)
                 for name, value in part.items():
                     sums[name] += value
             norms.append(found)

@@ -23,6 +23,7 @@ Nothing is said of time: the exact path of a rounding takes longer, see docs/gua
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import os
@@ -46,6 +47,7 @@ from sordino.lattice import EXTRA_BITS, exact_exponential, exact_normal
 # twenty barriers a block cost more than the arithmetic when the machine is busy.
 _BLOCK = 1 << 15
 _ZEROS = bytes(1 << 16)
+_rules = functools.lru_cache(Rules)  # a training asks for the same ones at each step
 _AT_A_TIME = 4 * boxmuller.BLOCK  # values that the loops in C are given: fewer calls, and a megabyte of digits
 _MASK63 = np.uint64((1 << 63) - 1)
 
@@ -229,7 +231,7 @@ class Stream:
             raise InputError("a rounded sum has as many results as values, and their dtype")
         kernels = compiled()
         if kernels is not None:
-            self._sum_by_loops(kernels, parts, out, Rules(scale, spacing, spacing * factor))
+            self._sum_by_loops(kernels, parts, out, _rules(scale, spacing, spacing * factor))
             return
         if parts.arrays()[0] is not out:
             parts.joined(out)

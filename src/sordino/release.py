@@ -62,6 +62,7 @@ Norm = Literal["l1", "l2"]
 _BLOCK = boxmuller.BLOCK  # coordinates in work at a time; the memory beside the result is a few of these
 _FLOAT32_GRIDS = (2.0**-60, 2.0**60)  # where float32 divides by the grid without a loss that matters: _work_dtype
 _NUMPY: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
+_TORCH = {dtype: kind for kind, dtype in _NUMPY.items()}
 _RELATIONS = ("add-remove", "replace-one")
 
 
@@ -303,6 +304,12 @@ def _parts(values: Mapping[str, Tensor], dtype: torch.dtype) -> Parts:
     return Parts(places, _NUMPY[dtype], lambda: [t.detach().view(-1).numpy() for t in tensors])
 
 
+@functools.cache
+def _end(kind: torch.dtype) -> float:
+    """The largest finite number."""
+    return torch.finfo(kind).max
+
+
 def _largest(parts: Parts) -> float:
     """The largest magnitude, NaN with a NaN."""
     kernels = compiled() if parts.dtype == np.float32 else None
@@ -324,8 +331,8 @@ def _check_range(
     if not 1e-12 < factor < 1e12:  # so that a step of any grid stays an ordinary float32
         raise InputError(f"what is released can be multiplied by a number between 1e-12 and 1e12, got {factor}")
     reach = lattice.spacing * lattice.scale * 64 + width  # no noise ever gets there
-    most = float(np.finfo(parts.dtype).max) / 4 * lattice.spacing
-    narrowest = min(torch.finfo(kind).max for kind in kinds) / max(1.0, factor)
+    most = _end(_TORCH[parts.dtype]) / 4 * lattice.spacing
+    narrowest = min(map(_end, kinds)) / max(1.0, factor)
     if _largest(parts) <= min(most, narrowest - reach):  # not with a NaN
         return
     for name, value in values.items():
@@ -338,7 +345,7 @@ def _check_range(
                 "nothing was released. Records with a non-finite gradient must contribute zero."
             )
         here = max(-low, high)
-        if here + reach > torch.finfo(value.dtype).max / max(1.0, factor) or here > most:
+        if here + reach > _end(value.dtype) / max(1.0, factor) or here > most:
             raise Refused(
                 f"the value {name!r} reaches {here:g}: with this noise it leaves the range of {value.dtype}; use a "
                 "wider dtype, or a smaller clip_norm"

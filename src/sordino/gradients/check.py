@@ -221,9 +221,7 @@ def _compare(engine: ClippedSum, oracle: ClippedSum, tolerance: float) -> None:
             "interact: look for a layer or a loss that computes over the batch dimension, and make it work row by row"
         )
     if engine.dropped != oracle.dropped:
-        raise Refused(
-            f"the engine drops {engine.dropped} records as not finite, a plain loop {oracle.dropped}"
-        )
+        raise Refused(f"the engine drops {engine.dropped} records as not finite, a plain loop {oracle.dropped}")
     largest = max(float(s.abs().max()) for s in oracle.sums.values())
     for name, want in oracle.sums.items():
         off = float((engine.sums[name].double() - want.double()).abs().max()) / max(largest, 1e-12)

@@ -19,7 +19,7 @@ from sordino.gradients.contributions import Contribution, Lookup
 from sordino.gradients.memory import Pool, blocks, by_record, keep_freed_memory, lengths
 from sordino.gradients.passes import Loss, Setup, contributions
 from sordino.gradients.rows import ClippedSum, Rows, checked, chunks, take, tensors
-from sordino.gradients.survey import survey
+from sordino.gradients.survey import Survey, survey
 
 Iterates = Sequence[tuple[Mapping[str, Tensor], float]]
 
@@ -59,12 +59,11 @@ def clipped_sum(
     n, records = checked(rows)
     setup = Setup(model, row_loss(loss), parameters, found.buffers, Pool() if pool is None else pool)
     steps: Iterates = [({}, 1.0)] if iterates is None else iterates
-    groups = layers(parameters)
     first = next(iter(parameters.values()))
     kind = _accumulate(first.dtype)
     sums: dict[str, Tensor] = {}
     norms, losses, dropped = Scattered(records), Scattered(n), 0
-    size = chunk or default_chunk(model, found.dense_bytes, rows, records)
+    size = chunk or default_chunk(model, found, rows, records)
     for part in chunks(rows, n, records, size, reduction == "mean"):
         data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
         gradients, values = contributions(setup, data, part, steps)
@@ -72,7 +71,7 @@ def clipped_sum(
         if centre is not None:
             gradients = centred(gradients, centre, parameters, part.records)
         with torch.no_grad():
-            here, bad = add_clipped(gradients, groups, clipping, parameters, sums, part.records, kind)
+            here, bad = add_clipped(gradients, clipping, parameters, sums, part.records, kind)
         norms.put(part.ids, here)
         dropped += bad
         setup.pool.give_back()
@@ -115,7 +114,7 @@ def per_record_gradients(model: nn.Module, loss: Any, rows: Rows) -> tuple[dict[
     first = next(iter(parameters.values()))
     losses = torch.zeros(n, dtype=_accumulate(first.dtype), device=first.device)
     whole = {k: torch.zeros(records, *p.shape, dtype=_accumulate(p.dtype)) for k, p in parameters.items()}
-    for part in chunks(rows, n, records, default_chunk(model, found.dense_bytes, rows, records), False):
+    for part in chunks(rows, n, records, default_chunk(model, found, rows, records), False):
         data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
         gradients, values = contributions(setup, data, part, [({}, 1.0)])
         losses[part.index] = values.to(losses.dtype)
@@ -135,16 +134,15 @@ PRODUCT_BYTES = 96 << 20  # what the per-record gradients of a chunk may take wh
 SMALLEST_CHUNK = 16
 
 
-def default_chunk(model: nn.Module, held: int, rows: Rows, records: int) -> int:
+def default_chunk(model: nn.Module, found: Survey, rows: Rows, records: int) -> int:
     """Equal chunks whose per-record weight gradients take about PRODUCT_BYTES, at least SMALLEST_CHUNK records each.
 
-    held: bytes of the gradient of one record (`Survey.dense_bytes`).
     Vectors of features have one position per row, and nothing of a record is held but its activations: no chunks.
     """
     first = next((t for t in tensors(rows.inputs) if t.ndim), None)
     if first is None or (first.ndim <= 2 and first.is_floating_point()):
         return max(1, records)
-    limit = max(SMALLEST_CHUNK, PRODUCT_BYTES // max(1, held))
+    limit = max(SMALLEST_CHUNK, PRODUCT_BYTES // max(1, found.dense_bytes))
     if (stack := int(getattr(model, "rows_per_record", 1))) > 1:
         limit = max(1, min(limit, STACKED_ROWS // stack))
     parts = -(-records // limit)
@@ -176,7 +174,6 @@ def row_loss(loss: Any) -> Loss:
 
 def add_clipped(
     gradients: Mapping[str, Contribution],
-    groups: Mapping[str, Sequence[str]],
     clipping: Clipping,
     parameters: Mapping[str, Tensor],
     sums: dict[str, Tensor],
@@ -197,6 +194,7 @@ def add_clipped(
             gradient.drop(bad)
     dropped = 0 if bad is None else int(bad.sum())
     if isinstance(clipping, PerLayerClip):
+        groups = layers(parameters)
         sizes = [sum(parameters[n].numel() for n in names) for names in groups.values()]
         for bound, names in zip(clipping.bounds(sizes), groups.values(), strict=True):
             here = [squares[n] for n in names if n in squares]

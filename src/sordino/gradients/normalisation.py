@@ -41,7 +41,7 @@ def _batch_statistics(name: str) -> Refused:
 
 def refuse_batchnorm(name: str, module: nn.Module) -> None:
     """Before the forward pass: the module counts its batches before it asks for batch_norm."""
-    if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+    if module.training or module.running_mean is None:
         raise _batch_statistics(name or "the model")
 
 

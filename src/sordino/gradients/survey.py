@@ -5,7 +5,9 @@ Made anew for each sum, because a model may change between two (a mode, a frozen
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +30,21 @@ class Survey:
         return sum(p.numel() * p.element_size() for p in self.parameters.values()) - self.tables
 
 
+@dataclass(frozen=True)
+class _Kind:
+    """What the class of a module says of it."""
+
+    scripted: bool
+    batchnorm: bool
+    table: bool
+
+
+@functools.cache
+def _kind(cls: Any) -> _Kind:
+    bases = torch.jit.ScriptModule, nn.modules.batchnorm._BatchNorm, (nn.Embedding, nn.EmbeddingBag)
+    return _Kind(*(issubclass(cls, base) for base in bases))
+
+
 def survey(model: nn.Module) -> Survey:
     """Refused for modules that are compiled or scripted and for BatchNorm in training mode; InputError if nothing is
     trained."""
@@ -40,14 +57,16 @@ def survey(model: nn.Module) -> Survey:
         if id(module) in seen:
             continue
         seen.add(id(module))
-        refuse_compiled(name, module)
-        refuse_batchnorm(name, module)
+        kind = _kind(type(module))  # type: ignore[arg-type]
+        refuse_compiled(name, module, kind)
+        if kind.batchnorm:
+            refuse_batchnorm(name, module)
         prefix = f"{name}." if name else ""
         for own, parameter in module._parameters.items():
             if parameter is not None and parameter.requires_grad and id(parameter) not in seen:
                 seen.add(id(parameter))
                 parameters[prefix + own] = parameter
-                if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+                if kind.table:
                     tables += parameter.numel() * parameter.element_size()
         buffers += [(prefix + own, b) for own, b in module._buffers.items() if b is not None]
         waiting += [(prefix + own, m) for own, m in reversed(module._modules.items()) if m is not None]
@@ -64,8 +83,8 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
-def refuse_compiled(name: str, module: nn.Module) -> None:
-    if isinstance(module, torch.jit.ScriptModule):
+def refuse_compiled(name: str, module: nn.Module, kind: _Kind) -> None:
+    if kind.scripted:
         raise Refused(f"{name or 'the model'}: a scripted module hides its operations; pass the Python module instead")
     if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
         raise Refused(
