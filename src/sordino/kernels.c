@@ -197,10 +197,10 @@ FACTORS(factors_f32, float, FLT_MIN)
 FACTORS(factors_f64, double, DBL_MIN)
 
 /* out = the rows, each times its weight; totals = the sum of them, added up by blocks of rows, so that its error is that
- * of a sum of few terms. */
+ * of a sum of few terms. `out` may be `rows`. */
 #define SCALED(NAME, T)                                                                                                \
-    WIDE void NAME(const T *restrict rows, int64_t n, int64_t columns, int64_t stride, const T *restrict weights,      \
-                   T *restrict out, T *restrict totals) {                                                              \
+    WIDE void NAME(const T *rows, int64_t n, int64_t columns, int64_t stride, const T *restrict weights, T *out,       \
+                   T *restrict totals) {                                                                               \
         enum { BLOCK = 128, TILE = 512 };                                                                              \
         T part[TILE];                                                                                                  \
         for (int64_t j = 0; j < columns; j++) totals[j] = 0;                                                           \
@@ -210,7 +210,7 @@ FACTORS(factors_f64, double, DBL_MIN)
                 const int64_t width = left + TILE < columns ? TILE : columns - left;                                   \
                 for (int64_t j = 0; j < width; j++) part[j] = 0;                                                       \
                 for (int64_t i = start; i < end; i++)                                                                  \
-                    for (int64_t j = 0; j < width; j++) {                                                              \
+                    _Pragma("GCC ivdep") for (int64_t j = 0; j < width; j++) {                                         \
                         T value = rows[i * stride + left + j] * weights[i];                                            \
                         out[i * columns + left + j] = value;                                                           \
                         part[j] += value;                                                                              \

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sordino.gradients.memory import CACHE_BYTES, Pool, blocks, by_record, reads_memory, scaled, squares
+from sordino.gradients.memory import CACHE_BYTES, Pool, blocks, by_record, reads_memory, squares
 
 SHORT_BLOCK = 64  # positions at a time in a product that is bound by memory: 3.7 ms against 6.2 for 2048 × 4096 → 10
 SLACK = 4.0  # rounding units, of the squared sum of the lengths of parts, by which their joint norm is raised
@@ -46,7 +46,7 @@ def not_too_small(norm2: Tensor, lengths: Tensor) -> Tensor:
     return norm2.clamp_min(0) + SLACK * torch.finfo(norm2.dtype).eps * lengths.square()
 
 
-def _masked(t: Tensor, bad: Tensor) -> Tensor:
+def masked(t: Tensor, bad: Tensor) -> Tensor:
     return t.masked_fill(bad.reshape(-1, *([1] * (t.ndim - 1))), 0)
 
 
@@ -73,7 +73,7 @@ class Dense:
         return self.gradient[lo:hi]
 
     def drop(self, bad: Tensor) -> None:
-        self.gradient = _masked(self.gradient, bad)
+        self.gradient = masked(self.gradient, bad)
 
     def add(self, other: Dense) -> None:
         more = other.gradient.reshape(self.gradient.shape)
@@ -109,7 +109,7 @@ class Outer:
 
     def weighted(self, weight: Tensor) -> Tensor:
         left = (self.left * weight.to(self.left.dtype)[:, None, None]).flatten(0, 1)
-        return _summed(left, self.right.flatten(0, 1))
+        return summed(left, self.right.flatten(0, 1))
 
     def dense(self, lo: int, hi: int) -> Tensor:
         if self.left.shape[1] == 1:
@@ -117,10 +117,10 @@ class Outer:
         return torch.bmm(self.left[lo:hi].mT, self.right[lo:hi])
 
     def drop(self, bad: Tensor) -> None:
-        self.left, self.right = _masked(self.left, bad), _masked(self.right, bad)
+        self.left, self.right = masked(self.left, bad), masked(self.right, bad)
 
 
-def _summed(left: Tensor, right: Tensor) -> Tensor:
+def summed(left: Tensor, right: Tensor) -> Tensor:
     """Σ_s left_s ⊗ right_s over all positions of all records."""
     if not reads_memory(right, left.shape[1]):
         return left.mT @ right
@@ -128,76 +128,6 @@ def _summed(left: Tensor, right: Tensor) -> Tensor:
     for lo in range(0, len(right), SHORT_BLOCK):
         total.addmm_(left[lo : lo + SHORT_BLOCK].mT, right[lo : lo + SHORT_BLOCK])
     return total
-
-
-class Scaled:
-    """weight_i · g_i for rows g (records, d), and their sum over the records: one pass for a weight and its bias."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self._rows = rows
-        self._found: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
-
-    def by(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Held after the first call for the second one, with the same weights."""
-        held, self._found = self._found, None
-        if held is not None and held[0] is weight:
-            return held[1]
-        found = scaled(self._rows, weight.to(self._rows.dtype))
-        self._found = weight, found
-        return found
-
-
-class Single(Outer):
-    """One position: g_i = l_i ⊗ r_i for rows l (records, d_out) and r (records, d_in), with its squared norm.
-
-    shared: l, if a bias has it too.
-    """
-
-    def __init__(self, rows: Tensor, inputs: Tensor, norm2: Tensor, shared: Scaled | None) -> None:
-        self.rows, self.inputs, self.shared = rows, inputs, shared
-        self._norm2 = norm2
-        self.records = rows.shape[0]
-
-    @property
-    def left(self) -> Tensor:  # type: ignore[override]
-        return self.rows[:, None]
-
-    @property
-    def right(self) -> Tensor:  # type: ignore[override]
-        return self.inputs[:, None]
-
-    def norm2(self) -> Tensor:
-        return self._norm2
-
-    def weighted(self, weight: Tensor) -> Tensor:
-        if self.shared is not None:
-            return _summed(self.shared.by(weight)[0], self.inputs)
-        return _summed(self.rows * weight.to(self.rows.dtype)[:, None], self.inputs)
-
-    def dense(self, lo: int, hi: int) -> Tensor:
-        return self.rows[lo:hi, :, None] * self.inputs[lo:hi, None]
-
-    def drop(self, bad: Tensor) -> None:
-        self.rows, self.inputs, self.shared = _masked(self.rows, bad), _masked(self.inputs, bad), None
-
-
-class Shift(Dense):
-    """The bias of such a map: the gradients are the rows themselves."""
-
-    def __init__(self, rows: Tensor, norm2: Tensor, shared: Scaled) -> None:
-        super().__init__(rows, norm2)
-        self.shared: Scaled | None = shared
-
-    def weighted(self, weight: Tensor) -> Tensor:
-        return super().weighted(weight) if self.shared is None else self.shared.by(weight)[1]
-
-    def drop(self, bad: Tensor) -> None:
-        super().drop(bad)
-        self.shared = None
-
-    def add(self, other: Dense) -> None:
-        super().add(other)
-        self.shared = None
 
 
 def outer(left: Tensor, right: Tensor, pool: Pool) -> Contribution:
@@ -277,7 +207,7 @@ class Lookup:
         return out
 
     def drop(self, bad: Tensor) -> None:
-        self.value = _masked(self.value, bad[self.owner])
+        self.value = masked(self.value, bad[self.owner])
 
 
 class Total:

@@ -57,7 +57,8 @@ def clipped_sum(
     found = survey(model)
     parameters = found.parameters
     n, records = checked(rows)
-    setup = Setup(model, row_loss(loss), parameters, found.buffers, Pool() if pool is None else pool)
+    once = centre is None and not isinstance(clipping, PerLayerClip)
+    setup = Setup(model, row_loss(loss), parameters, found.buffers, Pool() if pool is None else pool, once)
     steps: Iterates = [({}, 1.0)] if iterates is None else iterates
     first = next(iter(parameters.values()))
     kind = _accumulate(first.dtype)

@@ -114,6 +114,7 @@ class Frame:
     slots: Tensor | None  # (records, k) as in rows.Chunk
     ragged: bool  # some slots are empty
     pool: Pool = field(default_factory=Pool)  # memory for what a rule has to hold
+    once: bool = False  # weighted sums are asked for once, all with the same weights (single.Scaled)
 
     @functools.cached_property
     def rowwise(self) -> bool:

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.contributions import Contribution, Dense, Scaled, Shift, Single, outer
+from sordino.gradients.contributions import Contribution, Dense, outer
 from sordino.gradients.layout import Frame, full
 from sordino.gradients.memory import CACHE_BYTES, blocks, reads_memory, squares
+from sordino.gradients.single import Scaled, Shift, Single
 from sordino.gradients.tape import Emit, Slot, Tape, Use, hold
 
 
@@ -29,23 +30,22 @@ def emitter(
     """swapped: the weight is (d_in, d_out), as in x @ W. x_squares: the squared norms of the rows of x,
     where they are known."""
 
-    def single(g: Tensor, a: Tensor, a_squares: Tensor | None) -> list[tuple[Slot, Contribution]]:
+    def single(g: Tensor, a: Tensor, a_squares: Tensor | None, once: bool) -> list[tuple[Slot, Contribution]]:
         """One position for each record: (m, d_out) and (m, d_in)."""
         assert weight is not None
         g_squares = squares(g)
         norm2 = squares(a, g_squares) if a_squares is None else g_squares * a_squares  # ‖g ⊗ a‖ = ‖g‖·‖a‖
-        if bias is None:
-            return [(weight, Single(g, a, norm2, None))]
-        shared = Scaled(g)
-        return [(weight, Single(g, a, norm2, shared)), (bias, Shift(g, g_squares, shared))]
+        rows = Scaled(g, shared=bias is not None, once=once)
+        found: list[tuple[Slot, Contribution]] = [(weight, Single(rows, a, norm2))]
+        return found if bias is None else [*found, (bias, Shift(rows, len(g), g_squares))]
 
     def emit(gradient: Tensor, frame: Frame) -> list[tuple[Slot, Contribution]]:
         if weight is not None and not swapped and gradient.ndim == 2 and frame.rowwise:
-            return single(full(gradient), full(x), x_squares)
+            return single(full(gradient), full(x), x_squares, frame.once)
         g = frame.fold(gradient, 1, gradient=True)  # (m, S, d_out)
         out: list[tuple[Slot, Contribution]] = []
         if weight is not None and g.shape[1] == 1 and not swapped:
-            return single(g[:, 0], frame.fold(x, 1)[:, 0], None)
+            return single(g[:, 0], frame.fold(x, 1)[:, 0], None, frame.once)
         if weight is not None:
             a = frame.fold(x, 1)  # (m, S, d_in)
             out.append((weight, outer(a, g, frame.pool) if swapped else outer(g, a, frame.pool)))

@@ -92,12 +92,12 @@ def squares(t: Tensor, times: Tensor | None = None) -> Tensor:
     return torch.from_numpy(total) if times is None else torch.from_numpy(total) * times
 
 
-def scaled(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(records, d) the rows, each times its weight, and (d,) their sum."""
+def scaled(rows: Tensor, weight: Tensor, *, in_place: bool = False) -> tuple[Tensor, Tensor]:
+    """(records, d) the rows, each times its weight, and (d,) their sum. in_place: the rows are not needed any more."""
     kernels = compiled() if rows.dtype in _NUMPY and readable(rows) and readable(weight) else None
     if kernels is None or rows.stride(1) != 1 or weight.stride(0) != 1:
         return rows * weight[:, None], weight @ rows
-    (n, d), out = rows.shape, rows.new_empty(rows.shape)
+    (n, d), out = rows.shape, rows if in_place and rows.is_contiguous() else rows.new_empty(rows.shape)
     total, pointers = rows.new_empty(d), (rows.data_ptr(), weight.data_ptr(), out.data_ptr())
     kernels.scaled[rows.itemsize](pointers[0], n, d, rows.stride(0), *pointers[1:], total.data_ptr())
     return out, total

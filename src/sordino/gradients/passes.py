@@ -35,6 +35,7 @@ class Setup:
     parameters: Mapping[str, nn.Parameter]
     buffers: Sequence[tuple[str, Tensor]]
     pool: Pool = field(default_factory=Pool)
+    once: bool = False  # as in Frame
 
     @property
     def device(self) -> str:
@@ -128,7 +129,7 @@ def contributions(
 
     @functools.cache
     def framed(layout: Layout) -> Frame:
-        return Frame(layout, chunk.rows, chunk.records, chunk.slots, ragged, setup.pool)
+        return Frame(layout, chunk.rows, chunk.records, chunk.slots, ragged, setup.pool, setup.once)
 
     for values, factor in iterates:
         run, layouts = _forward(setup, data, chunk, values)
