@@ -147,17 +147,25 @@ ROUNDED_SUM(rounded_sum_f64, double, rint)
 #define SQUARES(NAME, T)                                                                                               \
     WIDE void NAME(const T *restrict rows, int64_t n, int64_t columns, int64_t stride, double extra,                   \
                    const T *restrict factors, T *restrict out) {                                                       \
-        enum { LANES = 64 };                                                                                           \
+        enum { LANES = 8 };                                                                                            \
+        typedef T Lanes __attribute__((vector_size(LANES * sizeof(T)), aligned(sizeof(T)), may_alias));                \
         for (int64_t i = 0; i < n; i++) {                                                                              \
             const T *row = rows + i * stride;                                                                          \
-            T sums[LANES] = {0};                                                                                       \
+            Lanes a = {0}, b = {0}, c = {0}, d = {0};                                                                  \
+            T total = (T)extra;                                                                                        \
             int64_t j = 0;                                                                                             \
-            for (; j + LANES <= columns; j += LANES)                                                                   \
-                for (int k = 0; k < LANES; k++) sums[k] += row[j + k] * row[j + k];                                    \
-            for (int k = 0; k < columns - j; k++) sums[k] += row[j + k] * row[j + k];                                  \
-            for (int half = LANES / 2; half; half /= 2)                                                                \
-                for (int k = 0; k < half; k++) sums[k] += sums[k + half];                                              \
-            out[i] = (sums[0] + (T)extra) * (factors ? factors[i] : 1);                                                \
+            for (; j + 4 * LANES <= columns; j += 4 * LANES) {                                                         \
+                const Lanes *x = (const Lanes *)(row + j);                                                             \
+                a += x[0] * x[0], b += x[1] * x[1], c += x[2] * x[2], d += x[3] * x[3];                                \
+            }                                                                                                          \
+            for (; j + LANES <= columns; j += LANES) {                                                                 \
+                const Lanes *x = (const Lanes *)(row + j);                                                             \
+                a += x[0] * x[0];                                                                                      \
+            }                                                                                                          \
+            for (; j < columns; j++) total += row[j] * row[j];                                                         \
+            a = (a + b) + (c + d);                                                                                     \
+            for (int k = 0; k < LANES; k++) total += a[k];                                                             \
+            out[i] = total * (factors ? factors[i] : 1);                                                               \
         }                                                                                                              \
     }
 
