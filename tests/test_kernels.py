@@ -47,12 +47,16 @@ def first_stage(values: Array, digits: Array, scale: float) -> tuple[Array, Arra
         here = slice(lo, min(lo + half, pairs))
         n, block = here.stop - lo, values.reshape(2, -1)[:, here].reshape(-1)
         room, out = Room(2 * n), np.empty_like(block)
-        room.words(n)[:] = digits[:, here].reshape(-1)
-        count = LIBRARY.rounded_sum(Parts.of([block]), 0, out.ctypes.data, 2 * n, rules, room, 5)
-        addresses = np.frombuffer(room.counters(count), np.uint64).reshape(-1, 2)
-        assert np.array_equal(addresses, np.stack([room.slots(count) + 5, np.zeros(count)], axis=1))
+        room.words(n).view("<u4")[:] = digits[:, here].reshape(-1)
+        count = LIBRARY.rounded_sum(Parts.of([block]), Parts.of([out]), 0, 2 * n, rules, room, 5, 0)
+        addresses, found = np.frombuffer(room.counters(count), np.int64).reshape(-1, 2), room.open(count)
+        slots = addresses[:, 0] - 5
+        assert (addresses[:, 1] == 0).all()
+        assert np.array_equal(found["cosine"], out.ctypes.data + slots * out.itemsize)
+        assert np.array_equal(found["sine"], out.ctypes.data + (n + slots) * out.itemsize)
+        assert np.array_equal(np.stack([found["u"], found["v"]]), digits[:, lo + slots])
         result[:, here] = out.reshape(2, -1)
-        open_[lo + room.slots(count)] = True
+        open_[lo + slots] = True
     return result.reshape(-1), open_
 
 
@@ -82,10 +86,13 @@ class TestNoise:
         before = [array.copy() for array in arrays]
         joined = np.concatenate(arrays)
         out = np.full(len(joined), np.nan, kind)
-        stream().rounded_sum_of(Parts.of(arrays), out, 100.0, 2.0**-6, factor)
+        stream().rounded_sum_of(Parts.of(arrays), Parts.of([out]), 100.0, 2.0**-6, factor)
         expected = by_passes(torch.from_numpy(joined), 100.0, 2.0**-6).numpy()
         assert np.array_equal(out, expected if factor == 1.0 else expected * 2.0**6 * kind(2.0**-6 * factor))
         assert all(np.array_equal(a, b) for a, b in zip(arrays, before, strict=True)), "values are only read"
+        places = Parts.of(arrays)
+        stream().rounded_sum_of(places, places, 100.0, 2.0**-6, factor)
+        assert np.array_equal(np.concatenate(arrays), out), "results may take the place of the values"
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_pairs_that_stay_open_are_settled_in_the_block_that_they_belong_to(
@@ -96,6 +103,7 @@ class TestNoise:
         values = torch.randn(n, dtype=dtype, generator=torch.Generator().manual_seed(2)) * 3
         expected = by_passes(values, 20.0, 2.0**-6)
         monkeypatch.setattr(kernels, "DOUBLE_TOLERANCE", 1.0)
+        monkeypatch.setattr(randomness, "_rules", Rules)  # not what was kept of others
         settled = 0
         settle = Stream._settle
 
@@ -109,11 +117,31 @@ class TestNoise:
         assert torch.equal(values, expected)
         assert settled > 100
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_however_many_pairs_are_open_there_is_room_for_them(
+        self, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The first stage is told to decide nothing."""
+        n = 4 * boxmuller.BLOCK + 1
+        values = torch.randn(n, dtype=dtype, generator=torch.Generator().manual_seed(3)) * 3
+        expected = by_passes(values, 20.0, 2.0**-6)
+        monkeypatch.setattr(kernels, "single_limit", lambda scale: 0.0)
+        monkeypatch.setattr(randomness, "_rules", Rules)
+        counts, decide = [], Stream._decide
+        monkeypatch.setattr(Stream, "_decide", lambda *arguments: counts.append(arguments[-1]) or decide(*arguments))
+        stream().rounded_sum(values, 20.0, 2.0**-6)
+        assert torch.equal(values, expected)
+        assert len(counts) > 1
+        assert sum(counts) == n // 2 + 1
+
     def test_results_have_the_number_and_the_dtype_of_the_values(self) -> None:
+        four = Parts.of([np.zeros(4)])
         with pytest.raises(InputError, match="as many results"):
-            stream().rounded_sum_of(Parts.of([np.zeros(4)]), np.zeros(5), 1.0, 1.0)
+            stream().rounded_sum_of(four, Parts.of([np.zeros(5)]), 1.0, 1.0)
         with pytest.raises(InputError, match="as many results"):
-            stream().rounded_sum_of(Parts.of([np.zeros(4)]), np.zeros(4, np.float32), 1.0, 1.0)
+            stream().rounded_sum_of(four, Parts.of([np.zeros(4, np.float32)]), 1.0, 1.0)
+        with pytest.raises(InputError, match="contiguous"):
+            stream().rounded_sum(torch.zeros(4)[::2], 1.0)
         with pytest.raises(TypeError, match="one dtype"):
             Parts.of([np.zeros(4), np.zeros(4, np.float32)])
 
@@ -299,7 +327,7 @@ def test_columns_and_stretched_numbers_are_read_by_value(loops: bool, monkeypatc
     values = {"column": table[:, 1], "odd": torch.arange(6.0)[::2], "one": torch.tensor(-20.0).expand(3), "T": table.T}
     values |= {"negated": torch._neg_view(torch.tensor([3.0, 4.0])), "nothing": torch._efficientzerotensor((2,))}
     parts, out = release._parts(values, torch.float32), np.empty(25, np.float32)
-    stream().rounded_sum_of(parts, out, 1.0, 2.0**-20)
+    stream().rounded_sum_of(parts, Parts.of([out]), 1.0, 2.0**-20)
     plain = [1, 5, 9, 0, 2, 4, -20, -20, -20, *table.T.flatten().tolist(), -3, -4, 0, 0]
     assert np.abs(out - np.array(plain)).max() < 1e-4
     assert release._largest(parts) == 20.0
@@ -334,16 +362,15 @@ class TestLoading:
         class Wrong(Kernels):
             """The first integer is one too large."""
 
-            def rounded_sum(self, parts, start, to, n, rules, room, address):  # type: ignore[no-untyped-def]
-                count = super().rounded_sum(parts, start, to, n, rules, room, address)
-                (ctypes.c_float * n).from_address(to)[n - 1] += 1
+            def rounded_sum(self, parts, results, start, n, *rest):  # type: ignore[no-untyped-def]
+                count = super().rounded_sum(parts, results, start, n, *rest)
+                results.arrays()[0][n - 1] += 1
                 return count
 
         class WrongAgain(Kernels):
-            def rounded_again(self, dtype, to, n, further, rules, room, count):  # type: ignore[no-untyped-def]
-                slot = int(room.slots(count)[-1])
-                left = super().rounded_again(dtype, to, n, further, rules, room, count)
-                (ctypes.c_float * n).from_address(to)[slot] += 1
+            def rounded_again(self, dtype, further, rules, room, count):  # type: ignore[no-untyped-def]
+                left = super().rounded_again(dtype, further, rules, room, count)
+                ctypes.c_float.from_address(int(room.open(count)["cosine"][-1])).value += 1
                 return left
 
         spec = importlib.util.find_spec("sordino._kernels")

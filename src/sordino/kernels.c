@@ -42,6 +42,18 @@ INLINE void cos_sin(uint32_t v, float *cosine, float *sine) {
 /* A tensor: the released values are those of several, one after the other. */
 typedef struct { int64_t at, n; } Part;
 
+/* A number of a part, or of one after it; `rest` finds the one that has it, and returns how many there are from it on. */
+typedef struct { const Part *part; int64_t number; } Place;
+
+INLINE int64_t rest(Place *place) {
+    while (place->number >= place->part->n) place->number -= place->part++->n;
+    return place->part->n - place->number;
+}
+
+/* A pair that is not decided yet: where its two values are, in the place of its results (0: it has no sine), and 32
+ * digits of U and of V. */
+typedef struct { int64_t cosine, sine; uint32_t u, v; } Open;
+
 /* The scale of the noise, the grid, what a step of the grid becomes, and what a stage may decide: sums no further than
  * `limit` from an integer, with -ln U between `least` and `most`. */
 typedef struct { double scale, spacing, step, limit, least, most; } Rule;
@@ -62,7 +74,8 @@ typedef struct { double scale, spacing, step, limit, least, most; } Rule;
             T whole = RINT(left), other = RINT(right);                                                                 \
             float first = (float)(left - whole) + radius * cosine, second = (float)(right - other) + radius * sine;    \
             float rounded = rintf(first), turned = rintf(second);                                                      \
-            int open = (log > most) | (log < least) | (fabsf(first - rounded) > limit) | (fabsf(second - turned) > limit); \
+            int open = (log > most) | (log < least);                                                                   \
+            open |= (fabsf(first - rounded) > limit) | (fabsf(second - turned) > limit);                               \
             /* two integers are added in the dtype, rounded once; adding +0 makes one zero of two */                   \
             T summed = (whole + (T)rounded + (T)0) * step, next = (other + (T)turned + (T)0) * step;                   \
             to[i] = open ? from[i] : summed;                                                                           \
@@ -70,74 +83,62 @@ typedef struct { double scale, spacing, step, limit, least, most; } Rule;
             undecided[i] = (uint8_t)open;                                                                              \
         }                                                                                                              \
     }                                                                                                                  \
-    /* One block: n values from place `start` of the parts on; the digits are those of U, then those of V, for each pair. \
-     * Notes the open pairs (the last one of an odd number always is one), and returns how many there are by now. */   \
-    INLINE int64_t NAME##_block(const Part *parts, int64_t start, T *to, int64_t n, const uint32_t *digits,            \
-                                const Rule *rule, uint64_t address, int64_t number, uint8_t *mask, int64_t *slots,     \
-                                uint64_t *counters, int64_t count) {                                                   \
+    /* One block: n values from number `start` of the parts on. The digits are those of U, then those of V, for each   \
+     * pair; `address` is that of the first one. Notes the open pairs and their addresses, as AES blocks, after the    \
+     * `count` that there are (the last one of an odd number always is one), and returns how many there are then. */   \
+    WIDE int64_t NAME(const Part *parts, const Part *results, int64_t start, int64_t n, const uint32_t *digits,        \
+                      const Rule *rule, uint64_t address, uint8_t *mask, Open *open, uint64_t *counters,               \
+                      int64_t count) {                                                                                 \
         const int64_t pairs = (n + 1) / 2, both = n - pairs;                                                           \
-        const Part *left = parts, *right = parts;                                                                      \
-        int64_t i = start, j = start + pairs;                                                                          \
-        for (int64_t done = 0; done < both;) {                                                                         \
-            while (i >= left->n) i -= left++->n;                                                                       \
-            while (j >= right->n) j -= right++->n;                                                                     \
-            int64_t run = both - done;                                                                                 \
-            run = run < left->n - i ? run : left->n - i;                                                               \
-            run = run < right->n - j ? run : right->n - j;                                                             \
-            NAME##_run((const T *)left->at + i, (const T *)right->at + j, to + done, to + pairs + done, digits + done, \
-                       digits + pairs + done, run, rule, mask + done);                                                 \
-            done += run, i += run, j += run;                                                                           \
-        }                                                                                                              \
-        if (both < pairs) {                                                                                            \
-            while (i >= left->n) i -= left++->n;                                                                       \
-            to[both] = ((const T *)left->at)[i], mask[both] = 1;                                                       \
-        }                                                                                                              \
-        for (int64_t k = 0; k < pairs; k++) {                                                                          \
-            uint64_t eight;                                                                                            \
-            if (k + 8 <= pairs && !(k & 7) && (memcpy(&eight, mask + k, 8), !eight)) k += 7;                           \
-            else if (mask[k]) {                                                                                        \
-                slots[count] = number + k;                                                                             \
-                counters[2 * count] = address + (uint64_t)k, counters[2 * count++ + 1] = 0;                            \
+        Place places[4] = {{parts, start}, {results, start}, {parts, start + pairs}, {results, start + pairs}};        \
+        for (int64_t done = 0, run; done < pairs; done += run) {                                                       \
+            const int sides = done < both ? 4 : 2;                                                                     \
+            run = done < both ? both - done : 1;                                                                       \
+            T *at[4] = {0};                                                                                            \
+            for (int k = 0; k < sides; k++) {                                                                          \
+                const int64_t here = rest(places + k);                                                                 \
+                at[k] = (T *)places[k].part->at + places[k].number;                                                    \
+                run = here < run ? here : run;                                                                         \
             }                                                                                                          \
+            if (sides == 4)                                                                                            \
+                NAME##_run(at[0], at[2], at[1], at[3], digits + done, digits + pairs + done, run, rule, mask);         \
+            else *at[1] = *at[0], *mask = 1;                                                                           \
+            for (int64_t k = 0; k < run; k++) {                                                                        \
+                uint64_t eight;                                                                                        \
+                if (k + 8 <= run && !(k & 7) && (memcpy(&eight, mask + k, 8), !eight)) k += 7;                         \
+                else if (mask[k]) {                                                                                    \
+                    open[count].cosine = (int64_t)(at[1] + k), open[count].sine = at[3] ? (int64_t)(at[3] + k) : 0;    \
+                    open[count].u = digits[done + k], open[count].v = digits[pairs + done + k];                        \
+                    counters[2 * count] = address + (uint64_t)(done + k), counters[2 * count++ + 1] = 0;               \
+                }                                                                                                      \
+            }                                                                                                          \
+            for (int k = 0; k < sides; k++) places[k].number += run;                                                   \
         }                                                                                                              \
-        return count;                                                                                                  \
-    }                                                                                                                  \
-    /* Several blocks of `block` values (an even number), the last one maybe shorter. Returns how many pairs are open: \
-     * their numbers, counted through all blocks, and their addresses as AES blocks. */                                \
-    WIDE int64_t NAME(const Part *parts, int64_t start, T *to, int64_t n, int64_t block, const uint32_t *digits,       \
-                      const Rule *rule, uint64_t address, uint8_t *mask, int64_t *slots, uint64_t *counters) {         \
-        int64_t count = 0;                                                                                             \
-        for (int64_t at = 0; at < n; at += block)                                                                      \
-            count = NAME##_block(parts, start + at, to + at, n - at < block ? n - at : block, digits + at, rule,       \
-                                 address + (uint64_t)at / 2, at / 2, mask, slots, counters, count);                    \
         return count;                                                                                                  \
     }                                                                                                                  \
     /* The same for the open pairs, in double precision, with 32 further digits of U and of V at the beginning of each \
-     * 16 bytes of `further`. Returns how many are still open; `slots` then holds their numbers among those given. */  \
-    int64_t NAME##_again(T *to, int64_t n, int64_t block, const uint32_t *digits, const uint32_t *further,             \
-                         const Rule *rule, int64_t *slots, int64_t count) {                                            \
+     * 16 bytes of `further`. Returns how many are still open, and their numbers among those given. */                 \
+    int64_t NAME##_again(const Open *open, int64_t count, const uint32_t *further, const Rule *rule, int64_t *left) {  \
         const T inverse = (T)(1.0 / rule->spacing), step = (T)rule->step;                                              \
-        int64_t open = 0;                                                                                              \
+        int64_t still = 0;                                                                                             \
         for (int64_t k = 0; k < count; k++) {                                                                          \
-            const int64_t first = slots[k] / (block / 2) * block, end = n - first < block ? n : first + block;         \
-            const int64_t cosine = first + slots[k] % (block / 2), sine = cosine + (end - first + 1) / 2;              \
-            const int64_t at[2] = {cosine, sine};                                                                      \
-            uint64_t u = ((uint64_t)digits[cosine] << 32 | further[4 * k]) >> 1;                                       \
-            int64_t v = (int64_t)((uint64_t)digits[sine] << 32 | further[4 * k + 1]);                                  \
+            T *const at[2] = {(T *)open[k].cosine, (T *)open[k].sine};                                                 \
+            uint64_t u = ((uint64_t)open[k].u << 32 | further[4 * k]) >> 1;                                            \
+            int64_t v = (int64_t)((uint64_t)open[k].v << 32 | further[4 * k + 1]);                                     \
             double log_u = -log((double)u * 0x1p-63), radius = sqrt(2.0 * rule->scale * rule->scale * log_u);          \
             double angle = (double)v * (2.0 * M_PI * 0x1p-64), turn[2] = {cos(angle), sin(angle)};                     \
             int undecided = !(log_u >= rule->least && log_u <= rule->most);                                            \
             T next[2] = {0};                                                                                           \
-            for (int side = 0; side < 2 && at[side] < end; side++) {                                                   \
-                T scaled = to[at[side]] * inverse, whole = RINT(scaled);                                               \
+            for (int side = 0; side < 2 && at[side]; side++) {                                                         \
+                T scaled = *at[side] * inverse, whole = RINT(scaled);                                                  \
                 double total = radius * turn[side] + (double)(scaled - whole), rounded = rint(total);                  \
                 undecided |= !(fabs(total - rounded) <= rule->limit);                                                  \
                 next[side] = (whole + (T)rounded + (T)0) * step;                                                       \
             }                                                                                                          \
-            if (undecided) slots[open++] = k;                                                                          \
-            else for (int side = 0; side < 2 && at[side] < end; side++) to[at[side]] = next[side];                     \
+            if (undecided) left[still++] = k;                                                                          \
+            else for (int side = 0; side < 2 && at[side]; side++) *at[side] = next[side];                              \
         }                                                                                                              \
-        return open;                                                                                                   \
+        return still;                                                                                                  \
     }
 
 ROUNDED_SUM(rounded_sum_f32, float, rintf)

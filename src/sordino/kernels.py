@@ -22,6 +22,7 @@ import ctypes
 import functools
 import hashlib
 import importlib.util
+import itertools
 from array import array
 from collections.abc import Callable, Sequence
 from ctypes import c_double, c_int32, c_int64, c_uint64, c_void_p
@@ -30,13 +31,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sordino.boxmuller import BLOCK, DOUBLE_LOGS, DOUBLE_TOLERANCE, SINGLE_LOGS, single_limit
+from sordino.boxmuller import DOUBLE_LOGS, DOUBLE_TOLERANCE, SINGLE_LOGS, single_limit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Array = npt.NDArray[Any]
 Pair = tuple[int, int]
+_OPEN = np.dtype([("cosine", np.int64), ("sine", np.int64), ("u", np.uint32), ("v", np.uint32)])
 _SUFFIX = {4: "f32", 8: "f64"}  # by the bytes of a number
 
 
@@ -71,32 +73,46 @@ class Parts:
         """The values as one vector."""
         return np.concatenate(self._arrays(), out=out)
 
+    def store(self, flat: Array) -> None:
+        """Put such a vector in the place of the values."""
+        start = 0
+        for array_ in self._arrays():
+            array_[:] = flat[start : start + array_.size]
+            start += array_.size
+
     def arrays(self) -> list[Array]:
         return self._arrays()
 
 
 class Room:
-    """What a few blocks of values are worked in: their random words, and what the first stage leaves open.
+    """What blocks of values are worked in: the random words of one, and what the first stage left open in several.
 
-    words: for each block the digits of U, 32 for each pair, then those of V.
+    words: the digits of U, 32 for each pair, then those of V. ready: so many pairs may be open before a block.
     """
 
     def __init__(self, values: int) -> None:
         pairs = (values + 1) // 2
-        self._memory = np.empty(33 * pairs, np.uint8)  # words, numbers of open pairs, their addresses, a mask
-        self._pairs, at = pairs, self._memory.ctypes.data
-        self.words_at, self.slots_at, self.counters_at, self.mask_at = (at + k * pairs for k in (0, 8, 16, 32))
+        sizes = 8 * pairs, _OPEN.itemsize * 2 * pairs, 16 * 2 * pairs, 8 * 2 * pairs, pairs  # the last one: a mask
+        self._places = list(itertools.accumulate(sizes, initial=0))
+        self._memory, self.ready = np.empty(self._places[-1], np.uint8), pairs
+        at = self._memory.ctypes.data
+        self.words_at, self.open_at, self.counters_at, self.left_at, self.mask_at = (at + k for k in self._places[:5])
 
-    def words(self, pairs: int) -> Array:
-        return self._memory[: 8 * pairs].view("<u4")
+    def words(self, pairs: int) -> npt.NDArray[np.uint64]:
+        return self._memory[: 8 * pairs].view("<u8")
 
-    def slots(self, count: int) -> npt.NDArray[np.int64]:
-        """The numbers of the open pairs."""
-        return self._memory[8 * self._pairs :][: 8 * count].view(np.int64)
+    def open(self, count: int) -> Array:
+        """The open pairs: the addresses of their values, and their digits."""
+        return self._memory[self._places[1] :][: _OPEN.itemsize * count].view(_OPEN)
 
     def counters(self, count: int) -> bytes:
-        """Their addresses, as blocks of 16 bytes."""
-        return self._memory[16 * self._pairs :][: 16 * count].tobytes()
+        """Where in the stream their digits come from, as blocks of 16 bytes."""
+        return self._memory[self._places[2] :][: 16 * count].tobytes()
+
+    def left(self, count: int) -> list[int]:
+        """The numbers of those that the second stage left open."""
+        numbers: list[int] = self._memory[self._places[3] :][: 8 * count].view(np.int64).tolist()
+        return numbers
 
 
 class Rules:
@@ -124,39 +140,37 @@ class Kernels:
                 found[size].argtypes, found[size].restype = arguments, result
             return found
 
-        sizes, pointers = [c_int64] * 3, [c_void_p] * 4
-        blocks = c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_uint64, *pointers[:3]
-        self._sums = functions("rounded_sum_*", c_int64, *blocks)
-        self._again = functions("rounded_sum_*_again", c_int64, c_void_p, c_int64, c_int64, *pointers, c_int64)
+        sizes, pointers = [c_int64] * 3, [c_void_p] * 3
+        block = c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_uint64, *pointers, c_int64
+        self._sums = functions("rounded_sum_*", c_int64, *block)
+        self._again = functions("rounded_sum_*_again", c_int64, c_void_p, c_int64, *pointers)
         self.squares = functions("squares_*", None, c_void_p, *sizes, c_double, c_void_p, c_void_p)
-        self.scaled = functions("scaled_*", None, c_void_p, *sizes, *pointers[:3])
+        self.scaled = functions("scaled_*", None, c_void_p, *sizes, *pointers)
         self.factors = functions("factors_*", None, c_void_p, c_int64, c_double, c_void_p)
         self.lengths = functions("lengths_*", c_int32, c_void_p, c_int64, c_int64, c_void_p)
         self._patches = functions("patches_*", None, c_void_p, c_void_p, c_int64, c_void_p)
         self._largest = library["largest_f32"]
         self._largest.argtypes, self._largest.restype = [c_void_p, c_int64], c_double
 
-    def rounded_sum(self, parts: Parts, start: int, to: int, n: int, rules: Rules, room: Room, address: int) -> int:
-        """to ← step · round(values/spacing + scale · Z), for n values from `start` on among the parts.
-
-        Block by block: cosines for its first half, sines for the second. Returns how many pairs of values are open,
-        and so stay as they were: `room` has their numbers, counted through all blocks, and their addresses (`address`
-        is that of the first pair). The last pair of an odd number of values is always open. The values may lie where
-        the results go.
-        """
-        rest = rules.first_at, address, room.mask_at, room.slots_at, room.counters_at
-        count: int = self._sums[parts.dtype.itemsize](parts.at, start, to, n, BLOCK, room.words_at, *rest)
-        return count
-
-    def rounded_again(
-        self, dtype: np.dtype[Any], to: int, n: int, further: bytes, rules: Rules, room: Room, count: int
+    def rounded_sum(
+        self, parts: Parts, results: Parts, start: int, n: int, rules: Rules, room: Room, address: int, count: int
     ) -> int:
+        """results ← step · round(values/spacing + scale · Z), for a block: n values from `start` on among the parts.
+
+        Cosines for its first half, sines for the second. `room` has its words, and the pairs that are open: `count`
+        before, and so many after as is returned. Those stay as they were; the last pair of an odd number of values is
+        always open. `address` is that of the first pair's digits. The results may be the parts.
+        """
+        rest = rules.first_at, address, room.mask_at, room.open_at, room.counters_at, count
+        after: int = self._sums[parts.dtype.itemsize](parts.at, results.at, start, n, room.words_at, *rest)
+        return after
+
+    def rounded_again(self, dtype: np.dtype[Any], further: bytes, rules: Rules, room: Room, count: int) -> int:
         """The same for the open pairs, with 32 further digits of U and of V at the beginning of each 16 bytes.
 
-        Returns how many are open even now: `room` then has their numbers among the `count` that were given.
+        Returns how many are open even now: `room.left` has their numbers.
         """
-        rest = rules.second_at, room.slots_at, count
-        left: int = self._again[dtype.itemsize](to, n, BLOCK, room.words_at, further, *rest)
+        left: int = self._again[dtype.itemsize](room.open_at, count, further, rules.second_at, room.left_at)
         return left
 
     def largest(self, parts: Parts) -> float:
@@ -217,14 +231,14 @@ def agrees(kernels: Kernels) -> bool:
 
 def _decides(kernels: Kernels, digits: Array, further: Array, values: Array) -> bool:
     pairs, rules = digits.shape[1], Rules(100.0, 1.0, 1.0)
-    room, at = Room(2 * pairs), values.ctypes.data
-    room.words(pairs)[:] = digits.reshape(-1)
-    count = kernels.rounded_sum(Parts.of([values]), 0, at, 2 * pairs, rules, room, 0)
-    places, words = room.slots(count).copy(), np.zeros((count, 4), "<u4")
+    room, parts = Room(2 * pairs), Parts.of([values])
+    room.words(pairs).view("<u4")[:] = digits.reshape(-1)
+    count = kernels.rounded_sum(parts, parts, 0, 2 * pairs, rules, room, 0, 0)
+    places, words = np.frombuffer(room.counters(count), np.int64)[::2], np.zeros((count, 4), "<u4")
     words[:, :2] = further[:, places].T
-    left = kernels.rounded_again(values.dtype, at, 2 * pairs, words.tobytes(), rules, room, count)
+    left = kernels.rounded_again(values.dtype, words.tobytes(), rules, room, count)
     return (
-        places[room.slots(left)].tolist() == [0, 1]
+        places[room.left(left)].tolist() == [0, 1]
         and count < 0.02 * pairs
         and hashlib.blake2b(values.tobytes(), digest_size=16).hexdigest() == _ROUNDED_EXACTLY
     )

@@ -23,10 +23,12 @@ Nothing is said of time: the exact path of a rounding takes longer, see docs/gua
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -48,7 +50,6 @@ from sordino.lattice import EXTRA_BITS, exact_exponential, exact_normal
 _BLOCK = 1 << 15
 _ZEROS = bytes(1 << 16)
 _rules = functools.lru_cache(Rules)  # a training asks for the same ones at each step
-_AT_A_TIME = 4 * boxmuller.BLOCK  # values that the loops in C are given: fewer calls, and a megabyte of digits
 _MASK63 = np.uint64((1 << 63) - 1)
 
 # Bounds of the part that double precision may decide, derived in docs/guarantees/noise.md section 3.
@@ -215,71 +216,68 @@ class Stream:
         beyond its 24 or 53 bits is the true integer rounded once. Zero is always +0. The Z of a coordinate depends on
         its place alone, not on the values nor on their dtype.
         """
-        flat = values.numpy()
-        self.rounded_sum_of(Parts.of([flat]), flat, scale, spacing)
+        if not values.is_contiguous():
+            raise InputError("a rounded sum is made in place: give contiguous values")
+        parts = Parts.of([values.numpy()])
+        self.rounded_sum_of(parts, parts, scale, spacing)
 
-    def rounded_sum_of(
-        self, parts: Parts, out: npt.NDArray[Any], scale: float, spacing: float, factor: float = 1.0
-    ) -> None:
-        """out ← factor · spacing · round(values/spacing + scale · Z), the values being those of the parts, in a row.
+    def rounded_sum_of(self, parts: Parts, results: Parts, scale: float, spacing: float, factor: float = 1.0) -> None:
+        """results ← factor · spacing · round(values/spacing + scale · Z): the values are those of the parts, in a row.
 
-        `out` may be the only part. Of a dtype with all of them; otherwise as `rounded_sum`.
+        The results may be the parts. Of a dtype with all of them; otherwise as `rounded_sum`.
         """
         if not 1.0 <= scale <= boxmuller.MAX_SCALE:
             raise InputError(f"a rounded sum needs a scale (noise over grid) between 1 and 2¹², got {scale}")
-        if (parts.size, parts.dtype) != (out.size, out.dtype):
+        if (parts.size, parts.dtype) != (results.size, results.dtype):
             raise InputError("a rounded sum has as many results as values, and their dtype")
         kernels = compiled()
         if kernels is not None:
-            self._sum_by_loops(kernels, parts, out, _rules(scale, spacing, spacing * factor))
+            self._sum_by_loops(kernels, parts, results, _rules(scale, spacing, spacing * factor))
             return
-        if parts.arrays()[0] is not out:
-            parts.joined(out)
+        flat = parts.joined()
         with np.errstate(divide="ignore", invalid="ignore"):  # U = 0: the exact path takes its place
-            blocks = range(0, len(out), boxmuller.BLOCK)
-            undecided = [self._sum_block(out, start, scale, spacing, spacing * factor) for start in blocks]
+            blocks = range(0, len(flat), boxmuller.BLOCK)
+            undecided = [self._sum_block(flat, start, scale, spacing, spacing * factor) for start in blocks]
             if any(len(part.addresses) for part in undecided):
-                self._refine(out, _Open.joined(undecided), scale, spacing, spacing * factor)
+                self._refine(flat, _Open.joined(undecided), scale, spacing, spacing * factor)
+        results.store(flat)
 
-    def _sum_by_loops(self, kernels: Kernels, parts: Parts, out: npt.NDArray[Any], rules: Rules) -> None:
-        room, at = Room(min(len(out), _AT_A_TIME)), out.ctypes.data
-        for start in range(0, len(out), _AT_A_TIME):
-            n = min(_AT_A_TIME, len(out) - start)
-            to, address = at + start * out.itemsize, self._words
-            words = room.words((n + 1) // 2)
-            self._fill(words.view("<u8"))
-            count = kernels.rounded_sum(parts, start, to, n, rules, room, address)
-            if not count:
-                continue
-            slots, further = room.slots(count).copy(), self._further(room.counters(count))
-            left = kernels.rounded_again(out.dtype, to, n, further, rules, room, count)
-            for i in room.slots(left).tolist():
-                self._settle(out[start : start + n], int(slots[i]), address, words, further[16 * i : 16 * i + 8], rules)
+    def _sum_by_loops(self, kernels: Kernels, parts: Parts, results: Parts, rules: Rules) -> None:
+        room, count = Room(min(parts.size, boxmuller.BLOCK)), 0
+        for start in range(0, parts.size, boxmuller.BLOCK):
+            n, address = min(boxmuller.BLOCK, parts.size - start), self._words
+            if count > room.ready:
+                self._decide(kernels, parts.dtype, rules, room, count)
+                count = 0
+            self._fill(room.words((n + 1) // 2))
+            count = kernels.rounded_sum(parts, results, start, n, rules, room, address, count)
+        if count:
+            self._decide(kernels, parts.dtype, rules, room, count)
 
-    def _settle(
-        self,
-        values: npt.NDArray[Any],
-        slot: int,
-        address: int,
-        words: npt.NDArray[np.uint32],
-        further: bytes,
-        rules: Rules,
-    ) -> None:
+    def _decide(self, kernels: Kernels, dtype: np.dtype[Any], rules: Rules, room: Room, count: int) -> None:
+        """The pairs that the first stage left open: in double precision, and exactly where that is not enough."""
+        counters = room.counters(count)
+        further = self._further(counters)
+        left = kernels.rounded_again(dtype, further, rules, room, count)
+        for i in room.left(left):
+            here = slice(16 * i, 16 * i + 8)
+            address = int.from_bytes(counters[here], sys.byteorder)
+            self._settle(dtype, room.open(count)[i], address, further[here], rules)
+
+    def _settle(self, dtype: np.dtype[Any], pair: Any, address: int, further: bytes, rules: Rules) -> None:
         """One pair that is open after both stages, exactly."""
-        start = slot // (boxmuller.BLOCK // 2) * boxmuller.BLOCK
-        end = min(start + boxmuller.BLOCK, len(values))
-        cosine = start + slot % (boxmuller.BLOCK // 2)
-        sine = cosine + (end - start + 1) // 2
-        places = [place for place in (cosine, sine) if place < end]
-        scaled = values[places] * values.dtype.type(1.0 / rules.spacing)
+        kind = ctypes.c_float if dtype == np.float32 else ctypes.c_double
+        places = [kind.from_address(int(pair[side])) for side in ("cosine", "sine") if pair[side]]
+        scaled = np.array([place.value for place in places], dtype) * dtype.type(1.0 / rules.spacing)
         whole = np.rint(scaled)
         offsets = [*(scaled - whole).tolist(), 0.0]  # the last sine of an odd block has no coordinate
-        u, v = boxmuller.extended(words[[cosine, sine], None], np.frombuffer(further, "<u4")[:, None])
-        extra = self._extra(address + slot, 2)
-        rounded = exact_normal(int(u[0]), int(v[0]), extra, rules.scale, (offsets[0], offsets[1]))
-        whole += np.array(rounded[: len(places)], values.dtype)
+        digits = np.array([[pair["u"]], [pair["v"]]])
+        u, v = boxmuller.extended(digits, np.frombuffer(further, "<u4")[:, None])
+        rounded = exact_normal(int(u[0]), int(v[0]), self._extra(address, 2), rules.scale, (offsets[0], offsets[1]))
+        whole += np.array(rounded[: len(places)], dtype)
         whole += 0
-        values[places] = whole * values.dtype.type(rules.step)
+        for place, value in zip(places, (whole * dtype.type(rules.step)).tolist(), strict=True):
+            place.value = value
 
     def _sum_block(self, flat: npt.NDArray[Any], start: int, scale: float, spacing: float, step: float) -> _Open:
         """Cosines for the first half of the block, sines for the second; one too many is lost."""

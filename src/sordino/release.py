@@ -218,11 +218,11 @@ def _work_dtype(kinds: Set[torch.dtype], noise: Noise, lattice: Lattice) -> torc
 
 def _with_noise(parts: Parts, noise: Noise, lattice: Lattice, stream: Stream, fine: bool, factor: float) -> Tensor:
     """The parts in one vector, with noise; that of a coordinate goes by its place."""
-    out = np.empty(parts.size, parts.dtype)
     if isinstance(noise, Gaussian) and not fine:  # g · round(v/g + s·Z): the mechanism, rounded
-        stream.rounded_sum_of(parts, out, lattice.scale, lattice.spacing, factor)
-        return torch.from_numpy(out)
-    flat = torch.from_numpy(parts.joined(out))
+        out = torch.empty(parts.size, dtype=_TORCH[parts.dtype], device="cpu")
+        stream.rounded_sum_of(parts, _vectors([out]), lattice.scale, lattice.spacing, factor)
+        return out
+    flat = torch.from_numpy(parts.joined())
     _add_rounded(flat, lattice, stream.rounded_laplace if isinstance(noise, Laplace) else stream.rounded_normal)
     return flat if factor == 1.0 else flat.mul_(factor)
 
@@ -300,8 +300,13 @@ def _parts(values: Mapping[str, Tensor], dtype: torch.dtype) -> Parts:
     tensors = list(values.values())
     if not all(t.dtype == dtype and t.is_contiguous() and readable(t) for t in tensors):
         tensors = [(t.detach().reshape(-1).to("cpu", dtype) + 0.0).contiguous() for t in tensors]  # a sum has memory
+    return _vectors(tensors)
+
+
+def _vectors(tensors: Sequence[Tensor]) -> Parts:
+    """The memory of contiguous tensors of one dtype."""
     places = [(t.data_ptr(), t.numel()) for t in tensors]
-    return Parts(places, _NUMPY[dtype], lambda: [t.detach().view(-1).numpy() for t in tensors])
+    return Parts(places, _NUMPY[tensors[0].dtype], lambda: [t.detach().view(-1).numpy() for t in tensors])
 
 
 @functools.cache
