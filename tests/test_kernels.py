@@ -326,7 +326,7 @@ def test_columns_and_stretched_numbers_are_read_by_value(loops: bool, monkeypatc
     table = torch.arange(12.0).reshape(3, 4)
     values = {"column": table[:, 1], "odd": torch.arange(6.0)[::2], "one": torch.tensor(-20.0).expand(3), "T": table.T}
     values |= {"negated": torch._neg_view(torch.tensor([3.0, 4.0])), "nothing": torch._efficientzerotensor((2,))}
-    parts, out = release._parts(values, torch.float32), np.empty(25, np.float32)
+    parts, out = release._parts(values, torch.float32)[0], np.empty(25, np.float32)
     stream().rounded_sum_of(parts, Parts.of([out]), 1.0, 2.0**-20)
     plain = [1, 5, 9, 0, 2, 4, -20, -20, -20, *table.T.flatten().tolist(), -3, -4, 0, 0]
     assert np.abs(out - np.array(plain)).max() < 1e-4

@@ -42,6 +42,7 @@ def sordino(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
             ledger=ledger,
             entry=entry,
             factor=1.0 / len(targets),
+            in_place=True,
         )
         released = time.perf_counter()
         for name, value in noisy.items():

@@ -68,7 +68,7 @@ class _Clip:
         kernels = compiled() if norms.dtype in _SINGLE_OR_DOUBLE and norms.is_contiguous() and readable(norms) else None
         if kernels is None:
             return _from_norms(norms, lambda n: np.minimum(self.clip_norm / np.maximum(n, np.finfo(n.dtype).tiny), 1.0))
-        out = torch.empty_like(norms)
+        out = norms.new_empty(norms.shape)
         kernels.factors[norms.itemsize](norms.data_ptr(), norms.numel(), self.clip_norm, out.data_ptr())
         return out
 

@@ -55,6 +55,7 @@ from sordino import boxmuller
 from sordino.errors import InputError, Refused, SordinoError
 from sordino.kernels import Parts, compiled, readable
 from sordino.ledger import Ledger
+from sordino.ownership import alone
 from sordino.randomness import RandomSource, Stream
 
 Array = npt.NDArray[Any]
@@ -131,21 +132,25 @@ def release(
     widths: Mapping[str, Tensor] | None = None,
     fine: bool = False,
     factor: float = 1.0,
+    in_place: bool = False,
 ) -> dict[str, Tensor]:
-    """The values with noise, each with its shape and dtype (views of one vector), after the release is on record.
+    """The values with noise, each with its shape and dtype, after the release is on record.
 
     The caller vouches for `sensitivity` (in `norm`, under `entry.relation`); everything else is checked.
     What is returned is multiplied by `factor`, a public number (one over the plan's divisor): post-processing.
+    in_place: the caller gives the values away. Where nothing but `values` holds them, they are overwritten.
     """
+    gaussian = isinstance(noise, Gaussian)
+    spent = in_place and gaussian and widths is None and not fine and alone(values)
     _check_request(noise, norm, entry)
     kinds = {value.dtype for value in values.values()}
     coordinates = _check_values(values, kinds)
     width = None if widths is None else _check_widths(values, widths)
-    if fine and (width is not None or not isinstance(noise, Gaussian)):
+    if fine and (width is not None or not gaussian):
         raise Refused("a fine release is proven for Gaussian noise alone, without uniform noise or Laplace noise")
     lattice = choose_lattice(noise, sensitivity, coordinates, fine=fine)
     exact = fine or width is not None
-    parts = _parts(values, torch.float64 if exact else _work_dtype(kinds, noise, lattice))
+    parts, own = _parts(values, torch.float64 if exact else _work_dtype(kinds, noise, lattice))
     _check_range(values, kinds, parts, lattice, entry, 0.0 if width is None else float(width.max()), factor)
     ledger.record(
         {
@@ -171,6 +176,9 @@ def release(
     if width is not None:
         drawn = source.stream(f"release/{entry.purpose}/uniform{salt}", entry.step).uniform(coordinates)
         parts = Parts.of([parts.joined() + width * (drawn - 0.5)])
+    if spent and own:
+        stream.rounded_sum_of(parts, parts, lattice.scale, lattice.spacing, factor)
+        return dict(values)
     return _shaped(values, kinds, _with_noise(parts, noise, lattice, stream, fine, factor))
 
 
@@ -289,18 +297,19 @@ def _check_widths(values: Mapping[str, Tensor], widths: Mapping[str, Tensor]) ->
     """The widths as one vector in the order of the values."""
     if set(widths) != set(values) or any(widths[name].shape != value.shape for name, value in values.items()):
         raise InputError("the uniform noise needs a width for every coordinate of every value, in the same shapes")
-    flat = _parts({name: widths[name] for name in values}, torch.float64).joined()
+    flat = _parts({name: widths[name] for name in values}, torch.float64)[0].joined()
     if not (np.isfinite(flat).all() and (flat >= 0).all()):
         raise InputError("a width of uniform noise is negative or not finite; nothing was released")
     return flat
 
 
-def _parts(values: Mapping[str, Tensor], dtype: torch.dtype) -> Parts:
-    """The values as vectors, in the order of the mapping: their own memory where it has this form already."""
+def _parts(values: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[Parts, bool]:
+    """The values as vectors, in the order of the mapping; and whether in their own memory, where that has this form."""
     tensors = list(values.values())
-    if not all(t.dtype == dtype and t.is_contiguous() and readable(t) for t in tensors):
+    own = all(t.dtype == dtype and t.is_contiguous() and readable(t) for t in tensors)
+    if not own:
         tensors = [(t.detach().reshape(-1).to("cpu", dtype) + 0.0).contiguous() for t in tensors]  # a sum has memory
-    return _vectors(tensors)
+    return _vectors(tensors), own
 
 
 def _vectors(tensors: Sequence[Tensor]) -> Parts:

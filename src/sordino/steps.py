@@ -92,7 +92,9 @@ def private_steps(
     _check_uniform(plan, widths)
     for batch in plan_batches(plan, records=records, source=source, chunk=chunk, start=start):
         uniform = None if widths is None else _wide_enough(plan, widths(batch.step), batch.step)
-        sums = summed(gradient_sum, batch, source).sums
+        sums = dict(
+            summed(gradient_sum, batch, source).sums
+        )  # a mapping of ours: who keeps the sums keeps them as they are
         noisy = release(
             sums,
             sensitivity=plan.sensitivity,
@@ -103,6 +105,7 @@ def private_steps(
             entry=Entry(purpose="gradient", step=batch.step, sampling=plan.sampling.to_dict(), relation=plan.relation),
             widths=uniform,
             factor=1.0 / plan.divisor,
+            in_place=True,
         )
         yield PrivateStep(batch.step, noisy)
 

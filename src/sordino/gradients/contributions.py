@@ -123,7 +123,7 @@ class Outer:
 def summed(left: Tensor, right: Tensor) -> Tensor:
     """Σ_s left_s ⊗ right_s over all positions of all records."""
     if not reads_memory(right, left.shape[1]):
-        return left.mT @ right
+        return torch.mm(left.mT, right)
     total = right.new_zeros(left.shape[1], right.shape[1])
     for lo in range(0, len(right), SHORT_BLOCK):
         total.addmm_(left[lo : lo + SHORT_BLOCK].mT, right[lo : lo + SHORT_BLOCK])

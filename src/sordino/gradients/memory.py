@@ -92,7 +92,7 @@ def squares(t: Tensor, times: Tensor | None = None) -> Tensor:
     return torch.from_numpy(total) if times is None else torch.from_numpy(total) * times
 
 
-def scaled(rows: Tensor, weight: Tensor, *, in_place: bool = False) -> tuple[Tensor, Tensor]:
+def scaled(rows: Tensor, weight: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
     """(records, d) the rows, each times its weight, and (d,) their sum. in_place: the rows are not needed any more."""
     kernels = compiled() if rows.dtype in _NUMPY and readable(rows) and readable(weight) else None
     if kernels is None or rows.stride(1) != 1 or weight.stride(0) != 1:
@@ -111,7 +111,7 @@ def lengths(terms: Sequence[Tensor]) -> tuple[Tensor, bool]:
         on_cpu = first.device.type == "cpu"
         norms = torch.from_numpy(_roots(terms)) if on_cpu else torch.stack(list(terms)).sum(0).sqrt()
         return norms, bool(torch.isfinite(norms).all())
-    out, table = torch.empty_like(first), array("q", [t.data_ptr() for t in terms])
+    out, table = first.new_empty(first.shape), array("q", [t.data_ptr() for t in terms])
     finite = kernels.lengths[first.itemsize](table.buffer_info()[0], len(terms), len(first), out.data_ptr())
     return out, bool(finite)
 

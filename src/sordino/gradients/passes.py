@@ -83,7 +83,7 @@ class Pass:
         found: Sequence[Tensor | None] = torch.autograd.grad(
             self.losses,
             [tape.token, *(t for _, t in watched)],
-            weight.to(self.losses.dtype),
+            weight if weight.dtype == self.losses.dtype else weight.to(self.losses.dtype),
             retain_graph=keep,
             allow_unused=True,
         )

@@ -6,15 +6,11 @@ rows, and the clipped sums from one pass that scales them.
 
 from __future__ import annotations
 
-import functools
-import sys
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from sordino.gradients.contributions import Dense, Outer, masked, summed
 from sordino.gradients.memory import scaled
+from sordino.ownership import alone
 
 
 class Scaled:
@@ -26,7 +22,7 @@ class Scaled:
     """
 
     def __init__(self, rows: Tensor, *, shared: bool = False, once: bool = False) -> None:
-        self._rows, self._shared, self._once = rows, shared, once
+        self._held, self._shared, self._once = {"rows": rows}, shared, once
         self._found: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
         self._spent = False
 
@@ -34,38 +30,22 @@ class Scaled:
     def rows(self) -> Tensor:
         if self._spent:
             raise RuntimeError("these gradients were overwritten by their weighted sum; this is a mistake of sordino's")
-        return self._rows
+        return self._held["rows"]
 
     def by(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Held after the first call for the second one, with the same weights."""
         held, self._found = self._found, None
         if held is not None and held[0] is weight:
             return held[1]
-        alone = self._once and self.holders() == _alone()  # before the call, whose arguments are holders as well
-        found = scaled(self.rows, weight.to(self._rows.dtype), in_place=alone)
-        self._spent = found[0] is self._rows
+        mine = self._once and alone(self._held)  # before the call, whose arguments are holders as well
+        found = scaled(self.rows, weight if weight.dtype == self.rows.dtype else weight.to(self.rows.dtype), mine)
+        self._spent = found[0] is self.rows
         if self._shared:
             self._found = weight, found
         return found
 
     def drop(self, bad: Tensor) -> None:
-        self._rows = masked(self.rows, bad)
-
-    def holders(self) -> tuple[Any, ...] | None:
-        """What tells whether somebody else has this memory: references to the tensor in Python and from elsewhere,
-        those to its storage, and whether torch allocated that (numpy's may be anybody's). None: it can't be told."""
-        storage = self._rows.untyped_storage()
-        try:
-            uses = self._rows._use_count(), torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
-        except AttributeError:  # not part of torch's public interface
-            return None
-        return sys.getrefcount(self._rows), *uses, storage.resizable()
-
-
-@functools.cache
-def _alone() -> tuple[Any, ...]:
-    """The holders of a tensor that nobody else has: as this Python and this torch count them."""
-    return Scaled(torch.empty(1, 1, device="cpu")).holders() or ()
+        self._held["rows"] = masked(self.rows, bad)
 
 
 class Single(Outer):
