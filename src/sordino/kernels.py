@@ -22,7 +22,6 @@ import ctypes
 import functools
 import hashlib
 import importlib.util
-import itertools
 from array import array
 from collections.abc import Callable, Sequence
 from ctypes import c_double, c_int32, c_int64, c_uint64, c_void_p
@@ -91,27 +90,26 @@ class Room:
     """
 
     def __init__(self, values: int) -> None:
-        pairs = (values + 1) // 2
-        sizes = 8 * pairs, _OPEN.itemsize * 2 * pairs, 16 * 2 * pairs, 8 * 2 * pairs, pairs  # the last one: a mask
-        self._places = list(itertools.accumulate(sizes, initial=0))
-        self._memory, self.ready = np.empty(self._places[-1], np.uint8), pairs
-        at = self._memory.ctypes.data
-        self.words_at, self.open_at, self.counters_at, self.left_at, self.mask_at = (at + k for k in self._places[:5])
+        self.ready = pairs = (values + 1) // 2
+        self._memory = np.empty(105 * pairs, np.uint8)  # words, then for twice as many pairs the rest, and a mask
+        self.words_at = at = self._memory.ctypes.data
+        self.open_at, self.counters_at, self.left_at = at + 8 * pairs, at + 56 * pairs, at + 88 * pairs
+        self.mask_at = at + 104 * pairs
 
     def words(self, pairs: int) -> npt.NDArray[np.uint64]:
         return self._memory[: 8 * pairs].view("<u8")
 
     def open(self, count: int) -> Array:
         """The open pairs: the addresses of their values, and their digits."""
-        return self._memory[self._places[1] :][: _OPEN.itemsize * count].view(_OPEN)
+        return self._memory[8 * self.ready :][: _OPEN.itemsize * count].view(_OPEN)
 
     def counters(self, count: int) -> bytes:
         """Where in the stream their digits come from, as blocks of 16 bytes."""
-        return self._memory[self._places[2] :][: 16 * count].tobytes()
+        return self._memory[56 * self.ready :][: 16 * count].tobytes()
 
     def left(self, count: int) -> list[int]:
         """The numbers of those that the second stage left open."""
-        numbers: list[int] = self._memory[self._places[3] :][: 8 * count].view(np.int64).tolist()
+        numbers: list[int] = self._memory[88 * self.ready :][: 8 * count].view(np.int64).tolist()
         return numbers
 
 

@@ -144,7 +144,7 @@ def default_chunk(model: nn.Module, found: Survey, rows: Rows, records: int) -> 
     if first is None or (first.ndim <= 2 and first.is_floating_point()):
         return max(1, records)
     limit = max(SMALLEST_CHUNK, PRODUCT_BYTES // max(1, found.dense_bytes))
-    if (stack := int(getattr(model, "rows_per_record", 1))) > 1:
+    if (stack := int(vars(model).get("rows_per_record", 1))) > 1:
         limit = max(1, min(limit, STACKED_ROWS // stack))
     parts = -(-records // limit)
     return max(1, -(-records // max(1, parts)))

@@ -44,7 +44,7 @@ class Setup:
     @property
     def stack(self) -> int:
         """Rows that the model makes of each row it is given: a record's companions in batch normalisation."""
-        return int(getattr(self.model, "rows_per_record", 1))
+        return int(vars(self.model).get("rows_per_record", 1))
 
 
 class Pass:
@@ -58,7 +58,7 @@ class Pass:
         try:
             for t in itertools.chain(tensors(inputs), tensors(targets)):
                 self.tape.mark(t)
-            with torch.enable_grad(), self.tape:
+            with nullcontext() if torch.is_grad_enabled() else torch.enable_grad(), self.tape:
                 self.losses = setup.loss(call(setup.model, inputs), targets)
             _check_losses(self.losses, rows)
             _check_buffers(versions)

@@ -49,7 +49,7 @@ class Slot:
     source: tuple[Slot, Pull] | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Use:
     """One operation on slots and data. ``shape`` and ``lead`` describe the tensor whose gradient arrives."""
 
@@ -264,8 +264,10 @@ class Tape(TorchFunctionMode):
         return out  # type: ignore[no-any-return]
 
     def _add(self, use: Use) -> None:
-        if any(slot.source is not None for slot in use.slots):
-            use.emit = _pulling(use.emit)
+        for slot in use.slots:
+            if slot.source is not None:
+                use.emit = _pulling(use.emit)
+                break
         use.index = len(self.uses)
         self.uses.append(use)
 
@@ -340,7 +342,7 @@ class Tape(TorchFunctionMode):
 
 
 def hold(*tensors: Tensor) -> tuple[tuple[Tensor, int], ...]:
-    return tuple((t, t._version) for t in tensors)
+    return tuple([(t, t._version) for t in tensors])
 
 
 def check_held(use: Use) -> None:
