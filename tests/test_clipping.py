@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sordino import clipping as clipping_module
 from sordino.clipping import (
     AutomaticClip,
     Clipping,
@@ -61,6 +62,20 @@ def test_records_that_are_not_finite_get_factor_zero(clipping: Clipping) -> None
     factors = clipping.factors(torch.tensor([float("nan"), float("inf"), 0.0, 0.5]))
     assert factors[:2].tolist() == [0.0, 0.0]
     assert bool(torch.isfinite(factors).all())
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_factors_are_the_same_with_and_without_the_loops_in_c(
+    kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extremes = [0.0, 1e-45, 1e-38, 1e38, math.inf, -math.inf, math.nan]
+    norms = torch.tensor([*torch.rand(100).tolist(), *torch.logspace(-30, 30, 61).tolist(), *extremes], dtype=kind)
+    by_loop = [FlatClip(0.3).factors(norms), FlatClip(0.3).factors(norms[::2])]
+    monkeypatch.setattr(clipping_module, "compiled", lambda: None)
+    by_numpy = FlatClip(0.3).factors(norms)
+    assert torch.equal(by_loop[0], by_numpy)
+    assert torch.equal(by_loop[1], by_numpy[::2])
+    assert by_loop[0].dtype == kind
 
 
 def test_a_zero_gradient_is_not_normalised() -> None:

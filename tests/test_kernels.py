@@ -215,8 +215,16 @@ class TestRows:
         found, exact = memory.squares(rows), rows.double().square().sum(1)
         assert found.dtype == rows.dtype
         assert torch.allclose(found.double(), exact, rtol=1e-14 if double else 1e-6)
+        times = torch.rand(2 * n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(memory.squares(rows, times[:n].to(rows.dtype)), found * times[:n].to(rows.dtype))
+        assert torch.equal(memory.squares(rows, times[::2]), found * times[::2]), "of another kind, and not in a row"
 
-    @given(n=st.integers(1, 700), columns=st.integers(1, 70), gap=st.integers(0, 3), double=st.booleans())
+    @given(
+        n=st.integers(1, 700),
+        columns=st.integers(1, 70) | st.sampled_from([511, 512, 513, 1100]),
+        gap=st.integers(0, 3),
+        double=st.booleans(),
+    )
     @settings(max_examples=60, deadline=None)
     def test_scaled_rows_and_their_sum(self, n: int, columns: int, gap: int, double: bool) -> None:
         kind = torch.float64 if double else torch.float32
@@ -228,6 +236,10 @@ class TestRows:
         assert torch.allclose(
             total.double(), weight.double() @ rows.double(), rtol=1e-5, atol=1e-13 if double else 1e-4
         )
+        again = memory.scaled(rows, weight, in_place=True)
+        assert torch.equal(again[0], found)
+        assert torch.equal(again[1], total)
+        assert (again[0] is rows) == (rows.is_contiguous() and LIBRARY is not None)
 
     @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
     def test_lengths_are_those_of_numpy(self, kind: torch.dtype) -> None:

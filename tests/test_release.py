@@ -72,6 +72,50 @@ def test_the_values_themselves_stay_untouched_and_no_graph_is_kept() -> None:
     assert not noisy["w"].requires_grad
 
 
+class TestInPlace:
+    """The caller gives the values away: what changes is whose memory the result is in."""
+
+    def test_the_result_is_the_same_and_takes_the_place_of_the_values(self) -> None:
+        sizes = (70_000,), (3,), (5, 4)
+        values = {str(k): torch.randn(size, generator=torch.Generator().manual_seed(k)) for k, size in enumerate(sizes)}
+        expected = send(values, factor=0.5)
+        places = [value.data_ptr() for value in values.values()]
+        given = {name: values.pop(name) for name in list(values)}
+        noisy = send(given, factor=0.5, in_place=True)
+        assert [value.data_ptr() for value in noisy.values()] == places
+        assert all(torch.equal(noisy[name], value) for name, value in expected.items())
+
+    @pytest.mark.parametrize(
+        ("changes", "dtype"),
+        [
+            ({}, torch.float32),
+            ({"noise": Laplace(1.0), "norm": "l1"}, torch.float32),
+            ({"fine": True}, torch.float32),
+            ({"widths": {"a": torch.ones(6), "b": torch.ones(2)}}, torch.float32),
+            ({}, torch.float64),
+            ({}, torch.bfloat16),
+        ],
+        ids=["held", "laplace", "fine", "widths", "beside doubles", "beside halves"],
+    )
+    def test_values_that_others_hold_or_that_need_another_form_are_left(
+        self, changes: dict[str, Any], dtype: torch.dtype
+    ) -> None:
+        values = {"a": torch.arange(6.0), "b": torch.ones(2, dtype=dtype)}
+        kept = values["a"]
+        noisy = send(values, in_place=True, **changes)
+        assert torch.equal(kept, torch.arange(6.0))
+        assert torch.equal(values["b"], torch.ones(2, dtype=dtype))
+        assert all(torch.equal(noisy[name], value) for name, value in send(values, **changes).items())
+
+    def test_nothing_is_overwritten_when_nothing_is_released(self) -> None:
+        values = {"a": torch.arange(6.0)}
+        book = memory()
+        book.close()
+        with pytest.raises(SordinoError):
+            send(values, in_place=True, ledger=book)
+        assert torch.equal(values["a"], torch.arange(6.0))
+
+
 @pytest.mark.parametrize(("noise", "norm", "law"), [(Gaussian(1.7), "l2", "norm"), (Laplace(1.7), "l1", "laplace")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_noise_has_the_promised_scale_and_law(noise: Noise, norm: str, law: str, dtype: torch.dtype) -> None:

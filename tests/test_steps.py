@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from sordino.clipping import FlatClip
 from sordino.errors import InputError, Refused, SordinoError
+from sordino.gradients import ClippedSum
 from sordino.ledger import Ledger
 from sordino.plan import Plan
 from sordino.sampling import LogicalBatch
@@ -60,6 +61,17 @@ def test_a_step_is_the_clipped_sum_plus_noise_over_the_public_divisor(records: R
     assert 0 < len(seen[0].indices) != 20, "the divisor must be the expected batch, not this batch's size"
     assert torch.allclose(step.gradients["weight"], total[0] / 20, atol=5e-4)
     assert torch.allclose(step.gradients["bias"], total[1] / 20, atol=5e-4)
+
+
+def test_sums_that_their_maker_keeps_are_not_written_to(linear: nn.Module) -> None:
+    plan = plan_for(200)
+    always = ClippedSum(
+        {name: torch.ones_like(p) for name, p in linear.named_parameters()}, torch.ones(1), 0, torch.ones(1)
+    )
+    book = Ledger.open(None, plan.to_dict())
+    steps = list(private_steps(plan, lambda batch: always, records=200, source=plan.source(), ledger=book))
+    assert len(steps) == 4
+    assert all(bool((value == 1).all()) for value in always.sums.values())
 
 
 def test_the_result_does_not_depend_on_the_chunk(records: Records, linear: nn.Module) -> None:

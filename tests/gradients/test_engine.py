@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from gradients.cases import RECORD, Fn, agree, noise, squared
 from sordino.clipping import AutomaticClip, Clipping, FlatClip, L1Clip, L2LinfClip, NormalisedClip, PerLayerClip
 from sordino.errors import InputError, Refused
 from sordino.gradients import Rows, brute_force, clipped_sum, fallback, fix
-from sordino.gradients.engine import default_chunk
+from sordino.gradients.engine import default_chunk, is_torchs, row_loss
 from sordino.gradients.survey import survey
 
 CLIPPINGS: list[Clipping] = [
@@ -333,3 +335,34 @@ def test_a_record_whose_squares_underflow_stays_within_its_bound(size: float, cl
         rows = Rows(inputs=torch.full((1, 64), inputs), targets=torch.full((1,), size))
         found = clipped_sum(model, lambda out, weight: out.sum(1) * weight, rows, clipping)
         assert float(found.sums["weight"].double().norm()) <= 1.001
+
+
+LOSSES: dict[str, Callable[[nn.Module], Any]] = {
+    "module": lambda model: nn.CrossEntropyLoss(),
+    "function": lambda model: nn.functional.cross_entropy,
+    "weighted": lambda model: nn.CrossEntropyLoss(weight=torch.rand(3, dtype=torch.float64)),
+    "of the user's": lambda model: lambda out, y: nn.functional.cross_entropy(out * model.p, y, reduction="none"),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("bare", [False, True], ids=["of data", "a parameter itself"])
+def test_a_loss_is_seen_where_it_may_meet_a_parameter(name: str, bare: bool) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        out: Tensor = self.q.expand(len(x), 3) if bare else self.l(x)
+        return out
+
+    model = Fn(forward, l=nn.Linear(4, 3), p=torch.rand(3) + 1, q=torch.rand(1, 3)).double()
+    rows = Rows(torch.randn(6, 4, dtype=torch.float64), torch.arange(6) % 3)
+    loss = LOSSES[name](model)
+    agree(clipped_sum(model, loss, rows, FlatClip(0.3)), brute_force(model, loss, rows, FlatClip(0.3)))
+
+
+def test_only_torchs_own_losses_of_their_arguments_alone_are_not_looked_into() -> None:
+    weight = torch.rand(3)
+    hooked = nn.CrossEntropyLoss()
+    hooked.register_forward_hook(lambda *_: None)
+    with_weight = functools.partial(F.cross_entropy, weight=weight)
+    others = [nn.CrossEntropyLoss(weight=weight.clone().requires_grad_()), hooked, with_weight, squared, Fn(squared)]
+    assert [is_torchs(row_loss(loss)) for loss in others] == [False] * 5
+    assert [is_torchs(row_loss(loss)) for loss in (nn.CrossEntropyLoss(weight=weight), F.mse_loss)] == [True, True]

@@ -58,7 +58,9 @@ def clipped_sum(
     parameters = found.parameters
     n, records = checked(rows)
     once = centre is None and not isinstance(clipping, PerLayerClip)
-    setup = Setup(model, row_loss(loss), parameters, found.buffers, Pool() if pool is None else pool, once)
+    by_row = row_loss(loss)
+    pool = Pool() if pool is None else pool
+    setup = Setup(model, by_row, parameters, found.buffers, pool, once, is_torchs(by_row))
     steps: Iterates = [({}, 1.0)] if iterates is None else iterates
     first = next(iter(parameters.values()))
     kind = _accumulate(first.dtype)
@@ -171,6 +173,17 @@ def row_loss(loss: Any) -> Loss:
     except (TypeError, ValueError):
         takes = False
     return functools.partial(loss, reduction="none") if takes else loss
+
+
+def is_torchs(loss: Any) -> bool:
+    """Is it one of torch's own losses, module or function, as `row_loss` gives it, and nothing in it is trained?"""
+    if isinstance(loss, nn.Module):
+        own = not (loss._parameters or loss._forward_hooks or loss._forward_pre_hooks)
+        fixed = all(b is None or not b.requires_grad for b in loss._buffers.values())
+        return own and fixed and type(loss).__module__ == "torch.nn.modules.loss"
+    if isinstance(loss, functools.partial) and not loss.args and loss.keywords == {"reduction": "none"}:
+        loss = loss.func
+    return getattr(loss, "__module__", None) == "torch.nn.functional"
 
 
 def add_clipped(

@@ -36,6 +36,7 @@ class Setup:
     buffers: Sequence[tuple[str, Tensor]]
     pool: Pool = field(default_factory=Pool)
     once: bool = False  # as in Frame
+    loss_is_torchs: bool = False  # a function of its arguments alone, so there is nothing in it for the tape to see
 
     @property
     def device(self) -> str:
@@ -58,8 +59,12 @@ class Pass:
         try:
             for t in itertools.chain(tensors(inputs), tensors(targets)):
                 self.tape.mark(t)
-            with nullcontext() if torch.is_grad_enabled() else torch.enable_grad(), self.tape:
-                self.losses = setup.loss(call(setup.model, inputs), targets)
+            with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
+                with self.tape:
+                    outputs = call(setup.model, inputs)
+                seen = not setup.loss_is_torchs or any(self.tape.slot(t) is not None for t in tensors(outputs))
+                with self.tape if seen else nullcontext():
+                    self.losses = setup.loss(outputs, targets)
             _check_losses(self.losses, rows)
             _check_buffers(versions)
         except BaseException:

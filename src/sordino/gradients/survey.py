@@ -39,7 +39,7 @@ class _Kind:
     table: bool
 
 
-@functools.cache
+@functools.lru_cache(1 << 10)  # parametrised modules have a class each
 def _kind(cls: Any) -> _Kind:
     bases = torch.jit.ScriptModule, nn.modules.batchnorm._BatchNorm, (nn.Embedding, nn.EmbeddingBag)
     return _Kind(*(issubclass(cls, base) for base in bases))
