@@ -24,7 +24,7 @@ def sordino(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
     clipping, noise, source = FlatClip(CLIP_NORM), Gaussian(NOISE_MULTIPLIER), RandomSource.from_os()
     ledger = Ledger.open(None, {"kind": "plan"})
     loss = nn.CrossEntropyLoss(reduction="none")
-    pool, taken = Pool(), 0
+    pool, taken, factor = Pool(), 0, 1.0 / len(targets)
 
     def step() -> Mapping[str, float]:
         nonlocal taken
@@ -41,7 +41,7 @@ def sordino(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
             source=source,
             ledger=ledger,
             entry=entry,
-            factor=1.0 / len(targets),
+            factor=factor,
             in_place=True,
         )
         released = time.perf_counter()
