@@ -17,8 +17,7 @@ class Scaled:
     """Rows g (records, d), and weight_i · g_i with its sum over the records: one pass for a weight and its bias.
 
     shared: there is a bias. once: a parameter asks for one sum, a weight and its bias with the same weights, and nobody
-    for the rows after it. Then the result takes their place, if nobody else holds them: that saves a small model a
-    thirtieth of its step.
+    for the rows after it. Then the result takes their place, if nobody else holds them.
     """
 
     def __init__(self, rows: Tensor, *, shared: bool = False, once: bool = False) -> None:
