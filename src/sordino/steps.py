@@ -92,9 +92,7 @@ def private_steps(
     _check_uniform(plan, widths)
     for batch in plan_batches(plan, records=records, source=source, chunk=chunk, start=start):
         uniform = None if widths is None else _wide_enough(plan, widths(batch.step), batch.step)
-        sums = dict(
-            summed(gradient_sum, batch, source).sums
-        )  # a mapping of ours: who keeps the sums keeps them as they are
+        sums = dict(summed(gradient_sum, batch, source).sums)  # a mapping of our own: who keeps the sums has them still
         noisy = release(
             sums,
             sensitivity=plan.sensitivity,

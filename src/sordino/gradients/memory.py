@@ -39,7 +39,7 @@ def keep_freed_memory() -> None:
     """Have the process keep the memory that a pass frees for the next one, once, before the first.
 
     glibc returns freed memory to the system when there is more of it than twice the largest block that was ever freed,
-    and the next pass faults it in again, page by page: a tenth of a small CNN's step (docs/benchmarks.md). A block that
+    and the next pass faults it in again, page by page: 8 % of a small CNN's step (docs/benchmarks.md). A block that
     is taken and freed, and never touched, raises that limit to 64 MB. Elsewhere than on glibc this does nothing.
     """
     with contextlib.suppress(MemoryError):  # a limit on the address space: then without
