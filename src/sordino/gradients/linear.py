@@ -59,7 +59,6 @@ def emitter(
 def _use(tape: Tape, func: Any, x: Tensor, output: Tensor, emit: Emit, *slots: Slot | None) -> Tensor:
     present = tuple([s for s in slots if s is not None])
     use = Use(func, present, output.shape, tuple(range(output.ndim - 1)), emit, hold(x))
-    use.layout = tape.merged(x)
     return tape.tap(output, use)
 
 

@@ -1,0 +1,146 @@
+"""The labels of one pass: which tensors hold data, and the row of each of their positions (``lineage.py``)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from sordino.gradients import moves
+from sordino.gradients.flow import Labels, flat
+from sordino.gradients.lineage import MANY, Axis, Lineage, Many, Owners, aligned, merged
+from sordino.gradients.vocabulary import READS, name_of, rule_for, writes
+
+
+class Book:
+    """Labels by tensor, for a pass over ``rows`` rows.
+
+    read: a value of the data was brought out of a tensor (``item``), where it can't be followed.
+    mixed: data of other rows took part, without a gradient, in something that has a label.
+    crowded: some tensor has another dimension that is as long as the batch.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.read = self.mixed = self.crowded = False
+        self._of: dict[int, tuple[weakref.ref[Tensor], Lineage]] = {}
+
+    def lineage(self, t: Any) -> Lineage | None:
+        found = self._of.get(id(t))
+        return found[1] if found is not None and found[0]() is t else None
+
+    def holds(self, t: Tensor) -> bool:
+        found = self._of.get(id(t))
+        return found is not None and found[0]() is t
+
+    def put(self, t: Tensor, label: Lineage) -> None:
+        self._of[id(t)] = (weakref.ref(t), label)
+        if not self.crowded and self.rows > 1 and t.shape.count(self.rows) > 1:
+            self.crowded = True
+
+    def forget(self, t: Tensor) -> None:
+        self._of.pop(id(t), None)
+
+    def alive(self) -> list[weakref.ref[Tensor]]:
+        return [ref for ref, _ in self._of.values()]
+
+    def clear(self) -> None:
+        self._of.clear()
+
+    def join(self, tensors: Sequence[Any], shape: Sequence[int]) -> Lineage | None:
+        """The common label of tensors that are broadcast to ``shape``: that of the ones with a gradient, if others,
+        which can't carry a gradient to a parameter, disagree with it."""
+        found: list[Lineage] = []
+        graded: list[Lineage] = []
+        for t in tensors:
+            label = self.lineage(t)
+            if label is None:
+                continue
+            if t.ndim != len(shape) and not isinstance(label, Many):
+                label = aligned(label, t.shape, shape, self.rows)
+            found.append(label)
+            if t.requires_grad:
+                graded.append(label)
+        if not found:
+            return None
+        if len(found) == 1:
+            return found[0]
+        label = merged(found, shape, self.rows)
+        if isinstance(label, Many) and graded and len(graded) < len(found):
+            label = merged(graded, shape, self.rows)
+            self.mixed = self.mixed or not isinstance(label, Many)
+        return label
+
+    def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Label the result of an operation on data."""
+        if name_of(func) in READS:
+            self.read = True
+            return
+        if getattr(func, "__name__", "") == "__setitem__":
+            self._overwrite(args[0], MANY if self.rows == 1 else moves.assigned(self, args, kwargs, out))
+            return
+        results = (out,) if isinstance(out, Tensor) else flat(out)
+        if not results:
+            return
+        if self.rows == 1:
+            for t in results:
+                self.put(t, MANY)
+            return
+        self._put_all(func, args, kwargs, results, self._labels(func, args, kwargs, out))
+
+    def _labels(self, func: Any, args: Any, kwargs: Any, out: Any) -> Labels:
+        rule = rule_for(func)
+        labels: Labels = MANY
+        if rule is not None:
+            labels = rule(self, args, kwargs, out)
+        if isinstance(labels, Many):
+            return self._of_one_row(args, kwargs, out)
+        return labels
+
+    def _of_one_row(self, args: Any, kwargs: Any, out: Any) -> Labels:
+        """Whatever is computed from one row alone belongs to it."""
+        one: Tensor | None = None
+        for t in (*flat(args), *flat(kwargs)):
+            label = self.lineage(t)
+            if label is None:
+                continue
+            if not isinstance(label, Owners) or label.own.numel() != 1:
+                return MANY
+            if one is not None and int(one) != int(label.own):
+                return MANY
+            one = label.own
+        if one is None or int(one) < 0:
+            return MANY
+        return [Owners(one.reshape([1] * t.ndim)) for t in flat(out)]
+
+    def _put_all(self, func: Any, args: Any, kwargs: Any, results: Sequence[Tensor], labels: Labels) -> None:
+        each: Iterable[Lineage | None] = labels if isinstance(labels, list) else [labels] * len(results)
+        into = args[0] if writes(func) and args else kwargs.get("out")
+        for t, label in zip(results, each, strict=False):
+            if t is into:
+                self._overwrite(t, label)
+            elif label is None:
+                self.forget(t)
+            else:
+                self.put(t, label)
+
+    def _overwrite(self, t: Tensor, label: Lineage | None) -> None:
+        """Tensors that share memory with ``t`` now hold what was written: their rows are not known any more, unless
+        the label stays the same."""
+        old = self.lineage(t)
+        if label is not None:
+            self.put(t, label)
+        elif old is not None:
+            self.forget(t)
+        if label == old and isinstance(label, Axis):
+            return
+        place = t.untyped_storage().data_ptr()
+        for ref, _ in list(self._of.values()):
+            other = ref()
+            if other is not None and other is not t and other.untyped_storage().data_ptr() == place:
+                self.put(other, MANY)
+        base = t._base
+        if base is not None and base is not t and label is not None:
+            self.put(base, MANY)
