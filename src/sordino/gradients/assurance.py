@@ -13,7 +13,7 @@ for every new program and on later batches, chosen by the run's own randomness.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -27,10 +27,11 @@ from sordino.gradients.memory import Pool
 from sordino.gradients.neutral import Neutral
 from sordino.gradients.passes import PassMemory, Setup, contributions
 from sordino.gradients.rows import Chunk, call, take, tree_map
-from sordino.gradients.survey import Held, check_state, survey
+from sordino.gradients.survey import Held, Kept, check_state, survey
 
 Data = tuple[Any, Any]
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}  # coarser types are compared to a twentieth
+LEVELS = 0.5, 0.02, 0.98  # of what takes the place of random numbers, so that gates are open in one of them
 LATER = 0.25
 """A batch after the first is tested for interaction with this probability over its number, about LATER · log(batches)."""
 
@@ -41,12 +42,19 @@ class Assurance:
     def __init__(self) -> None:
         self.memory = PassMemory()
         self.programs: set[int] = set()
+        self._contents: list[int] | None = None
         self.attributed = self.grouped = self.batches = 0  # checks made, and batches seen
         self.proven = True  # that records do not interact, by every program so far
+
+    def begin(self, setup: Setup) -> None:
+        """Before a call's passes: until the first check, the content of all state is remembered."""
+        self._contents = None if self.grouped else [held.content for held in setup.state]
 
     def examine(self, setup: Setup, data: Data, chunk: Chunk, program: int, independent: bool) -> None:
         """After a chunk was summed, and before anything is released. Refused where a check fails."""
         self.batches += 1
+        if self._contents is not None:
+            check_contents(setup.state, self._contents)
         self.proven = self.proven and independent
         new = program not in self.programs
         due = not independent and torch.rand((), generator=_generator(1)).item() < LATER / self.batches
@@ -54,11 +62,14 @@ class Assurance:
             return
         with _undisturbed(setup):
             if new:
-                check_attribution(setup, data, chunk)
+                with Neutral():
+                    check_attribution(setup, data, chunk)
                 self.attributed += 1
             if (new and not independent) or due or not self.grouped:
                 variants = ("same", "large", "missing", "ends") if new else ("large", "ends")
-                check_independence(setup, data, chunk.rows, variants)
+                for level in (0.5,) if independent else LEVELS:
+                    with Neutral(level):
+                        check_independence(setup, data, chunk.rows, variants)
                 self.grouped += 1
         self.programs.add(program)
 
@@ -72,24 +83,20 @@ def _generator(purpose: int) -> torch.Generator:
 def _undisturbed(setup: Setup) -> Iterator[None]:
     """Random numbers and state are afterwards what they were; a pass that wrote to state unseen is refused."""
     contents = [held.content for held in setup.state]
-    kept = {held.name: held.tensor.detach().clone() for held in setup.state if _is_buffer(held)}
-    with torch.random.fork_rng(devices=[]), Neutral():
+    with torch.random.fork_rng(devices=[]):
         yield
     check_state(setup.state, [held.version for held in setup.state], ())
-    for held, content in zip(setup.state, contents, strict=True):
-        if held.content == content:
-            continue
-        if id(held.tensor) not in setup.memory.clean_writes:
+    check_contents(setup.state, contents)
+
+
+def check_contents(state: Sequence[Held], before: Sequence[int]) -> None:
+    """Refused if the content of a buffer or parameter changed: also by writes that bypass the version counter."""
+    for held, content in zip(state, before, strict=True):
+        if held.content != content:
             raise Refused(
                 f"{held.name}: the forward pass changes it behind autograd's back, so what it stores of the data leaves "
                 "unprotected; put the module in eval mode or remove the update"
             )
-        with torch.no_grad():
-            held.tensor.copy_(kept[held.name])
-
-
-def _is_buffer(held: Held) -> bool:
-    return not isinstance(held.tensor, nn.Parameter)
 
 
 def check_attribution(setup: Setup, data: Data, chunk: Chunk) -> None:
@@ -149,12 +156,14 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> tuple[str, float] |
 
 def _plain_gradients(setup: Setup, data: Data, weight: Tensor) -> dict[str, Tensor]:
     inputs, targets = data
+    kept = Kept(setup.model)
     with torch.enable_grad():
         losses = setup.loss(call(setup.model, inputs), targets)
         names = list(setup.parameters)
         found = torch.autograd.grad(
             losses, [setup.parameters[n] for n in names], weight.to(losses.dtype), allow_unused=True
         )
+    kept.put_back()
     return {name: g for name, g in zip(names, found, strict=True) if g is not None}
 
 
@@ -183,8 +192,11 @@ def _loss_tolerance(kind: torch.dtype) -> float:
 
 
 def _losses(setup: Setup, data: Data) -> Tensor:
+    kept = Kept(setup.model)
     with torch.no_grad():
-        return setup.loss(call(setup.model, data[0]), data[1]).detach()
+        losses = setup.loss(call(setup.model, data[0]), data[1]).detach()
+    kept.put_back()
+    return losses
 
 
 def _moved(setup: Setup, data: Data, rows: int, base: Tensor, variant: str, number: int) -> float:

@@ -72,6 +72,8 @@ def clipped_sum(
     sums: dict[str, Tensor] = {}
     norms, losses, dropped = Scattered(records), Scattered(n), 0
     size = chunk or default_chunk(model, found, rows, records)
+    if assurance is not None:
+        assurance.begin(setup)
     waiting = list(chunks(rows, n, records, size, reduction == "mean"))
     while waiting:
         part = waiting.pop(0)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from sordino.gradients.lineage import MANY, Axis, Lineage, Many, Owners, aligned, merged, reduced
+from sordino.gradients.lineage import MANY, Axis, Lineage, Many, Owners, aligned, covers, merged, reduced
 
 Labels = Lineage | None | list[Lineage | None]
 
@@ -26,8 +26,11 @@ class Labelled(Protocol):
     def lineage(self, t: Any) -> Lineage | None:
         """The label of a tensor that holds data, else None."""
 
-    def join(self, tensors: Sequence[Any], shape: Sequence[int]) -> Lineage | None:
-        """The common label of tensors that are broadcast to ``shape``."""
+    def join(self, tensors: Sequence[Any], shape: Sequence[int], combines: bool = True) -> Lineage | None:
+        """The common label of tensors that are broadcast to ``shape``. combines: their values become numbers."""
+
+    def suspect(self) -> None:
+        """Note that rows take part in the choice of what others get."""
 
 
 Rule = Callable[[Labelled, Any, Any, Any], Labels]
@@ -91,10 +94,11 @@ def pointwise(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     if not results:
         return MANY
     shape, tensors = results[0].shape, [*flat(args), *flat(kwargs)]
+    combines = results[0].is_floating_point() or results[0].is_complex()
     for t in tensors:
         if t.shape != shape and (t.ndim > len(shape) or any(a not in (1, b) for a, b in _pairs(t.shape, shape))):
             return MANY
-    return tape.join(tensors, shape)
+    return tape.join(tensors, shape, combines)
 
 
 def _pairs(shape: Sequence[int], result: Sequence[int]) -> zip[tuple[int, int]]:
@@ -107,6 +111,12 @@ def like_first(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     if any(tape.lineage(t) is not None for t in others if t is not x):
         return pointwise(tape, args, kwargs, out)
     return tape.lineage(x)
+
+
+def summation(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
+    """As a reduction, but terms may be zero: over rows it is not certain that several count."""
+    found, before = reduction()(tape, args, kwargs, out), tape.lineage(first(args, kwargs))
+    return MANY if isinstance(found, Many) and not isinstance(before, Many) else found
 
 
 def reduction(place: int = 1, default: Any = None) -> Rule:
@@ -180,6 +190,12 @@ def _kept(label: Owners, kept: int, results: Sequence[Tensor]) -> Labels:
     return [Owners(label.own.reshape(*lead, *([1] * (r.ndim - kept)))) for r in results]
 
 
+def contracted_over(label: Axis | Owners, dims: Sequence[int]) -> Lineage:
+    """Through a product that sums over ``dims``: rows there are not certain to be mixed, for factors may be zero."""
+    found = reduced(label, dims, True)
+    return MANY if isinstance(found, Many) else found
+
+
 def linear(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     x = first(args, kwargs)
     if any(tape.lineage(t) is not None for t in (*flat(args[1:]), *flat(kwargs)) if t is not x):
@@ -191,7 +207,7 @@ def reduce_last(tape: Labelled, x: Tensor, out: Any) -> Labels:
     label = tape.lineage(x)
     if label is None or isinstance(label, Many):
         return label
-    return reduced(label, (x.ndim - 1,), True) if flat(out)[0].ndim == x.ndim else MANY
+    return contracted_over(label, (x.ndim - 1,)) if flat(out)[0].ndim == x.ndim else MANY
 
 
 def product(tape: Labelled, a: Tensor, b: Tensor, out: Tensor) -> Labels:
@@ -202,7 +218,7 @@ def product(tape: Labelled, a: Tensor, b: Tensor, out: Tensor) -> Labels:
         if label is None:
             continue
         if not isinstance(label, Many):
-            label = reduced(label, (contracted,), True)
+            label = contracted_over(label, (contracted,))
         if not isinstance(label, Many):  # to the dimensions of the result, in which a vector has none
             if t.ndim == 1:
                 label = reduced(label, (0,), False)
@@ -288,7 +304,7 @@ def attention(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
         if label is None:
             continue
         if not isinstance(label, Many):
-            label = reduced(label, (t.ndim - 2, t.ndim - 1), True)
+            label = contracted_over(label, (t.ndim - 2, t.ndim - 1))
         if not isinstance(label, Many):
             label = aligned(label, t.shape, out.shape, tape.rows)
         found.append((t, label))
@@ -340,11 +356,16 @@ def recurrent(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
         return MANY
     batch_first, x = args[-1], args[0]
     rows = 0 if batch_first else 1
-    if x.ndim != 3 or tape.lineage(x) != Axis(rows):
+    label = tape.lineage(x)
+    if label is None or isinstance(label, Many) or x.ndim != 3 or not covers(label, (rows,)):
         return MANY
-    if any(tape.lineage(t) not in (None, Axis(1)) for t in flat(args[1])):
-        return MANY
-    return [Axis(rows), *(Axis(1) for _ in flat(out)[1:])]
+    own = label.own.reshape(1, -1, 1) if isinstance(label, Owners) else None
+    state = Axis(1, label.before, label.after) if isinstance(label, Axis) else Owners(own)  # type: ignore[arg-type]
+    for t in flat(args[1]):
+        theirs = tape.lineage(t)
+        if theirs is not None and (isinstance(theirs, Many) or merged([theirs, state], t.shape, tape.rows) is MANY):
+            return MANY
+    return [label, *(state for _ in flat(out)[1:])]
 
 
 def companions(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sordino.gradients import moves
@@ -20,12 +21,20 @@ class Book:
     read: a value of the data was brought out of a tensor (``item``), where it can't be followed.
     mixed: data of other rows took part, without a gradient, in something that has a label.
     crowded: some tensor has another dimension that is as long as the batch.
+    crossed: an operation that combined values of a row with values that are certainly of several.
     """
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
         self.read = self.mixed = self.crowded = False
+        self.crossed: str | None = None
+        self._name = ""
+        self._unknown = False  # whether anything is labelled MANY
         self._of: dict[int, tuple[weakref.ref[Tensor], Lineage]] = {}
+
+    def suspect(self) -> None:
+        """Rows take part in the choice of what others get (an index, a mask)."""
+        self.mixed = True
 
     def lineage(self, t: Any) -> Lineage | None:
         found = self._of.get(id(t))
@@ -37,6 +46,7 @@ class Book:
 
     def put(self, t: Tensor, label: Lineage) -> None:
         self._of[id(t)] = (weakref.ref(t), label)
+        self._unknown = self._unknown or isinstance(label, Many)
         if not self.crowded and self.rows > 1 and t.shape.count(self.rows) > 1:
             self.crowded = True
 
@@ -49,9 +59,10 @@ class Book:
     def clear(self) -> None:
         self._of.clear()
 
-    def join(self, tensors: Sequence[Any], shape: Sequence[int]) -> Lineage | None:
+    def join(self, tensors: Sequence[Any], shape: Sequence[int], combines: bool = True) -> Lineage | None:
         """The common label of tensors that are broadcast to ``shape``: that of the ones with a gradient, if others,
-        which can't carry a gradient to a parameter, disagree with it."""
+        which can't carry a gradient to a parameter, disagree with it. combines: the result is made of numbers, not of
+        answers (comparisons)."""
         found: list[Lineage] = []
         graded: list[Lineage] = []
         for t in tensors:
@@ -68,9 +79,13 @@ class Book:
         if len(found) == 1:
             return found[0]
         label = merged(found, shape, self.rows)
-        if isinstance(label, Many) and graded and len(graded) < len(found):
+        if not isinstance(label, Many):
+            return label
+        if label.certain and combines and any(not isinstance(one, Many) for one in found):
+            self.crossed = self.crossed or self._name
+        if graded and len(graded) < len(found):
             label = merged(graded, shape, self.rows)
-            self.mixed = self.mixed or not isinstance(label, Many)
+            self.mixed = True
         return label
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -91,34 +106,36 @@ class Book:
         self._put_all(func, args, kwargs, results, self._labels(func, args, kwargs, out))
 
     def _labels(self, func: Any, args: Any, kwargs: Any, out: Any) -> Labels:
-        rule = rule_for(func)
+        rule, self._name = rule_for(func), name_of(func)
         labels: Labels = MANY
         if rule is not None:
             labels = rule(self, args, kwargs, out)
         if isinstance(labels, Many):
-            return self._of_one_row(args, kwargs, out)
+            labels = self._of_one_row(args, kwargs, out) or labels
+        elif self._unknown and any(isinstance(self.lineage(t), Many) for t in (*flat(args), *flat(kwargs))):
+            self.mixed = True
         return labels
 
-    def _of_one_row(self, args: Any, kwargs: Any, out: Any) -> Labels:
-        """Whatever is computed from one row alone belongs to it."""
-        one: Tensor | None = None
+    def _of_one_row(self, args: Any, kwargs: Any, out: Any) -> list[Lineage | None] | None:
+        """Whatever is computed from one row alone belongs to it; None where the data is of several."""
+        rows: set[int] = set()
         for t in (*flat(args), *flat(kwargs)):
             label = self.lineage(t)
             if label is None:
                 continue
             if not isinstance(label, Owners) or label.own.numel() != 1:
-                return MANY
-            if one is not None and int(one) != int(label.own):
-                return MANY
-            one = label.own
-        if one is None or int(one) < 0:
-            return MANY
-        return [Owners(one.reshape([1] * t.ndim)) for t in flat(out)]
+                return None
+            rows.add(int(label.own))
+        if len(rows) != 1 or rows == {-1}:
+            return None
+        return [Owners(torch.full([1] * t.ndim, next(iter(rows)))) for t in flat(out)]
 
     def _put_all(self, func: Any, args: Any, kwargs: Any, results: Sequence[Tensor], labels: Labels) -> None:
         each: Iterable[Lineage | None] = labels if isinstance(labels, list) else [labels] * len(results)
         into = args[0] if writes(func) and args else kwargs.get("out")
         for t, label in zip(results, each, strict=False):
+            if not t.numel() and label is not None:
+                label = Owners(torch.full([1] * t.ndim, -1))  # nobody's
             if t is into:
                 self._overwrite(t, label)
             elif label is None:

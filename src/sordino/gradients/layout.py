@@ -7,6 +7,7 @@ from the tensor's label (``lineage.py``); where the program does not tell, it is
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -45,6 +46,8 @@ def layout_of(label: Lineage, shape: Sequence[int], lead: Sequence[int], rows: i
     """The layout of a tensor with this label; None where rows are not known, or lie in dimensions of the features."""
     if rows == 1:
         return Whole()
+    if math.prod(shape) == 0 and not isinstance(label, Axis):
+        return Positions(torch.full((math.prod(shape[d] for d in lead),), -1))
     if not covers(label, lead):
         return None
     if isinstance(label, Axis):

@@ -6,7 +6,7 @@ that position may influence:
 - ``Axis(dim, before, after)``: dimension ``dim`` has length before · rows · after, with the row index in the middle.
   (B, S, d) has ``Axis(0)``; flattened to (B·S, d) it has ``Axis(0, after=S)``; (S·B, d) has ``Axis(0, before=S)``.
 - ``Owners(own)``: an int64 tensor, broadcastable to the shape, with the row of each position (−1: of no row yet).
-- ``MANY``: several rows, or not known.
+- ``MANY``: not known. ``MIXED``: certainly of several rows (a mean over the batch, a row plus another).
 
 Labels follow the operations of the program (``flow.py``); no length ever decides. They are sound in this sense: every
 operation gives an output position the label of each differentiable input position that it depends on, or MANY. So if
@@ -42,10 +42,13 @@ class Owners:
 
 @dataclass(frozen=True, slots=True)
 class Many:
-    """Several rows, or not known."""
+    """Several rows, or not known. certain: values of several rows were combined, beyond doubt."""
+
+    certain: bool = False
 
 
 MANY = Many()
+MIXED = Many(certain=True)
 ROWS = Axis(0)
 Lineage = Axis | Owners | Many
 
@@ -76,6 +79,8 @@ def simplest(own: Tensor, rows: int) -> Lineage:
 
     A position of no row (−1) takes the row of its neighbours where these agree: any label is right for it.
     """
+    if not own.numel():
+        return Owners(torch.full([1] * own.ndim, -1))
     for d in range(own.ndim):
         if own.shape[d] > 1:
             highest = own.amax(d, keepdim=True)
@@ -133,11 +138,11 @@ def reduced(lineage: Axis | Owners, dims: Sequence[int], keepdim: bool) -> Linea
     """Through an operation whose result depends on all positions along ``dims``."""
     if isinstance(lineage, Axis):
         if lineage.dim in dims:
-            return MANY
+            return MIXED
         return lineage if keepdim else Axis(lineage.dim - sum(d < lineage.dim for d in dims), *_sides(lineage))
     own = lineage.own
     if any(own.shape[d] > 1 for d in dims):
-        return MANY
+        return MIXED
     return lineage if keepdim else Owners(own.reshape([s for d, s in enumerate(own.shape) if d not in dims]))
 
 
@@ -148,22 +153,23 @@ def _sides(axis: Axis) -> tuple[int, int]:
 def merged(parts: Sequence[Lineage], shape: Shape, rows: int) -> Lineage:
     """Of an operation on tensors of these lineages, all in the dimensions of the result: the label that they share.
 
-    Where one has no row (−1) the others decide. MANY where two disagree.
+    Where one has no row (−1) the others decide. MIXED where two disagree.
     """
     first = parts[0]
     if all(p == first for p in parts) and isinstance(first, Axis):
         return first
+    if any(isinstance(p, Many) for p in parts):
+        return MIXED if MIXED in parts else MANY
     total: Tensor | None = None
     for part in parts:
-        if isinstance(part, Many):
-            return MANY
+        assert not isinstance(part, Many)
         own = owners(part, shape, rows)
         if total is None:
             total = own
             continue
         a, b = torch.broadcast_tensors(total, own)
         if bool(((a >= 0) & (b >= 0) & (a != b)).any()):
-            return MANY
+            return MIXED
         total = torch.maximum(a, b)
     assert total is not None
     return simplest(total, rows)

@@ -14,6 +14,7 @@ from torch import Tensor
 from sordino.gradients.flow import Labelled, Labels, argument, dims_of, first, flat
 from sordino.gradients.lineage import (
     MANY,
+    MIXED,
     Axis,
     Lineage,
     Many,
@@ -158,7 +159,7 @@ def pieces(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     found: list[Lineage | None] = []
     start = 0
     for part in out:
-        found.append(simplest(own.narrow(dims[0], start, part.shape[dims[0]]), tape.rows) if part.numel() else MANY)
+        found.append(simplest(own.narrow(dims[0], start, part.shape[dims[0]]), tape.rows))
         start += part.shape[dims[0]]
     return found
 
@@ -195,7 +196,21 @@ def narrow(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     if not isinstance(label, (Axis, Owners)) or dims is None or not isinstance(start, int):
         return MANY if _known(label) else label
     index = torch.arange(start % max(1, x.shape[dims[0]]), start % max(1, x.shape[dims[0]]) + out.shape[dims[0]])
-    return cut(label, x.shape, dims[0], index, tape.rows) if out.numel() else MANY
+    return cut(label, x.shape, dims[0], index, tape.rows)
+
+
+def _chosen(tape: Labelled, index: Any, result: Lineage | None, shape: Sequence[int]) -> None:
+    """Indices that are data of other rows than what they choose: noted, for no label tells of it."""
+    label = tape.lineage(index) if isinstance(index, Tensor) else None
+    if label is None:
+        return
+    if isinstance(label, Many) or result is None or isinstance(result, Many) or len(shape) < index.ndim:
+        tape.suspect()
+        return
+    behind = [1] * (len(shape) - index.ndim)
+    own = owners(label, index.shape, tape.rows)
+    if isinstance(merged([Owners(own.reshape(*own.shape, *behind)), result], shape, tape.rows), Many):
+        tape.suspect()
 
 
 def index_select(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
@@ -203,9 +218,11 @@ def index_select(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     label, dims = tape.lineage(x), dims_of(argument(args, kwargs, 1, "dim"), x.ndim)
     if label is None:
         return _by_index(tape, out, dims[0], index) if dims else MANY
-    if not isinstance(label, (Axis, Owners)) or dims is None or not out.numel():
+    if not isinstance(label, (Axis, Owners)) or dims is None:
         return MANY
-    return cut(label, x.shape, dims[0], index.reshape(-1), tape.rows)
+    found = cut(label, x.shape, dims[0], index.reshape(-1), tape.rows)
+    _chosen(tape, index, found if dims[0] == 0 else None, out.shape)
+    return found
 
 
 def _by_index(tape: Labelled, out: Tensor, dim: int, index: Tensor) -> Labels:
@@ -225,8 +242,11 @@ def gather(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     if not isinstance(label, (Axis, Owners)) or dims is None or not isinstance(index, Tensor):
         return MANY
     if isinstance(label, Axis) and label.dim != dims[0] and out.shape[label.dim] == x.shape[label.dim]:
+        _chosen(tape, index, label, out.shape)
         return label
-    return simplest(spread(label, x.shape, tape.rows).gather(dims[0], index), tape.rows)
+    found = simplest(spread(label, x.shape, tape.rows).gather(dims[0], index), tape.rows)
+    _chosen(tape, index, found, out.shape)
+    return found
 
 
 def take_along_dim(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
@@ -244,7 +264,7 @@ def getitem(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     label = tape.lineage(x)
     if label is None:
         return _looked_up(tape, x, index, out)
-    if isinstance(label, Many) or not out.numel():
+    if isinstance(label, Many):
         return MANY
     items = index if isinstance(index, tuple) else (index,)
     if isinstance(label, Axis) and all(i is None or i is Ellipsis or type(i) in (int, slice) for i in items):
@@ -253,10 +273,15 @@ def getitem(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
             return plain
     own = owners(label, x.shape, tape.rows)
     used = _dims_used(items, x.ndim)
-    picked = own.expand(*x.shape[:used], *own.shape[used:])[index]
-    if used < x.ndim:  # what was not indexed still has length 1 where the row does not vary
-        return simplest(picked, tape.rows)
-    return simplest(picked, tape.rows) if picked.ndim == out.ndim else MANY
+    picked = own.expand(*x.shape[:used], *own.shape[used:])[index]  # length 1 where the row does not vary
+    if picked.ndim != out.ndim:
+        return MANY
+    found = simplest(picked, tape.rows)
+    if len(items) == 1 and isinstance(items[0], Tensor) and items[0].dtype != torch.bool:
+        _chosen(tape, items[0], found, out.shape)
+    elif any(tape.lineage(t) is not None for t in flat(items)):
+        tape.suspect()
+    return found
 
 
 def _basic(label: Axis, shape: Sequence[int], items: Sequence[Any]) -> Lineage | None:
@@ -400,7 +425,7 @@ def unfold(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 def masked_select(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     x, mask = first(args, kwargs), argument(args, kwargs, 1, "mask")
     label = tape.lineage(x)
-    if not isinstance(label, (Axis, Owners)) or not out.numel():
+    if not isinstance(label, (Axis, Owners)):
         return MANY
     return simplest(torch.masked_select(spread(label, x.shape, tape.rows), mask), tape.rows)
 
@@ -416,8 +441,12 @@ def scattered(place: int) -> Any:
         new = tape.lineage(values) if isinstance(values, Tensor) else None
         if dims is None or isinstance(old, Many) or isinstance(new, Many) or not isinstance(index, Tensor):
             return MANY
-        if new is None:
-            return old if old is not None else MANY
+        if new is None:  # a constant at places that data chooses
+            by = tape.lineage(index)
+            if isinstance(by, Axis) and by.dim != dims[0] and index.shape[by.dim] == target.shape[by.dim]:
+                return by if old is None else merged([old, by], target.shape, tape.rows)
+            return by if isinstance(by, Many) else MANY
+        _chosen(tape, index, new if index.ndim == values.ndim or dims[0] == 0 else None, values.shape)
         if new == old and isinstance(new, Axis) and new.dim != dims[0]:
             return new
         return _landed(tape, (target, old), index, (values, new), dims[0])
@@ -481,10 +510,13 @@ def assigned(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Lineage | None
     target, index, value = args
     old = tape.lineage(target)
     new = tape.lineage(value) if isinstance(value, Tensor) else None
+    by = [(t, label) for t in flat(index) if (label := tape.lineage(t)) is not None]
+    if by:
+        return _by_data(tape, target, old, by, value)
     if new is None or isinstance(old, Many):
         return old
     if isinstance(new, Many):
-        return MANY
+        return new
     part = target.detach()[index]
     if part.ndim < value.ndim:
         return MANY
@@ -503,3 +535,15 @@ def assigned(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Lineage | None
         return MANY
     own[index] = rows
     return simplest(own, tape.rows)
+
+
+def _by_data(
+    tape: Labelled, target: Tensor, old: Lineage | None, by: Sequence[tuple[Tensor, Lineage]], value: Any
+) -> Lineage | None:
+    """target[index] = value where the index is data: a mask over leading dimensions acts as masked_fill does."""
+    mask, label = by[0]
+    if len(by) > 1 or mask.dtype != torch.bool or isinstance(label, Many) or flat(value):
+        return MIXED if any(found == MIXED for _, found in by) else MANY
+    own = owners(label, mask.shape, tape.rows)
+    shown = Owners(own.reshape(*own.shape, *([1] * (target.ndim - mask.ndim))))
+    return merged([shown] if old is None else [shown, old], target.shape, tape.rows)

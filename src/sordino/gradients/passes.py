@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,7 +49,6 @@ class PassMemory:
     """What one pass leaves to the next of the same training: the tensors that held its data, to be known again."""
 
     def __init__(self) -> None:
-        self.clean_writes: set[int] = set()  # ids of buffers that were written to without data (spectral_norm)
         self._carried: list[weakref.ref[Tensor]] = []
         self._constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
@@ -65,16 +64,13 @@ class PassMemory:
                 f"a tensor of shape {tuple(t.shape)} that was computed from an earlier batch is used again: what the "
                 "model keeps between batches (a queue, a cache, a moving average) holds records without noise; remove it"
             )
+        if any(t is held for root in modules for held in itertools.chain(root.parameters(), root.buffers())):
+            return True  # what a pass writes to these is refused
         known = self._constants.get(id(t))
         if known is not None and known[0]() is t:
             return known[1] == t._version
         self._constants[id(t)] = weakref.ref(t), t._version  # the next pass finds it as it was before
-        return any(t is held for root in modules for module in root.modules() for held in _held(module))
-
-
-def _held(module: nn.Module) -> Iterator[Tensor]:
-    yield from (t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)
-    yield from tensors(list(vars(module).values()))
+        return any(t is held for root in modules for m in root.modules() for held in tensors(list(vars(m).values())))
 
 
 class Pass:
@@ -101,8 +97,8 @@ class Pass:
                 self.losses = setup.loss(outputs, targets)
             _check_losses(self.losses, rows)
             check_state(setup.state, before, self.tape.restore)
-            memory.clean_writes.update(self.tape.restore)
             self._put_back()
+            _check_crossed(self.tape.book.crossed)
         except BaseException:
             self.tape.close()
             raise
@@ -149,6 +145,15 @@ class Pass:
 
 def _without_gradient(t: Tensor) -> Tensor:
     return t.detach() if t.requires_grad else t
+
+
+def _check_crossed(operation: str | None) -> None:
+    if operation is not None:
+        raise Refused(
+            f"{operation}: combines what belongs to one record with what was computed over several (a mean, a maximum, a "
+            "ranking over the batch, or another record), so records interact; make it work row by row, over the other "
+            "dimensions only"
+        )
 
 
 def _check_losses(losses: Any, rows: int) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from sordino.gradients.contributions import Contribution, outer
 from sordino.gradients.gru import GRU
 from sordino.gradients.layout import Frame
-from sordino.gradients.lineage import MANY, Axis, Many, owners, permuted, simplest
+from sordino.gradients.lineage import MANY, Many, covers, owners, permuted, simplest
 from sordino.gradients.linear import bias_gradient
 from sordino.gradients.tape import Slot, Tape, Use, hold
 
@@ -187,8 +187,8 @@ def _stack(tape: Tape, func: Any, args: Any, layer: Layer, states: int, step: An
     if batch_first:
         x, label = x.transpose(0, 1), label if isinstance(label, Many) else permuted(label, (1, 0, 2))
     x, start = x.to(flat[0].dtype), tuple(s.to(flat[0].dtype) for s in start)
-    if tape.rows > 1 and label != Axis(1):
-        label = MANY  # rows in time: their order is not that of the steps
+    if tape.rows > 1 and not covers(label, (1,)):
+        label = MANY  # rows along time, or features
     ends: list[State] = []
     for number in range(layers):
         outs = []

@@ -37,6 +37,20 @@ class Held:
         return zlib.crc32(self.tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
 
 
+class Kept:
+    """The buffers as they are now, to be put back after a plain forward pass that wrote to them."""
+
+    def __init__(self, *modules: object) -> None:
+        buffers = [b for m in modules if isinstance(m, nn.Module) for b in m.buffers()]
+        self._kept = [(b, b.detach().clone(), b._version) for b in buffers if not b.is_inference()]
+
+    def put_back(self) -> None:
+        with torch.no_grad():
+            for buffer, content, version in self._kept:
+                if buffer._version != version:
+                    buffer.copy_(content)
+
+
 def check_state(state: Sequence[Held], before: Sequence[int], clean: Container[int]) -> None:
     """Refused if a pass wrote to a buffer or parameter, or put another in its place.
 

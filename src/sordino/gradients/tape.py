@@ -33,7 +33,7 @@ from sordino.errors import Refused
 from sordino.gradients.contributions import Contribution
 from sordino.gradients.labels import Book
 from sordino.gradients.layout import Frame, Layout, layout_of
-from sordino.gradients.lineage import MANY, ROWS, Lineage, permuted
+from sordino.gradients.lineage import MANY, ROWS, Lineage, Many, permuted
 from sordino.gradients.standardisation import Pull, pulled
 from sordino.gradients.vocabulary import writes
 
@@ -278,7 +278,7 @@ class Tape(TorchFunctionMode):
         self._add(use)
         out = _Stand.apply(value, self.token, tuple(shape), lambda g: self.arrived(use, g))  # type: ignore[no-untyped-call]
         self.book.put(out, label)
-        moved = label if use.permute is None or label is MANY else permuted(label, use.permute)  # type: ignore[arg-type]
+        moved = label if use.permute is None or isinstance(label, Many) else permuted(label, use.permute)
         use.layout = layout_of(moved, use.shape, use.lead, self.rows)
         return out  # type: ignore[no-any-return]
 
@@ -381,8 +381,7 @@ class Tape(TorchFunctionMode):
             out = func(*self.values(args), **self.values(kwargs)) if slotted else func(*args, **kwargs)
             if data:
                 self.book.follow(func, args, kwargs, out)
-            else:
-                self._note_constants(out)
+            self._note_constants(out)
             return out
         before = len(self.uses)
         out = self.rules.apply(self, func, args, kwargs, data)
@@ -407,7 +406,8 @@ class Tape(TorchFunctionMode):
 
     def _note_constants(self, out: Any) -> None:
         for t in (out,) if isinstance(out, Tensor) else _flat((out,)):
-            self._constants[id(t)] = weakref.ref(t)
+            if not self.book.holds(t):
+                self._constants[id(t)] = weakref.ref(t)
 
     def _label(self, func: Any, args: Any, kwargs: Any, out: Any, before: int) -> None:
         """Labels of what a rule returned, and with them the layouts of the uses that it left open."""

@@ -29,8 +29,8 @@ normal_ uniform_ random_ exponential_ geometric_ cauchy_ log_normal_ zero_ fill_
 """.split()
 
 _REDUCTIONS = """
-sum mean prod std var amax amin max min argmax argmin any all logsumexp nansum nanmean median nanmedian mode
-count_nonzero std_mean var_mean aminmax
+mean prod std var amax amin max min argmax argmin any all logsumexp nanmean median nanmedian mode
+std_mean var_mean aminmax
 """.split()
 _MIXING = {
     **dict.fromkeys("cumsum cumprod logcumsumexp cummax cummin softmax log_softmax softmin".split(), flow.mixing()),
@@ -136,6 +136,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_POINTWISE, flow.pointwise),
     **dict.fromkeys(_CONSTANT, flow.constant),
     **dict.fromkeys(_REDUCTIONS, flow.reduction()),
+    **dict.fromkeys("sum nansum count_nonzero".split(), flow.summation),
     **_MIXING,
     **_TRAILING,
     **_PRODUCTS,
