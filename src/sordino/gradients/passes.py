@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sordino.errors import Refused
 from sordino.gradients.contributions import Contribution, Dense, Pulled, Total, merged
+from sordino.gradients.derived import Shared, reached
 from sordino.gradients.layout import Axis, Frame, Layout, Positions, Whole, by_shape, fits, probed
 from sordino.gradients.memory import Pool
 from sordino.gradients.rows import Chunk, call, take, tensors
@@ -302,11 +303,16 @@ def _by_parameter(
         if slot.name is not None:
             direct[slot.name].extend(parts)
             continue
-        for name in slot.parents:
-            leaf, tensor = leaves[slot][name], _connected(slot)
-            region = _region(tensor, leaf)
+        tensor = _connected(slot)
+        found = {name: leaves[slot][name] for name in slot.parents}
+        found = found if len(found) == 1 else reached(tensor, found)
+        through: Contribution | None = None
+        for name, leaf in found.items():
+            region = _region(tensor, leaf) if len(found) == 1 else None
             if region is None:
-                pulled[name].append(Pulled(tensor, leaf, merged(parts), False))
+                # one object for all parents: merging adds in place, and a sum may overwrite what it was taken of
+                through = through or (merged(parts) if len(found) == 1 else Shared(merged(parts)))
+                pulled[name].append(Pulled(tensor, leaf, through, False))
             else:
                 views[name][region].extend((slot, part) for part in parts)
     out: dict[str, Contribution] = {}
