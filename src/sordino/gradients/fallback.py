@@ -60,7 +60,7 @@ def general(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _tapped(tape: Tape, call: Call, output: Tensor, position: int) -> Tensor:
-    if not output.is_floating_point():
+    if not output.is_floating_point() or not output.numel():
         return tape.mark(output)  # type: ignore[no-any-return]
     slots = tuple(call.slots.values())
 

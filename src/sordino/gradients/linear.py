@@ -58,6 +58,8 @@ def emitter(
 
 def _use(tape: Tape, func: Any, x: Tensor, output: Tensor, emit: Emit, *slots: Slot | None) -> Tensor:
     present = tuple([s for s in slots if s is not None])
+    if not output.numel():  # a cluster of words, or an expert, that no record chose: no gradient to speak of
+        return tape.mark(output)  # type: ignore[no-any-return]
     use = Use(func, present, output.shape, tuple(range(output.ndim - 1)), emit, hold(x))
     use.layout = tape.merged(x)
     return tape.tap(output, use)
@@ -67,7 +69,7 @@ def linear(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     x, weight, bias = _bind(("input", "weight", "bias"), args, kwargs)
     if tape.slot(x) is not None or x.ndim < 2 or weight.ndim != 2:
         return NotImplemented
-    w, b = tape.slot(weight), tape.slot(bias)
+    w, b = tape.slot(weight) if weight.numel() else None, tape.slot(bias)
     x = x.detach() if w is None else x
     x_squares = None
     if w is not None and x.ndim == 2 and reads_memory(x, weight.shape[0]) and not _needs_more(x):
@@ -101,9 +103,9 @@ def matmul(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 
 def addmm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     """bias + x @ W, as in the Conv1D of GPT-2."""
-    if kwargs or len(args) != 3:
+    bias, x, weight, out = _bind(("input", "mat1", "mat2", "out"), args, kwargs)
+    if out is not None or kwargs.get("beta", 1) != 1 or kwargs.get("alpha", 1) != 1:
         return NotImplemented
-    bias, x, weight = args
     if tape.slot(x) is not None or weight.ndim != 2 or bias.ndim != 1 or bias.shape[0] != weight.shape[1]:
         return NotImplemented
     w, b = tape.slot(weight), tape.slot(bias)

@@ -67,19 +67,31 @@ GUARDS: dict[Any, Callable[[Tape, Any, Any, Any], None]] = {
 }
 
 
+def positional(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """torch.matmul(input=x, other=w) as torch.matmul(x, other=w): rules look for the first argument in its place.
+
+    torch.where calls its second argument ``input``.
+    """
+    if args or "input" not in kwargs or "condition" in kwargs:
+        return args, kwargs
+    return (kwargs["input"],), {name: value for name, value in kwargs.items() if name != "input"}
+
+
 def apply(tape: Tape, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
     """Run an operation in which a slot takes part, under gradient mode."""
+    args, kwargs = positional(args, kwargs)
     rule = RULES.get(func) if data else None
     if rule is not None:
         out = rule(tape, func, args, kwargs)
         return fallback.general(tape, func, args, kwargs) if out is NotImplemented else out
     name = getattr(func, "__name__", "")
-    if name in elementwise.SHAPE_ONLY and tape.slot(args[0]) is None:
+    first = tape.slot(args[0]) if args else None
+    if name in elementwise.SHAPE_ONLY and args and first is None:
         out = func(*tape.values(args), **tape.values(kwargs))
         return tape.mark(out) if data else out
     if func is F.multi_head_attention_forward:
         return attention.multi_head(tape, func, args, kwargs)
-    if name in elementwise.STRETCHING and tape.slot(args[0]) is not None:
+    if name in elementwise.STRETCHING and first is not None:
         return elementwise.stretch(tape, func, args, kwargs)
     if not data and func is standardised_weight:
         return normalisation.weight_standardisation(tape, func, args, kwargs)
