@@ -19,6 +19,7 @@ from sordino.gradients.contributions import Contribution, Lookup
 from sordino.gradients.memory import Pool, blocks, by_record, keep_freed_memory, lengths
 from sordino.gradients.passes import Loss, Setup, contributions
 from sordino.gradients.rows import ClippedSum, Rows, checked, chunks, take, tensors
+from sordino.gradients.spectral import frozen
 from sordino.gradients.survey import Survey, survey
 
 Iterates = Sequence[tuple[Mapping[str, Tensor], float]]
@@ -69,7 +70,8 @@ def clipped_sum(
     size = chunk or default_chunk(model, found, rows, records)
     for part in chunks(rows, n, records, size, reduction == "mean"):
         data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
-        gradients, values = contributions(setup, data, part, steps)
+        with frozen(found.powers):
+            gradients, values = contributions(setup, data, part, steps)
         losses.put(part.index, _as(values, kind))
         if centre is not None:
             gradients = centred(gradients, centre, parameters, part.records)
@@ -119,7 +121,8 @@ def per_record_gradients(model: nn.Module, loss: Any, rows: Rows) -> tuple[dict[
     whole = {k: torch.zeros(records, *p.shape, dtype=_accumulate(p.dtype)) for k, p in parameters.items()}
     for part in chunks(rows, n, records, default_chunk(model, found, rows, records), False):
         data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
-        gradients, values = contributions(setup, data, part, [({}, 1.0)])
+        with frozen(found.powers):
+            gradients, values = contributions(setup, data, part, [({}, 1.0)])
         losses[part.index] = values.to(losses.dtype)
         with torch.no_grad():
             for name, gradient in gradients.items():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import InputError, Refused
+from sordino.gradients import spectral
 from sordino.gradients.normalisation import refuse_batchnorm
 
 
@@ -23,6 +24,7 @@ class Survey:
     parameters: dict[str, nn.Parameter]  # those that require a gradient
     buffers: list[tuple[str, Tensor]]
     tables: int  # bytes of the trained tables among the parameters, whose gradients stay row-sparse
+    powers: list[Any]  # what iterates in the forward pass, as in spectral.py
 
     @property
     def dense_bytes(self) -> int:
@@ -37,11 +39,12 @@ class _Kind:
     scripted: bool
     batchnorm: bool
     table: bool
+    spectral: bool
 
 
 @functools.lru_cache(1 << 10)  # parametrised modules have a class each
 def _kind(cls: Any) -> _Kind:
-    bases = torch.jit.ScriptModule, nn.modules.batchnorm._BatchNorm, (nn.Embedding, nn.EmbeddingBag)
+    bases = torch.jit.ScriptModule, nn.modules.batchnorm._BatchNorm, (nn.Embedding, nn.EmbeddingBag), spectral.KIND
     return _Kind(*(issubclass(cls, base) for base in bases))
 
 
@@ -50,6 +53,7 @@ def survey(model: nn.Module) -> Survey:
     trained."""
     parameters: dict[str, nn.Parameter] = {}
     buffers: list[tuple[str, Tensor]] = []
+    powers: list[Any] = []
     tables, seen = 0, set()
     waiting: list[tuple[str, nn.Module]] = [("", model)]
     while waiting:
@@ -61,9 +65,14 @@ def survey(model: nn.Module) -> Survey:
         refuse_compiled(name, module, kind)
         if kind.batchnorm:
             refuse_batchnorm(name, module)
+        if kind.spectral:
+            powers.append(module)
+        elif module._forward_pre_hooks:
+            powers += spectral.hooks(module)
         prefix = f"{name}." if name else ""
         for own, parameter in module._parameters.items():
             if parameter is not None and parameter.requires_grad and id(parameter) not in seen:
+                refuse_uninitialised(prefix + own, parameter)
                 seen.add(id(parameter))
                 parameters[prefix + own] = parameter
                 if kind.table:
@@ -72,15 +81,25 @@ def survey(model: nn.Module) -> Survey:
         waiting += [(prefix + own, m) for own, m in reversed(module._modules.items()) if m is not None]
     if not parameters:
         raise InputError("the model has no trainable parameter; set requires_grad_(True) on what is to be trained")
-    return Survey(parameters, buffers, tables)
+    return Survey(parameters, buffers, tables, powers)
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that training moves, by name; InputError if there are none."""
     found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for name, p in found.items():
+        refuse_uninitialised(name, p)
     if not found:
         raise InputError("the model has no trainable parameter; set requires_grad_(True) on what is to be trained")
     return found
+
+
+def refuse_uninitialised(name: str, parameter: nn.Parameter) -> None:
+    if isinstance(parameter, nn.UninitializedParameter):
+        raise InputError(
+            f"{name}: a lazy layer that has no weights yet; run the model once on a few rows before it is trained, so "
+            "that its layers know their sizes"
+        )
 
 
 def refuse_compiled(name: str, module: nn.Module, kind: _Kind) -> None:
