@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import Refused
+from sordino.gradients.checkpoints import held
 from sordino.gradients.contributions import Contribution, Dense, Pulled, Total, merged
 from sordino.gradients.derived import Shared, reached
 from sordino.gradients.layout import Axis, Frame, Layout, Positions, Whole, by_shape, fits, probed
@@ -60,7 +61,7 @@ class Pass:
         try:
             for t in itertools.chain(tensors(inputs), tensors(targets)):
                 self.tape.mark(t)
-            with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
+            with held(), nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
                 with self.tape:
                     outputs = call(setup.model, inputs)
                 seen = not setup.loss_is_torchs or any(self.tape.slot(t) is not None for t in tensors(outputs))
