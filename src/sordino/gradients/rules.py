@@ -18,10 +18,11 @@ from sordino.gradients import (
     linear,
     normalisation,
     recurrent,
+    transforms,
 )
 from sordino.gradients.gru import standardised_gru
 from sordino.gradients.standardisation import standardised_weight
-from sordino.gradients.tape import Rulebook, Tape
+from sordino.gradients.tape import Rulebook, Tape, _flat
 
 Rule = Callable[[Tape, Any, Any, Any], Any]
 
@@ -77,9 +78,19 @@ def positional(args: Any, kwargs: Any) -> tuple[Any, Any]:
     return (kwargs["input"],), {name: value for name, value in kwargs.items() if name != "input"}
 
 
+def unseen(tape: Tape, args: Any, kwargs: Any) -> bool:
+    """Is there a tensor with a gradient that is no slot? Then it was made of data where the mode does not look."""
+    found = [t for t in _flat((args, kwargs)) if t.requires_grad and tape.slot(t) is None]
+    tape.mark(found)
+    return bool(found)
+
+
 def apply(tape: Tape, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
     """Run an operation in which a slot takes part, under gradient mode."""
     args, kwargs = positional(args, kwargs)
+    if transforms.active():
+        return transforms.inside(tape, func, args, kwargs)
+    data = data or unseen(tape, args, kwargs)
     rule = RULES.get(func) if data else None
     if rule is not None:
         out = rule(tape, func, args, kwargs)
