@@ -60,6 +60,8 @@ RULES: dict[Any, Rule] = {
     torch.rnn_relu_cell: recurrent.rnn_cell,
 }
 
+TABLES = (embedding.embedding, embedding.getitem)
+
 # checked on every call with data, whether or not a parameter takes part
 GUARDS: dict[Any, Callable[[Tape, Any, Any, Any], None]] = {
     F.batch_norm: normalisation.refuse_batch_statistics,
@@ -92,6 +94,8 @@ def apply(tape: Tape, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
         return transforms.inside(tape, func, args, kwargs)
     data = data or unseen(tape, args, kwargs)
     rule = RULES.get(func) if data else None
+    if rule is not None and rule not in TABLES and any(t.is_complex() for t in _flat((args, kwargs))):
+        return fallback.general(tape, func, args, kwargs)  # the rules' products are those of real numbers
     if rule is not None:
         out = rule(tape, func, args, kwargs)
         return fallback.general(tape, func, args, kwargs) if out is NotImplemented else out

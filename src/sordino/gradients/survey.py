@@ -72,7 +72,7 @@ def survey(model: nn.Module) -> Survey:
         prefix = f"{name}." if name else ""
         for own, parameter in module._parameters.items():
             if parameter is not None and parameter.requires_grad and id(parameter) not in seen:
-                refuse_uninitialised(prefix + own, parameter)
+                refuse_parameter(prefix + own, parameter)
                 seen.add(id(parameter))
                 parameters[prefix + own] = parameter
                 if kind.table:
@@ -88,13 +88,19 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that training moves, by name; InputError if there are none."""
     found = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for name, p in found.items():
-        refuse_uninitialised(name, p)
+        refuse_parameter(name, p)
     if not found:
         raise InputError("the model has no trainable parameter; set requires_grad_(True) on what is to be trained")
     return found
 
 
-def refuse_uninitialised(name: str, parameter: nn.Parameter) -> None:
+def refuse_parameter(name: str, parameter: nn.Parameter) -> None:
+    """One that has no weights yet, or whose weights noise has no place for."""
+    if parameter.is_complex():
+        raise Refused(
+            f"{name}: a complex parameter, and the noise is proven for real ones; keep its real and imaginary parts as "
+            "one real parameter of shape (…, 2) and use torch.view_as_complex(parameter)"
+        )
     if isinstance(parameter, nn.UninitializedParameter):
         raise InputError(
             f"{name}: a lazy layer that has no weights yet; run the model once on a few rows before it is trained, so "
