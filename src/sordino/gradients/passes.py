@@ -19,6 +19,7 @@ from sordino.gradients.contributions import Contribution, Dense, Pulled, Total, 
 from sordino.gradients.derived import Shared, reached
 from sordino.gradients.layout import Axis, Frame, Layout, Positions, Whole, by_shape, fits, probed
 from sordino.gradients.memory import Pool
+from sordino.gradients.refusals import Aside, early, one_pass
 from sordino.gradients.rows import Chunk, call, take, tensors
 from sordino.gradients.rules import RULEBOOK
 from sordino.gradients.tape import Slot, Tape, Use, check_held
@@ -58,10 +59,11 @@ class Pass:
         self.tape = Tape(setup.model, setup.parameters, values, rows, shared, RULEBOOK)
         self.rows, self.setup = rows, setup
         versions = [(name, b, b._version) for name, b in setup.buffers]
+        self.tape.arrived = early
         try:
             for t in itertools.chain(tensors(inputs), tensors(targets)):
                 self.tape.mark(t)
-            with held(), nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
+            with Aside(setup.parameters), held(), nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
                 with self.tape:
                     outputs = call(setup.model, inputs)
                 seen = not setup.loss_is_torchs or any(self.tape.slot(t) is not None for t in tensors(outputs))
@@ -80,20 +82,21 @@ class Pass:
     def backward(self, weight: Tensor, arrived: Callable[[Use, Tensor], None], keep: bool = False) -> None:
         """Send Σ weight·loss back; ``arrived`` gets the gradient of every use. Gradient mode is off meanwhile."""
         tape = self.tape
-        tape.arrived = arrived
+        tape.arrived = one_pass(arrived)
         if not self.losses.requires_grad:
             raise Refused(
                 "the loss does not depend on any trainable parameter through operations that sordino can see; "
                 "check that the model is in use, not wrapped in no_grad, scripted or compiled"
             )
         watched = [*tape.leaves.items(), *self.setup.parameters.items()]
-        found: Sequence[Tensor | None] = torch.autograd.grad(
-            self.losses,
-            [tape.token, *(t for _, t in watched)],
-            weight if weight.dtype == self.losses.dtype else weight.to(self.losses.dtype),
-            retain_graph=keep,
-            allow_unused=True,
-        )
+        with Aside(self.setup.parameters):
+            found: Sequence[Tensor | None] = torch.autograd.grad(
+                self.losses,
+                [tape.token, *(t for _, t in watched)],
+                weight if weight.dtype == self.losses.dtype else weight.to(self.losses.dtype),
+                retain_graph=keep,
+                allow_unused=True,
+            )
         for (name, _), gradient in zip(watched, found[1:], strict=True):
             if gradient is not None:
                 raise Refused(
