@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from sordino.gradients.contributions import Contribution
+from sordino.gradients.tape import Tape
 
 
 class Shared:
@@ -42,23 +43,46 @@ class Shared:
         self.through.drop(bad)
 
 
-def reached(tensor: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the leaves that the tensor was computed from, by autograd's graph.
-
-    A parameter may have given its shape alone (u.expand_as(v)), or have gone into another of several results
-    (torch.broadcast_tensors).
-    """
-    names = {id(leaf): name for name, leaf in leaves.items()}
-    if id(tensor) in names:
-        return {names[id(tensor)]: tensor}
-    found: set[str] = set()
+def leaves(tensor: Tensor) -> list[Tensor]:
+    """What autograd's graph of the tensor begins with."""
+    if tensor.grad_fn is None:
+        return [tensor]
+    found: dict[int, Tensor] = {}
     waiting, seen = [tensor.grad_fn], set()
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
-            continue
         seen.add(node)
-        if (name := names.get(id(getattr(node, "variable", None)))) is not None:
-            found.add(name)
-        waiting += [earlier for earlier, _ in node.next_functions]
-    return {name: leaf for name, leaf in leaves.items() if name in found}
+        if (leaf := getattr(node, "variable", None)) is not None:
+            found[id(leaf)] = leaf
+        waiting += [earlier for earlier, _ in node.next_functions if earlier is not None and earlier not in seen]
+    return list(found.values())
+
+
+def reached(tensor: Tensor, candidates: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the candidates that the tensor was computed from, by autograd's graph.
+
+    The arguments alone do not tell: a parameter may have given its shape (u.expand_as(v)), have gone into another of
+    several results (torch.broadcast_tensors), or have been written into the tensor through a view of it.
+    """
+    found = {id(leaf) for leaf in leaves(tensor)}
+    return {name: leaf for name, leaf in candidates.items() if id(leaf) in found}
+
+
+def adopt(tape: Tape, t: Tensor) -> bool:
+    """Is this tensor, which no operation was seen to make, computed from parameters alone? Then it becomes a slot.
+
+    Such are tensors that a parameter was written into (matrix[rows, columns] = p) and results of a custom
+    autograd.Function. The latter are connected to the parameters themselves, which then serve as leaves.
+    """
+    parents = [tape.slot(leaf) for leaf in leaves(t)]
+    if not parents or any(p is None or p.name is None for p in parents):
+        return False
+    for leaf, parent in zip(leaves(t), parents, strict=True):
+        assert parent is not None
+        if parent.tensor is None and leaf.data_ptr() == parent.value.data_ptr():
+            assert parent.name is not None
+            parent.tensor = tape.leaves[parent.name] = leaf
+        if parent.tensor is not leaf:
+            return False  # a leaf of the tape's own is in use already, or other weights than the parameter's
+    tape.add_slot(t, frozenset(p.name for p in parents if p is not None and p.name is not None))
+    return True

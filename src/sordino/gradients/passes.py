@@ -308,8 +308,7 @@ def _by_parameter(
             direct[slot.name].extend(parts)
             continue
         tensor = _connected(slot)
-        found = {name: leaves[slot][name] for name in slot.parents}
-        found = found if len(found) == 1 else reached(tensor, found)
+        found = reached(tensor, leaves[slot])
         through: Contribution | None = None
         for name, leaf in found.items():
             region = _region(tensor, leaf) if len(found) == 1 else None

@@ -12,6 +12,7 @@ from sordino.gradients import (
     attention,
     companions,
     convolution,
+    derived,
     elementwise,
     embedding,
     fallback,
@@ -22,7 +23,7 @@ from sordino.gradients import (
 )
 from sordino.gradients.gru import standardised_gru
 from sordino.gradients.standardisation import standardised_weight
-from sordino.gradients.tape import Rulebook, Tape, _flat
+from sordino.gradients.tape import TYPE_ONLY, Rulebook, Tape, _flat
 
 Rule = Callable[[Tape, Any, Any, Any], Any]
 
@@ -80,19 +81,11 @@ def positional(args: Any, kwargs: Any) -> tuple[Any, Any]:
     return (kwargs["input"],), {name: value for name, value in kwargs.items() if name != "input"}
 
 
-def unseen(tape: Tape, args: Any, kwargs: Any) -> bool:
-    """Is there a tensor with a gradient that is no slot? Then it was made of data where the mode does not look."""
-    found = [t for t in _flat((args, kwargs)) if t.requires_grad and tape.slot(t) is None]
-    tape.mark(found)
-    return bool(found)
-
-
 def apply(tape: Tape, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
     """Run an operation in which a slot takes part, under gradient mode."""
     args, kwargs = positional(args, kwargs)
     if transforms.active():
         return transforms.inside(tape, func, args, kwargs)
-    data = data or unseen(tape, args, kwargs)
     rule = RULES.get(func) if data else None
     if rule is not None and rule not in TABLES and any(t.is_complex() for t in _flat((args, kwargs))):
         return fallback.general(tape, func, args, kwargs)  # the rules' products are those of real numbers
@@ -106,6 +99,8 @@ def apply(tape: Tape, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
         return tape.mark(out) if data else out
     if func is F.multi_head_attention_forward:
         return attention.multi_head(tape, func, args, kwargs)
+    if func in TYPE_ONLY and first is not None:
+        return tape.derive(func, args, kwargs)
     if name in elementwise.STRETCHING and first is not None:
         return elementwise.stretch(tape, func, args, kwargs)
     if not data and func is standardised_weight:
@@ -117,4 +112,4 @@ def apply(tape: Tape, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
     return fallback.general(tape, func, args, kwargs) if out is NotImplemented else out
 
 
-RULEBOOK = Rulebook(apply, GUARDS)
+RULEBOOK = Rulebook(apply, derived.adopt, GUARDS)

@@ -101,6 +101,11 @@ def refuse_parameter(name: str, parameter: nn.Parameter) -> None:
             f"{name}: a complex parameter, and the noise is proven for real ones; keep its real and imaginary parts as "
             "one real parameter of shape (…, 2) and use torch.view_as_complex(parameter)"
         )
+    if parameter._backward_hooks:
+        raise Refused(
+            f"{name}: a hook on this parameter (register_hook) changes its gradient, and a private gradient does not "
+            "pass through it; remove the hook and make its change to the released gradient"
+        )
     if isinstance(parameter, nn.UninitializedParameter):
         raise InputError(
             f"{name}: a lazy layer that has no weights yet; run the model once on a few rows before it is trained, so "

@@ -127,6 +127,8 @@ class _Stand(torch.autograd.Function):
         return None, _ZERO, None, None
 
 
+# what is given beside the first argument gives its type, its device or its shape, and is not computed with
+TYPE_ONLY = frozenset((Tensor.to, Tensor.type_as, Tensor.view_as, Tensor.reshape_as))
 _RESHAPES = frozenset((Tensor.view, Tensor.reshape, Tensor.flatten, torch.flatten, torch.reshape))
 
 
@@ -166,9 +168,11 @@ class Owners:
 
 @dataclass(frozen=True)
 class Rulebook:
-    """apply: runs an operation in which a slot takes part. guards: checks of operations on data, slot or not."""
+    """apply: runs an operation in which a slot takes part. adopt: makes a slot of a tensor that was computed from
+    parameters alone where the mode did not look; False if it was not. guards: checks of operations on data."""
 
     apply: Callable[[Tape, Any, Any, Any, bool], Any]
+    adopt: Callable[[Tape, Tensor], bool]
     guards: Mapping[Any, Callable[[Tape, Any, Any, Any], None]]
 
 
@@ -268,6 +272,9 @@ class Tape(TorchFunctionMode):
             if slot.source is not None:
                 use.emit = _pulling(use.emit)
                 break
+        made = [s.tensor for s in use.slots if s.name is None and s.tensor is not None]
+        if made:  # one that is written to after its use has another graph by the time it is pulled back through
+            use.held = (*use.held, *hold(*made))
         use.index = len(self.uses)
         self.uses.append(use)
 
@@ -279,9 +286,13 @@ class Tape(TorchFunctionMode):
         parents = frozenset().union(*(s.parents for s in slots))
         for t in _flat((out,)):
             if t.requires_grad and id(t) not in self._slots:
-                self._slots[id(t)] = Slot(t, t.detach(), parents, source=source)
-                self._alive.append(t)
+                self.add_slot(t, parents, source)
         return out
+
+    def add_slot(self, t: Tensor, parents: frozenset[str], source: tuple[Slot, Pull] | None = None) -> None:
+        """Note that this tensor was computed from these parameters and constants alone."""
+        self._slots[id(t)] = Slot(t, t.detach(), parents, source=source)
+        self._alive.append(t)
 
     def connected(self, slot: Slot) -> Tensor:
         """The slot in autograd's graph; a parameter becomes a leaf when it is first asked for."""
@@ -313,8 +324,14 @@ class Tape(TorchFunctionMode):
                 key = id(a)
                 if key in self._slots:
                     slotted = True
-                elif not data and key in self._data:
-                    data = self._data[key]() is a
+                elif self.is_data(a):
+                    data = True
+                elif a.requires_grad:  # made where the mode does not look
+                    if self.rules.adopt(self, a):
+                        slotted = True
+                    else:
+                        self.mark(a)
+                        data = True
             elif isinstance(a, (list, tuple)):
                 slotted, data = self._seen(a, slotted, data)
             elif isinstance(a, dict):
@@ -330,7 +347,7 @@ class Tape(TorchFunctionMode):
             self.rules.guards[func](self, func, args, kwargs)
         if not slotted:
             out = func(*args, **kwargs)
-            if not data:
+            if not data or (func in TYPE_ONLY and not self.is_data(args[0])):
                 return out
             if func in _RESHAPES:
                 self._note_merged(args[0], out)
