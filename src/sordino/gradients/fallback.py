@@ -67,6 +67,8 @@ def _tapped(tape: Tape, call: Call, output: Tensor, position: int) -> Tensor:
     if not differentiable(output) or not output.numel():
         return tape.mark(output)  # type: ignore[no-any-return]
     slots = tuple(call.slots.values())
+    if any(output.untyped_storage().data_ptr() == s.value.untyped_storage().data_ptr() for s in slots):
+        output = output.clone()  # a view of a parameter: a tap counts as a write to it
 
     def emit(gradient: Tensor, frame: Frame) -> list[tuple[Slot, Contribution]]:
         found = per_record(call, position, gradient.detach(), frame)

@@ -16,6 +16,7 @@ from sordino.gradients import (
     elementwise,
     embedding,
     fallback,
+    grouped,
     linear,
     normalisation,
     recurrent,
@@ -63,6 +64,8 @@ RULES: dict[Any, Rule] = {
 
 TABLES = (embedding.embedding, embedding.getitem)
 
+GROUPED = ("_grouped_mm", "grouped_mm_fallback")  # torch's, and transformers' where that one does not run
+
 # checked on every call with data, whether or not a parameter takes part
 GUARDS: dict[Any, Callable[[Tape, Any, Any, Any], None]] = {
     F.batch_norm: normalisation.refuse_batch_statistics,
@@ -97,6 +100,8 @@ def apply(tape: Tape, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
     if name in elementwise.SHAPE_ONLY and args and first is None:
         out = func(*tape.values(args), **tape.values(kwargs))
         return tape.mark(out) if data else out
+    if data and name in GROUPED and (out := grouped.grouped_mm(tape, func, args, kwargs)) is not NotImplemented:
+        return out
     if func is F.multi_head_attention_forward:
         return attention.multi_head(tape, func, args, kwargs)
     if func in TYPE_ONLY and first is not None:
