@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sordino.gradients import contraction
 from sordino.gradients.contributions import Contribution, Dense, outer
 from sordino.gradients.layout import Frame, full
 from sordino.gradients.memory import CACHE_BYTES, blocks, reads_memory, squares
@@ -96,8 +97,10 @@ def _with_squares(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tenso
 def matmul(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     x, weight = args[0], args[1] if len(args) > 1 else kwargs.get("other", kwargs.get("mat2"))
     w = tape.slot(weight)
-    if kwargs.get("out") is not None or tape.slot(x) is not None or w is None or x.ndim < 2 or weight.ndim != 2:
+    if kwargs.get("out") is not None:
         return NotImplemented
+    if tape.slot(x) is not None or w is None or x.ndim < 2 or weight.ndim != 2:
+        return contraction.matmul(tape, func, x, weight)
     return _use(tape, func, x, torch.matmul(x, w.value), emitter(x, w, None, swapped=True), w)
 
 
