@@ -26,6 +26,7 @@ from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows
 from sordino.gradients.contributions import Dense
 from sordino.gradients.engine import Iterates, add_clipped, per_record_gradients
+from sordino.gradients.spectral import advance
 from sordino.gradients.survey import trainable
 from sordino.sampling import LogicalBatch
 
@@ -150,6 +151,7 @@ class RecordMomenta:
                 f"step {batch.step} draws {len(batch.indices)} of {self.records} records: the momentum of single "
                 "records is proven for full batches only (expected_batch = records); sampled batches take inner_length"
             )
+        advance(self.model)
         parameters = trainable(self.model)
         sums: dict[str, Tensor] = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in parameters.items()}
         norms, losses, dropped, first = [], [], 0, not self._kept

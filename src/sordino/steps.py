@@ -33,6 +33,7 @@ from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.gradients.assurance import Assurance
 from sordino.gradients.engine import Iterates
 from sordino.gradients.memory import Pool
+from sordino.gradients.spectral import advance
 from sordino.ledger import Ledger
 from sordino.methods import DPSGD, Coupling
 from sordino.methods.base import AddsUniformNoise, HidesIterates
@@ -246,6 +247,7 @@ class RecordGradients:
         return with_companions(rows, self.model, seed=self.seed, step=step)
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
+        advance(self.model)
         total = empty_sum(self.model)
         iterates = None if self.iterates is None else self.iterates()
         most = LONGEST_SUM if self.views is None else max(1, min(LONGEST_SUM, batch.chunk) // self.views.views)

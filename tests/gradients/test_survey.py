@@ -61,3 +61,12 @@ def test_a_scripted_or_compiled_module_inside_is_named() -> None:
         survey(nn.Sequential(compiled))
     with pytest.raises(Refused, match=r"the model: torch\.compile hides"):
         survey(torch.compile(nn.Linear(2, 2), backend="eager"))
+
+
+def test_a_lazy_layer_is_named_before_its_first_run_and_trained_after() -> None:
+    model = nn.Sequential(nn.LazyLinear(3))
+    for walk in (survey, trainable):
+        with pytest.raises(InputError, match=r"^0.weight: a lazy layer.*run the model once"):
+            walk(model)
+    model(torch.zeros(1, 4))
+    assert survey(model).parameters["0.weight"].shape == (3, 4)

@@ -27,6 +27,7 @@ from sordino.data.types import Split
 from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.gradients.memory import Pool
+from sordino.gradients.spectral import advance
 from sordino.methods.coupling import Coupling
 from sordino.plan import Plan
 from sordino.public import refuse_shared_rows, split_public
@@ -221,6 +222,7 @@ class CoupledGradients:
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         companion, centre, scale = self.companion, None, 1.0
+        advance(companion.model)
         if companion.method.centring or companion.method.quantile is not None:
             public = companion.for_sum(batch.step)
             scale = public.scale

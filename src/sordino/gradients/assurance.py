@@ -27,7 +27,7 @@ from sordino.gradients.memory import Pool
 from sordino.gradients.neutral import Neutral
 from sordino.gradients.passes import PassMemory, Setup, contributions
 from sordino.gradients.rows import Chunk, call, take, tree_map
-from sordino.gradients.survey import Held, Kept, check_state, survey
+from sordino.gradients.survey import Held, check_state, survey
 
 Data = tuple[Any, Any]
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}  # coarser types are compared to a twentieth
@@ -85,7 +85,7 @@ def _undisturbed(setup: Setup) -> Iterator[None]:
     contents = [held.content for held in setup.state]
     with torch.random.fork_rng(devices=[]):
         yield
-    check_state(setup.state, [held.version for held in setup.state], ())
+    check_state(setup.state, [held.version for held in setup.state])
     check_contents(setup.state, contents)
 
 
@@ -156,14 +156,12 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> tuple[str, float] |
 
 def _plain_gradients(setup: Setup, data: Data, weight: Tensor) -> dict[str, Tensor]:
     inputs, targets = data
-    kept = Kept(setup.model)
     with torch.enable_grad():
         losses = setup.loss(call(setup.model, inputs), targets)
         names = list(setup.parameters)
         found = torch.autograd.grad(
             losses, [setup.parameters[n] for n in names], weight.to(losses.dtype), allow_unused=True
         )
-    kept.put_back()
     return {name: g for name, g in zip(names, found, strict=True) if g is not None}
 
 
@@ -192,11 +190,8 @@ def _loss_tolerance(kind: torch.dtype) -> float:
 
 
 def _losses(setup: Setup, data: Data) -> Tensor:
-    kept = Kept(setup.model)
     with torch.no_grad():
-        losses = setup.loss(call(setup.model, data[0]), data[1]).detach()
-    kept.put_back()
-    return losses
+        return setup.loss(call(setup.model, data[0]), data[1]).detach()
 
 
 def _moved(setup: Setup, data: Data, rows: int, base: Tensor, variant: str, number: int) -> float:

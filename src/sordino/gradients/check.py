@@ -14,7 +14,8 @@ from sordino.errors import Refused
 from sordino.gradients.engine import Iterates, clipped_sum, layers, row_loss
 from sordino.gradients.neutral import Neutral
 from sordino.gradients.rows import ClippedSum, Rows, call, checked, take, tree_map
-from sordino.gradients.survey import Kept, survey, trainable
+from sordino.gradients.spectral import frozen, power_iterations
+from sordino.gradients.survey import survey, trainable
 
 
 def brute_force(
@@ -46,7 +47,8 @@ def brute_force(
             scale = 1.0 if rows.coefficient is None else float(rows.coefficient[r])
             scale = scale / len(mine) if reduction == "mean" else scale
             for twin, factor in twins:
-                value, found = _row_gradient(twin, per_row, rows, r, n, names)
+                with frozen(power_iterations(twin)):
+                    value, found = _row_gradient(twin, per_row, rows, r, n, names)
                 losses[r] = value
                 for k, g in zip(names, found, strict=True):
                     if g is not None:
@@ -76,13 +78,12 @@ def _row_gradient(
     model: nn.Module, loss: Any, rows: Rows, r: int, n: int, names: Sequence[str]
 ) -> tuple[Tensor, Sequence[Tensor | None]]:
     inputs, targets = (take(t, torch.tensor([r]), n) for t in (rows.inputs, rows.targets))
-    parameters, kept = dict(model.named_parameters()), Kept(model)
+    parameters = dict(model.named_parameters())
     with torch.enable_grad():
         value = loss(call(model, inputs), targets)
     if not value.requires_grad:
         return value.detach(), [None] * len(names)
     found = torch.autograd.grad(value.sum(), [parameters[k] for k in names], allow_unused=True)
-    kept.put_back()
     return value.detach(), found
 
 

@@ -64,9 +64,12 @@ def _lookup(tape: Tape, func: Any, slot: Slot, ids: Tensor, skip: int | None) ->
 
 
 def getitem(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
-    """table[ids] with a table of two dimensions and one tensor of non-negative indices."""
+    """table[ids] with a table of two dimensions and one tensor of indices; table[i] with a single one, which is a part
+    of the parameter (the weights of one expert)."""
     table, ids = args
     slot = tape.slot(table)
+    if slot is not None and isinstance(ids, Tensor) and not ids.ndim and ids.dtype in (torch.int64, torch.int32):
+        return tape.derive(func, (table, int(ids)), kwargs)
     if (
         slot is None
         or slot.value.ndim != 2

@@ -21,6 +21,7 @@ from sordino.gradients.measure import NotFinite
 from sordino.gradients.memory import Pool, blocks, by_record, keep_freed_memory, lengths
 from sordino.gradients.passes import Loss, PassMemory, Setup, contributions
 from sordino.gradients.rows import ClippedSum, Rows, checked, chunks, take, tensors
+from sordino.gradients.spectral import frozen
 from sordino.gradients.survey import Survey, survey, survey_loss
 
 Iterates = Sequence[tuple[Mapping[str, Tensor], float]]
@@ -79,7 +80,8 @@ def clipped_sum(
         part = waiting.pop(0)
         data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
         try:
-            made = contributions(setup, data, part, steps)
+            with frozen(found.powers):
+                made = contributions(setup, data, part, steps)
         except NotFinite:
             waiting = [*part.by_record(n, records), *waiting]
             continue
@@ -94,7 +96,8 @@ def clipped_sum(
         setup.pool.give_back()
         del gradients
         if assurance is not None:
-            assurance.examine(setup, data, part, made.program, made.independent)
+            with frozen(found.powers):
+                assurance.examine(setup, data, part, made.program, made.independent)
     setup.pool.trim()
     for name, p in parameters.items():
         total, wanted = sums.pop(name, None), _accumulate(p.dtype)
@@ -136,7 +139,8 @@ def per_record_gradients(model: nn.Module, loss: Any, rows: Rows) -> tuple[dict[
     whole = {k: torch.zeros(records, *p.shape, dtype=_accumulate(p.dtype)) for k, p in parameters.items()}
     for part in chunks(rows, n, records, default_chunk(model, found, rows, records), False):
         data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
-        made = contributions(setup, data, part, [({}, 1.0)])
+        with frozen(found.powers):
+            made = contributions(setup, data, part, [({}, 1.0)])
         losses[part.index] = made.losses.to(losses.dtype)
         with torch.no_grad():
             for name, gradient in made.gradients.items():

@@ -31,7 +31,7 @@ class Call:
         swap: Callable[[Tensor], Tensor] = lambda t: slots.get(id(t), data.get(id(t), t))  # noqa: E731
         with torch.enable_grad():
             out = self.func(*replace(self.args, swap), **replace(self.kwargs, swap))
-        return [t for t in _flat((out,)) if t.is_floating_point()]
+        return [t for t in _flat((out,)) if differentiable(t)]
 
     def vjp(self, position: int, gradient: Tensor, data: dict[int, Tensor]) -> dict[int, Tensor]:
         """The gradient of each slot, with the random numbers of the forward pass."""
@@ -45,6 +45,10 @@ class Call:
         }
 
 
+def differentiable(t: Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
+
+
 def general(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     call = Call(tape, func, args, kwargs)
     out = func(*tape.values(args), **tape.values(kwargs))
@@ -52,7 +56,7 @@ def general(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
         return _tapped(tape, call, out, 0)
     position, results = 0, []
     for t in out:
-        if isinstance(t, Tensor) and t.is_floating_point():
+        if isinstance(t, Tensor) and differentiable(t):
             t = _tapped(tape, call, t, position)
             position += 1
         results.append(t)
@@ -61,9 +65,11 @@ def general(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _tapped(tape: Tape, call: Call, output: Tensor, position: int) -> Tensor:
-    if not output.is_floating_point():
+    if not differentiable(output) or not output.numel():
         return output
     slots = tuple(call.slots.values())
+    if any(output.untyped_storage().data_ptr() == s.value.untyped_storage().data_ptr() for s in slots):
+        output = output.clone()  # a view of a parameter: a tap counts as a write to it
 
     def emit(gradient: Tensor, frame: Frame) -> list[tuple[Slot, Contribution]]:
         found = per_record(call, position, gradient.detach(), frame)
@@ -121,18 +127,20 @@ def _one_by_one(call: Call, position: int, gradient: Tensor, frame: Frame, data:
 
 
 def _finite(t: Tensor) -> bool:
-    return not t.is_floating_point() or bool(torch.isfinite(t).all())
+    return not differentiable(t) or bool(torch.isfinite(t).all())
 
 
 def _numbers(t: Tensor) -> Tensor:
-    return t.nan_to_num(0, 0, 0) if t.is_floating_point() else t
+    return torch.where(torch.isfinite(t), t, 0) if differentiable(t) else t
 
 
 def _made_up(t: Tensor) -> Tensor:
     """Other numbers of the same shape; indices stay."""
-    if not t.is_floating_point():
+    if not differentiable(t):
         return t
-    return torch.randn(t.shape, generator=torch.Generator().manual_seed(t.numel())).to(t.device, t.dtype)
+    kind = torch.complex64 if t.is_complex() else torch.float32
+    source = torch.Generator().manual_seed(t.numel())
+    return torch.randn(t.shape, generator=source, dtype=kind).to(t.device, t.dtype)
 
 
 def _row_dims(call: Call, frame: Frame) -> Dims | None:
@@ -148,7 +156,7 @@ def _row_dims(call: Call, frame: Frame) -> Dims | None:
 
 
 def _adds_up(found: Tensor, whole: Tensor) -> bool:
-    size = float(whole.nan_to_num(0, 0, 0).abs().amax()) if whole.numel() else 0.0
+    size = float(_numbers(whole).abs().amax()) if whole.numel() else 0.0
     return torch.allclose(found.sum(0), whole, rtol=1e-3, atol=1e-3 * size, equal_nan=True)
 
 

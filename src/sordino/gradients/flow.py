@@ -296,7 +296,7 @@ def einsum(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 def attention(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     """Scaled dot products: (…, L, d) with (…, S, d): leading dimensions are kept and broadcast, positions are mixed."""
-    query, key, value = args[0], argument(args, kwargs, 1, "key"), argument(args, kwargs, 2, "value")
+    query, key, value = (argument(args, kwargs, k, name) for k, name in enumerate(("query", "key", "value")))
     mask = argument(args, kwargs, 3, "attn_mask")
     found = []
     for t in (query, key, value, mask):
@@ -318,6 +318,20 @@ def embedding(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
         return MANY
     label = tape.lineage(first(args, kwargs))
     return Owners(label.own.unsqueeze(-1)) if isinstance(label, Owners) else label
+
+
+def bag(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
+    """embedding_bag of a matrix of ids: a bag for each of its rows."""
+    ids, others = first(args, kwargs), [*flat(args[1:]), *flat(kwargs)]
+    labels = {tape.lineage(t) for t in (ids, *others)} - {None}
+    return Axis(0) if ids.ndim == 2 and labels == {Axis(0)} else MANY
+
+
+def bilinear(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
+    """Two tensors with the same leading dimensions."""
+    labels = {found for t in (*flat(args), *flat(kwargs)) if (found := tape.lineage(t)) is not None}
+    label = labels.pop()
+    return label if not labels and isinstance(label, Axis) and label.dim < out.ndim - 1 else MANY
 
 
 def by_class(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:

@@ -45,6 +45,8 @@ class Book:
         return found is not None and found[0]() is t
 
     def put(self, t: Tensor, label: Lineage) -> None:
+        if not t.numel():
+            label = Owners(torch.full([1] * t.ndim, -1))  # nobody's
         self._of[id(t)] = (weakref.ref(t), label)
         self._unknown = self._unknown or isinstance(label, Many)
         if not self.crowded and self.rows > 1 and t.shape.count(self.rows) > 1:
@@ -134,8 +136,6 @@ class Book:
         each: Iterable[Lineage | None] = labels if isinstance(labels, list) else [labels] * len(results)
         into = args[0] if writes(func) and args else kwargs.get("out")
         for t, label in zip(results, each, strict=False):
-            if not t.numel() and label is not None:
-                label = Owners(torch.full([1] * t.ndim, -1))  # nobody's
             if t is into:
                 self._overwrite(t, label)
             elif label is None:
@@ -151,7 +151,7 @@ class Book:
             self.put(t, label)
         elif old is not None:
             self.forget(t)
-        if label == old and isinstance(label, Axis):
+        if label == old and not isinstance(label, Owners):
             return
         place = t.untyped_storage().data_ptr()
         for ref, _ in list(self._of.values()):

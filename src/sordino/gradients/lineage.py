@@ -77,14 +77,15 @@ def spread(lineage: Axis | Owners, shape: Shape, rows: int) -> Tensor:
 def simplest(own: Tensor, rows: int) -> Lineage:
     """The same lineage with few dimensions that vary; an ``Axis`` where it is one.
 
-    A position of no row (−1) takes the row of its neighbours where these agree: any label is right for it.
+    A position of no row (−1), for which any label is right, takes the row of its neighbours where these agree and rows
+    still lie along another dimension: padding belongs to the text that is padded.
     """
     if not own.numel():
         return Owners(torch.full([1] * own.ndim, -1))
     for d in range(own.ndim):
         if own.shape[d] > 1:
             highest = own.amax(d, keepdim=True)
-            if bool(((own == highest) | (own < 0)).all()):
+            if bool((own == highest).all()) or (highest.numel() > 1 and bool(((own == highest) | (own < 0)).all())):
                 own = highest
     varying = [d for d in range(own.ndim) if own.shape[d] > 1]
     if len(varying) == 1:
@@ -100,7 +101,7 @@ def _as_axis(values: Tensor, dim: int, rows: int) -> Axis | None:
     if len(values) % (rows * after):
         return None
     axis = Axis(dim, len(values) // (rows * after), after)
-    return axis if bool(((values == along(axis, rows)) | (values < 0)).all()) else None
+    return axis if torch.equal(values, along(axis, rows)) else None
 
 
 def reshaped(lineage: Axis | Owners, before: Shape, after: Shape, rows: int) -> Lineage:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sordino.gradients import contraction
 from sordino.gradients.contributions import Contribution, Dense, outer
 from sordino.gradients.layout import Frame, full
 from sordino.gradients.memory import CACHE_BYTES, blocks, reads_memory, squares
@@ -58,6 +59,8 @@ def emitter(
 
 def _use(tape: Tape, func: Any, x: Tensor, output: Tensor, emit: Emit, *slots: Slot | None) -> Tensor:
     present = tuple([s for s in slots if s is not None])
+    if not output.numel():  # a cluster of words, or an expert, that no record chose: no gradient to speak of
+        return tape.mark(output)  # type: ignore[no-any-return]
     use = Use(func, present, output.shape, tuple(range(output.ndim - 1)), emit, hold(x))
     return tape.tap(output, use)
 
@@ -66,7 +69,7 @@ def linear(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     x, weight, bias = _bind(("input", "weight", "bias"), args, kwargs)
     if tape.slot(x) is not None or x.ndim < 2 or weight.ndim != 2:
         return NotImplemented
-    w, b = tape.slot(weight), tape.slot(bias)
+    w, b = tape.slot(weight) if weight.numel() else None, tape.slot(bias)
     x = x.detach() if w is None else x
     x_squares = None
     if w is not None and x.ndim == 2 and reads_memory(x, weight.shape[0]) and not _needs_more(x):
@@ -93,16 +96,18 @@ def _with_squares(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tenso
 def matmul(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     x, weight = args[0], args[1] if len(args) > 1 else kwargs.get("other", kwargs.get("mat2"))
     w = tape.slot(weight)
-    if kwargs.get("out") is not None or tape.slot(x) is not None or w is None or x.ndim < 2 or weight.ndim != 2:
+    if kwargs.get("out") is not None:
         return NotImplemented
+    if tape.slot(x) is not None or w is None or x.ndim < 2 or weight.ndim != 2:
+        return contraction.matmul(tape, func, x, weight)
     return _use(tape, func, x, torch.matmul(x, w.value), emitter(x, w, None, swapped=True), w)
 
 
 def addmm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     """bias + x @ W, as in the Conv1D of GPT-2."""
-    if kwargs or len(args) != 3:
+    bias, x, weight, out = _bind(("input", "mat1", "mat2", "out"), args, kwargs)
+    if out is not None or kwargs.get("beta", 1) != 1 or kwargs.get("alpha", 1) != 1:
         return NotImplemented
-    bias, x, weight = args
     if tape.slot(x) is not None or weight.ndim != 2 or bias.ndim != 1 or bias.shape[0] != weight.shape[1]:
         return NotImplemented
     w, b = tape.slot(weight), tape.slot(bias)

@@ -14,11 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import Refused
+from sordino.gradients.checkpoints import without_checkpoints
 from sordino.gradients.contributions import Contribution, Dense, Pulled, Total, merged
+from sordino.gradients.derived import Shared, reached
 from sordino.gradients.layout import Frame, Layout, Whole
 from sordino.gradients.lineage import ROWS
 from sordino.gradients.measure import measured
 from sordino.gradients.memory import Pool
+from sordino.gradients.refusals import Aside, early, one_pass
 from sordino.gradients.rows import Chunk, call, tensors, tree_map
 from sordino.gradients.rules import RULEBOOK
 from sordino.gradients.survey import Held, check_state
@@ -83,21 +86,19 @@ class Pass:
         inputs, targets = (tree_map(_without_gradient, t) for t in data)
         memory, model = setup.memory, setup.model
         modules = [m for m in (model, setup.loss) if isinstance(m, nn.Module)]
-        state = frozenset(id(held.tensor) for held in setup.state)
-        self.tape = Tape(
-            model, setup.parameters, values, rows, RULEBOOK, lambda t: memory.is_constant(t, modules), state
-        )
+        self.tape = Tape(model, setup.parameters, values, rows, RULEBOOK, lambda t: memory.is_constant(t, modules))
         self.rows, self.setup = rows, setup
         self.given = [*tensors(inputs), *tensors(targets)]
         before = [held.version for held in setup.state]
+        self.tape.arrived = early
         try:
             self.tape.mark_rows((inputs, targets))
-            with nullcontext() if torch.is_grad_enabled() else torch.enable_grad(), self.tape:
+            graded = nullcontext() if torch.is_grad_enabled() else torch.enable_grad()
+            with Aside(setup.parameters), without_checkpoints(), graded, self.tape:
                 outputs = call(model, inputs)
                 self.losses = setup.loss(outputs, targets)
             _check_losses(self.losses, rows)
-            check_state(setup.state, before, self.tape.restore)
-            self._put_back()
+            check_state(setup.state, before)
             _check_crossed(self.tape.book.crossed)
         except BaseException:
             self.tape.close()
@@ -108,11 +109,6 @@ class Pass:
         self.independent = rows == 1 or (label == ROWS and not (book.read or book.mixed))
         self.program = hash((tuple(self.tape.program), book.crowded, self.proven))
 
-    def _put_back(self) -> None:
-        with torch.no_grad():
-            for tensor, content in self.tape.restore.values():
-                tensor.copy_(content)
-
     def close(self) -> None:
         self.setup.memory.leave(self.tape.book.alive(), self.given)
         self.tape.close()
@@ -121,20 +117,21 @@ class Pass:
     def backward(self, weight: Tensor, arrived: Callable[[Use, Tensor], None], keep: bool = False) -> None:
         """Send Σ weight·loss back; ``arrived`` gets the gradient of every use. Gradient mode is off meanwhile."""
         tape = self.tape
-        tape.arrived = arrived
+        tape.arrived = one_pass(arrived)
         if not self.losses.requires_grad:
             raise Refused(
                 "the loss does not depend on any trainable parameter through operations that sordino can see; "
                 "check that the model is in use, not wrapped in no_grad, scripted or compiled"
             )
         watched = [*tape.leaves.items(), *self.setup.parameters.items()]
-        found: Sequence[Tensor | None] = torch.autograd.grad(
-            self.losses,
-            [tape.token, *(t for _, t in watched)],
-            weight if weight.dtype == self.losses.dtype else weight.to(self.losses.dtype),
-            retain_graph=keep,
-            allow_unused=True,
-        )
+        with Aside(self.setup.parameters):
+            found: Sequence[Tensor | None] = torch.autograd.grad(
+                self.losses,
+                [tape.token, *(t for _, t in watched)],
+                weight if weight.dtype == self.losses.dtype else weight.to(self.losses.dtype),
+                retain_graph=keep,
+                allow_unused=True,
+            )
         for (name, _), gradient in zip(watched, found[1:], strict=True):
             if gradient is not None:
                 raise Refused(
@@ -267,12 +264,15 @@ def _by_parameter(
         if slot.name is not None:
             direct[slot.name].extend(parts)
             continue
-        whole = merged(parts) if len(slot.parents) > 1 else None  # once: merging may add in place
-        for name in slot.parents:
-            leaf, tensor = leaves[slot][name], _connected(slot)
-            region = _region(tensor, leaf)
-            if whole is not None or region is None:
-                pulled[name].append(Pulled(tensor, leaf, merged(parts) if whole is None else whole, False))
+        tensor = _connected(slot)
+        found = reached(tensor, leaves[slot])
+        through: Contribution | None = None
+        for name, leaf in found.items():
+            region = _region(tensor, leaf) if len(found) == 1 else None
+            if region is None:
+                # one object for all parents: merging adds in place, and a sum may overwrite what it was taken of
+                through = through or (merged(parts) if len(found) == 1 else Shared(merged(parts)))
+                pulled[name].append(Pulled(tensor, leaf, through, False))
             else:
                 views[name][region].extend((slot, part) for part in parts)
     out: dict[str, Contribution] = {}

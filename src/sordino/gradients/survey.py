@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import InputError, Refused
+from sordino.gradients import spectral
 from sordino.gradients.normalisation import refuse_batchnorm
 
 
@@ -37,32 +38,15 @@ class Held:
         return zlib.crc32(self.tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
 
 
-class Kept:
-    """The buffers as they are now, to be put back after a plain forward pass that wrote to them."""
-
-    def __init__(self, *modules: object) -> None:
-        buffers = [b for m in modules if isinstance(m, nn.Module) for b in m.buffers()]
-        self._kept = [(b, b.detach().clone(), b._version) for b in buffers if not b.is_inference()]
-
-    def put_back(self) -> None:
-        with torch.no_grad():
-            for buffer, content, version in self._kept:
-                if buffer._version != version:
-                    buffer.copy_(content)
-
-
-def check_state(state: Sequence[Held], before: Sequence[int], clean: Container[int]) -> None:
-    """Refused if a pass wrote to a buffer or parameter, or put another in its place.
-
-    clean: ids of those that were written from weights alone (the power iteration of spectral_norm).
-    """
+def check_state(state: Sequence[Held], before: Sequence[int]) -> None:
+    """Refused if a pass wrote to a buffer or parameter, or put another in its place."""
     for held, version in zip(state, before, strict=True):
         if held.holder.get(held.own) is not held.tensor:
             raise Refused(
                 f"{held.name}: the forward pass puts another tensor in its place, so what it stores of the data leaves "
                 "unprotected; put the module in eval mode or remove the update"
             )
-        if held.version != version and id(held.tensor) not in clean:
+        if held.version != version:
             raise Refused(
                 f"{held.name}: the forward pass writes to this buffer or parameter, so what it stores of the data leaves "
                 "unprotected; put the module in eval mode or remove the update"
@@ -76,6 +60,7 @@ class Survey:
     parameters: dict[str, nn.Parameter]  # those that require a gradient
     state: list[Held]  # what a forward pass must leave alone: buffers and parameters
     tables: int  # bytes of the trained tables among the parameters, whose gradients stay row-sparse
+    powers: list[Any]  # what iterates in the forward pass, as in spectral.py
 
     @property
     def dense_bytes(self) -> int:
@@ -90,11 +75,12 @@ class _Kind:
     scripted: bool
     batchnorm: bool
     table: bool
+    spectral: bool
 
 
 @functools.lru_cache(1 << 10)  # parametrised modules have a class each
 def _kind(cls: Any) -> _Kind:
-    bases = torch.jit.ScriptModule, nn.modules.batchnorm._BatchNorm, (nn.Embedding, nn.EmbeddingBag)
+    bases = torch.jit.ScriptModule, nn.modules.batchnorm._BatchNorm, (nn.Embedding, nn.EmbeddingBag), spectral.KIND
     return _Kind(*(issubclass(cls, base) for base in bases))
 
 
@@ -103,6 +89,7 @@ def survey(model: nn.Module) -> Survey:
     trained."""
     parameters: dict[str, nn.Parameter] = {}
     state: list[Held] = []
+    powers: list[Any] = []
     tables, seen = 0, set()
     waiting: list[tuple[str, nn.Module]] = [("", model)]
     while waiting:
@@ -114,9 +101,14 @@ def survey(model: nn.Module) -> Survey:
         refuse_compiled(name, module, kind)
         if kind.batchnorm:
             refuse_batchnorm(name, module)
+        if kind.spectral:
+            powers.append(module)
+        elif module._forward_pre_hooks:
+            powers += spectral.hooks(module)
         prefix = f"{name}." if name else ""
         for own, parameter in module._parameters.items():
             if parameter is not None and parameter.requires_grad and id(parameter) not in seen:
+                refuse_parameter(prefix + own, parameter)
                 seen.add(id(parameter))
                 parameters[prefix + own] = parameter
                 if kind.table:
@@ -126,7 +118,7 @@ def survey(model: nn.Module) -> Survey:
         waiting += [(prefix + own, m) for own, m in reversed(module._modules.items()) if m is not None]
     if not parameters:
         raise InputError("the model has no trainable parameter; set requires_grad_(True) on what is to be trained")
-    return Survey(parameters, state, tables)
+    return Survey(parameters, state, tables, powers)
 
 
 def survey_loss(loss: nn.Module) -> list[Held]:
@@ -143,9 +135,30 @@ def survey_loss(loss: nn.Module) -> list[Held]:
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that training moves, by name; InputError if there are none."""
     found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for name, p in found.items():
+        refuse_parameter(name, p)
     if not found:
         raise InputError("the model has no trainable parameter; set requires_grad_(True) on what is to be trained")
     return found
+
+
+def refuse_parameter(name: str, parameter: nn.Parameter) -> None:
+    """One that has no weights yet, or whose weights noise has no place for."""
+    if parameter.is_complex():
+        raise Refused(
+            f"{name}: a complex parameter, and the noise is proven for real ones; keep its real and imaginary parts as "
+            "one real parameter of shape (…, 2) and use torch.view_as_complex(parameter)"
+        )
+    if parameter._backward_hooks:
+        raise Refused(
+            f"{name}: a hook on this parameter (register_hook) changes its gradient, and a private gradient does not "
+            "pass through it; remove the hook and make its change to the released gradient"
+        )
+    if isinstance(parameter, nn.UninitializedParameter):
+        raise InputError(
+            f"{name}: a lazy layer that has no weights yet; run the model once on a few rows before it is trained, so "
+            "that its layers know their sizes"
+        )
 
 
 def refuse_compiled(name: str, module: nn.Module, kind: _Kind) -> None:

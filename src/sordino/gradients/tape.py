@@ -14,8 +14,8 @@ weights, modules called twice and functional calls need no special care; nothing
 left on the model when the tape ends.
 
 Every tensor that holds data has a label (``lineage.py``): the row of each of its positions, followed through the
-operations. A tensor that the mode did not see being made (by a custom function, by numpy, in an earlier pass) is data
-whose rows are not known.
+operations. A tensor with a gradient that the mode did not see being made (by a custom function) is data whose rows are
+not known.
 """
 
 from __future__ import annotations
@@ -141,6 +141,10 @@ class _Stand(torch.autograd.Function):
         return None, _ZERO, None, None
 
 
+# what is given beside the first argument gives its type, its device or its shape, and is not computed with
+TYPE_ONLY = frozenset((Tensor.to, Tensor.type_as, Tensor.view_as, Tensor.reshape_as))
+
+
 def _flat(args: Iterable[Any]) -> Iterable[Tensor]:
     for a in args:
         if isinstance(a, Tensor):
@@ -177,9 +181,11 @@ class Owners:
 
 @dataclass(frozen=True)
 class Rulebook:
-    """apply: runs an operation in which a slot takes part. guards: checks of operations on data, slot or not."""
+    """apply: runs an operation in which a slot takes part. adopt: makes a slot of a tensor that was computed from
+    parameters alone where the mode did not look; False if it was not. guards: checks of operations on data."""
 
     apply: Callable[[Tape, Any, Any, Any, bool], Any]
+    adopt: Callable[[Tape, Tensor], bool]
     guards: Mapping[Any, Callable[[Tape, Any, Any, Any], None]]
 
 
@@ -194,19 +200,16 @@ class Tape(TorchFunctionMode):
         rows: int,
         rules: Rulebook,
         constants: Callable[[Tensor], bool],
-        state: frozenset[int] = frozenset(),
     ) -> None:
         """parameters: the trainable ones. values: the weights to run with, by name. constants: tells whether a tensor
-        that was made before the pass is the same for all rows. state: ids of buffers and parameters."""
+        that was made before the pass is the same for all rows."""
         super().__init__()
-        self.model, self.rows, self.rules, self.constants, self.state = model, rows, rules, constants, state
+        self.model, self.rows, self.rules, self.constants = model, rows, rules, constants
         self.uses: list[Use] = []
         self.program: list[Any] = []  # the operations, in order
         self.arrived: Callable[[Use, Tensor], None] = lambda use, gradient: None
         self.token = _TOKEN
         self.book = Book(rows)
-        self.restore: dict[int, tuple[Tensor, Tensor]] = {}  # state that was written from weights alone, and its copy
-        self._from_weights: dict[int, weakref.ref[Tensor]] = {}
         self._constants: dict[int, weakref.ref[Tensor]] = {}
         self._slots: dict[int, Slot] = {}
         self._alive: list[Tensor] = []
@@ -291,6 +294,9 @@ class Tape(TorchFunctionMode):
             if slot.source is not None:
                 use.emit = _pulling(use.emit)
                 break
+        made = [s.tensor for s in use.slots if s.name is None and s.tensor is not None]
+        if made:  # one that is written to after its use has another graph by the time it is pulled back through
+            use.held = (*use.held, *hold(*made))
         use.index = len(self.uses)
         self.uses.append(use)
 
@@ -310,9 +316,13 @@ class Tape(TorchFunctionMode):
         parents = frozenset().union(*(s.parents for s in slots))
         for t in _flat((out,)):
             if t.requires_grad and id(t) not in self._slots:
-                self._slots[id(t)] = Slot(t, t.detach(), parents, None, source, stretched, looked_up)
-                self._alive.append(t)
+                self.add_slot(t, parents, source, stretched, looked_up)
         return out
+
+    def add_slot(self, t: Tensor, parents: frozenset[str], *more: Any) -> None:
+        """Note that this tensor was computed from these parameters and constants alone. more: further fields."""
+        self._slots[id(t)] = Slot(t, t.detach(), parents, None, *more)
+        self._alive.append(t)
 
     def connected(self, slot: Slot) -> Tensor:
         """The slot in autograd's graph; a parameter becomes a leaf when it is first asked for."""
@@ -332,8 +342,6 @@ class Tape(TorchFunctionMode):
         self._slots.clear()
         self.book.clear()
         self._constants.clear()
-        self._from_weights.clear()
-        self.restore.clear()
         self.program.clear()
         self._alive.clear()
         self.arrived = lambda use, gradient: None
@@ -346,6 +354,10 @@ class Tape(TorchFunctionMode):
             if isinstance(a, Tensor):
                 if id(a) in self._slots:
                     slotted = True
+                elif self.book.holds(a):
+                    data = True
+                elif a.requires_grad and self.rules.adopt(self, a):  # made where the mode does not look
+                    slotted = True
                 else:
                     data = self._is_data(a) or data
             elif isinstance(a, (list, tuple)):
@@ -355,17 +367,16 @@ class Tape(TorchFunctionMode):
         return slotted, data
 
     def _is_data(self, t: Tensor) -> bool:
-        """A tensor that is neither known as data nor as a constant is data whose rows are not known."""
-        if self.book.holds(t):
+        """A tensor that nobody saw being made: with a gradient it is data whose rows are not known. Without one, none
+        can reach a parameter through it: it serves as a constant, though it may hold what was read from data."""
+        if t.requires_grad:
+            self.book.put(t, MANY)
             return True
         known = self._constants.get(id(t))
-        if known is not None and known() is t and not t.requires_grad:
-            return False
-        if not t.requires_grad and self.constants(t):
+        if known is None or known() is not t:
+            self.book.read = not self.constants(t) or self.book.read
             self._constants[id(t)] = weakref.ref(t)
-            return False
-        self.book.put(t, MANY)
-        return True
+        return False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -376,8 +387,6 @@ class Tape(TorchFunctionMode):
         if data and func in self.rules.guards:
             self.rules.guards[func](self, func, args, kwargs)
         if not slotted or not torch.is_grad_enabled():
-            if not data and (slotted or self._from_weights):
-                return self._of_weights(func, args, kwargs, slotted)
             out = func(*self.values(args), **self.values(kwargs)) if slotted else func(*args, **kwargs)
             if data:
                 self.book.follow(func, args, kwargs, out)
@@ -387,21 +396,6 @@ class Tape(TorchFunctionMode):
         out = self.rules.apply(self, func, args, kwargs, data)
         if data:
             self._label(func, args, kwargs, out, before)
-        return out
-
-    def _of_weights(self, func: Any, args: Any, kwargs: Any, slotted: bool) -> Any:
-        """An operation on weights and constants, without a gradient. It may write to a buffer (the power iteration of
-        spectral_norm), which is put back after the pass: how many passes there are depends on the batch."""
-        made = slotted or any(
-            (ref := self._from_weights.get(id(t))) is not None and ref() is t for t in _flat((args, kwargs))
-        )
-        into = args[0] if writes(func) and args else kwargs.get("out")
-        if made and isinstance(into, Tensor) and id(into) in self.state:
-            self.restore.setdefault(id(into), (into, into.detach().clone()))
-        out = func(*self.values(args), **self.values(kwargs)) if slotted else func(*args, **kwargs)
-        self._note_constants(out)
-        if made:
-            self._from_weights.update({id(t): weakref.ref(t) for t in _flat((out,))})
         return out
 
     def _note_constants(self, out: Any) -> None:
@@ -418,6 +412,8 @@ class Tape(TorchFunctionMode):
             tapped = use.tapped() if use.tapped is not None else None
             if tapped is not None and use.layout is None:
                 label = self.book.lineage(tapped)
+                if label is not None and use.permute is not None and not isinstance(label, Many):
+                    label = permuted(label, use.permute)
                 if label is not None:
                     use.layout = layout_of(label, use.shape, use.lead, self.rows)
 

@@ -83,6 +83,8 @@ _PRODUCTS: dict[str, Rule] = {
     "scaled_dot_product_attention": flow.attention,
     "embedding": flow.embedding,
     "one_hot": flow.embedding,
+    "embedding_bag": flow.bag,
+    "bilinear": flow.bilinear,
     "glu": flow.halved,
     **dict.fromkeys("cross_entropy nll_loss".split(), flow.by_class),
     **dict.fromkeys(
