@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads import SIX, Workload, mlp, texts, vectors
+from workloads import SIX, RowLoss, Workload, mlp, texts, vectors
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -73,13 +74,14 @@ def _declare_torchvision_operators() -> None:
     The two that its import looks up are declared, which is enough for models that use none of them.
     """
     try:
-        import torchvision  # noqa: F401
+        import torchvision  # type: ignore[import-untyped] # noqa: F401
     except RuntimeError:
         for module in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:
             del sys.modules[module]
-        _OPERATORS.append(torch.library.Library("torchvision", "DEF"))
+        _OPERATORS.append(torch.library.Library("torchvision", "DEF"))  # type: ignore[no-untyped-call]
         for operator in ("nms", "qnms"):
-            _OPERATORS[-1].define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            signature = f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            _OPERATORS[-1].define(signature)  # type: ignore[no-untyped-call]
 
 
 def _timm(name: str, **options: Any) -> nn.Module:
@@ -209,8 +211,16 @@ def _language(n: int) -> tuple[Tensor, Tensor]:
     return ids, ids
 
 
-def _held(name: str, title: str, records: int, *rest: Any, goal: float = GOAL, loss: Any = None) -> Workload:
-    return Workload(name, title, records, goal, *rest, loss=loss, heldout=True)
+def _held(
+    name: str,
+    title: str,
+    records: int,
+    model: Callable[[], nn.Module],
+    batch: Callable[[int], tuple[Tensor, Tensor]],
+    loss: RowLoss | None = None,
+    goal: float = GOAL,
+) -> Workload:
+    return Workload(name, title, records, goal, model, batch, loss)
 
 
 HELD_OUT: dict[str, Workload] = {

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -32,7 +31,6 @@ class Workload:
     model: Callable[[], nn.Module]
     batch: Callable[[int], tuple[Tensor, Tensor]]
     loss: RowLoss | None = None
-    heldout: bool = False
 
     @property
     def row_loss(self) -> RowLoss:

@@ -11,10 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from peers import CLIP_NORM, ENGINES
 from heldout import WORKLOADS
+from peers import CLIP_NORM, ENGINES
 
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")

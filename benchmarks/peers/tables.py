@@ -88,6 +88,8 @@ def _phases(results: Mapping[str, Any], names: Sequence[str]) -> list[list[str]]
 def failures(results: Mapping[str, Any]) -> list[str]:
     """One line for each engine that is absent, crashed or ran out of time, with what it said."""
     lines = [f"{ENGINES[e].title}: {reason}" for e, reason in results["absent"].items()]
+    wrong = {w: c["error"] for w, c in results["checks"].items() if "error" in c}
+    lines += [f"sordino on {w}: not timed, for its check failed: {error}" for w, error in wrong.items()]
     for m in results["measurements"]:
         if m["status"] != "ok":
             lines.append(f"{ENGINES[m['engine']].title} on {m['workload']}: {m['status']}: {m['error']}")
@@ -129,7 +131,8 @@ def tables(results: Mapping[str, Any], clock: str = "wall") -> str:
         _markdown(["sordino's step, ms", *heads], _phases(results, names)),
     ]
     if results["checks"]:
-        worst = max(max(c["sums_error"], c["norms_error"]) for c in results["checks"].values())
+        passed = [c for c in results["checks"].values() if "error" not in c]
+        worst = max(max(c["sums_error"], c["norms_error"]) for c in passed)
         parts.append(f"Checked before timing against a float64 loop over records: largest relative error {worst:.1e}.")
     parts += ["Not measured:\n\n" + "\n".join(f"- {line}" for line in failures(results))] if failures(results) else []
     return "\n\n".join(parts)

@@ -10,6 +10,7 @@
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
 #define WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define WIDE_CLONES 1
 #else
 #define WIDE
 #endif
@@ -143,6 +144,100 @@ typedef struct { double scale, spacing, step, limit, least, most; } Rule;
 
 ROUNDED_SUM(rounded_sum_f32, float, rintf)
 ROUNDED_SUM(rounded_sum_f64, double, rint)
+
+/* AES-256 in counter mode (FIPS 197, SP 800-38A) by the processor's own instructions, whose time does not depend on the
+ * key. Block number i is the encryption of i, as a big-endian number of 16 bytes: what OpenSSL makes of zeros from a
+ * zero IV on. */
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+
+enum { ROUNDS = 14 };
+#define AES __attribute__((target("aes,sse4.1")))
+#if defined(WIDE_CLONES)
+#define VAES __attribute__((target("vaes,aes,avx2")))
+#endif
+
+/* Word k of the result is the exclusive or of the words 0 to k. */
+AES static inline __m128i prefix(__m128i a) {
+    a = _mm_xor_si128(a, _mm_slli_si128(a, 4));
+    return _mm_xor_si128(a, _mm_slli_si128(a, 8));
+}
+
+AES static void schedule_of(const uint8_t *key, __m128i *keys) {
+    keys[0] = _mm_loadu_si128((const __m128i *)key), keys[1] = _mm_loadu_si128((const __m128i *)(key + 16));
+#define NEXT(I, CONSTANT)                                                                                              \
+    keys[I] = _mm_xor_si128(prefix(keys[I - 2]),                                                                       \
+                            _mm_shuffle_epi32(_mm_aeskeygenassist_si128(keys[I - 1], CONSTANT), 0xFF));                \
+    if (I < ROUNDS)                                                                                                    \
+        keys[I + 1] = _mm_xor_si128(prefix(keys[I - 1]),                                                               \
+                                    _mm_shuffle_epi32(_mm_aeskeygenassist_si128(keys[I], 0), 0xAA));
+    NEXT(2, 1) NEXT(4, 2) NEXT(6, 4) NEXT(8, 8) NEXT(10, 16) NEXT(12, 32) NEXT(14, 64)
+#undef NEXT
+}
+
+AES static void some_blocks(const __m128i *keys, uint64_t first, int64_t blocks, uint8_t *out) {
+    enum { LANES = 8 };
+    for (int64_t done = 0; done < blocks; done += LANES) {
+        const int64_t here = blocks - done < LANES ? blocks - done : LANES;
+        __m128i state[LANES];
+        for (int k = 0; k < LANES; k++) {
+            const uint64_t counter = __builtin_bswap64(first + (uint64_t)(done + k));
+            state[k] = _mm_xor_si128(_mm_set_epi64x((int64_t)counter, 0), keys[0]);
+        }
+        for (int r = 1; r < ROUNDS; r++)
+            for (int k = 0; k < LANES; k++) state[k] = _mm_aesenc_si128(state[k], keys[r]);
+        for (int k = 0; k < LANES; k++) state[k] = _mm_aesenclast_si128(state[k], keys[ROUNDS]);
+        for (int64_t k = 0; k < here; k++) _mm_storeu_si128((__m128i *)(out + 16 * (done + k)), state[k]);
+    }
+}
+
+#ifdef VAES
+/* The same, two blocks in a register; `blocks` is a multiple of 16. */
+VAES static void many_blocks(const __m128i *keys, uint64_t first, int64_t blocks, uint8_t *out) {
+    enum { LANES = 8 };
+    const __m256i swap = _mm256_broadcastsi128_si256(_mm_set_epi8(8, 9, 10, 11, 12, 13, 14, 15, 7, 6, 5, 4, 3, 2, 1, 0));
+    const __m256i two = _mm256_set_epi64x(2, 0, 2, 0);
+    __m256i counter = _mm256_set_epi64x((int64_t)(first + 1), 0, (int64_t)first, 0);
+    for (int64_t done = 0; done < blocks; done += 2 * LANES) {
+        __m256i state[LANES];
+        const __m256i begin = _mm256_broadcastsi128_si256(keys[0]);
+        for (int k = 0; k < LANES; k++) {
+            state[k] = _mm256_xor_si256(_mm256_shuffle_epi8(counter, swap), begin);
+            counter = _mm256_add_epi64(counter, two);
+        }
+        for (int r = 1; r < ROUNDS; r++) {
+            const __m256i key = _mm256_broadcastsi128_si256(keys[r]);
+            for (int k = 0; k < LANES; k++) state[k] = _mm256_aesenc_epi128(state[k], key);
+        }
+        const __m256i last = _mm256_broadcastsi128_si256(keys[ROUNDS]);
+        for (int k = 0; k < LANES; k++)
+            _mm256_storeu_si256((__m256i *)(out + 16 * (done + 2 * k)), _mm256_aesenclast_epi128(state[k], last));
+    }
+}
+
+#endif
+
+/* bytes of the key stream from block number `first` on; returns 0, and writes nothing, without the instructions. */
+int32_t key_stream(const uint8_t *key, uint64_t first, int64_t bytes, uint8_t *out) {
+    if (!__builtin_cpu_supports("aes") || !__builtin_cpu_supports("sse4.1")) return 0;
+    __m128i keys[ROUNDS + 1], last;
+    schedule_of(key, keys);
+    const int64_t blocks = bytes / 16;
+    int64_t many = 0;
+#ifdef VAES
+    if (__builtin_cpu_supports("vaes") && __builtin_cpu_supports("avx2")) many = blocks & ~(int64_t)15;
+    if (many) many_blocks(keys, first, many, out);
+#endif
+    some_blocks(keys, first + (uint64_t)many, blocks - many, out + 16 * many);
+    if (bytes % 16) {
+        some_blocks(keys, first + (uint64_t)blocks, 1, (uint8_t *)&last);
+        memcpy(out + 16 * blocks, &last, (size_t)(bytes % 16));
+    }
+    return 1;
+}
+#else
+int32_t key_stream(const uint8_t *key, uint64_t first, int64_t bytes, uint8_t *out) { return 0; }
+#endif
 
 /* out[i] = extra + the sum of squares of row i; times factors[i], if there are any */
 #define SQUARES(NAME, T)                                                                                               \

@@ -4,6 +4,7 @@
 |-----------------|----------------------------------------|----------------------------------------------------------|
 | `rounded_sum`   | `boxmuller.Pairs.single`, pass by pass | the same integers; both leave open what they can't decide |
 | `rounded_again` | `boxmuller.double`, pass by pass       | the same integers, likewise                               |
+| `key_stream`    | OpenSSL's AES-256-CTR (`keystream`)    | the same bytes; it does not hold Python's global lock     |
 | `squares`       | numpy's `vecdot` of rows               | the same up to rounding, which BLAS does not fix either   |
 | `scaled`        | a product, and another one for the sum | likewise                                                  |
 | `lengths`       | numpy's sums and its square root       | the same                                                  |
@@ -24,7 +25,7 @@ import hashlib
 import importlib.util
 from array import array
 from collections.abc import Callable, Sequence
-from ctypes import c_double, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -147,6 +148,8 @@ class Kernels:
         self.factors = functions("factors_*", None, c_void_p, c_int64, c_double, c_void_p)
         self.lengths = functions("lengths_*", c_int32, c_void_p, c_int64, c_int64, c_void_p)
         self._patches = functions("patches_*", None, c_void_p, c_void_p, c_int64, c_void_p)
+        self._key_stream = library["key_stream"]
+        self._key_stream.argtypes, self._key_stream.restype = [c_char_p, c_uint64, c_int64, c_void_p], c_int32
         self._largest = library["largest_f32"]
         self._largest.argtypes, self._largest.restype = [c_void_p, c_int64], c_double
 
@@ -170,6 +173,12 @@ class Kernels:
         """
         left: int = self._again[dtype.itemsize](room.open_at, count, further, rules.second_at, room.left_at)
         return left
+
+    def key_stream(self, key: bytes, first: int, words: npt.NDArray[np.uint64]) -> bool:
+        """words ← AES-256-CTR under the key from its block number `first` on; False without the instructions for it."""
+        if len(key) != 32 or not words.flags.c_contiguous:
+            raise ValueError("a key of 32 bytes and contiguous words are needed")
+        return bool(self._key_stream(key, first, words.nbytes, words.ctypes.data))
 
     def largest(self, parts: Parts) -> float:
         """The largest magnitude among float32 values: NaN if there is one, 0 if there is none."""
@@ -224,7 +233,20 @@ def agrees(kernels: Kernels) -> bool:
 
     Compared with what is known, not with numpy: that would page in a megabyte of functions which nothing else needs.
     """
-    return _decides(kernels, *trial()) and _adds_up(kernels)
+    return _decides(kernels, *trial()) and _adds_up(kernels) and _encrypts(kernels)
+
+
+# blocks 0 to 36 of AES-256-CTR under the key 00 01 … 1f: tests/test_keystream.py has it from OpenSSL
+_ENCRYPTED = "e6ce71feb7f998d541dd6a06d6f236c1"
+
+
+def _encrypts(kernels: Kernels) -> bool:
+    """The same bytes as OpenSSL, where it has the instructions; in pieces that all its loops take part in."""
+    key, words = bytes(range(32)), np.zeros(74, np.uint64)
+    for first, last in ((0, 33), (33, 37)):
+        if not kernels.key_stream(key, first, words[2 * first : 2 * last]):
+            return True
+    return hashlib.blake2b(words.tobytes(), digest_size=16).hexdigest() == _ENCRYPTED
 
 
 def _decides(kernels: Kernels, digits: Array, further: Array, values: Array) -> bool:
