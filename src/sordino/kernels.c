@@ -370,3 +370,74 @@ typedef struct {
 
 PATCHES(patches_f32, float)
 PATCHES(patches_f64, double)
+
+/* The weight gradient of a convolution of each channel by itself, record by record: n records of `images` images each,
+ * a (n, images, C, H, W), g (n, images, C, places), out (n, C, kernel). Some channels at a time are brought side by side
+ * in `work`, which has room for an image, a gradient and a kernel of so many, and are then the lanes of vectors. Places
+ * of a row are added up by themselves: the error is that of sums of places_x and of images * places_y terms. */
+typedef struct {
+    Shape shape;
+    int64_t padding_y, padding_x, images;
+} Depthwise;
+
+/* The places (from, to) at which a tap, `shift` from the corner of the kernel's place, meets the image. */
+INLINE int64_t first_place(int64_t shift, int64_t stride) { return shift < 0 ? (-shift + stride - 1) / stride : 0; }
+INLINE int64_t end_of_places(int64_t shift, int64_t stride, int64_t size, int64_t places) {
+    const int64_t end = size <= shift ? 0 : (size - shift - 1) / stride + 1;
+    return end < places ? end : places;
+}
+
+#define DEPTHWISE(NAME, T)                                                                                             \
+    enum { NAME##_lanes = 64 / sizeof(T) };                                                                            \
+    typedef T NAME##_t __attribute__((vector_size(32), aligned(sizeof(T)), may_alias));                                \
+    INLINE void NAME##_side_by_side(const T *restrict from, int64_t size, int64_t channels, T *restrict to) {          \
+        enum { LANES = NAME##_lanes };                                                                                 \
+        for (int64_t begin = 0; begin < size; begin += 64)                                                             \
+            for (int64_t c = 0; c < LANES; c++)                                                                        \
+                for (int64_t p = begin; p < (begin + 64 < size ? begin + 64 : size); p++)                              \
+                    to[p * LANES + c] = c < channels ? from[c * size + p] : 0;                                         \
+    }                                                                                                                  \
+    INLINE void NAME##_image(const T *restrict a, const T *restrict g, T *restrict to, const Depthwise *all) {         \
+        enum { LANES = NAME##_lanes };                                                                                 \
+        const Shape s = all->shape;                                                                                    \
+        for (int64_t r = 0; r < s.kernel_height; r++) {                                                                \
+            const int64_t down = r * s.dilation_y - all->padding_y;                                                    \
+            const int64_t bottom = end_of_places(down, s.stride_y, s.height, s.places_y);                              \
+            for (int64_t y = first_place(down, s.stride_y); y < bottom; y++)                                           \
+                for (int64_t j = 0; j < s.kernel_width; j++) {                                                         \
+                    const int64_t across = j * s.dilation_x - all->padding_x;                                          \
+                    const int64_t end = end_of_places(across, s.stride_x, s.width, s.places_x);                        \
+                    const T *row = a + ((y * s.stride_y + down) * s.width + across) * LANES;                           \
+                    const T *here = g + y * s.places_x * LANES;                                                        \
+                    NAME##_t first = {0}, second = {0}, *sum = (NAME##_t *)(to + (r * s.kernel_width + j) * LANES);    \
+                    for (int64_t x = first_place(across, s.stride_x); x < end; x++) {                                  \
+                        const NAME##_t *left = (const NAME##_t *)(here + x * LANES);                                   \
+                        const NAME##_t *right = (const NAME##_t *)(row + x * s.stride_x * LANES);                      \
+                        first += left[0] * right[0], second += left[1] * right[1];                                     \
+                    }                                                                                                  \
+                    sum[0] += first, sum[1] += second;                                                                 \
+                }                                                                                                      \
+        }                                                                                                              \
+    }                                                                                                                  \
+    WIDE void NAME(const T *a, const T *g, T *out, int64_t n, const Depthwise *all, T *work) {                         \
+        enum { LANES = NAME##_lanes };                                                                                 \
+        const Shape s = all->shape;                                                                                    \
+        const int64_t size = s.height * s.width, places = s.places_y * s.places_x;                                     \
+        const int64_t taps = s.kernel_height * s.kernel_width;                                                         \
+        T *image = work, *gradient = image + size * LANES, *sums = gradient + places * LANES;                          \
+        for (int64_t i = 0; i < n; i++)                                                                                \
+            for (int64_t c = 0; c < s.channels; c += LANES) {                                                          \
+                const int64_t here = s.channels - c < LANES ? s.channels - c : LANES;                                  \
+                for (int64_t k = 0; k < taps * LANES; k++) sums[k] = 0;                                                \
+                for (int64_t k = i * all->images; k < (i + 1) * all->images; k++) {                                    \
+                    NAME##_side_by_side(a + (k * s.channels + c) * size, size, here, image);                           \
+                    NAME##_side_by_side(g + (k * s.channels + c) * places, places, here, gradient);                    \
+                    NAME##_image(image, gradient, sums, all);                                                          \
+                }                                                                                                      \
+                for (int64_t k = 0; k < here; k++)                                                                     \
+                    for (int64_t t = 0; t < taps; t++) out[((i * s.channels) + c + k) * taps + t] = sums[t * LANES + k]; \
+            }                                                                                                          \
+    }
+
+DEPTHWISE(depthwise_f32, float)
+DEPTHWISE(depthwise_f64, double)

@@ -11,6 +11,7 @@
 | `factors`       | numpy's quotient and its minimum       | the same                                                  |
 | `largest`       | a minimum and a maximum                | the same                                                  |
 | `patches`       | a contiguous copy of strided windows   | the same                                                  |
+| `depthwise`     | a convolution's gradient, one group for each channel of each record | the same up to rounding      |
 
 `compiled()` is None without the library, and also if the library, tried on a block of digits, rounds otherwise than
 exact arithmetic does (a stale build, a broken compiler): then numpy does the work. So whether it is there can't be told
@@ -23,6 +24,7 @@ import ctypes
 import functools
 import hashlib
 import importlib.util
+import math
 from array import array
 from collections.abc import Callable, Sequence
 from ctypes import c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 Pair = tuple[int, int]
+Window = tuple[Pair, Pair, Pair]  # stride, dilation, padding
 _OPEN = np.dtype([("cosine", np.int64), ("sine", np.int64), ("u", np.uint32), ("v", np.uint32)])
 _SUFFIX = {4: "f32", 8: "f64"}  # by the bytes of a number
 
@@ -148,6 +151,7 @@ class Kernels:
         self.factors = functions("factors_*", None, c_void_p, c_int64, c_double, c_void_p)
         self.lengths = functions("lengths_*", c_int32, c_void_p, c_int64, c_int64, c_void_p)
         self._patches = functions("patches_*", None, c_void_p, c_void_p, c_int64, c_void_p)
+        self._depthwise = functions("depthwise_*", None, *pointers, c_int64, c_void_p, c_void_p)
         self._key_stream = library["key_stream"]
         self._key_stream.argtypes, self._key_stream.restype = [c_char_p, c_uint64, c_int64, c_void_p], c_int32
         self._largest = library["largest_f32"]
@@ -199,6 +203,27 @@ class Kernels:
             return False
         shape = np.array([channels, *size, *kernel, *stride, *dilation, *places], np.int64)
         self._patches[images.itemsize](images.ctypes.data, out.ctypes.data, n, shape.ctypes.data)
+        return True
+
+    def depthwise(self, images: Array, gradients: Array, window: Window, out: Array) -> bool:
+        """(m, S, C, H, W) and (m, S, C, places) → (m, C, kernel): how the kernels of single channels move m losses.
+
+        False where the memory is not of a form that it knows, or of another size: nothing is written.
+        """
+        if out.dtype not in (np.float32, np.float64) or not images.dtype == gradients.dtype == out.dtype:
+            return False
+        m, many, channels, *size = images.shape
+        places, kernel, (stride, dilation, padding) = gradients.shape[3:], out.shape[2:], window
+        fits = gradients.shape[:3] == (m, many, channels) and out.shape[:2] == (m, channels)
+        ends = [s * (p - 1) + d * (k - 1) for s, p, d, k in zip(stride, places, dilation, kernel, strict=True)]
+        inside = all(e < i + 2 * p for e, i, p in zip(ends, size, padding, strict=True))
+        if not (fits and inside and all(a.flags.c_contiguous for a in (images, gradients, out))):
+            return False
+        shape = np.array([channels, *size, *kernel, *stride, *dilation, *places, *padding, many], np.int64)
+        lanes = 64 // out.itemsize
+        work = np.empty(lanes * (math.prod(size) + math.prod(places) + math.prod(kernel)), out.dtype)
+        memory = images.ctypes.data, gradients.ctypes.data, out.ctypes.data
+        self._depthwise[out.itemsize](*memory, m, shape.ctypes.data, work.ctypes.data)
         return True
 
 
