@@ -17,6 +17,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -78,7 +79,8 @@ def _by_taps(g: Tensor, a: Tensor, window: Window) -> Tensor:
     out = g.new_empty(g.shape[0], *window.weight)
     over = (1, *range(3, g.ndim))
     for tap, met in _taps(a, g.shape[3:], window):
-        out[(slice(None), slice(None), 0, *tap)] = (g * met).sum(over)
+        at: Any = (..., 0, *tap)
+        out[at] = (g * met).sum(over)
     return out
 
 
@@ -95,7 +97,8 @@ def _products(g: Tensor, a: Tensor, window: Window, groups: int) -> Tensor:
     out, left = g.new_empty(m, *window.weight), by_group(g, wide).mT
     for tap, met in _taps(a, g.shape[3:], window):
         product = torch.bmm(left, by_group(met, deep))
-        out[(slice(None), slice(None), slice(None), *tap)] = product.reshape(m, groups * wide, deep)
+        at: Any = (..., *tap)
+        out[at] = product.reshape(m, groups * wide, deep)
     return out
 
 
@@ -105,4 +108,5 @@ def _taps(a: Tensor, places: tuple[int, ...], window: Window) -> Iterator[tuple[
     for tap in itertools.product(*(range(k) for k in window.weight[2:])):
         starts = [t * d for t, d in zip(tap, window.dilation, strict=True)]
         cut = [slice(b, b + s * (n - 1) + 1, s) for b, s, n in zip(starts, window.stride, places, strict=True)]
-        yield tap, a[(..., *cut)]
+        met: Any = (..., *cut)
+        yield tap, a[met]
