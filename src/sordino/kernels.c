@@ -36,8 +36,8 @@ INLINE void cos_sin(uint32_t v, float *cosine, float *sine) {
     float z = angle * angle;
     float sn = angle * (1 + z * (-1.f / 6 + z * (1.f / 120 + z * (-1.f / 5040 + z * (1.f / 362880)))));
     float cs = 1 + z * (-1.f / 2 + z * (1.f / 24 + z * (-1.f / 720 + z * (1.f / 40320))));
-    *cosine = (quarter & 1 ? sn : cs) * (float)(1 - ((quarter + 1) & 2));
-    *sine = (quarter & 1 ? cs : sn) * (float)(1 - (quarter & 2));
+    *cosine = as_float(as_int(quarter & 1 ? sn : cs) ^ (int32_t)((uint32_t)((quarter + 1) & 2) << 30));
+    *sine = as_float(as_int(quarter & 1 ? cs : sn) ^ (int32_t)((uint32_t)(quarter & 2) << 30));
 }
 
 /* A tensor: the released values are those of several, one after the other. */
@@ -441,3 +441,52 @@ INLINE int64_t end_of_places(int64_t shift, int64_t stride, int64_t size, int64_
 
 DEPTHWISE(depthwise_f32, float)
 DEPTHWISE(depthwise_f64, double)
+
+/* out = x w^T + bias (which may be 0), and norm2[i] = extra + the sum of squares of row i of x, for few outputs: the rows
+ * are read from memory once, some of them at a time, and what is computed of them finds them in the cache. */
+#define FEW_OUTPUTS(NAME, T, SQUARES)                                                                                  \
+    typedef T NAME##_t __attribute__((vector_size(32), aligned(sizeof(T)), may_alias));                                \
+    INLINE void NAME##_dots(const T *const *rows, const T *const *weights, int64_t columns, T (*dots)[2]) {            \
+        enum { LANES = 32 / sizeof(T) };                                                                               \
+        NAME##_t sums[4][2] = {{{0}}};                                                                                 \
+        int64_t j = 0;                                                                                                 \
+        for (; j + LANES <= columns; j += LANES) {                                                                     \
+            const NAME##_t left = *(const NAME##_t *)(weights[0] + j), right = *(const NAME##_t *)(weights[1] + j);    \
+            for (int r = 0; r < 4; r++) {                                                                              \
+                const NAME##_t x = *(const NAME##_t *)(rows[r] + j);                                                   \
+                sums[r][0] += x * left, sums[r][1] += x * right;                                                       \
+            }                                                                                                          \
+        }                                                                                                              \
+        for (int r = 0; r < 4; r++)                                                                                    \
+            for (int k = 0; k < 2; k++) {                                                                              \
+                T total = 0;                                                                                           \
+                for (int64_t i = j; i < columns; i++) total += rows[r][i] * weights[k][i];                             \
+                for (int i = 0; i < LANES; i++) total += sums[r][k][i];                                                \
+                dots[r][k] += total;                                                                                   \
+            }                                                                                                          \
+    }                                                                                                                  \
+    WIDE void NAME(const T *x, int64_t n, int64_t columns, int64_t stride, const T *w, int64_t outputs, const T *bias, \
+                   T *out, double extra, T *norm2) {                                                                   \
+        enum { TILE = 4096 / sizeof(T) };                                                                              \
+        for (int64_t i = 0; i < n; i += 4) {                                                                           \
+            const int64_t here = n - i < 4 ? n - i : 4;                                                                \
+            for (int64_t k = 0; k < here * outputs; k++) out[i * outputs + k] = bias ? bias[k % outputs] : 0;          \
+            for (int64_t left = 0; left < columns; left += TILE) {                                                     \
+                const int64_t width = columns - left < TILE ? columns - left : TILE;                                   \
+                const T *rows[4];                                                                                      \
+                for (int64_t r = 0; r < 4; r++) rows[r] = x + (i + (r < here ? r : 0)) * stride + left;                \
+                for (int64_t k = 0; k < outputs; k += 2) {                                                             \
+                    const int64_t two = outputs - k < 2 ? 1 : 2;                                                       \
+                    const T *const weights[2] = {w + k * columns + left, w + (k + two - 1) * columns + left};          \
+                    T dots[4][2] = {{0}};                                                                              \
+                    NAME##_dots(rows, weights, width, dots);                                                           \
+                    for (int64_t r = 0; r < here; r++)                                                                 \
+                        for (int64_t c = 0; c < two; c++) out[(i + r) * outputs + k + c] += dots[r][c];                \
+                }                                                                                                      \
+            }                                                                                                          \
+            SQUARES(x + i * stride, here, columns, stride, extra, 0, norm2 + i);                                       \
+        }                                                                                                              \
+    }
+
+FEW_OUTPUTS(few_outputs_f32, float, squares_f32)
+FEW_OUTPUTS(few_outputs_f64, double, squares_f64)

@@ -10,6 +10,7 @@
 | `lengths`       | numpy's sums and its square root       | the same                                                  |
 | `factors`       | numpy's quotient and its minimum       | the same                                                  |
 | `largest`       | a minimum and a maximum                | the same                                                  |
+| `few_outputs`   | a linear map, and `squares` of its input | likewise                                                |
 | `patches`       | a contiguous copy of strided windows   | the same                                                  |
 | `depthwise`     | a convolution's gradient, one group for each channel of each record | the same up to rounding      |
 
@@ -151,6 +152,8 @@ class Kernels:
         self.factors = functions("factors_*", None, c_void_p, c_int64, c_double, c_void_p)
         self.lengths = functions("lengths_*", c_int32, c_void_p, c_int64, c_int64, c_void_p)
         self._patches = functions("patches_*", None, c_void_p, c_void_p, c_int64, c_void_p)
+        dots = c_void_p, *sizes, c_void_p, c_int64, c_void_p, c_void_p, c_double, c_void_p
+        self.few_outputs = functions("few_outputs_*", None, *dots)
         self._depthwise = functions("depthwise_*", None, *pointers, c_int64, c_void_p, c_void_p)
         self._key_stream = library["key_stream"]
         self._key_stream.argtypes, self._key_stream.restype = [c_char_p, c_uint64, c_int64, c_void_p], c_int32
