@@ -66,10 +66,12 @@ class Assurance:
                     check_attribution(setup, data, chunk)
                 self.attributed += 1
             if (new and not independent) or due or not self.grouped:
-                variants = ("same", "large", "missing", "ends") if new else ("large", "ends")
+                variants = ("same", "large", "missing", "ends") if new and not independent else ("same", "large")
                 for level in (0.5,) if independent else LEVELS:
-                    with Neutral(level):
+                    with Neutral(level) as neutral:
                         check_independence(setup, data, chunk.rows, variants)
+                    if not neutral.asked:
+                        break
                 self.grouped += 1
         self.programs.add(program)
 

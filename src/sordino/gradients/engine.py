@@ -210,10 +210,18 @@ def row_loss(loss: Any) -> Loss:
         module: Loss = loss
         return module
     try:
-        takes = "reduction" in inspect.signature(loss).parameters
-    except (TypeError, ValueError):
-        takes = False
+        takes = _takes_reduction(loss)
+    except TypeError:  # it can't be remembered
+        takes = _takes_reduction.__wrapped__(loss)
     return functools.partial(loss, reduction="none") if takes else loss
+
+
+@functools.lru_cache(64)
+def _takes_reduction(loss: Any) -> bool:
+    try:
+        return "reduction" in inspect.signature(loss).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 def add_clipped(
