@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sordino.errors import Refused
 from sordino.gradients.contributions import Contribution, Dense
 from sordino.gradients.elementwise import stand_in
-from sordino.gradients.layout import Frame
+from sordino.gradients.layout import Frame, full
 from sordino.gradients.standardisation import pull_back
 from sordino.gradients.tape import Owners, Slot, Tape, Use, hold
 
@@ -98,7 +98,7 @@ def layer_norm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _statistics(x: Tensor, k: int, eps: float) -> tuple[Tensor, Tensor]:
     dims = tuple(range(x.ndim - k, x.ndim))
-    variance, mean = torch.var_mean(x.detach().float(), dims, correction=0, keepdim=True)
+    variance, mean = torch.var_mean(full(x.detach()), dims, correction=0, keepdim=True)
     return mean, torch.rsqrt(variance + eps)
 
 
