@@ -30,6 +30,7 @@ from sordino.clipping import Clipping
 from sordino.data.types import Split
 from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows, clipped_sum
+from sordino.gradients.assurance import Assurance
 from sordino.gradients.engine import Iterates
 from sordino.gradients.memory import Pool
 from sordino.gradients.spectral import advance
@@ -237,6 +238,7 @@ class RecordGradients:
     iterates: Callable[[], Iterates] | None = None
     seed: int = 0
     pool: Pool = field(default_factory=Pool, repr=False)  # the memory of the last step's products, for the next one's
+    assurance: Assurance = field(default_factory=Assurance, repr=False)  # what was checked of the model's programs
 
     def rows(self, indices: Tensor, step: int) -> Rows:
         """The rows of these records, all views of them, at this step; with companions where the model takes any."""
@@ -253,7 +255,8 @@ class RecordGradients:
             for indices in torch.split(chunk, most):
                 if len(indices):
                     rows = self.rows(indices, batch.step)
-                    part = clipped_sum(self.model, self.loss, rows, self.clipping, iterates=iterates, pool=self.pool)
+                    kept = {"pool": self.pool, "assurance": self.assurance}
+                    part = clipped_sum(self.model, self.loss, rows, self.clipping, iterates=iterates, **kept)
                     total = add_sums(total, part)
         return total
 

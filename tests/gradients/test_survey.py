@@ -33,7 +33,7 @@ def test_it_finds_what_torch_finds_in_the_same_order() -> None:
     found = survey(model)
     expected = [(n, id(p)) for n, p in model.named_parameters() if p.requires_grad]
     assert [(n, id(p)) for n, p in found.parameters.items()] == expected
-    assert {(n, id(b)) for n, b in found.buffers} >= {(n, id(b)) for n, b in model.named_buffers()}
+    assert {(held.name, id(held.tensor)) for held in found.state} >= {(n, id(b)) for n, b in model.named_buffers()}
     assert trainable(model).keys() == found.parameters.keys()
 
 

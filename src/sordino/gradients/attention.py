@@ -7,13 +7,16 @@ parameter, so that autograd brings its gradient for every row.
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.elementwise import stand_in, stretched_dims
+from sordino.gradients.elementwise import placeable, stand_in
+from sordino.gradients.flow import contracted_over
+from sordino.gradients.lineage import MANY, Lineage, Many, aligned, merged
 from sordino.gradients.tape import Tape
 
 # F.multi_head_attention_forward hands itself over whole when a mode is active. The same code with that one question
@@ -44,9 +47,22 @@ def scaled_dot_product(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     shapes = {name: (*batch, *call[name].shape[-2:]) for name in names[:3]}
     shapes["attn_mask"] = (*batch, query.shape[-2], key.shape[-2])
     slots = {name: s for name in names if (s := tape.slot(call.get(name))) is not None}
-    stretched = all(stretched_dims(s.value.shape, shapes[name]) for name, s in slots.items())
-    if (mask is not None and mask.ndim > len(batch) + 2) or (tape.rows > 1 and not stretched):
+    label = _label(tape, [t for t in (query, key, value, mask) if tape.is_data(t)], len(batch) + 2)
+    fits = all(placeable(s, shapes[name], label) for name, s in slots.items())
+    if (mask is not None and mask.ndim > len(batch) + 2) or (tape.rows > 1 and not fits):
         return NotImplemented
     for name, slot in slots.items():
-        call[name] = stand_in(tape, func, slot, shapes[name])
-    return tape.mark(func(**call))
+        call[name] = stand_in(tape, func, slot, shapes[name], label)
+    return func(**call)
+
+
+def _label(tape: Tape, data: Sequence[Tensor], ndim: int) -> Lineage:
+    """The rows among the leading dimensions, which all arguments have in common."""
+    labels: list[Lineage] = []
+    for t in data:
+        label = tape.lineage(t)
+        if label is None or isinstance(label, Many) or tape.rows == 1:
+            return MANY
+        label = contracted_over(label, (t.ndim - 2, t.ndim - 1))
+        labels.append(label if isinstance(label, Many) else aligned(label, t.shape, [1] * ndim, tape.rows))
+    return merged(labels, [1] * ndim, tape.rows) if labels else MANY

@@ -38,7 +38,7 @@ _OURS = {"CheckpointFunction": _Called, "_checkpoint_without_reentrant_generator
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
+def without_checkpoints() -> Iterator[None]:
     """Checkpoints hold their activations meanwhile."""
     global _passes
     with _lock:

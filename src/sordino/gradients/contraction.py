@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sordino.gradients.contributions import Contribution, Outer, outer
 from sordino.gradients.layout import Frame
+from sordino.gradients.lineage import MANY, covers
 from sordino.gradients.tape import Slot, Tape, Use, hold
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -57,7 +58,7 @@ def contract(tape: Tape, func: Any, x: Tensor, weight: Any, names: tuple[str, st
     own = [c for c in of_w if c not in of_x]
     lead = [c for c in of_x if c not in of_w]
     single = all(len(set(n)) == len(n) for n in names)
-    if not single or not set(own) | set(lead) <= set(of_out) or x.is_complex() or _may_be_rows(tape, x, of_x, blocks):
+    if not single or not set(own) | set(lead) <= set(of_out) or x.is_complex() or _may_be_rows(tape, x, of_x, lead):
         return NotImplemented
     slot = _ordered(tape, weight, of_w, [*blocks, *inner, *own])
     size = dict(zip((*of_x, *of_w), (*x.shape, *weight.shape), strict=True))
@@ -82,9 +83,9 @@ def contract(tape: Tape, func: Any, x: Tensor, weight: Any, names: tuple[str, st
     return tape.tap(output, use)
 
 
-def _may_be_rows(tape: Tape, x: Tensor, of_x: str, blocks: Sequence[str]) -> bool:
+def _may_be_rows(tape: Tape, x: Tensor, of_x: str, lead: Sequence[str]) -> bool:
     """Could the rows be among the blocks? Then the slot has a part for each row, and this is no rule for it."""
-    return tape.rows > 1 and any(x.shape[of_x.index(c)] % tape.rows == 0 for c in blocks)
+    return tape.rows > 1 and not covers(tape.lineage(x) or MANY, [of_x.index(c) for c in lead])
 
 
 def _ordered(tape: Tape, weight: Tensor, of_w: str, order: Sequence[str]) -> Slot:
@@ -116,7 +117,11 @@ def _unrepeated(tape: Tape, t: Tensor, names: str, other: dict[str, int]) -> tup
     if not gone:
         return t, names
     left = "".join(c for d, c in enumerate(names) if d not in gone)
-    return (t.squeeze(gone) if tape.slot(t) is None else tape.derive(torch.squeeze, (t, gone), {})), left
+    if tape.slot(t) is not None:
+        return tape.derive(torch.squeeze, (t, gone), {}), left
+    out = t.squeeze(gone)
+    tape.book.follow(torch.squeeze, (t, gone), {}, out)
+    return out, left
 
 
 def bmm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:

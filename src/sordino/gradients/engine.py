@@ -13,14 +13,16 @@ from torch import Tensor, nn
 
 from sordino.clipping import Clipping, FlatClip, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import InputError
+from sordino.gradients.assurance import Assurance
 from sordino.gradients.centring import centred
 from sordino.gradients.companions import STACKED_ROWS
 from sordino.gradients.contributions import Contribution, Lookup
+from sordino.gradients.measure import NotFinite
 from sordino.gradients.memory import Pool, blocks, by_record, keep_freed_memory, lengths
-from sordino.gradients.passes import Loss, Setup, contributions
+from sordino.gradients.passes import Loss, PassMemory, Setup, contributions
 from sordino.gradients.rows import ClippedSum, Rows, checked, chunks, take, tensors
 from sordino.gradients.spectral import frozen
-from sordino.gradients.survey import Survey, survey
+from sordino.gradients.survey import Survey, survey, survey_loss
 
 Iterates = Sequence[tuple[Mapping[str, Tensor], float]]
 
@@ -36,6 +38,7 @@ def clipped_sum(
     iterates: Iterates | None = None,
     centre: Mapping[str, Tensor] | None = None,
     pool: Pool | None = None,
+    assurance: Assurance | None = None,
 ) -> ClippedSum:
     """Σ over records of clip(gradient of the record), for every parameter that requires a gradient.
 
@@ -45,7 +48,8 @@ def clipped_sum(
     Every record's share is within ``clipping.clip_norm`` (in ``clipping.norm``), whatever the data:
     records whose gradient is not finite contribute zero and are counted. ``chunk`` bounds the records held at once
     and does not change the result; without it, see ``default_chunk``. ``pool``: memory that a call leaves to the next.
-    The model, its parameters and their .grad are left as they were.
+    ``assurance``: checks the engine against plain autograd, and records for interaction, wherever the program of a pass
+    is new, and remembers it. The model, its parameters and their .grad are left as they were.
 
     No rows, or records without rows: they contribute zero. A scalar loss, BatchNorm in training mode, compiled
     modules, buffers written in the forward pass: Refused, with the remedy.
@@ -59,20 +63,30 @@ def clipped_sum(
     parameters = found.parameters
     n, records = checked(rows)
     once = centre is None and not isinstance(clipping, PerLayerClip)
-    by_row = row_loss(loss)
     pool = Pool() if pool is None else pool
-    setup = Setup(model, by_row, parameters, found.buffers, pool, once, is_torchs(by_row))
+    state = [*found.state, *(survey_loss(loss) if isinstance(loss, nn.Module) else [])]
+    memory = PassMemory() if assurance is None else assurance.memory
+    setup = Setup(model, row_loss(loss), parameters, state, pool, once, memory)
     steps: Iterates = [({}, 1.0)] if iterates is None else iterates
     first = next(iter(parameters.values()))
     kind = _accumulate(first.dtype)
     sums: dict[str, Tensor] = {}
     norms, losses, dropped = Scattered(records), Scattered(n), 0
     size = chunk or default_chunk(model, found, rows, records)
-    for part in chunks(rows, n, records, size, reduction == "mean"):
+    if assurance is not None:
+        assurance.begin(setup)
+    waiting = list(chunks(rows, n, records, size, reduction == "mean"))
+    while waiting:
+        part = waiting.pop(0)
         data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
-        with frozen(found.powers):
-            gradients, values = contributions(setup, data, part, steps)
-        losses.put(part.index, _as(values, kind))
+        try:
+            with frozen(found.powers):
+                made = contributions(setup, data, part, steps)
+        except NotFinite:
+            waiting = [*part.by_record(n, records), *waiting]
+            continue
+        gradients = made.gradients
+        losses.put(part.index, _as(made.losses, kind))
         if centre is not None:
             gradients = centred(gradients, centre, parameters, part.records)
         with torch.no_grad():
@@ -80,6 +94,10 @@ def clipped_sum(
         norms.put(part.ids, here)
         dropped += bad
         setup.pool.give_back()
+        del gradients
+        if assurance is not None:
+            with frozen(found.powers):
+                assurance.examine(setup, data, part, made.program, made.independent)
     setup.pool.trim()
     for name, p in parameters.items():
         total, wanted = sums.pop(name, None), _accumulate(p.dtype)
@@ -115,17 +133,17 @@ def per_record_gradients(model: nn.Module, loss: Any, rows: Rows) -> tuple[dict[
     found = survey(model)
     parameters = found.parameters
     n, records = checked(rows)
-    setup = Setup(model, row_loss(loss), parameters, found.buffers)
+    setup = Setup(model, row_loss(loss), parameters, found.state)
     first = next(iter(parameters.values()))
     losses = torch.zeros(n, dtype=_accumulate(first.dtype), device=first.device)
     whole = {k: torch.zeros(records, *p.shape, dtype=_accumulate(p.dtype)) for k, p in parameters.items()}
     for part in chunks(rows, n, records, default_chunk(model, found, rows, records), False):
         data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
         with frozen(found.powers):
-            gradients, values = contributions(setup, data, part, [({}, 1.0)])
-        losses[part.index] = values.to(losses.dtype)
+            made = contributions(setup, data, part, [({}, 1.0)])
+        losses[part.index] = made.losses.to(losses.dtype)
         with torch.no_grad():
-            for name, gradient in gradients.items():
+            for name, gradient in made.gradients.items():
                 dense = gradient.dense(0, part.records)
                 whole[name][part.ids] = dense.reshape(part.records, *parameters[name].shape).to(whole[name].dtype)
         setup.pool.give_back()
@@ -176,17 +194,6 @@ def row_loss(loss: Any) -> Loss:
     except (TypeError, ValueError):
         takes = False
     return functools.partial(loss, reduction="none") if takes else loss
-
-
-def is_torchs(loss: Any) -> bool:
-    """Is it one of torch's own losses, module or function, as `row_loss` gives it, and nothing in it is trained?"""
-    if isinstance(loss, nn.Module):
-        own = not (loss._parameters or loss._forward_hooks or loss._forward_pre_hooks)
-        fixed = all(b is None or not b.requires_grad for b in loss._buffers.values())
-        return own and fixed and type(loss).__module__ == "torch.nn.modules.loss"
-    if isinstance(loss, functools.partial) and not loss.args and loss.keywords == {"reduction": "none"}:
-        loss = loss.func
-    return getattr(loss, "__module__", None) == "torch.nn.functional"
 
 
 def add_clipped(

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from sordino.errors import Refused
 from sordino.gradients.contributions import Contribution, Dense
-from sordino.gradients.layout import Axis, Frame, Whole
+from sordino.gradients.layout import Frame, Whole
+from sordino.gradients.lineage import Axis, Lineage
 from sordino.gradients.tape import Slot, Tape, Use, _flat, hold, replace
 
 
@@ -22,6 +23,7 @@ class Call:
         flat = list(_flat((args, kwargs)))
         self.slots = {id(t): s for t in flat if (s := tape.slot(t)) is not None}
         self.data = {id(t): t for t in flat if tape.is_data(t)}
+        self.labels: dict[int, Lineage | None] = {key: tape.lineage(t) for key, t in self.data.items()}
         self.state = torch.random.get_rng_state()
         self.held = hold(*self.data.values())
 
@@ -58,14 +60,13 @@ def general(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
             t = _tapped(tape, call, t, position)
             position += 1
         results.append(t)
-    tape.mark(results)
     rebuilt = type(out)(*results) if hasattr(out, "_fields") else type(out)(results)
     return rebuilt
 
 
 def _tapped(tape: Tape, call: Call, output: Tensor, position: int) -> Tensor:
     if not differentiable(output) or not output.numel():
-        return tape.mark(output)  # type: ignore[no-any-return]
+        return output
     slots = tuple(call.slots.values())
     if any(output.untyped_storage().data_ptr() == s.value.untyped_storage().data_ptr() for s in slots):
         output = output.clone()  # a view of a parameter: a tap counts as a write to it
@@ -81,7 +82,6 @@ def _tapped(tape: Tape, call: Call, output: Tensor, position: int) -> Tensor:
 Found = dict[int, Tensor]  # by slot
 Dims = dict[int, int | None]  # which dimension of an argument holds the rows; None: it is common to all
 OUTPUT = 0  # stands for the output among the arguments' ids
-MOST_WAYS = 8  # to read an argument's dimensions that are tried where the batch is as large as others of them
 
 
 def per_record(call: Call, position: int, gradient: Tensor, frame: Frame) -> Found:
@@ -100,7 +100,8 @@ def per_record(call: Call, position: int, gradient: Tensor, frame: Frame) -> Fou
     if not all(_finite(t) for t in (gradient, *data.values(), *whole.values())):
         shown, sent = {key: _made_up(t) for key, t in data.items()}, _made_up(gradient)
         whole = call.vjp(position, sent, shown)  # nothing adds up to NaN: the way is found on other numbers
-    for dims in _row_dims(frame, data):
+    dims = _row_dims(call, frame)
+    if dims is not None:
         for attempt in (_vectorised, _alone):
             found = attempt(call, position, sent, frame, shown, dims)
             if found is not None and all(_adds_up(g, whole[key]) for key, g in found.items()):
@@ -142,14 +143,15 @@ def _made_up(t: Tensor) -> Tensor:
     return torch.randn(t.shape, generator=source, dtype=kind).to(t.device, t.dtype)
 
 
-def _row_dims(frame: Frame, data: Found) -> list[Dims]:
-    """What may be the dimension of the rows in every argument; none when it can't be told in the output."""
-    if not isinstance(frame.layout, Axis) or frame.layout.block != 1:
-        return []
-    found: list[Dims] = [{OUTPUT: frame.layout.dim}]
-    for key, t in data.items():
-        hits: list[int | None] = [d for d in range(t.ndim) if t.shape[d] == frame.rows]
-        found = [{**dims, key: d} for dims in found for d in hits or [None]][:MOST_WAYS]
+def _row_dims(call: Call, frame: Frame) -> Dims | None:
+    """The dimension of the rows in every argument, by its label; None where rows do not lie along one dimension."""
+    if not isinstance(frame.layout, Axis) or frame.layout != Axis(frame.layout.dim):
+        return None
+    found: Dims = {OUTPUT: frame.layout.dim}
+    for key, label in call.labels.items():
+        if not isinstance(label, Axis) or label != Axis(label.dim):
+            return None
+        found[key] = label.dim
     return found
 
 

@@ -14,6 +14,11 @@ from sordino.gradients.layout import Frame, full
 from sordino.gradients.memory import CACHE_BYTES, blocks, reads_memory, squares
 from sordino.gradients.single import Scaled, Shift, Single
 from sordino.gradients.tape import Emit, Slot, Tape, Use, hold
+from sordino.kernels import compiled, readable
+
+_FEW = (
+    16  # outputs for which the compiled loop is faster than a matrix product: 4.0 ms against 6.9 for 2048 × 4096 → 10
+)
 
 
 def _bind(names: tuple[str, ...], args: Any, kwargs: Any) -> list[Any]:
@@ -62,7 +67,6 @@ def _use(tape: Tape, func: Any, x: Tensor, output: Tensor, emit: Emit, *slots: S
     if not output.numel():  # a cluster of words, or an expert, that no record chose: no gradient to speak of
         return tape.mark(output)  # type: ignore[no-any-return]
     use = Use(func, present, output.shape, tuple(range(output.ndim - 1)), emit, hold(x))
-    use.layout = tape.merged(x)
     return tape.tap(output, use)
 
 
@@ -88,10 +92,27 @@ def _needs_more(x: Tensor) -> bool:
 def _with_squares(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """x Wᵀ + b and the squared norms of x's rows, in blocks that the second still finds in the cache."""
     output, norm2 = x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0])
+    if _by_loop(x, weight, bias, output, norm2):
+        return output, norm2
     for lo, hi in blocks(x.shape[0], x.shape[1], x.element_size(), 2 * CACHE_BYTES):
         output[lo:hi] = F.linear(x[lo:hi], weight, bias)
         norm2[lo:hi] = squares(x[lo:hi])
     return output, norm2
+
+
+def _by_loop(x: Tensor, weight: Tensor, bias: Tensor | None, output: Tensor, norm2: Tensor) -> bool:
+    """The same by the compiled loop, which reads x once; False where there is none or memory has another form."""
+    kernels = compiled() if x.dtype in (torch.float32, torch.float64) and x.stride(1) == 1 else None
+    given = [t for t in (weight, bias) if t is not None]
+    if kernels is None or not all(readable(t) and t.is_contiguous() and t.dtype == x.dtype for t in given):
+        return False
+    if not readable(x) or weight.shape[1] != x.shape[1] or weight.shape[0] > _FEW:
+        return False
+    bias_at, least = None if bias is None else bias.data_ptr(), x.shape[1] * torch.finfo(x.dtype).tiny
+    weights = weight.data_ptr(), weight.shape[0], bias_at
+    at = x.data_ptr(), *x.shape, x.stride(0)
+    kernels.few_outputs[x.itemsize](*at, *weights, output.data_ptr(), least, norm2.data_ptr())
+    return True
 
 
 def matmul(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:

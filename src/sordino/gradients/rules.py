@@ -60,6 +60,8 @@ RULES: dict[Any, Rule] = {
     F.instance_norm: normalisation.instance_norm,
     F.batch_norm: normalisation.batch_norm,
     companions.companion_norm: companions.rule,
+    torch.cat: elementwise.cat,
+    torch.concat: elementwise.cat,
     torch.lstm: recurrent.lstm,
     torch.gru: recurrent.gru,
     torch.rnn_tanh: recurrent.rnn_tanh,
@@ -107,8 +109,7 @@ def apply(tape: Tape, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
     name = getattr(func, "__name__", "")
     first = tape.slot(args[0]) if args else None
     if name in elementwise.SHAPE_ONLY and args and first is None:
-        out = func(*tape.values(args), **tape.values(kwargs))
-        return tape.mark(out) if data else out
+        return func(*tape.values(args), **tape.values(kwargs))
     if data and name in GROUPED and (out := grouped.grouped_mm(tape, func, args, kwargs)) is not NotImplemented:
         return out
     if func is F.multi_head_attention_forward:
@@ -120,8 +121,7 @@ def apply(tape: Tape, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
     if not data and func is standardised_weight:
         return normalisation.weight_standardisation(tape, func, args, kwargs)
     if not data:
-        out = embedding.repeated(tape, func, args, kwargs) if func is F.embedding else NotImplemented
-        return tape.derive(func, args, kwargs) if out is NotImplemented else out
+        return (embedding.constant_places if func is F.embedding else Tape.derive)(tape, func, args, kwargs)
     out = elementwise.broadcast(tape, func, args, kwargs) if name in elementwise.ELEMENTWISE else NotImplemented
     return fallback.general(tape, func, args, kwargs) if out is NotImplemented else out
 

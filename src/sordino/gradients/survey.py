@@ -6,6 +6,8 @@ Made anew for each sum, because a model may change between two (a mode, a frozen
 from __future__ import annotations
 
 import functools
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +19,46 @@ from sordino.gradients import spectral
 from sordino.gradients.normalisation import refuse_batchnorm
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """A buffer or parameter, where it is held, and its name."""
+
+    name: str
+    holder: Mapping[str, Tensor | None]
+    own: str
+    tensor: Tensor
+
+    @property
+    def version(self) -> int:
+        return 0 if self.tensor.is_inference() else self.tensor._version
+
+    @property
+    def content(self) -> int:
+        """A checksum of the values, which writes that bypass the version counter change as well."""
+        return zlib.crc32(self.tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+
+
+def check_state(state: Sequence[Held], before: Sequence[int]) -> None:
+    """Refused if a pass wrote to a buffer or parameter, or put another in its place."""
+    for held, version in zip(state, before, strict=True):
+        if held.holder.get(held.own) is not held.tensor:
+            raise Refused(
+                f"{held.name}: the forward pass puts another tensor in its place, so what it stores of the data leaves "
+                "unprotected; put the module in eval mode or remove the update"
+            )
+        if held.version != version:
+            raise Refused(
+                f"{held.name}: the forward pass writes to this buffer or parameter, so what it stores of the data leaves "
+                "unprotected; put the module in eval mode or remove the update"
+            )
+
+
 @dataclass(frozen=True)
 class Survey:
     """By name, each tensor once, in the order of the modules."""
 
     parameters: dict[str, nn.Parameter]  # those that require a gradient
-    buffers: list[tuple[str, Tensor]]
+    state: list[Held]  # what a forward pass must leave alone: buffers and parameters
     tables: int  # bytes of the trained tables among the parameters, whose gradients stay row-sparse
     powers: list[Any]  # what iterates in the forward pass, as in spectral.py
 
@@ -52,7 +88,7 @@ def survey(model: nn.Module) -> Survey:
     """Refused for modules that are compiled or scripted and for BatchNorm in training mode; InputError if nothing is
     trained."""
     parameters: dict[str, nn.Parameter] = {}
-    buffers: list[tuple[str, Tensor]] = []
+    state: list[Held] = []
     powers: list[Any] = []
     tables, seen = 0, set()
     waiting: list[tuple[str, nn.Module]] = [("", model)]
@@ -77,11 +113,23 @@ def survey(model: nn.Module) -> Survey:
                 parameters[prefix + own] = parameter
                 if kind.table:
                     tables += parameter.numel() * parameter.element_size()
-        buffers += [(prefix + own, b) for own, b in module._buffers.items() if b is not None]
+        for held in (module._buffers, module._parameters):
+            state += [Held(prefix + own, held, own, t) for own, t in held.items() if t is not None]
         waiting += [(prefix + own, m) for own, m in reversed(module._modules.items()) if m is not None]
     if not parameters:
         raise InputError("the model has no trainable parameter; set requires_grad_(True) on what is to be trained")
-    return Survey(parameters, buffers, tables, powers)
+    return Survey(parameters, state, tables, powers)
+
+
+def survey_loss(loss: nn.Module) -> list[Held]:
+    """The buffers and parameters of a loss, which a pass must leave alone as well."""
+    return [
+        Held(f"the loss's {name + '.' if name else ''}{own}", held, own, t)
+        for name, module in loss.named_modules()
+        for held in (module._buffers, module._parameters)
+        for own, t in held.items()
+        if t is not None
+    ]
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

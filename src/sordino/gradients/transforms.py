@@ -16,6 +16,7 @@ from torch._functorch import pyfunctorch
 
 from sordino.errors import Refused
 from sordino.gradients.elementwise import stand_in
+from sordino.gradients.lineage import MANY
 from sordino.gradients.tape import Slot, Tape, _flat, describe, replace
 
 
@@ -45,7 +46,7 @@ def inside(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 def _copies(tape: Tape, func: Any, slot: Slot, levels: list[Any]) -> Tensor:
     """The slot's value for every element of every vmap, as the function within sees it: without those dimensions."""
     with pyfunctorch.temporarily_clear_interpreter_stack():
-        out = stand_in(tape, func, slot, (*(t.batch_size() for t in levels), *slot.value.shape))
+        out = stand_in(tape, func, slot, (*(t.batch_size() for t in levels), *slot.value.shape), MANY)
     for level in levels:
         out = functorch._add_batch_dim(out, 0, level.level())
     return out
