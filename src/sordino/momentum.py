@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from sordino.clipping import Clipping
 from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows
+from sordino.gradients.assurance import Assurance
 from sordino.gradients.contributions import Dense
 from sordino.gradients.engine import Iterates, add_clipped, per_record_gradients
 from sordino.gradients.spectral import advance
@@ -139,6 +140,7 @@ class RecordMomenta:
     records: int
     memory: int = MEMORY
     _kept: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    _assurance: Assurance = field(default_factory=Assurance, repr=False)
 
     def __post_init__(self) -> None:
         parameters = trainable(self.model)
@@ -156,7 +158,8 @@ class RecordMomenta:
         sums: dict[str, Tensor] = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in parameters.items()}
         norms, losses, dropped, first = [], [], 0, not self._kept
         for indices in batch.chunks():
-            gradients, values = per_record_gradients(self.model, self.loss, self.fetch(indices, batch.step))
+            rows = self.fetch(indices, batch.step)
+            gradients, values = per_record_gradients(self.model, self.loss, rows, self._assurance)
             with torch.no_grad():
                 moved = {name: Dense(self._moved(name, indices, g, first)) for name, g in gradients.items()}
                 kind = next(iter(gradients.values())).dtype

@@ -357,7 +357,11 @@ _SAMPLER_ASSUMPTIONS = {
 }
 
 
-_CLIPPED = "the engine clips every record and is compared with a brute-force loop on the first batch"
+_CLIPPED = (
+    "the engine clips every record; which record an activation belongs to follows from the program of each pass, or is "
+    "measured; wherever the program is new the gradients are compared with plain autograd and the records are tested for "
+    "interaction"
+)
 
 
 def _assumptions(plan: Plan) -> tuple[Assumption, ...]:

@@ -26,6 +26,7 @@ from sordino.coupling.weights import LeastError, Rule, Situation, Weight
 from sordino.data.types import Split
 from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows, clipped_sum
+from sordino.gradients.assurance import Assurance
 from sordino.gradients.memory import Pool
 from sordino.gradients.spectral import advance
 from sordino.methods.coupling import Coupling
@@ -215,6 +216,7 @@ class CoupledGradients:
     companion: Companion
     fetch: Any
     pool: Pool = field(default_factory=Pool, repr=False)
+    assurance: Assurance = field(default_factory=Assurance, repr=False)
 
     @property
     def clipping(self) -> Any:
@@ -234,9 +236,8 @@ class CoupledGradients:
                     rows = self.fetch(indices)
                     if scale != 1.0:
                         rows = replace(rows, coefficient=torch.full((len(indices),), scale))
-                    part = clipped_sum(
-                        companion.model, companion.loss, rows, self.clipping, centre=centre, pool=self.pool
-                    )
+                    kept = {"pool": self.pool, "assurance": self.assurance}
+                    part = clipped_sum(companion.model, companion.loss, rows, self.clipping, centre=centre, **kept)
                     total = add_sums(total, part)
         return total
 

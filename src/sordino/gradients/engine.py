@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -19,8 +19,8 @@ from sordino.gradients.companions import STACKED_ROWS
 from sordino.gradients.contributions import Contribution, Lookup
 from sordino.gradients.measure import NotFinite
 from sordino.gradients.memory import Pool, blocks, by_record, keep_freed_memory, lengths
-from sordino.gradients.passes import Loss, PassMemory, Setup, contributions
-from sordino.gradients.rows import ClippedSum, Rows, checked, chunks, take, tensors
+from sordino.gradients.passes import Found, Loss, PassMemory, Setup, contributions
+from sordino.gradients.rows import Chunk, ClippedSum, Rows, checked, chunks, take, tensors
 from sordino.gradients.spectral import frozen
 from sordino.gradients.survey import Survey, survey, survey_loss
 
@@ -73,18 +73,8 @@ def clipped_sum(
     sums: dict[str, Tensor] = {}
     norms, losses, dropped = Scattered(records), Scattered(n), 0
     size = chunk or default_chunk(model, found, rows, records)
-    if assurance is not None:
-        assurance.begin(setup)
-    waiting = list(chunks(rows, n, records, size, reduction == "mean"))
-    while waiting:
-        part = waiting.pop(0)
-        data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
-        try:
-            with frozen(found.powers):
-                made = contributions(setup, data, part, steps)
-        except NotFinite:
-            waiting = [*part.by_record(n, records), *waiting]
-            continue
+    parts = chunks(rows, n, records, size, reduction == "mean")
+    for part, made in examined(setup, rows, parts, steps, found.powers, assurance):
         gradients = made.gradients
         losses.put(part.index, _as(made.losses, kind))
         if centre is not None:
@@ -94,15 +84,43 @@ def clipped_sum(
         norms.put(part.ids, here)
         dropped += bad
         setup.pool.give_back()
-        del gradients
-        if assurance is not None:
-            with frozen(found.powers):
-                assurance.examine(setup, data, part, made.program, made.independent)
+        made.gradients.clear()
     setup.pool.trim()
     for name, p in parameters.items():
         total, wanted = sums.pop(name, None), _accumulate(p.dtype)
         sums[name] = torch.zeros_like(p, dtype=wanted) if total is None else _as(total, wanted)
     return ClippedSum(sums, norms.whole(kind, first.device), dropped, losses.whole(kind, first.device))
+
+
+def examined(
+    setup: Setup,
+    rows: Rows,
+    parts: Iterable[Chunk],
+    steps: Iterates,
+    powers: Sequence[Any],
+    assurance: Assurance | None,
+) -> Iterator[tuple[Chunk, Found]]:
+    """Every chunk with its contributions, and what the assurance finds once the caller has summed them.
+
+    A chunk whose rows can't be told apart because one of them is not finite is taken record by record.
+    """
+    n, records = checked(rows)
+    if assurance is not None:
+        assurance.begin(setup)
+    waiting = list(parts)
+    while waiting:
+        part = waiting.pop(0)
+        data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
+        with frozen(powers):
+            try:
+                made = contributions(setup, data, part, steps)
+            except NotFinite:
+                waiting = [*part.by_record(n, records), *waiting]
+                continue
+        yield part, made
+        if assurance is not None:
+            with frozen(powers):
+                assurance.examine(setup, data, part, made.program, made.independent)
 
 
 class Scattered:
@@ -124,7 +142,9 @@ class Scattered:
         return out
 
 
-def per_record_gradients(model: nn.Module, loss: Any, rows: Rows) -> tuple[dict[str, Tensor], Tensor]:
+def per_record_gradients(
+    model: nn.Module, loss: Any, rows: Rows, assurance: Assurance | None = None
+) -> tuple[dict[str, Tensor], Tensor]:
     """Every record's own gradient, (records, *shape) per trainable parameter, and the losses of the rows.
 
     Nothing is clipped: private values, for those who clip them after (the momentum of single records). Memory is
@@ -133,14 +153,14 @@ def per_record_gradients(model: nn.Module, loss: Any, rows: Rows) -> tuple[dict[
     found = survey(model)
     parameters = found.parameters
     n, records = checked(rows)
-    setup = Setup(model, row_loss(loss), parameters, found.state)
+    state = [*found.state, *(survey_loss(loss) if isinstance(loss, nn.Module) else [])]
+    memory = PassMemory() if assurance is None else assurance.memory
+    setup = Setup(model, row_loss(loss), parameters, state, memory=memory)
     first = next(iter(parameters.values()))
     losses = torch.zeros(n, dtype=_accumulate(first.dtype), device=first.device)
     whole = {k: torch.zeros(records, *p.shape, dtype=_accumulate(p.dtype)) for k, p in parameters.items()}
-    for part in chunks(rows, n, records, default_chunk(model, found, rows, records), False):
-        data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
-        with frozen(found.powers):
-            made = contributions(setup, data, part, [({}, 1.0)])
+    parts = chunks(rows, n, records, default_chunk(model, found, rows, records), False)
+    for part, made in examined(setup, rows, parts, [({}, 1.0)], found.powers, assurance):
         losses[part.index] = made.losses.to(losses.dtype)
         with torch.no_grad():
             for name, gradient in made.gradients.items():
