@@ -171,13 +171,13 @@ def replace(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
 
 
 @dataclass
-class Owners:
+class Holders:
     """Names for messages: which module holds a tensor."""
 
     names: dict[int, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: nn.Module) -> Owners:
+    def of(cls, model: nn.Module) -> Holders:
         named = [*model.named_parameters(), *model.named_buffers()]
         return cls({id(t): name.rpartition(".")[0] or "the model" for name, t in named})
 
