@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sordino.gradients.contributions import Dense, Outer, masked, summed
-from sordino.gradients.memory import scaled
+from sordino.gradients.contributions import Dense, Outer, masked
+from sordino.gradients.memory import cross, scaled
 from sordino.ownership import alone
 
 
@@ -37,7 +37,7 @@ class Scaled:
         if held is not None and held[0] is weight:
             return held[1]
         mine = self._once and alone(self._held)  # before the call, whose arguments are holders as well
-        found = scaled(self.rows, weight if weight.dtype == self.rows.dtype else weight.to(self.rows.dtype), mine)
+        found = scaled(self.rows, weight, mine)
         self._spent = found[0] is self.rows
         if self._shared:
             self._found = weight, found
@@ -68,8 +68,8 @@ class Single(Outer):
     def norm2(self) -> Tensor:
         return self._norm2
 
-    def weighted(self, weight: Tensor) -> Tensor:
-        return summed(self.shared.by(weight)[0], self.inputs)
+    def add_to(self, total: Tensor, weight: Tensor) -> None:
+        cross(total.view(-1, self.inputs.shape[1]), self.shared.by(weight)[0], self.inputs)
 
     def dense(self, lo: int, hi: int) -> Tensor:
         return self.shared.rows[lo:hi, :, None] * self.inputs[lo:hi, None]
@@ -90,8 +90,8 @@ class Shift(Dense):
     def gradient(self) -> Tensor:  # type: ignore[override]
         return self.shared.rows
 
-    def weighted(self, weight: Tensor) -> Tensor:
-        return self.shared.by(weight)[1]
+    def add_to(self, total: Tensor, weight: Tensor) -> None:
+        total += self.shared.by(weight)[1].view(total.shape)
 
     def drop(self, bad: Tensor) -> None:
         self.shared.drop(bad)
