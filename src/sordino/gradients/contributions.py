@@ -147,6 +147,9 @@ class Outer:
                 gather(part.view(-1), product.flatten(1), weight[lo:hi])
             total[:, start:end] += part
 
+    def keep(self) -> None:
+        """See the function of this name."""
+
     def dense(self, lo: int, hi: int) -> Tensor:
         if self.left.shape[1] == 1:
             return self.left[lo:hi].mT * self.right[lo:hi]
@@ -305,6 +308,8 @@ class Pulled:
     def __init__(self, source: Tensor, leaf: Tensor, through: Contribution, isometric: bool) -> None:
         self.source, self.leaf, self.through, self.isometric = source, leaf, through, isometric
         self.records = through.records
+        if not isometric:
+            keep(through)
 
     def _pull(self, cotangent: Tensor, batched: bool) -> Tensor:
         out = torch.autograd.grad(
@@ -344,6 +349,13 @@ class Pulled:
 
 def _kind(part: Outer | Lookup) -> torch.dtype:
     return part.left.dtype if isinstance(part, Outer) else part.value.dtype
+
+
+def keep(of: Contribution) -> None:
+    """Its gradients will be asked for one by one: rows that it shares with another must not be overwritten."""
+    for part in of.parts if isinstance(of, Total) else [of]:
+        if isinstance(part, Outer):
+            part.keep()
 
 
 def dense_norm2(of: Contribution, coordinates: int) -> Tensor:

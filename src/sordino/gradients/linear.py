@@ -84,7 +84,8 @@ def _needs_more(x: Tensor) -> bool:
 
 def _with_squares(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """x Wᵀ + b and the squared norms of x's rows, in blocks that the second still finds in the cache."""
-    output, norm2 = x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0])
+    output = x.new_empty(x.shape[0], weight.shape[0])
+    norm2 = x.new_empty(x.shape[0], dtype=torch.float64)
     for lo, hi in blocks(x.shape[0], x.shape[1], x.element_size(), 2 * CACHE_BYTES):
         output[lo:hi] = F.linear(x[lo:hi], weight, bias)
         norm2[lo:hi] = squares(x[lo:hi])

@@ -70,6 +70,7 @@ def squares(t: Tensor, times: Tensor | None = None) -> Tensor:
     a square that underflows counts as the smallest normal number (docs/guarantees/noise.md, section 6).
     """
     kernels = compiled() if t.dtype in _NUMPY and t.stride(1) == 1 and readable(t) else None
+    times = times if times is None or times.dtype == torch.float64 else times.double()
     if kernels is None or not (times is None or (times.is_contiguous() and readable(times))):
         least = t.shape[1] * _TINY if t.dtype == torch.float64 else 0.0
         parts = [_dots(t[lo:hi].double()) for lo, hi in blocks(t.shape[0], t.shape[1], 8)]
@@ -90,6 +91,7 @@ def scaled(rows: Tensor, weight: Tensor, in_place: bool = False) -> tuple[Tensor
 
     in_place: the rows are not needed any more. A row of weight zero counts as zero, whatever is in it.
     """
+    weight = weight if weight.dtype == torch.float64 else weight.double()
     kernels = compiled() if rows.dtype in _NUMPY and readable(rows) and readable(weight) else None
     if kernels is None or rows.stride(1) != 1 or weight.stride(0) != 1:
         product = (rows.double() * weight[:, None]).masked_fill_(weight[:, None] == 0, 0).to(rows.dtype)
@@ -102,6 +104,7 @@ def scaled(rows: Tensor, weight: Tensor, in_place: bool = False) -> tuple[Tensor
 
 def gather(total: Tensor, rows: Tensor, weight: Tensor) -> None:
     """total += Σ_i weight_i · rows_i in double precision, for total (d,), contiguous; weight zero leaves a row out."""
+    weight = weight if weight.dtype == torch.float64 else weight.double()
     kernels = compiled() if rows.dtype in _NUMPY and readable(rows) and readable(weight) else None
     if kernels is not None and rows.stride(1) == 1 and weight.stride(0) == 1:
         address = rows.data_ptr(), *rows.shape, rows.stride(0), weight.data_ptr()

@@ -43,6 +43,10 @@ class Scaled:
             self._found = weight, found
         return found
 
+    def keep(self) -> None:
+        """Nothing takes the place of the rows."""
+        self._once = False
+
     def drop(self, bad: Tensor) -> None:
         self._held["rows"] = masked(self.rows, bad)
 
@@ -70,6 +74,9 @@ class Single(Outer):
 
     def add_to(self, total: Tensor, weight: Tensor) -> None:
         cross(total.view(-1, self.inputs.shape[1]), self.shared.by(weight)[0], self.inputs)
+
+    def keep(self) -> None:
+        self.shared.keep()
 
     def dense(self, lo: int, hi: int) -> Tensor:
         return self.shared.rows[lo:hi, :, None] * self.inputs[lo:hi, None]

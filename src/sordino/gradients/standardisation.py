@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from sordino.gradients.contributions import Contribution, Dense, add_dense, dense_norm2
+from sordino.gradients.contributions import Contribution, Dense, add_dense, dense_norm2, keep
 from sordino.gradients.memory import CACHE_BYTES, blocks, by_record, squares
 
 Pull = Callable[[Tensor], None]
@@ -76,6 +76,7 @@ class Mapped:
     def __init__(self, through: Contribution, pull: Pull) -> None:
         self.through, self.pull = through, pull
         self.records = through.records
+        keep(through)
 
     def norm2(self) -> Tensor:
         return dense_norm2(self, self._size())
