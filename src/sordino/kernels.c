@@ -305,6 +305,69 @@ GATHERED(gathered_f64, double)
 CROSSED(crossed_f32, float)
 CROSSED(crossed_f64, double)
 
+/* total (p, q) += the sum over blocks of weight times (the sum over the block's rows of left_k (p) times right_k (q)).
+ * A block is summed in single precision, DEEP rows at most at a time; blocks are added up in double precision, so that what
+ * one adds does not depend on the others. Tiles of the total stay in the cache meanwhile. room: for `blocked_room` numbers. */
+enum { DOWN = 6, ACROSS = 16, HIGH = 96, BROAD = 256, DEEP = 128 };
+typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
+
+INLINE void tile(const float *restrict left, const float *restrict right, int64_t depth, double weight,
+                 double *restrict to, int64_t stride, int64_t down, int64_t across) {
+    Eight sum[DOWN][2];
+    _Pragma("GCC unroll 6") for (int r = 0; r < DOWN; r++) sum[r][0] = sum[r][1] = (Eight){0};
+    for (int64_t k = 0; k < depth; k++) {
+        const Eight a = *(const Eight *)(right + k * ACROSS), b = *(const Eight *)(right + k * ACROSS + 8);
+        _Pragma("GCC unroll 6") for (int r = 0; r < DOWN; r++) {
+            sum[r][0] += a * left[k * DOWN + r];
+            sum[r][1] += b * left[k * DOWN + r];
+        }
+    }
+    float flat[DOWN][ACROSS];
+    memcpy(flat, sum, sizeof flat);
+    if (down == DOWN && across == ACROSS) {
+        for (int r = 0; r < DOWN; r++)
+            for (int j = 0; j < ACROSS; j++) to[r * stride + j] += weight * (double)flat[r][j];
+    } else
+        for (int r = 0; r < down; r++)
+            for (int j = 0; j < across; j++) to[r * stride + j] += weight * (double)flat[r][j];
+}
+
+/* (rows, columns) of memory with the given stride, as panels of `width` columns, one after the other, filled up by 0 */
+INLINE void panels(const float *restrict from, int64_t stride, int64_t rows, int64_t columns, int64_t width,
+                   float *restrict to) {
+    for (int64_t j = 0; j < columns; j += width, to += rows * width)
+        for (int64_t k = 0; k < rows; k++)
+            if (j + width <= columns) memcpy(to + k * width, from + k * stride + j, width * sizeof(float));
+            else
+                for (int64_t c = 0; c < width; c++) to[k * width + c] = j + c < columns ? from[k * stride + j + c] : 0;
+}
+
+WIDE void blocked_f32(const float *restrict left, const float *restrict right, const int64_t *restrict sizes,
+                      const int64_t *restrict bounds, const double *restrict weights, float *restrict room,
+                      double *restrict total) {
+    const int64_t blocks = sizes[0], p = sizes[1], q = sizes[2], left_stride = sizes[3], right_stride = sizes[4];
+    float *lefts = room, *rights = room + HIGH * DEEP;
+    for (int64_t x = 0; x < q; x += BROAD)
+        for (int64_t y = 0; y < p; y += HIGH) {
+            const int64_t high = y + HIGH < p ? HIGH : p - y, broad = x + BROAD < q ? BROAD : q - x;
+            for (int64_t b = 0; b < blocks; b++) {
+                if (weights[b] == 0) continue;
+                for (int64_t k = bounds[b]; k < bounds[b + 1]; k += DEEP) {
+                    const int64_t depth = k + DEEP < bounds[b + 1] ? DEEP : bounds[b + 1] - k;
+                    panels(left + k * left_stride + y, left_stride, depth, high, DOWN, lefts);
+                    panels(right + k * right_stride + x, right_stride, depth, broad, ACROSS, rights);
+                    for (int64_t j = 0; j < broad; j += ACROSS)
+                        for (int64_t i = 0; i < high; i += DOWN)
+                            tile(lefts + i * depth, rights + j * depth, depth, weights[b],
+                                 total + (y + i) * q + x + j, q, high - i < DOWN ? high - i : DOWN,
+                                 broad - j < ACROSS ? broad - j : ACROSS);
+                }
+            }
+        }
+}
+
+int64_t blocked_room(void) { return (HIGH + BROAD) * DEEP; }
+
 /* The largest magnitude: the order of magnitudes is that of their bits, NaN last. */
 WIDE double largest_f32(const Part *parts, int64_t count) {
     int32_t most = 0;

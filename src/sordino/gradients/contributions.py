@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sordino.gradients.memory import CACHE_BYTES, Pool, blocks, by_record, cross, gather, squares
+from sordino.gradients.memory import CACHE_BYTES, Pool, blocked, blocks, by_record, cross, gather, squares
 
 KEEP_RATIO = 2.0  # hold products of at most this many times the size of the positions they came from
 MANY = 32  # positions, from which on a product of a record's own is made in single precision
@@ -129,23 +130,12 @@ class Outer:
         (m, s, p), q = self.left.shape, self.right.shape[2]
         whole = total.view(p, q)
         if s >= MANY and self.left.dtype != torch.float64:
-            self._add_products(whole, weight)
+            bounds = np.arange(0, (m + 1) * s, s, dtype=np.int64)
+            blocked(whole, self.left.reshape(m * s, p), self.right.reshape(m * s, q), bounds, weight)
             return
         for lo, hi in blocks(m, s * (p + q), 8):
             left = (self.left[lo:hi].double() * weight[lo:hi, None, None]).flatten(0, 1)
             cross(whole, left, self.right[lo:hi].reshape(-1, q))
-
-    def _add_products(self, total: Tensor, weight: Tensor) -> None:
-        """Some columns at a time, so that products and sums stay in the cache."""
-        m, (p, q) = self.records, total.shape
-        width = max(16, min(q, CACHE_BYTES // (4 * 8 * p)))
-        for start in range(0, q, width):
-            end = min(start + width, q)
-            part = total.new_zeros(p, end - start)
-            for lo, hi in blocks(m, p * (end - start), 4, CACHE_BYTES // 4):
-                product = torch.bmm(self.left[lo:hi].mT, self.right[lo:hi, :, start:end])
-                gather(part.view(-1), product.flatten(1), weight[lo:hi])
-            total[:, start:end] += part
 
     def keep(self) -> None:
         """See the function of this name."""

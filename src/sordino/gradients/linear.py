@@ -11,7 +11,7 @@ from torch import Tensor
 from sordino.gradients.contributions import Contribution, Dense, outer
 from sordino.gradients.layout import Frame, full
 from sordino.gradients.memory import CACHE_BYTES, blocks, reads_memory, squares
-from sordino.gradients.single import Scaled, Shift, Single
+from sordino.gradients.single import Scaled, Shift, Single, too_long
 from sordino.gradients.tape import Emit, Slot, Tape, Use, hold
 
 
@@ -33,10 +33,10 @@ def emitter(
     def single(g: Tensor, a: Tensor, a_squares: Tensor | None, once: bool) -> list[tuple[Slot, Contribution]]:
         """One position for each record: (m, d_out) and (m, d_in)."""
         assert weight is not None
-        g_squares = squares(g)
-        norm2 = squares(a, g_squares) if a_squares is None else g_squares * a_squares  # ‖g ⊗ a‖ = ‖g‖·‖a‖
+        g_squares, a_squares = squares(g), squares(a) if a_squares is None else a_squares
         rows = Scaled(g, shared=bias is not None, once=once)
-        found: list[tuple[Slot, Contribution]] = [(weight, Single(rows, a, norm2))]
+        norm2, huge = g_squares * a_squares, too_long(a_squares)  # ‖g ⊗ a‖ = ‖g‖·‖a‖
+        found: list[tuple[Slot, Contribution]] = [(weight, Single(rows, a, norm2, huge=huge))]
         return found if bias is None else [*found, (bias, Shift(rows, len(g), g_squares))]
 
     def emit(gradient: Tensor, frame: Frame) -> list[tuple[Slot, Contribution]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 from array import array
 from collections.abc import Sequence
@@ -130,6 +131,22 @@ def cross(total: Tensor, left: Tensor, right: Tensor) -> None:
     step = max(64, min(DEEPEST, BLOCK_BYTES // (8 * (p + right.shape[1]))))
     for lo in range(0, n, step):
         total.addmm_(left[lo : lo + step].double().mT, right[lo : lo + step].double())
+
+
+def blocked(total: Tensor, left: Tensor, right: Tensor, bounds: npt.NDArray[np.int64], weight: Tensor) -> None:
+    """total += Σ_b weight_b · Σ_k left_k ⊗ right_k over the rows from bounds_b to bounds_(b+1).
+
+    The sum over a block is made in the precision of the rows, those of all blocks in double precision; a block of weight
+    zero is left out. total (p, q), contiguous, left (n, p), right (n, q).
+    """
+    kernels = compiled() if left.dtype == right.dtype == torch.float32 and readable(left) and readable(right) else None
+    if kernels is not None and left.stride(1) == right.stride(1) == 1 and readable(weight):
+        places = (left.data_ptr(), left.stride(0)), (right.data_ptr(), right.stride(0))
+        kernels.blocked(*places, (total.shape[0], total.shape[1]), bounds, weight.numpy(), total.data_ptr())
+        return
+    for b, (lo, hi) in enumerate(itertools.pairwise(bounds.tolist())):
+        if hi > lo and float(weight[b]) != 0:
+            total.add_(left[lo:hi].mT @ right[lo:hi], alpha=float(weight[b]))
 
 
 def lengths(terms: Sequence[Tensor]) -> tuple[Tensor, bool]:

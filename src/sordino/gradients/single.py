@@ -6,10 +6,13 @@ rows, and the clipped sums from one pass that scales them.
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from sordino.gradients.contributions import Dense, Outer, masked
-from sordino.gradients.memory import cross, scaled
+from sordino.gradients.memory import blocked, cross, scaled
 from sordino.ownership import alone
 
 
@@ -51,15 +54,24 @@ class Scaled:
         self._held["rows"] = masked(self.rows, bad)
 
 
+def too_long(norm2: Tensor) -> bool:
+    """Is there a row of a norm above 2⁶⁰, given the squares of all? Beyond, 2⁻¹²⁶ times it is not next to nothing."""
+    return bool(np.nanmax(norm2.cpu().numpy(), initial=0.0) > 2.0**120)
+
+
 class Single(Outer):
     """One position: g_i = l_i ⊗ r_i for rows l (records, d_out) and r (records, d_in), with its squared norm.
 
-    A bias may have the same l.
+    A bias may have the same l. huge: some r is so long that weight · l, in its own precision, could lose digits.
+    runs: bounds of blocks of records that may be added up in single precision (`runs.stable`); None if there are none.
     """
 
-    def __init__(self, rows: Scaled, inputs: Tensor, norm2: Tensor) -> None:
-        self.shared, self.inputs, self._norm2 = rows, inputs, norm2
+    def __init__(self, rows: Scaled, inputs: Tensor, norm2: Tensor, *, huge: bool = False) -> None:
+        self.shared, self.inputs, self._norm2, self.huge = rows, inputs, norm2, huge
         self.records = inputs.shape[0]
+        self.runs: npt.NDArray[np.int64] | None = None
+        if huge:
+            rows.keep()
 
     @property
     def left(self) -> Tensor:  # type: ignore[override]
@@ -73,7 +85,14 @@ class Single(Outer):
         return self._norm2
 
     def add_to(self, total: Tensor, weight: Tensor) -> None:
-        cross(total.view(-1, self.inputs.shape[1]), self.shared.by(weight)[0], self.inputs)
+        if self.huge:
+            super().add_to(total, weight)
+            return
+        whole, rows = total.view(-1, self.inputs.shape[1]), self.shared.by(weight)[0]
+        if self.runs is None or rows.dtype == torch.float64:
+            cross(whole, rows, self.inputs)
+        else:
+            blocked(whole, rows, self.inputs, self.runs, torch.ones(len(self.runs) - 1, dtype=torch.float64))
 
     def keep(self) -> None:
         self.shared.keep()
