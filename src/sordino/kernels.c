@@ -215,8 +215,8 @@ LENGTHS(lengths_f64, double, sqrt)
 FACTORS(factors_f32, float, FLT_MIN)
 FACTORS(factors_f64, double, DBL_MIN)
 
-/* out = the rows, each times its weight; totals += the sum of them. A row of weight zero counts as zeros, whatever is in
- * it. `out` may be `rows`. */
+/* out = the rows, each times its weight; totals += the sum of them. A row of weight zero counts as zeros, whatever is
+ * in it. `out` may be `rows`. */
 #define SCALED(NAME, T)                                                                                                \
     WIDE void NAME(const T *rows, int64_t n, int64_t columns, int64_t stride, const double *restrict weights, T *out,  \
                    double *restrict totals) {                                                                          \
@@ -306,10 +306,13 @@ CROSSED(crossed_f32, float)
 CROSSED(crossed_f64, double)
 
 /* total (p, q) += the sum over blocks of weight times (the sum over the block's rows of left_k (p) times right_k (q)).
- * A block is summed in single precision, DEEP rows at most at a time; blocks are added up in double precision, so that what
- * one adds does not depend on the others. Tiles of the total stay in the cache meanwhile. room: for `blocked_room` numbers. */
-enum { DOWN = 6, ACROSS = 16, HIGH = 96, BROAD = 256, DEEP = 128 };
+ * A block is summed in single precision, DEEP rows at most at a time; blocks are added up in double precision, so that
+ * what one adds does not depend on the others. Tiles of the total stay in the cache meanwhile. room: memory for
+ * `blocked_room` numbers. */
+enum { DOWN = 6, ACROSS = 16, HIGH = 48, BROAD = 256, DEEP = 128 };
 typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
+typedef float Half __attribute__((vector_size(16), may_alias));
+typedef double Four __attribute__((vector_size(32), aligned(8), may_alias));
 
 INLINE void tile(const float *restrict left, const float *restrict right, int64_t depth, double weight,
                  double *restrict to, int64_t stride, int64_t down, int64_t across) {
@@ -322,14 +325,19 @@ INLINE void tile(const float *restrict left, const float *restrict right, int64_
             sum[r][1] += b * left[k * DOWN + r];
         }
     }
+    if (down == DOWN && across == ACROSS) {
+        _Pragma("GCC unroll 6") for (int r = 0; r < DOWN; r++)
+            _Pragma("GCC unroll 4") for (int part = 0; part < 4; part++) {
+                Half half;
+                memcpy(&half, (const float *)&sum[r][part / 2] + part % 2 * 4, sizeof half);
+                *(Four *)(to + r * stride + 4 * part) += weight * __builtin_convertvector(half, Four);
+            }
+        return;
+    }
     float flat[DOWN][ACROSS];
     memcpy(flat, sum, sizeof flat);
-    if (down == DOWN && across == ACROSS) {
-        for (int r = 0; r < DOWN; r++)
-            for (int j = 0; j < ACROSS; j++) to[r * stride + j] += weight * (double)flat[r][j];
-    } else
-        for (int r = 0; r < down; r++)
-            for (int j = 0; j < across; j++) to[r * stride + j] += weight * (double)flat[r][j];
+    for (int r = 0; r < down; r++)
+        for (int j = 0; j < across; j++) to[r * stride + j] += weight * (double)flat[r][j];
 }
 
 /* (rows, columns) of memory with the given stride, as panels of `width` columns, one after the other, filled up by 0 */

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
@@ -32,6 +33,7 @@ from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.gradients.engine import Iterates
 from sordino.gradients.memory import Pool
+from sordino.gradients.runs import stable
 from sordino.ledger import Ledger
 from sordino.methods import DPSGD, Coupling
 from sordino.methods.base import AddsUniformNoise, HidesIterates
@@ -49,7 +51,7 @@ Widths = Callable[[int], Mapping[str, Tensor]]
 """From a step to the width of the uniform noise on each coordinate, in units of the summed gradient."""
 
 LONGEST_SUM = 4096
-"""Records that are summed in single precision, however large the chunk: the rounding margin covers twice that."""
+"""Records in one pass, however large the chunk."""
 
 DEFAULT_CHUNK = 512
 """Records whose activations are in memory at once, where the caller does not say."""
@@ -247,13 +249,16 @@ class RecordGradients:
         total = empty_sum(self.model)
         iterates = None if self.iterates is None else self.iterates()
         most = LONGEST_SUM if self.views is None else max(1, min(LONGEST_SUM, batch.chunk) // self.views.views)
-        for chunk in batch.chunks():
-            for indices in torch.split(chunk, most):
-                if len(indices):
-                    rows = self.rows(indices, batch.step)
-                    part = clipped_sum(self.model, self.loss, rows, self.clipping, iterates=iterates, pool=self.pool)
-                    total = add_sums(total, part)
+        options = {"iterates": iterates, "pool": self.pool}
+        for indices in stable_chunks(batch.indices, min(most, batch.chunk)):
+            rows = self.rows(indices, batch.step)
+            total = add_sums(total, clipped_sum(self.model, self.loss, rows, self.clipping, keys=indices, **options))
         return total
+
+
+def stable_chunks(indices: Tensor, most: int) -> Sequence[Tensor]:
+    """The records of a batch, at most so many at a time: with one record less, the other chunks stay as they are."""
+    return torch.split(indices, np.diff(stable(indices.numpy(), most)).tolist()) if len(indices) else ()
 
 
 def plan_gradients(
@@ -297,8 +302,7 @@ def empty_sum(model: nn.Module) -> ClippedSum:
 
 
 def add_sums(left: ClippedSum, right: ClippedSum) -> ClippedSum:
-    """The sum over the records of both, in double precision: in single precision the rounding of a long sum could
-    move it by more than one record may (docs/guarantees/dpsgd.md, floating point)."""
+    """The sum over the records of both, in double precision (docs/guarantees/noise.md, section 6)."""
     if not len(left.norms):
         return right
     return ClippedSum(

@@ -257,7 +257,8 @@ _SUM = torch.float64  # of norms, factors and sums, whatever the parameters have
 
 
 def _zeros(parameter: Tensor) -> Tensor:
-    return torch.zeros(parameter.shape, dtype=_SUM, device=parameter.device)
+    """numpy's memory is not touched before somebody writes to it: most of a large table stays as it is."""
+    return torch.from_numpy(np.zeros(parameter.shape)).to(parameter.device)
 
 
 def _sum(sums: dict[str, Tensor], name: str, parameter: Tensor) -> Tensor:
