@@ -249,10 +249,12 @@ class RecordGradients:
         total = empty_sum(self.model)
         iterates = None if self.iterates is None else self.iterates()
         most = LONGEST_SUM if self.views is None else max(1, min(LONGEST_SUM, batch.chunk) // self.views.views)
-        options = {"iterates": iterates, "pool": self.pool}
         for indices in stable_chunks(batch.indices, min(most, batch.chunk)):
             rows = self.rows(indices, batch.step)
-            total = add_sums(total, clipped_sum(self.model, self.loss, rows, self.clipping, keys=indices, **options))
+            part = clipped_sum(
+                self.model, self.loss, rows, self.clipping, iterates=iterates, pool=self.pool, keys=indices
+            )
+            total = add_sums(total, part)
         return total
 
 
@@ -294,7 +296,7 @@ def empty_sum(model: nn.Module) -> ClippedSum:
     """The sum over no records: zeros in the shape of every trainable parameter."""
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return ClippedSum(
-        sums={name: torch.zeros_like(p, requires_grad=False) for name, p in trainable.items()},
+        sums={name: torch.zeros(p.shape, dtype=torch.float64, device=p.device) for name, p in trainable.items()},
         norms=torch.zeros(0),
         dropped=0,
         losses=torch.zeros(0),

@@ -3,9 +3,9 @@
 Each form knows three things: the squared l2 norm per record, the sum over records with given weights, and the
 dense per-record gradient of a range of records. Nothing else of the engine depends on the form.
 
-Two rules make the sensitivity of the sums a theorem (docs/guarantees/noise.md, section 6). What a form adds for a record
-is, up to the rounding of double precision, its weight times a vector that is a function of the record alone; and the
-norm that it states is never below the norm of *that* vector, by more than 2⁻¹⁷ of it.
+Two rules make the sensitivity of the sums a theorem (docs/guarantees/noise.md, section 6). What a form adds for a
+record is, up to the rounding of double precision, its weight times a vector that is a function of the record alone;
+and the norm that it states is never below the norm of *that* vector by more than 2⁻¹⁶ of it.
 """
 
 from __future__ import annotations

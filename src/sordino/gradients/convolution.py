@@ -199,8 +199,8 @@ def _by_kernel(a: Tensor, geometry: Geometry, room: Tensor) -> bool:
 
 
 class Convolved:
-    """Many more weights than activations: hold the activations. Norms and sums are those of a linear map of the patches,
-    which are made for some records at a time."""
+    """Many more weights than activations: hold the activations. Norms and sums are those of a linear map of the
+    patches, which are made for some records at a time."""
 
     def __init__(self, g: Tensor, a: Tensor, geometry: Geometry) -> None:
         self.g, self.a, self.geometry = g, a, geometry

@@ -60,6 +60,8 @@ def clipped_sum(
         raise InputError(f"reduction must be 'sum' or 'mean', got {reduction!r}")
     if chunk is not None and chunk < 1:
         raise InputError(f"chunk must be at least 1 record, got {chunk}")
+    if keys is not None and keys.shape != (checked(rows)[1],):
+        raise InputError(f"keys has one number for each of {checked(rows)[1]} records, got {tuple(keys.shape)}")
     keep_freed_memory()
     found = survey(model)
     parameters = found.parameters
@@ -80,9 +82,10 @@ def clipped_sum(
         losses.put(part.index, _as(values, kind))
         if centre is not None:
             gradients = centred(gradients, centre, parameters, part.records)
-        whole = keys is not None and part.ids == slice(0, records)
+        runs = None
+        if keys is not None and isinstance(part.ids, slice) and part.records == records:
+            runs = stable(keys.numpy())
         with torch.no_grad():
-            runs = stable(keys.numpy()) if keys is not None and whole else None
             here, bad = add_clipped(gradients, clipping, parameters, sums, part.records, kind, runs)
         norms.put(part.ids, here)
         dropped += bad

@@ -111,7 +111,7 @@ def gather(total: Tensor, rows: Tensor, weight: Tensor) -> None:
         address = rows.data_ptr(), *rows.shape, rows.stride(0), weight.data_ptr()
         kernels.gathered[rows.itemsize](*address, total.data_ptr())
         return
-    for lo, hi in blocks(*rows.shape, 8):
+    for lo, hi in blocks(rows.shape[0], rows.shape[1], 8):
         kept = rows[lo:hi].double().masked_fill_(weight[lo:hi, None] == 0, 0)
         total.addmv_(kept.mT, weight[lo:hi])
 
@@ -136,8 +136,8 @@ def cross(total: Tensor, left: Tensor, right: Tensor) -> None:
 def blocked(total: Tensor, left: Tensor, right: Tensor, bounds: npt.NDArray[np.int64], weight: Tensor) -> None:
     """total += Σ_b weight_b · Σ_k left_k ⊗ right_k over the rows from bounds_b to bounds_(b+1).
 
-    The sum over a block is made in the precision of the rows, those of all blocks in double precision; a block of weight
-    zero is left out. total (p, q), contiguous, left (n, p), right (n, q).
+    The sum over a block is made in the precision of the rows, that over the blocks in double precision; a block of
+    weight zero is left out. total (p, q), contiguous, left (n, p), right (n, q).
     """
     kernels = compiled() if left.dtype == right.dtype == torch.float32 and readable(left) and readable(right) else None
     if kernels is not None and left.stride(1) == right.stride(1) == 1 and readable(weight):

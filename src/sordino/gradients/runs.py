@@ -1,10 +1,10 @@
 """Blocks of records that stay the same when a record is taken out: what may be added up in single precision.
 
-The rounding of a sum in single precision depends on everything in it. Were a batch cut every 64 records, one record less
-would shift all later ones, and with them the rounding of all blocks: 8,192 records that an adversary chose could move a sum
-by three hundredths of the clip norm. So blocks go by the records' numbers in the data set, their keys: a block is what a
-batch has in one of the ranges [j·2^k, (j+1)·2^k), the largest ranges with at most `most` records in them. Taking a record
-out changes one block, or makes one of two; all others stay as they are (docs/guarantees/noise.md, section 6).
+The rounding of a sum in single precision depends on everything in it. Were a batch cut every 64 records, one record
+less would shift all later ones, and with them the rounding of all blocks: by up to N · 2⁻¹⁷ clip norms for N records.
+So blocks go by the records' numbers in the data set, their keys: a block is what a batch has in one of the ranges
+[j·2^k, (j+1)·2^k), the largest ranges with at most `most` records in them. Taking a record out changes one block, or
+makes one of two; all others stay as they are (docs/guarantees/noise.md, section 6).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RUN = 64  # records in a block: its rounding stays below 64² · 2⁻²⁴ = 2�
 
 
 def stable(keys: npt.NDArray[Any] | Sequence[int], most: int = RUN) -> npt.NDArray[np.int64]:
-    """The bounds of the blocks, from 0 to the number of keys. Keys are integers from 0 on, each above the one before."""
+    """The bounds of the blocks, from 0 to the number of keys. Keys are integers from 0 on, in rising order."""
     numbers = np.asarray(keys, np.int64)
     if len(numbers) and (numbers[0] < 0 or bool((np.diff(numbers) <= 0).any())):
         raise ValueError("keys of records are sorted, and there is none twice")
