@@ -250,17 +250,22 @@ class RecordGradients:
         iterates = None if self.iterates is None else self.iterates()
         most = LONGEST_SUM if self.views is None else max(1, min(LONGEST_SUM, batch.chunk) // self.views.views)
         for indices in stable_chunks(batch.indices, min(most, batch.chunk)):
-            rows = self.rows(indices, batch.step)
-            part = clipped_sum(
-                self.model, self.loss, rows, self.clipping, iterates=iterates, pool=self.pool, keys=indices
-            )
+            rows, keys = self.rows(indices, batch.step), indices if rising(indices) else None
+            part = clipped_sum(self.model, self.loss, rows, self.clipping, iterates=iterates, pool=self.pool, keys=keys)
             total = add_sums(total, part)
         return total
 
 
 def stable_chunks(indices: Tensor, most: int) -> Sequence[Tensor]:
     """The records of a batch, at most so many at a time: with one record less, the other chunks stay as they are."""
-    return torch.split(indices, np.diff(stable(indices.numpy(), most)).tolist()) if len(indices) else ()
+    if not len(indices) or not rising(indices):  # a batch that somebody made by hand
+        return torch.split(indices, most) if len(indices) else ()
+    return torch.split(indices, np.diff(stable(indices.numpy(), most)).tolist())
+
+
+def rising(indices: Tensor) -> bool:
+    """Can they be the keys of records?"""
+    return bool((np.diff(indices.numpy(), prepend=-1) > 0).all())
 
 
 def plan_gradients(

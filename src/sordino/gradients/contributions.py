@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sordino.gradients.memory import CACHE_BYTES, Pool, blocked, blocks, by_record, cross, gather, squares
+from sordino.gradients.memory import CACHE_BYTES, DEEPEST, Pool, blocked, blocks, by_record, cross, gather, squares
 
 KEEP_RATIO = 2.0  # hold products of at most this many times the size of the positions they came from
 MANY = 32  # positions, from which on a product of a record's own is made in single precision
-CANCELLED = 2.0**-12  # a norm is at least this part of the lengths of its positions: what is added up stays moderate
+CANCELLED = 2.0**-12  # of the lengths of positions that are added up one by one: a norm counts as this much at least
 _UNIT = 2.0**-24  # of rounding to single precision
 _LARGEST = 2.0**126  # longer sums of positions may overflow on the way
 
@@ -107,10 +107,14 @@ class Outer:
         else:
             parts = [squares(self.dense(lo, hi).flatten(1)) for lo, hi in blocks(m, p * q, left.element_size())]
             norm = torch.cat(parts).sqrt() + self.slack()
-        norm = torch.maximum(norm, CANCELLED * lengths)
+        if not self._by_record():
+            norm = torch.maximum(norm, CANCELLED * lengths)
         if left.dtype != torch.float64:  # a NaN is not less, either
             norm = torch.where(lengths < _LARGEST, norm, torch.inf)
         return norm.square()
+
+    def _by_record(self) -> bool:
+        return self.left.shape[1] >= MANY and self.left.dtype != torch.float64
 
     def lengths(self) -> Tensor:
         """(records,) Σ_s ‖l_s‖·‖r_s‖, in double precision and not below it."""
@@ -129,13 +133,16 @@ class Outer:
     def add_to(self, total: Tensor, weight: Tensor) -> None:
         (m, s, p), q = self.left.shape, self.right.shape[2]
         whole = total.view(p, q)
-        if s >= MANY and self.left.dtype != torch.float64:
+        if self._by_record():
             bounds = np.arange(0, (m + 1) * s, s, dtype=np.int64)
             blocked(whole, self.left.reshape(m * s, p), self.right.reshape(m * s, q), bounds, weight)
             return
-        for lo, hi in blocks(m, s * (p + q), 8):
+        for lo, hi in blocks(m, s, 1, DEEPEST):  # some positions at a time: fewer roundings for each
             left = (self.left[lo:hi].double() * weight[lo:hi, None, None]).flatten(0, 1)
-            cross(whole, left, self.right[lo:hi].reshape(-1, q))
+            part = whole if hi - lo == m else torch.zeros_like(whole)
+            cross(part, left, self.right[lo:hi].reshape(-1, q))
+            if part is not whole:
+                whole += part
 
     def keep(self) -> None:
         """See the function of this name."""
@@ -251,12 +258,13 @@ class Total:
         lengths = squared.sqrt().sum(0)
         kinds = [_kind(part) for part in self.parts if isinstance(part, (Outer, Lookup))]
         if kinds:
-            error = 2.0**-40 if all(kind == torch.float64 for kind in kinds) else 2.0**-16  # of squares and products
+            error = 2.0**-36 if all(kind == torch.float64 for kind in kinds) else 2.0**-16  # of squares and products
             total = squared.sum(0)
             for i, first in enumerate(self.parts):
                 for second in self.parts[:i]:
                     total = total + 2 * inner(first, second)
-            norm = (total.clamp_min(0) + error * lengths.square()).sqrt()
+            apart = 2 * self.slack() * lengths  # where a part enters one product rounded, and another one exactly
+            norm = (total.clamp_min(0) + error * lengths.square() + apart).sqrt()
         else:
             norm = self._dense_norm2().sqrt()
         return torch.maximum(norm + self.slack(), CANCELLED * lengths).square()
