@@ -35,7 +35,7 @@ from sordino.sampling import (
 )
 from sordino.views import Augmentation
 
-ROUNDING_MARGIN = 2.0**-10  # ten times what was measured with chunks of 512: docs/guarantees/noise.md, section 6
+ROUNDING_MARGIN = 2.0**-10  # of norms and sums as computed: theorem 2 of docs/guarantees/noise.md, section 6
 _NO_PROTECTION = 50.0  # from here on the sentence says that ε promises nothing
 
 
@@ -233,7 +233,7 @@ class Plan:
     def sensitivity(self) -> float:
         """The bound on one record's contribution to a sum *as computed*: noise std = noise_multiplier × sensitivity.
 
-        It is `clip_norm`, and a thousandth more for the rounding of norms and sums in single precision.
+        It is `clip_norm`, and a thousandth more for the rounding of norms and sums (docs/guarantees/noise.md).
         """
         return self.clipping.sensitivity("add-remove") * (1 + ROUNDING_MARGIN)
 

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sordino.gradients.contributions import Contribution, Outer, outer
+from sordino.gradients.contributions import Contribution, Dense, Outer, outer
 from sordino.gradients.layout import Frame
 from sordino.gradients.lineage import MANY, Axis, Lineage, Many, covers, owners, simplest
+from sordino.gradients.memory import gather
 from sordino.gradients.tape import Slot, Tape, Use, hold
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -32,16 +33,20 @@ class Blocks:
     def norm2(self) -> Tensor:
         return self.through.norm2().reshape(self.records, self.blocks).sum(1)
 
-    def weighted(self, weight: Tensor) -> Tensor:
-        through = self.through
-        if isinstance(through, Outer):
-            shape = self.records, self.blocks, through.left.shape[1], -1
-            left, right = through.left.reshape(shape), through.right.reshape(shape)
-            left = left * weight.to(left.dtype)[:, None, None, None]
-            left, right = (t.transpose(0, 1).flatten(1, 2) for t in (left, right))  # (blocks, records · S, d)
-            return torch.bmm(left.mT, right)
-        flat = through.dense(0, through.records).reshape(self.records, -1)
-        return (weight.to(flat.dtype) @ flat).reshape(self.blocks, -1)
+    def slack(self) -> Tensor | float:
+        found = self.through.slack()
+        if isinstance(found, float):
+            return found * math.sqrt(self.blocks)
+        return found.reshape(self.records, self.blocks).square().sum(1).sqrt()
+
+    def add_to(self, total: Tensor, weight: Tensor) -> None:
+        through, each = self.through, total.view(self.blocks, -1)
+        if isinstance(through, Dense):
+            gather(total.view(-1), through.gradient.reshape(self.records, -1), weight)
+            return
+        assert isinstance(through, Outer)
+        for b in range(self.blocks):
+            Outer(through.left[b :: self.blocks], through.right[b :: self.blocks]).add_to(each[b], weight)
 
     def dense(self, lo: int, hi: int) -> Tensor:
         return self.through.dense(lo * self.blocks, hi * self.blocks).reshape(hi - lo, self.blocks, -1)
