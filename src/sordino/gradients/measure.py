@@ -80,6 +80,7 @@ def _digits(
 def _positions(use: Use, gradient: Tensor) -> Tensor:
     """(leading dimensions, features)."""
     g = gradient if use.permute is None else gradient.permute(use.permute)
+    g = torch.view_as_real(g.resolve_conj()) if g.is_complex() else g
     lead = g.shape[: len(use.lead)]
     return g.reshape(*lead, -1).to(torch.float64)
 

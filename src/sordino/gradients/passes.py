@@ -127,12 +127,12 @@ class Pass:
         with Aside(self.setup.parameters):
             found: Sequence[Tensor | None] = torch.autograd.grad(
                 self.losses,
-                [tape.token, *(t for _, t in watched)],
+                [*(t for _, t in watched), tape.token, *tape.roots.values()],
                 weight if weight.dtype == self.losses.dtype else weight.to(self.losses.dtype),
                 retain_graph=keep,
                 allow_unused=True,
             )
-        for (name, _), gradient in zip(watched, found[1:], strict=True):
+        for (name, _), gradient in zip(watched, found, strict=False):
             if gradient is not None:
                 raise Refused(
                     f"{name}: it is used inside an operation that sordino can't look into (a custom autograd.Function, "
