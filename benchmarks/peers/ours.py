@@ -24,12 +24,12 @@ def sordino(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
     clipping, noise, source = FlatClip(CLIP_NORM), Gaussian(NOISE_MULTIPLIER), RandomSource.from_os()
     ledger = Ledger.open(None, {"kind": "plan"})
     loss = nn.CrossEntropyLoss(reduction="none")
-    pool, taken, factor = Pool(), 0, 1.0 / len(targets)
+    pool, taken, factor, keys = Pool(), 0, 1.0 / len(targets), torch.arange(len(targets))
 
     def step() -> Mapping[str, float]:
         nonlocal taken
         start = time.perf_counter()
-        sums = clipped_sum(model, loss, Rows(inputs, targets), clipping, pool=pool).sums
+        sums = clipped_sum(model, loss, Rows(inputs, targets), clipping, pool=pool, keys=keys).sums
         summed = time.perf_counter()
         sampling = {"name": "poisson", "sampling_rate": 0.01}
         entry = Entry(purpose="gradient", step=taken, sampling=sampling, relation="add-remove")
@@ -46,7 +46,7 @@ def sordino(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
         )
         released = time.perf_counter()
         for name, value in noisy.items():
-            parameters[name].grad = value
+            parameters[name].grad = value.to(parameters[name].dtype)
         optimizer.step()
         optimizer.zero_grad()
         taken += 1
