@@ -17,7 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sordino.gradients.memory import CACHE_BYTES, DEEPEST, Pool, blocked, blocks, by_record, cross, gather, squares
+from sordino.gradients.memory import (
+    CACHE_BYTES,
+    DEEPEST,
+    Pool,
+    blocked,
+    blocks,
+    by_record,
+    cross,
+    gather,
+    scatter,
+    squares,
+)
 
 KEEP_RATIO = 2.0  # hold products of at most this many times the size of the positions they came from
 MANY = 32  # positions, from which on a product of a record's own is made in single precision
@@ -263,10 +274,7 @@ class Lookup:
         return 0.0
 
     def add_to(self, total: Tensor, weight: Tensor) -> None:
-        rows = total.view(self.size, -1)
-        for lo, hi in blocks(len(self.value), self.value.shape[1], 8):
-            scaled = self.value[lo:hi].double().mul_(weight[self.owner[lo:hi], None])
-            rows.index_add_(0, self.index[lo:hi], scaled)
+        scatter(total.view(self.size, -1), self.value, self.index, self.owner, weight)
 
     def dense(self, lo: int, hi: int) -> Tensor:
         here = (self.owner >= lo) & (self.owner < hi)
