@@ -42,10 +42,11 @@ def stepper(workload: str, setting: str) -> tuple[Callable[[], None], int]:
     import torch
 
     from sordino.ledger import Ledger
-    from sordino.momentum import InnerMomentum, PastIterates
     from sordino.plan import Plan
-    from sordino.steps import plan_gradients, private_steps
-    from sordino.views import Augmentation
+    from sordino.plan.contribution import Augmentation, InnerMomentum
+    from sordino.records.gradients import plan_gradients
+    from sordino.records.momentum import PastIterates
+    from sordino.training.steps import private_steps
     from workloads import WORKLOADS
 
     model, inputs, targets = WORKLOADS[workload].build(TITLES[workload][1])

@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from sordino.loop import Loop
-from sordino.recipe import Recipe
-from sordino.run import run_recipe
+from sordino.runs.recipe import Recipe
+from sordino.runs.run import run_recipe
+from sordino.training.loop import Loop
 
 HERE = Path(__file__).parent
 RECORD = HERE / "bit_identity.json"

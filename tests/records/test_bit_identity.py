@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sordino import report
-from sordino.run import run_recipe
+from sordino.runs.run import run_recipe
 
 RECORD = json.loads(make.RECORD.read_text("utf8"))
 
