@@ -272,7 +272,10 @@ def test_the_command_names_a_batch_that_is_calibrated_to_the_same_epsilon(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--set", "method.name=modelmix", "--set", "method.lr=0.1", "--test-rows"], "the doctor can't rehearse the method modelmix"),
+        (
+            ["--set", "method.name=modelmix", "--set", "method.lr=0.1", "--test-rows"],
+            "the doctor can't rehearse the method modelmix",
+        ),
         (["--steps", "0", "--test-rows"], "--steps must be at least 1"),
         (["--rows", "1", "--test-rows"], "--rows must be at least 2"),
     ],
