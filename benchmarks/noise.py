@@ -17,7 +17,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 import torch
 
-from sordino import randomness
+from sordino import keystream, randomness
 from sordino import release as releasing
 from sordino.ledger import Ledger
 from sordino.randomness import RandomSource
@@ -74,7 +74,9 @@ def noise(source: RandomSource, repeat: int) -> dict[str, Figure]:
 @contextmanager
 def by_numpy() -> Iterator[None]:
     """As on a machine without a compiler."""
-    with patch.object(randomness, "compiled", lambda: None), patch.object(releasing, "compiled", lambda: None):
+    with ExitStack() as stack:
+        for module in (randomness, keystream, releasing):
+            stack.enter_context(patch.object(module, "compiled", lambda: None))
         yield
 
 

@@ -47,9 +47,9 @@ def stepper(workload: str, setting: str) -> tuple[Callable[[], None], int]:
     from sordino.records.gradients import plan_gradients
     from sordino.records.momentum import PastIterates
     from sordino.training.steps import private_steps
-    from workloads import WORKLOADS
+    from workloads import SIX
 
-    model, inputs, targets = WORKLOADS[workload].build(TITLES[workload][1])
+    model, inputs, targets = SIX[workload].build(TITLES[workload][1])
     kind, _, count = setting.partition(" ")
     inner = InnerMomentum(int(count) - 1, 0.3) if kind == "iterates" else None
     augmentation = Augmentation(views=int(count), crop=4, flip=True) if kind == "views" else None

@@ -1,7 +1,8 @@
-"""The six workloads on which the gradient engines are compared: model, synthetic batch and loss.
+"""The workloads on which the gradient engines are compared: model, synthetic batch and loss.
 
-Time and memory of a step do not depend on what the records say, so the batches are random. The models are
-plain torch modules that every engine accepts unmodified or through its own documented replacement.
+Time and memory of a step do not depend on what the records say, so the batches are random. The models of the six
+workloads here are plain torch modules that every engine accepts unmodified or through its own documented replacement.
+`heldout` has further models, of libraries among them, which only plain PyTorch and sordino are measured on.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+RowLoss = Callable[[Tensor, Tensor], Tensor]
+
 
 @dataclass(frozen=True)
 class Workload:
-    """One model with one batch: `model()` builds it from a fixed seed, `batch(n)` draws n records."""
+    """One model with one batch: `model()` builds it from a fixed seed, `batch(n)` draws n records.
+
+    loss: from outputs and targets to one value per record; a step's loss is their mean. None: cross-entropy.
+    """
 
     name: str
     title: str
@@ -24,6 +30,11 @@ class Workload:
     goal: float  # time over plain that the engine has to reach
     model: Callable[[], nn.Module]
     batch: Callable[[int], tuple[Tensor, Tensor]]
+    loss: RowLoss | None = None
+
+    @property
+    def row_loss(self) -> RowLoss:
+        return self.loss or nn.CrossEntropyLoss(reduction="none")
 
     def build(self, records: int | None = None) -> tuple[nn.Module, Tensor, Tensor]:
         """Model, inputs and targets; the same values in every process."""
@@ -142,27 +153,27 @@ class LstmClassifier(nn.Module):
         return logits
 
 
-def _vectors(*shape: int, classes: int = 10) -> Callable[[int], tuple[Tensor, Tensor]]:
+def vectors(*shape: int, classes: int = 10) -> Callable[[int], tuple[Tensor, Tensor]]:
     return lambda n: (torch.randn(n, *shape), torch.randint(classes, (n,)))
 
 
-def _texts(length: int, vocabulary: int = 20_000, classes: int = 2) -> Callable[[int], tuple[Tensor, Tensor]]:
+def texts(length: int, vocabulary: int = 20_000, classes: int = 2) -> Callable[[int], tuple[Tensor, Tensor]]:
     return lambda n: (torch.randint(vocabulary, (n, length)), torch.randint(classes, (n,)))
 
 
-def _mlp() -> nn.Module:
+def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 10))
 
 
-WORKLOADS: dict[str, Workload] = {
+SIX: dict[str, Workload] = {
     w.name: w
     for w in (
-        Workload("W1", "logistic regression 4096→10", 2048, 1.4, lambda: nn.Linear(4096, 10), _vectors(4096)),
-        Workload("W2", "MLP 784-300-10", 1000, 1.25, _mlp, _vectors(784)),
-        Workload("W3", "MNIST CNN", 512, 1.25, MnistCnn, _vectors(1, 28, 28)),
-        Workload("W4-64", "ResNet-20 GroupNorm", 64, 1.35, resnet20, _vectors(3, 32, 32)),
-        Workload("W4-256", "ResNet-20 GroupNorm", 256, 1.35, resnet20, _vectors(3, 32, 32)),
-        Workload("W5", "transformer encoder", 32, 1.3, TransformerClassifier, _texts(128)),
-        Workload("W6", "nn.LSTM", 128, 2.5, LstmClassifier, _texts(200)),
+        Workload("W1", "logistic regression 4096→10", 2048, 1.4, lambda: nn.Linear(4096, 10), vectors(4096)),
+        Workload("W2", "MLP 784-300-10", 1000, 1.25, mlp, vectors(784)),
+        Workload("W3", "MNIST CNN", 512, 1.25, MnistCnn, vectors(1, 28, 28)),
+        Workload("W4-64", "ResNet-20 GroupNorm", 64, 1.35, resnet20, vectors(3, 32, 32)),
+        Workload("W4-256", "ResNet-20 GroupNorm", 256, 1.35, resnet20, vectors(3, 32, 32)),
+        Workload("W5", "transformer encoder", 32, 1.3, TransformerClassifier, texts(128)),
+        Workload("W6", "nn.LSTM", 128, 2.5, LstmClassifier, texts(200)),
     )
 }

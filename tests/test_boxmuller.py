@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from scipy import stats
 from sordino import boxmuller
 from sordino.boxmuller import BLOCK, Pairs
 from sordino.errors import InputError
+from sordino.keystream import Further, Keystream
 from sordino.lattice import exact_normal
 from sordino.randomness import RandomSource, Stream
 
@@ -37,7 +39,7 @@ def exactly(offset: npt.NDArray[np.float64], scale: float, seed: int) -> npt.NDA
     twin, pairs = stream(seed), (len(offset) + 1) // 2
     digits = twin.bits64(pairs).view("<u4").reshape(2, pairs)
     counters = np.stack([np.arange(pairs), np.zeros(pairs)], axis=1).astype("<u8")
-    further = np.frombuffer(twin._further(counters.tobytes()), "<u4").reshape(pairs, 4)[:, :2].T
+    further = np.frombuffer(Further(twin._refine_key).digits(counters.tobytes()), "<u4").reshape(pairs, 4)[:, :2].T
     u, v = boxmuller.extended(digits, further)
     padded = np.append(offset, 0.0)
     result = np.empty(2 * pairs)
@@ -82,22 +84,28 @@ def test_values_beside_the_border_between_two_integers_are_rounded_exactly() -> 
         assert np.array_equal(found, whole + np.rint(zero + (border + shift - whole)))
 
 
-class _Extreme(Stream):
-    """A stream whose U digits are all zero or all one, where no float has a logarithm to offer."""
+@pytest.fixture
+def extreme(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Stream]:
+    """Streams whose U digits are all zero or all one, where no float has a logarithm to offer."""
+    fill = Keystream.fill
 
-    def __init__(self, digit: int) -> None:
-        super().__init__(bytes(32), bytes(32))
-        self._digit = np.uint32(digit)
+    def make(digit: int) -> Stream:
+        def filled(self: Keystream, words: npt.NDArray[np.uint64], at: int) -> None:
+            fill(self, words, at)
+            words.view("<u4")[: len(words)] = np.uint32(digit)
 
-    def _fill(self, words: npt.NDArray[np.uint64]) -> None:
-        super()._fill(words)
-        words.view("<u4")[: len(words)] = self._digit
+        monkeypatch.setattr(Keystream, "fill", filled)
+        return Stream(bytes(32), bytes(32))
+
+    return make
 
 
 @pytest.mark.parametrize(("digit", "low", "high"), [(0, 6.66, 16.0), (2**32 - 1, 0.0, 2.2e-5)])
-def test_extreme_digits_go_on_to_the_exact_path(digit: int, low: float, high: float) -> None:
+def test_extreme_digits_go_on_to_the_exact_path(
+    digit: int, low: float, high: float, extreme: Callable[[int], Stream]
+) -> None:
     values = torch.zeros(2, 50, dtype=torch.float64)
-    _Extreme(digit).rounded_sum(values.view(-1), 2.0**12)
+    extreme(digit).rounded_sum(values.view(-1), 2.0**12)
     radius = (values / 2.0**12).square().sum(0).sqrt()
     assert radius.min() >= low - 2.0**-12
     assert radius.max() <= high + 2.0**-12

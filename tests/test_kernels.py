@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino import boxmuller, kernels, randomness, release
+from sordino import boxmuller, kernels, keystream, randomness, release
 from sordino.errors import InputError
 from sordino.gradients import memory
 from sordino.kernels import Array, Kernels, Pair, Parts, Room, Rules, agrees, compiled
@@ -33,6 +33,7 @@ def stream() -> Stream:
 def by_passes(values: torch.Tensor, scale: float, spacing: float) -> torch.Tensor:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(randomness, "compiled", lambda: None)
+        patch.setattr(keystream, "compiled", lambda: None)
         result = values.clone()
         stream().rounded_sum(result, scale, spacing)
     return result

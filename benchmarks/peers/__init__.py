@@ -14,12 +14,14 @@ from importlib.metadata import PackageNotFoundError, version
 
 from torch import Tensor, nn
 
+from workloads import RowLoss
+
 CLIP_NORM = 1.0
 NOISE_MULTIPLIER = 1.0
 LEARNING_RATE = 0.01
 
 Step = Callable[[], Mapping[str, float]]
-Prepare = Callable[[nn.Module, Tensor, Tensor], Step]
+Prepare = Callable[..., Step]
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Engine:
     function: str
     distribution: str
     only: str | None = None  # the one workload that it can do; not run unless asked for
+    any_loss: bool = False  # takes a loss per record, and any model; the others run cross-entropy on the six workloads
 
     def version(self) -> str | None:
         """The installed version, or None when the distribution is not there."""
@@ -40,18 +43,18 @@ class Engine:
         except PackageNotFoundError:
             return None
 
-    def prepare(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
+    def prepare(self, model: nn.Module, inputs: Tensor, targets: Tensor, loss: RowLoss) -> Step:
         """Imports the engine, only now, so that no other is loaded in this process, and wraps the model."""
         prepare: Prepare = getattr(import_module(self.module), self.function)
-        return prepare(model, inputs, targets)
+        return prepare(model, inputs, targets, loss) if self.any_loss else prepare(model, inputs, targets)
 
 
 ENGINES: dict[str, Engine] = {
     e.name: e
     for e in (
-        Engine("plain", "plain PyTorch", "peers.plain", "plain", "torch"),
-        Engine("plain-kept", "plain PyTorch, freed memory kept", "peers.plain", "kept", "torch"),
-        Engine("sordino", "sordino", "peers.ours", "sordino", "sordino"),
+        Engine("plain", "plain PyTorch", "peers.plain", "plain", "torch", any_loss=True),
+        Engine("plain-kept", "plain PyTorch, freed memory kept", "peers.plain", "kept", "torch", any_loss=True),
+        Engine("sordino", "sordino", "peers.ours", "sordino", "sordino", any_loss=True),
         Engine("opacus-hooks", "Opacus hooks", "peers.opacus_engine", "hooks", "opacus"),
         Engine("opacus-ghost", "Opacus ghost", "peers.opacus_engine", "ghost", "opacus"),
         Engine("vmap", "torch.func vmap(grad), by hand", "peers.by_hand", "vmap_grad", "torch"),

@@ -15,15 +15,15 @@ from sordino.gradients.memory import Pool
 from sordino.ledger import Ledger
 from sordino.randomness import RandomSource
 from sordino.release import Entry, Gaussian, release
+from workloads import RowLoss
 
 
-def sordino(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
+def sordino(model: nn.Module, inputs: Tensor, targets: Tensor, loss: RowLoss) -> Step:
     """The same calls as a training run, phase by phase: gradients, release, update."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    parameters = dict(model.named_parameters())
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.SGD(parameters.values(), lr=LEARNING_RATE)
     clipping, noise, source = FlatClip(CLIP_NORM), Gaussian(NOISE_MULTIPLIER), RandomSource.from_os()
     ledger = Ledger.open(None, {"kind": "plan"})
-    loss = nn.CrossEntropyLoss(reduction="none")
     pool, taken, factor = Pool(), 0, 1.0 / len(targets)
 
     def step() -> Mapping[str, float]:

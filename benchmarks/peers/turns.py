@@ -86,6 +86,7 @@ class Taken:
     seconds: list[float] = field(default_factory=list)
     cpu_seconds: list[float] = field(default_factory=list)
     extra_bytes: int = 0
+    first_seconds: float = 0.0
 
     @property
     def done(self) -> bool:
@@ -105,6 +106,7 @@ class Taken:
             "seconds": statistics.median(self.seconds),
             "seconds_quartiles": [round(q, 7) for q in _quartiles(self.seconds)],
             "cpu_seconds": statistics.median(self.cpu_seconds),
+            "first_seconds": self.first_seconds,
             "steps": len(self.seconds),
             "extra_bytes": self.extra_bytes,
             "phases": {name: statistics.median(t["phases"][name] for t in self.turns) for name in names},
@@ -133,7 +135,8 @@ def interleaved(
     try:
         for engine, job in jobs.items():  # one after the other: none warms up while another one is at work
             children[engine] = Child(job, threads, timeout)
-            _attempt(engine, children, failed)
+            ready = _attempt(engine, children, failed)
+            taken[engine].first_seconds = 0.0 if ready is None else ready["first_seconds"]
         cycle = 0
         while any(not taken[e].done for e in children):
             for engine in [e for e in children if e == "plain" or not taken[e].done]:

@@ -10,6 +10,7 @@
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
 #define WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define WIDE_CLONES 1
 #else
 #define WIDE
 #endif
@@ -35,8 +36,8 @@ INLINE void cos_sin(uint32_t v, float *cosine, float *sine) {
     float z = angle * angle;
     float sn = angle * (1 + z * (-1.f / 6 + z * (1.f / 120 + z * (-1.f / 5040 + z * (1.f / 362880)))));
     float cs = 1 + z * (-1.f / 2 + z * (1.f / 24 + z * (-1.f / 720 + z * (1.f / 40320))));
-    *cosine = (quarter & 1 ? sn : cs) * (float)(1 - ((quarter + 1) & 2));
-    *sine = (quarter & 1 ? cs : sn) * (float)(1 - (quarter & 2));
+    *cosine = as_float(as_int(quarter & 1 ? sn : cs) ^ (int32_t)((uint32_t)((quarter + 1) & 2) << 30));
+    *sine = as_float(as_int(quarter & 1 ? cs : sn) ^ (int32_t)((uint32_t)(quarter & 2) << 30));
 }
 
 /* A tensor: the released values are those of several, one after the other. */
@@ -143,6 +144,100 @@ typedef struct { double scale, spacing, step, limit, least, most; } Rule;
 
 ROUNDED_SUM(rounded_sum_f32, float, rintf)
 ROUNDED_SUM(rounded_sum_f64, double, rint)
+
+/* AES-256 in counter mode (FIPS 197, SP 800-38A) by the processor's own instructions, whose time does not depend on the
+ * key. Block number i is the encryption of i, as a big-endian number of 16 bytes: what OpenSSL makes of zeros from a
+ * zero IV on. */
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+
+enum { ROUNDS = 14 };
+#define AES __attribute__((target("aes,sse4.1")))
+#if defined(WIDE_CLONES)
+#define VAES __attribute__((target("vaes,aes,avx2")))
+#endif
+
+/* Word k of the result is the exclusive or of the words 0 to k. */
+AES static inline __m128i prefix(__m128i a) {
+    a = _mm_xor_si128(a, _mm_slli_si128(a, 4));
+    return _mm_xor_si128(a, _mm_slli_si128(a, 8));
+}
+
+AES static void schedule_of(const uint8_t *key, __m128i *keys) {
+    keys[0] = _mm_loadu_si128((const __m128i *)key), keys[1] = _mm_loadu_si128((const __m128i *)(key + 16));
+#define NEXT(I, CONSTANT)                                                                                              \
+    keys[I] = _mm_xor_si128(prefix(keys[I - 2]),                                                                       \
+                            _mm_shuffle_epi32(_mm_aeskeygenassist_si128(keys[I - 1], CONSTANT), 0xFF));                \
+    if (I < ROUNDS)                                                                                                    \
+        keys[I + 1] = _mm_xor_si128(prefix(keys[I - 1]),                                                               \
+                                    _mm_shuffle_epi32(_mm_aeskeygenassist_si128(keys[I], 0), 0xAA));
+    NEXT(2, 1) NEXT(4, 2) NEXT(6, 4) NEXT(8, 8) NEXT(10, 16) NEXT(12, 32) NEXT(14, 64)
+#undef NEXT
+}
+
+AES static void some_blocks(const __m128i *keys, uint64_t first, int64_t blocks, uint8_t *out) {
+    enum { LANES = 8 };
+    for (int64_t done = 0; done < blocks; done += LANES) {
+        const int64_t here = blocks - done < LANES ? blocks - done : LANES;
+        __m128i state[LANES];
+        for (int k = 0; k < LANES; k++) {
+            const uint64_t counter = __builtin_bswap64(first + (uint64_t)(done + k));
+            state[k] = _mm_xor_si128(_mm_set_epi64x((int64_t)counter, 0), keys[0]);
+        }
+        for (int r = 1; r < ROUNDS; r++)
+            for (int k = 0; k < LANES; k++) state[k] = _mm_aesenc_si128(state[k], keys[r]);
+        for (int k = 0; k < LANES; k++) state[k] = _mm_aesenclast_si128(state[k], keys[ROUNDS]);
+        for (int64_t k = 0; k < here; k++) _mm_storeu_si128((__m128i *)(out + 16 * (done + k)), state[k]);
+    }
+}
+
+#ifdef VAES
+/* The same, two blocks in a register; `blocks` is a multiple of 16. */
+VAES static void many_blocks(const __m128i *keys, uint64_t first, int64_t blocks, uint8_t *out) {
+    enum { LANES = 8 };
+    const __m256i swap = _mm256_broadcastsi128_si256(_mm_set_epi8(8, 9, 10, 11, 12, 13, 14, 15, 7, 6, 5, 4, 3, 2, 1, 0));
+    const __m256i two = _mm256_set_epi64x(2, 0, 2, 0);
+    __m256i counter = _mm256_set_epi64x((int64_t)(first + 1), 0, (int64_t)first, 0);
+    for (int64_t done = 0; done < blocks; done += 2 * LANES) {
+        __m256i state[LANES];
+        const __m256i begin = _mm256_broadcastsi128_si256(keys[0]);
+        for (int k = 0; k < LANES; k++) {
+            state[k] = _mm256_xor_si256(_mm256_shuffle_epi8(counter, swap), begin);
+            counter = _mm256_add_epi64(counter, two);
+        }
+        for (int r = 1; r < ROUNDS; r++) {
+            const __m256i key = _mm256_broadcastsi128_si256(keys[r]);
+            for (int k = 0; k < LANES; k++) state[k] = _mm256_aesenc_epi128(state[k], key);
+        }
+        const __m256i last = _mm256_broadcastsi128_si256(keys[ROUNDS]);
+        for (int k = 0; k < LANES; k++)
+            _mm256_storeu_si256((__m256i *)(out + 16 * (done + 2 * k)), _mm256_aesenclast_epi128(state[k], last));
+    }
+}
+
+#endif
+
+/* bytes of the key stream from block number `first` on; returns 0, and writes nothing, without the instructions. */
+int32_t key_stream(const uint8_t *key, uint64_t first, int64_t bytes, uint8_t *out) {
+    if (!__builtin_cpu_supports("aes") || !__builtin_cpu_supports("sse4.1")) return 0;
+    __m128i keys[ROUNDS + 1], last;
+    schedule_of(key, keys);
+    const int64_t blocks = bytes / 16;
+    int64_t many = 0;
+#ifdef VAES
+    if (__builtin_cpu_supports("vaes") && __builtin_cpu_supports("avx2")) many = blocks & ~(int64_t)15;
+    if (many) many_blocks(keys, first, many, out);
+#endif
+    some_blocks(keys, first + (uint64_t)many, blocks - many, out + 16 * many);
+    if (bytes % 16) {
+        some_blocks(keys, first + (uint64_t)blocks, 1, (uint8_t *)&last);
+        memcpy(out + 16 * blocks, &last, (size_t)(bytes % 16));
+    }
+    return 1;
+}
+#else
+int32_t key_stream(const uint8_t *key, uint64_t first, int64_t bytes, uint8_t *out) { return 0; }
+#endif
 
 /* out[i] = extra + the sum of squares of row i; times factors[i], if there are any */
 #define SQUARES(NAME, T)                                                                                               \
@@ -275,3 +370,123 @@ typedef struct {
 
 PATCHES(patches_f32, float)
 PATCHES(patches_f64, double)
+
+/* The weight gradient of a convolution of each channel by itself, record by record: n records of `images` images each,
+ * a (n, images, C, H, W), g (n, images, C, places), out (n, C, kernel). Some channels at a time are brought side by side
+ * in `work`, which has room for an image, a gradient and a kernel of so many, and are then the lanes of vectors. Places
+ * of a row are added up by themselves: the error is that of sums of places_x and of images * places_y terms. */
+typedef struct {
+    Shape shape;
+    int64_t padding_y, padding_x, images;
+} Depthwise;
+
+/* The places (from, to) at which a tap, `shift` from the corner of the kernel's place, meets the image. */
+INLINE int64_t first_place(int64_t shift, int64_t stride) { return shift < 0 ? (-shift + stride - 1) / stride : 0; }
+INLINE int64_t end_of_places(int64_t shift, int64_t stride, int64_t size, int64_t places) {
+    const int64_t end = size <= shift ? 0 : (size - shift - 1) / stride + 1;
+    return end < places ? end : places;
+}
+
+#define DEPTHWISE(NAME, T)                                                                                             \
+    enum { NAME##_lanes = 64 / sizeof(T) };                                                                            \
+    typedef T NAME##_t __attribute__((vector_size(32), aligned(sizeof(T)), may_alias));                                \
+    INLINE void NAME##_side_by_side(const T *restrict from, int64_t size, int64_t channels, T *restrict to) {          \
+        enum { LANES = NAME##_lanes };                                                                                 \
+        for (int64_t begin = 0; begin < size; begin += 64)                                                             \
+            for (int64_t c = 0; c < LANES; c++)                                                                        \
+                for (int64_t p = begin; p < (begin + 64 < size ? begin + 64 : size); p++)                              \
+                    to[p * LANES + c] = c < channels ? from[c * size + p] : 0;                                         \
+    }                                                                                                                  \
+    INLINE void NAME##_image(const T *restrict a, const T *restrict g, T *restrict to, const Depthwise *all) {         \
+        enum { LANES = NAME##_lanes };                                                                                 \
+        const Shape s = all->shape;                                                                                    \
+        for (int64_t r = 0; r < s.kernel_height; r++) {                                                                \
+            const int64_t down = r * s.dilation_y - all->padding_y;                                                    \
+            const int64_t bottom = end_of_places(down, s.stride_y, s.height, s.places_y);                              \
+            for (int64_t y = first_place(down, s.stride_y); y < bottom; y++)                                           \
+                for (int64_t j = 0; j < s.kernel_width; j++) {                                                         \
+                    const int64_t across = j * s.dilation_x - all->padding_x;                                          \
+                    const int64_t end = end_of_places(across, s.stride_x, s.width, s.places_x);                        \
+                    const T *row = a + ((y * s.stride_y + down) * s.width + across) * LANES;                           \
+                    const T *here = g + y * s.places_x * LANES;                                                        \
+                    NAME##_t first = {0}, second = {0}, *sum = (NAME##_t *)(to + (r * s.kernel_width + j) * LANES);    \
+                    for (int64_t x = first_place(across, s.stride_x); x < end; x++) {                                  \
+                        const NAME##_t *left = (const NAME##_t *)(here + x * LANES);                                   \
+                        const NAME##_t *right = (const NAME##_t *)(row + x * s.stride_x * LANES);                      \
+                        first += left[0] * right[0], second += left[1] * right[1];                                     \
+                    }                                                                                                  \
+                    sum[0] += first, sum[1] += second;                                                                 \
+                }                                                                                                      \
+        }                                                                                                              \
+    }                                                                                                                  \
+    WIDE void NAME(const T *a, const T *g, T *out, int64_t n, const Depthwise *all, T *work) {                         \
+        enum { LANES = NAME##_lanes };                                                                                 \
+        const Shape s = all->shape;                                                                                    \
+        const int64_t size = s.height * s.width, places = s.places_y * s.places_x;                                     \
+        const int64_t taps = s.kernel_height * s.kernel_width;                                                         \
+        T *image = work, *gradient = image + size * LANES, *sums = gradient + places * LANES;                          \
+        for (int64_t i = 0; i < n; i++)                                                                                \
+            for (int64_t c = 0; c < s.channels; c += LANES) {                                                          \
+                const int64_t here = s.channels - c < LANES ? s.channels - c : LANES;                                  \
+                for (int64_t k = 0; k < taps * LANES; k++) sums[k] = 0;                                                \
+                for (int64_t k = i * all->images; k < (i + 1) * all->images; k++) {                                    \
+                    NAME##_side_by_side(a + (k * s.channels + c) * size, size, here, image);                           \
+                    NAME##_side_by_side(g + (k * s.channels + c) * places, places, here, gradient);                    \
+                    NAME##_image(image, gradient, sums, all);                                                          \
+                }                                                                                                      \
+                for (int64_t k = 0; k < here; k++)                                                                     \
+                    for (int64_t t = 0; t < taps; t++) out[((i * s.channels) + c + k) * taps + t] = sums[t * LANES + k]; \
+            }                                                                                                          \
+    }
+
+DEPTHWISE(depthwise_f32, float)
+DEPTHWISE(depthwise_f64, double)
+
+/* out = x w^T + bias (which may be 0), and norm2[i] = extra + the sum of squares of row i of x, for few outputs: the rows
+ * are read from memory once, some of them at a time, and what is computed of them finds them in the cache. */
+#define FEW_OUTPUTS(NAME, T, SQUARES)                                                                                  \
+    typedef T NAME##_t __attribute__((vector_size(32), aligned(sizeof(T)), may_alias));                                \
+    INLINE void NAME##_dots(const T *const *rows, const T *const *weights, int64_t columns, T (*dots)[2]) {            \
+        enum { LANES = 32 / sizeof(T) };                                                                               \
+        NAME##_t sums[4][2] = {{{0}}};                                                                                 \
+        int64_t j = 0;                                                                                                 \
+        for (; j + LANES <= columns; j += LANES) {                                                                     \
+            const NAME##_t left = *(const NAME##_t *)(weights[0] + j), right = *(const NAME##_t *)(weights[1] + j);    \
+            for (int r = 0; r < 4; r++) {                                                                              \
+                const NAME##_t x = *(const NAME##_t *)(rows[r] + j);                                                   \
+                sums[r][0] += x * left, sums[r][1] += x * right;                                                       \
+            }                                                                                                          \
+        }                                                                                                              \
+        for (int r = 0; r < 4; r++)                                                                                    \
+            for (int k = 0; k < 2; k++) {                                                                              \
+                T total = 0;                                                                                           \
+                for (int64_t i = j; i < columns; i++) total += rows[r][i] * weights[k][i];                             \
+                for (int i = 0; i < LANES; i++) total += sums[r][k][i];                                                \
+                dots[r][k] += total;                                                                                   \
+            }                                                                                                          \
+    }                                                                                                                  \
+    WIDE void NAME(const T *x, int64_t n, int64_t columns, int64_t stride, const T *w, int64_t outputs, const T *bias, \
+                   T *out, double extra, T *norm2) {                                                                   \
+        enum { TILE = 4096 / sizeof(T) };                                                                              \
+        for (int64_t i = 0; i < n; i += 4) {                                                                           \
+            const int64_t here = n - i < 4 ? n - i : 4;                                                                \
+            for (int64_t k = 0; k < here * outputs; k++) out[i * outputs + k] = bias ? bias[k % outputs] : 0;          \
+            for (int64_t left = 0; left < columns; left += TILE) {                                                     \
+                const int64_t width = columns - left < TILE ? columns - left : TILE;                                   \
+                const T *rows[4];                                                                                      \
+                for (int64_t r = 0; r < 4; r++) rows[r] = x + (i + (r < here ? r : 0)) * stride + left;                \
+                for (int64_t k = 0; k < outputs; k += 2) {                                                             \
+                    const int64_t two = outputs - k < 2 ? 1 : 2;                                                       \
+                    const T *const weights[2] = {w + k * columns + left, w + (k + two - 1) * columns + left};          \
+                    T dots[4][2] = {{0}};                                                                              \
+                    NAME##_dots(rows, weights, width, dots);                                                           \
+                    for (int64_t r = 0; r < here; r++)                                                                 \
+                        for (int64_t c = 0; c < two; c++) out[(i + r) * outputs + k + c] += dots[r][c];                \
+                }                                                                                                      \
+            }                                                                                                          \
+            SQUARES(x + i * stride, here, columns, stride, extra, 0, norm2 + i);                                       \
+        }                                                                                                              \
+    }
+
+FEW_OUTPUTS(few_outputs_f32, float, squares_f32)
+FEW_OUTPUTS(few_outputs_f64, double, squares_f64)

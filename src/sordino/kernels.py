@@ -4,12 +4,15 @@
 |-----------------|----------------------------------------|----------------------------------------------------------|
 | `rounded_sum`   | `boxmuller.Pairs.single`, pass by pass | the same integers; both leave open what they can't decide |
 | `rounded_again` | `boxmuller.double`, pass by pass       | the same integers, likewise                               |
+| `key_stream`    | OpenSSL's AES-256-CTR (`keystream`)    | the same bytes; it does not hold Python's global lock     |
 | `squares`       | numpy's `vecdot` of rows               | the same up to rounding, which BLAS does not fix either   |
 | `scaled`        | a product, and another one for the sum | likewise                                                  |
 | `lengths`       | numpy's sums and its square root       | the same                                                  |
 | `factors`       | numpy's quotient and its minimum       | the same                                                  |
 | `largest`       | a minimum and a maximum                | the same                                                  |
+| `few_outputs`   | a linear map, and `squares` of its input | likewise                                                |
 | `patches`       | a contiguous copy of strided windows   | the same                                                  |
+| `depthwise`     | a convolution's gradient, one group for each channel of each record | the same up to rounding      |
 
 `compiled()` is None without the library, and also if the library, tried on a block of digits, rounds otherwise than
 exact arithmetic does (a stale build, a broken compiler): then numpy does the work. So whether it is there can't be told
@@ -22,9 +25,10 @@ import ctypes
 import functools
 import hashlib
 import importlib.util
+import math
 from array import array
 from collections.abc import Callable, Sequence
-from ctypes import c_double, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 Pair = tuple[int, int]
+Window = tuple[Pair, Pair, Pair]  # stride, dilation, padding
 _OPEN = np.dtype([("cosine", np.int64), ("sine", np.int64), ("u", np.uint32), ("v", np.uint32)])
 _SUFFIX = {4: "f32", 8: "f64"}  # by the bytes of a number
 
@@ -147,6 +152,11 @@ class Kernels:
         self.factors = functions("factors_*", None, c_void_p, c_int64, c_double, c_void_p)
         self.lengths = functions("lengths_*", c_int32, c_void_p, c_int64, c_int64, c_void_p)
         self._patches = functions("patches_*", None, c_void_p, c_void_p, c_int64, c_void_p)
+        dots = c_void_p, *sizes, c_void_p, c_int64, c_void_p, c_void_p, c_double, c_void_p
+        self.few_outputs = functions("few_outputs_*", None, *dots)
+        self._depthwise = functions("depthwise_*", None, *pointers, c_int64, c_void_p, c_void_p)
+        self._key_stream = library["key_stream"]
+        self._key_stream.argtypes, self._key_stream.restype = [c_char_p, c_uint64, c_int64, c_void_p], c_int32
         self._largest = library["largest_f32"]
         self._largest.argtypes, self._largest.restype = [c_void_p, c_int64], c_double
 
@@ -171,6 +181,12 @@ class Kernels:
         left: int = self._again[dtype.itemsize](room.open_at, count, further, rules.second_at, room.left_at)
         return left
 
+    def key_stream(self, key: bytes, first: int, words: npt.NDArray[np.uint64]) -> bool:
+        """words ← AES-256-CTR under the key from its block number `first` on; False without the instructions for it."""
+        if len(key) != 32 or not words.flags.c_contiguous:
+            raise ValueError("a key of 32 bytes and contiguous words are needed")
+        return bool(self._key_stream(key, first, words.nbytes, words.ctypes.data))
+
     def largest(self, parts: Parts) -> float:
         """The largest magnitude among float32 values: NaN if there is one, 0 if there is none."""
         most: float = self._largest(parts.at, parts.count)
@@ -190,6 +206,27 @@ class Kernels:
             return False
         shape = np.array([channels, *size, *kernel, *stride, *dilation, *places], np.int64)
         self._patches[images.itemsize](images.ctypes.data, out.ctypes.data, n, shape.ctypes.data)
+        return True
+
+    def depthwise(self, images: Array, gradients: Array, window: Window, out: Array) -> bool:
+        """(m, S, C, H, W) and (m, S, C, places) → (m, C, kernel): how the kernels of single channels move m losses.
+
+        False where the memory is not of a form that it knows, or of another size: nothing is written.
+        """
+        if out.dtype not in (np.float32, np.float64) or not images.dtype == gradients.dtype == out.dtype:
+            return False
+        m, many, channels, *size = images.shape
+        places, kernel, (stride, dilation, padding) = gradients.shape[3:], out.shape[2:], window
+        fits = gradients.shape[:3] == (m, many, channels) and out.shape[:2] == (m, channels)
+        ends = [s * (p - 1) + d * (k - 1) for s, p, d, k in zip(stride, places, dilation, kernel, strict=True)]
+        inside = all(e < i + 2 * p for e, i, p in zip(ends, size, padding, strict=True))
+        if not (fits and inside and all(a.flags.c_contiguous for a in (images, gradients, out))):
+            return False
+        shape = np.array([channels, *size, *kernel, *stride, *dilation, *places, *padding, many], np.int64)
+        lanes = 64 // out.itemsize
+        work = np.empty(lanes * (math.prod(size) + math.prod(places) + math.prod(kernel)), out.dtype)
+        memory = images.ctypes.data, gradients.ctypes.data, out.ctypes.data
+        self._depthwise[out.itemsize](*memory, m, shape.ctypes.data, work.ctypes.data)
         return True
 
 
@@ -224,7 +261,20 @@ def agrees(kernels: Kernels) -> bool:
 
     Compared with what is known, not with numpy: that would page in a megabyte of functions which nothing else needs.
     """
-    return _decides(kernels, *trial()) and _adds_up(kernels)
+    return _decides(kernels, *trial()) and _adds_up(kernels) and _encrypts(kernels)
+
+
+# blocks 0 to 36 of AES-256-CTR under the key 00 01 … 1f: tests/test_keystream.py has it from OpenSSL
+_ENCRYPTED = "e6ce71feb7f998d541dd6a06d6f236c1"
+
+
+def _encrypts(kernels: Kernels) -> bool:
+    """The same bytes as OpenSSL, where it has the instructions; in pieces that all its loops take part in."""
+    key, words = bytes(range(32)), np.zeros(74, np.uint64)
+    for first, last in ((0, 33), (33, 37)):
+        if not kernels.key_stream(key, first, words[2 * first : 2 * last]):
+            return True
+    return hashlib.blake2b(words.tobytes(), digest_size=16).hexdigest() == _ENCRYPTED
 
 
 def _decides(kernels: Kernels, digits: Array, further: Array, values: Array) -> bool:

@@ -36,19 +36,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from torch import Tensor
 
 from sordino import boxmuller
 from sordino.boxmuller import Pairs
 from sordino.errors import InputError
 from sordino.kernels import Kernels, Parts, Room, Rules, compiled
+from sordino.keystream import Further, Keystream
 from sordino.lattice import EXTRA_BITS, exact_exponential, exact_normal
+from sordino.threads import share
 
 # Words drawn at a time. A block stays in the cache, and torch does not split a tensor this small over threads:
 # twenty barriers a block cost more than the arithmetic when the machine is busy.
 _BLOCK = 1 << 15
-_ZEROS = bytes(1 << 16)
+_SPAN = 8  # blocks of a rounded sum that a thread takes at a time: about a millisecond
 _rules = functools.lru_cache(Rules)  # a training asks for the same ones at each step
 _MASK63 = np.uint64((1 << 63) - 1)
 
@@ -107,9 +108,8 @@ class Stream:
     """Sequential reads from one stream; a result depends on the key and on the reads made before it."""
 
     def __init__(self, key: bytes, refine_key: bytes) -> None:
-        self._cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-        self._refine_key = refine_key
-        self._further_cipher: CipherContext | None = None
+        self._key, self._refine_key = key, refine_key
+        self._keystream = Keystream(key)
         self._work: _Work | None = None
         self._pairs: Pairs | None = None
         self._words = 0  # 64-bit words read so far: the address under which a draw finds its extra digits
@@ -121,10 +121,7 @@ class Stream:
         return words.astype(np.uint64, copy=False)
 
     def _fill(self, words: npt.NDArray[np.uint64]) -> None:
-        buffer = words.view(np.uint8).data
-        for start in range(0, len(buffer), len(_ZEROS)):
-            part = buffer[start : start + len(_ZEROS)]
-            self._cipher.update_into(_ZEROS[: len(part)] if len(part) < len(_ZEROS) else _ZEROS, part)
+        self._keystream.fill(words, self._words)
         self._words += len(words)
 
     def uniform(self, n: int) -> npt.NDArray[np.float64]:
@@ -243,26 +240,42 @@ class Stream:
         results.store(flat)
 
     def _sum_by_loops(self, kernels: Kernels, parts: Parts, results: Parts, rules: Rules) -> None:
-        room, count = Room(min(parts.size, boxmuller.BLOCK)), 0
-        for start in range(0, parts.size, boxmuller.BLOCK):
-            n, address = min(boxmuller.BLOCK, parts.size - start), self._words
-            if count > room.ready:
-                self._decide(kernels, parts.dtype, rules, room, count)
-                count = 0
-            self._fill(room.words((n + 1) // 2))
-            count = kernels.rounded_sum(parts, results, start, n, rules, room, address, count)
-        if count:
-            self._decide(kernels, parts.dtype, rules, room, count)
+        """Blocks in threads: which thread works on a block changes none of its digits, and so no result."""
+        begin, span = self._words, _SPAN * boxmuller.BLOCK
 
-    def _decide(self, kernels: Kernels, dtype: np.dtype[Any], rules: Rules, room: Room, count: int) -> None:
+        def make() -> Callable[[int], None]:
+            room, keystream = Room(min(parts.size, boxmuller.BLOCK)), Keystream(self._key)
+            further = Further(self._refine_key)
+
+            def work(piece: int) -> None:
+                count, last = 0, min((piece + 1) * span, parts.size)
+                for start in range(piece * span, last, boxmuller.BLOCK):
+                    n, address = min(boxmuller.BLOCK, last - start), begin + start // 2
+                    if count > room.ready:
+                        self._decide(kernels, parts.dtype, rules, room, further, count)
+                        count = 0
+                    keystream.fill(room.words((n + 1) // 2), address)
+                    count = kernels.rounded_sum(parts, results, start, n, rules, room, address, count)
+                if count:
+                    self._decide(kernels, parts.dtype, rules, room, further, count)
+
+            return work
+
+        share(make, -(-parts.size // span))
+        self._words = begin + (parts.size + 1) // 2
+
+    def _decide(
+        self, kernels: Kernels, dtype: np.dtype[Any], rules: Rules, room: Room, more: Further, count: int
+    ) -> None:
         """The pairs that the first stage left open: in double precision, and exactly where that is not enough."""
         counters = room.counters(count)
-        further = self._further(counters)
+        further = more.digits(counters)
         left = kernels.rounded_again(dtype, further, rules, room, count)
         for i in room.left(left):
             here = slice(16 * i, 16 * i + 8)
-            address = int.from_bytes(counters[here], sys.byteorder)
-            self._settle(dtype, room.open(count)[i], address, further[here], rules)
+            self._settle(
+                dtype, room.open(count)[i], int.from_bytes(counters[here], sys.byteorder), further[here], rules
+            )
 
     def _settle(self, dtype: np.dtype[Any], pair: Any, address: int, further: bytes, rules: Rules) -> None:
         """One pair that is open after both stages, exactly."""
@@ -295,7 +308,7 @@ class Stream:
         """Decides the pairs: with 32 further digits each in double precision, then with 128 more exactly."""
         counters = np.zeros((len(pairs.addresses), 2), "<u8")
         counters[:, 0] = pairs.addresses
-        words = np.frombuffer(self._further(counters.tobytes()), dtype="<u4").reshape(-1, 4)
+        words = np.frombuffer(Further(self._refine_key).digits(counters.tobytes()), dtype="<u4").reshape(-1, 4)
         u, v = boxmuller.extended(pairs.digits, words[:, :2].T)
         scaled = flat.take(pairs.places, mode="clip") * flat.dtype.type(1.0 / spacing)
         whole = np.rint(scaled)
@@ -310,16 +323,6 @@ class Stream:
         whole *= step
         inside = pairs.places < len(flat)  # the last sine of an odd block has no coordinate
         flat[pairs.places[inside]] = whole[inside]
-
-    def _further(self, counters: bytes) -> bytes:
-        """Further digits of the draws whose addresses are given, each followed by a zero: 16 bytes for each.
-
-        AES of the address: a counter mode that is read at places of our choice, under a key of its own.
-        """
-        if self._further_cipher is None:
-            key = hashlib.blake2b(b"further digits", digest_size=32, key=self._refine_key).digest()
-            self._further_cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
-        return self._further_cipher.update(counters)
 
     def rounded_normal(self, out: Tensor, scale: float) -> None:
         """Fill `out` (float64, contiguous, one dimension) with independent integers round(scale · Z)."""

@@ -16,7 +16,7 @@ from gradients.cases import RECORD, Fn, agree, noise, squared
 from sordino.clipping import AutomaticClip, Clipping, FlatClip, L1Clip, L2LinfClip, NormalisedClip, PerLayerClip
 from sordino.errors import InputError, Refused
 from sordino.gradients import Rows, brute_force, clipped_sum, fallback, fix
-from sordino.gradients.engine import default_chunk, is_torchs, row_loss
+from sordino.gradients.engine import default_chunk
 from sordino.gradients.survey import survey
 
 CLIPPINGS: list[Clipping] = [
@@ -356,13 +356,3 @@ def test_a_loss_is_seen_where_it_may_meet_a_parameter(name: str, bare: bool) -> 
     rows = Rows(torch.randn(6, 4, dtype=torch.float64), torch.arange(6) % 3)
     loss = LOSSES[name](model)
     agree(clipped_sum(model, loss, rows, FlatClip(0.3)), brute_force(model, loss, rows, FlatClip(0.3)))
-
-
-def test_only_torchs_own_losses_of_their_arguments_alone_are_not_looked_into() -> None:
-    weight = torch.rand(3)
-    hooked = nn.CrossEntropyLoss()
-    hooked.register_forward_hook(lambda *_: None)
-    with_weight = functools.partial(F.cross_entropy, weight=weight)
-    others = [nn.CrossEntropyLoss(weight=weight.clone().requires_grad_()), hooked, with_weight, squared, Fn(squared)]
-    assert [is_torchs(row_loss(loss)) for loss in others] == [False] * 5
-    assert [is_torchs(row_loss(loss)) for loss in (nn.CrossEntropyLoss(weight=weight), F.mse_loss)] == [True, True]

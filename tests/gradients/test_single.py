@@ -159,7 +159,7 @@ def test_a_centre_for_the_weight_alone_is_taken_from_rows_that_are_still_there()
 def test_rules_run_without_gradient_mode() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
     setup = passes.Setup(model, lambda out, y: out.squeeze(1) * y, dict(model.named_parameters()), ())
-    run = passes.Pass(setup, (torch.randn(5, 4), torch.randn(5)), 5, {}, frozenset())
+    run = passes.Pass(setup, (torch.randn(5, 4), torch.randn(5)), 5, {})
     modes: list[bool] = []
     run.backward(torch.ones(5), lambda use, gradient: modes.append(torch.is_grad_enabled() or gradient.requires_grad))
     run.close()

@@ -99,6 +99,6 @@ def test_the_loop_over_time_is_one_operation_to_the_tape() -> None:
     model = recurrent()
     x = noise(ROWS, 50, 3)
     setup = passes.Setup(model, lambda out, y: out.sum(1) * y, dict(model.named_parameters()), ())
-    run = passes.Pass(setup, (x, noise(ROWS)), ROWS, {}, frozenset())
+    run = passes.Pass(setup, (x, noise(ROWS)), ROWS, {})
     assert len(run.tape.uses) == 2  # the input projection and the hidden one, whatever the length
     run.close()

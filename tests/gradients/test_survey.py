@@ -33,7 +33,7 @@ def test_it_finds_what_torch_finds_in_the_same_order() -> None:
     found = survey(model)
     expected = [(n, id(p)) for n, p in model.named_parameters() if p.requires_grad]
     assert [(n, id(p)) for n, p in found.parameters.items()] == expected
-    assert {(n, id(b)) for n, b in found.buffers} >= {(n, id(b)) for n, b in model.named_buffers()}
+    assert {(held.name, id(held.tensor)) for held in found.state} >= {(n, id(b)) for n, b in model.named_buffers()}
     assert trainable(model).keys() == found.parameters.keys()
 
 
@@ -61,3 +61,12 @@ def test_a_scripted_or_compiled_module_inside_is_named() -> None:
         survey(nn.Sequential(compiled))
     with pytest.raises(Refused, match=r"the model: torch\.compile hides"):
         survey(torch.compile(nn.Linear(2, 2), backend="eager"))
+
+
+def test_a_lazy_layer_is_named_before_its_first_run_and_trained_after() -> None:
+    model = nn.Sequential(nn.LazyLinear(3))
+    for walk in (survey, trainable):
+        with pytest.raises(InputError, match=r"^0.weight: a lazy layer.*run the model once"):
+            walk(model)
+    model(torch.zeros(1, 4))
+    assert survey(model).parameters["0.weight"].shape == (3, 4)

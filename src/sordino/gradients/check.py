@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from sordino.clipping import Clipping, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import Refused
 from sordino.gradients.engine import Iterates, clipped_sum, layers, row_loss
+from sordino.gradients.neutral import Neutral
 from sordino.gradients.rows import ClippedSum, Rows, call, checked, take, tree_map
+from sordino.gradients.spectral import frozen, power_iterations
 from sordino.gradients.survey import survey, trainable
 
 
@@ -46,7 +47,8 @@ def brute_force(
             scale = 1.0 if rows.coefficient is None else float(rows.coefficient[r])
             scale = scale / len(mine) if reduction == "mean" else scale
             for twin, factor in twins:
-                value, found = _row_gradient(twin, per_row, rows, r, n, names)
+                with frozen(power_iterations(twin)):
+                    value, found = _row_gradient(twin, per_row, rows, r, n, names)
                 losses[r] = value
                 for k, g in zip(names, found, strict=True):
                     if g is not None:
@@ -108,30 +110,6 @@ def _clip(
     return norm, out
 
 
-_CONSTANT = {"bernoulli": 1.0, "bernoulli_": 1.0, "rand": 0.5, "rand_like": 0.5, "randn": 0.5, "randn_like": 0.5}
-
-
-class _NoDropout(TorchFunctionMode):
-    """Randomness is neutral while engine and oracle are compared: their masks could not be the same."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        name = getattr(func, "__name__", "")
-        if "dropout" in name and args and isinstance(args[0], Tensor):
-            return args[0]
-        if name in _CONSTANT:
-            return func(*args, **kwargs).fill_(_CONSTANT[name])
-        if name == "scaled_dot_product_attention":
-            args = list(args)
-            if len(args) > 4:
-                args[4] = 0.0
-            kwargs.pop("dropout_p", None)
-        if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-            at = 6 if isinstance(args[3], (list, tuple)) else 5
-            args = (*args[:at], 0.0, *args[at + 1 :])
-        return func(*args, **kwargs)
-
-
 def verify(
     model: nn.Module,
     loss: Any,
@@ -147,7 +125,7 @@ def verify(
 
     Checked: that each row's loss is the same alone and within the batch (else records interact); that norms and
     clipped sums agree to ``tolerance``, relative to the largest entry; that every trainable parameter received
-    a gradient. Dropout and stochastic depth are neutral during the comparison, which is
+    a gradient. Random numbers are neutral during the comparison (``neutral.py``), which is
     made in float64 so that a ReLU's kink can't decide.
     """
     some = _first(rows, records)
@@ -183,7 +161,7 @@ def _both(
     reduction: Literal["sum", "mean"],
     iterates: Iterates | None,
 ) -> tuple[ClippedSum, ClippedSum]:
-    with _NoDropout(), torch.random.fork_rng(devices=[]):
+    with Neutral(), torch.random.fork_rng(devices=[]):
         engine = clipped_sum(model, loss, rows, clipping, reduction=reduction, iterates=iterates)
         oracle = brute_force(model, loss, rows, clipping, reduction=reduction, iterates=iterates)
     return engine, oracle

@@ -15,6 +15,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from sordino.errors import InputError
 from sordino.gradients.elementwise import stand_in
+from sordino.gradients.lineage import MANY, ROWS, Axis
 from sordino.gradients.tape import Tape
 
 STACKED_ROWS = 128
@@ -42,14 +43,15 @@ def rule(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     if tape.slot(x) is not None:
         return NotImplemented
     records = _records(x, rows_per_record)
+    label = ROWS if tape.lineage(x) == Axis(0, before=rows_per_record) else MANY
 
     def own(t: Tensor | None) -> Tensor | None:
         slot = tape.slot(t)
         if slot is None:
             return None if t is None else t.repeat(records)
-        return stand_in(tape, func, slot, (records, *slot.value.shape)).flatten()
+        return stand_in(tape, func, slot, (records, *slot.value.shape), label).flatten()
 
-    return tape.mark(_normalised(x, own(weight), own(bias), rows_per_record, records, eps))
+    return _normalised(x, own(weight), own(bias), rows_per_record, records, eps)
 
 
 def _records(x: Tensor, rows_per_record: int) -> int:

@@ -92,7 +92,7 @@ def _named_padding(
     if all(t % 2 == 0 for t in totals):
         return x, tuple(t // 2 for t in totals)
     flat = [side for t in reversed(totals) for side in (t // 2, t - t // 2)]
-    return tape.mark(F.pad(x, flat)), (0,) * len(kernel)
+    return F.pad(x, flat), (0,) * len(kernel)
 
 
 def _apply(tape: Tape, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Any:

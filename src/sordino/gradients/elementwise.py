@@ -1,8 +1,10 @@
-"""Parameters that meet data element by element (position tables, LayerScale, scales and shifts), and parameters
-stretched over the batch (cls_token.expand(B, …)).
+"""Parameters that meet data element by element (position tables, LayerScale, scales and shifts), or are joined with it
+(cls_token.expand(B, …) in torch.cat).
 
 The parameter's place is taken by a leaf of the result's shape that costs no memory; autograd itself then gives the
-gradient of every element, and a record's share is the sum over the dimensions that were stretched.
+gradient of every element, and a record's share is the sum over the dimensions that were stretched. A parameter that was
+stretched before, or a table that was looked up at constant places, is the same for all rows until it meets data; there
+the data's label says which of its positions belong to whom.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sordino.gradients.contributions import Contribution, Dense
-from sordino.gradients.layout import Axis, Frame
+from sordino.gradients.contributions import Contribution, Dense, Lookup
+from sordino.gradients.labels import Book
+from sordino.gradients.layout import Frame
+from sordino.gradients.lineage import MANY, Axis, Lineage, Many, covers
 from sordino.gradients.tape import Slot, Tape, Use
 
 _BASE = (
@@ -35,15 +39,20 @@ def stretched_dims(source: Sequence[int], shape: Sequence[int]) -> tuple[int, ..
     return tuple(d for d in range(len(shape)) if d < pad or source[d - pad] == 1)
 
 
-def stand_in(tape: Tape, func: Any, slot: Slot, shape: Sequence[int]) -> Tensor:
-    """A leaf of the given shape in the slot's place, as a use."""
+def stand_in(tape: Tape, func: Any, slot: Slot, shape: Sequence[int], label: Lineage) -> Tensor:
+    """A leaf of the given shape in the slot's place, as a use. label: the rows of that shape."""
+    if slot.looked_up is not None:
+        return _looked_up(tape, func, slot, shape, label)
+    while slot.stretched is not None:
+        slot = slot.stretched
     lead = stretched_dims(slot.value.shape, shape)
     kept = [d for d in range(len(shape)) if d not in lead]
     moved = torch.Size([shape[d] for d in (*lead, *kept)])
 
     def emit(gradient: Tensor, frame: Frame) -> list[tuple[Slot, Contribution]]:
-        if isinstance(frame.layout, Axis) and frame.layout.block == 1 and frame.slots is None:
-            rows = lead[frame.layout.dim]
+        layout = frame.layout
+        if isinstance(layout, Axis) and layout.before == layout.after == 1 and frame.slots is None:
+            rows = lead[layout.dim]
             rest = tuple(d for d in lead if d != rows and gradient.shape[d] > 1)
             g = gradient.float() if gradient.dtype in (torch.bfloat16, torch.float16) else gradient
             total = g.sum(rest, keepdim=True) if rest else g
@@ -52,7 +61,32 @@ def stand_in(tape: Tape, func: Any, slot: Slot, shape: Sequence[int]) -> Tensor:
         return [(slot, Dense(g.sum(1).reshape(-1, *slot.value.shape)))]
 
     use = Use(func, (slot,), moved, tuple(range(len(lead))), emit, permute=(*lead, *kept))
-    return tape.stand(slot, shape, use)
+    return tape.stand(slot.value, shape, use, label)
+
+
+def _looked_up(tape: Tape, func: Any, slot: Slot, shape: Sequence[int], label: Lineage) -> Tensor:
+    """table[ids] with constant ids, (…, d), stretched to ``shape``: gradients stay row-sparse."""
+    assert slot.looked_up is not None
+    table, ids = slot.looked_up
+    ids = ids.expand(tuple(shape[:-1]))
+    size = table.value.shape[0]
+
+    def emit(gradient: Tensor, frame: Frame) -> list[tuple[Slot, Contribution]]:
+        g = frame.fold(gradient, 1, gradient=True)
+        return [(table, Lookup(frame.fold(ids, 0).long(), g, size))]
+
+    use = Use(func, (table,), torch.Size(shape), tuple(range(len(shape) - 1)), emit)
+    return tape.stand(slot.value, shape, use, label)
+
+
+def placeable(slot: Slot, shape: Sequence[int], label: Lineage) -> bool:
+    """Can the slot's place be taken by a leaf of this shape: is it the same along the dimension of the rows?"""
+    if slot.looked_up is not None:
+        return shape[-1] == slot.value.shape[-1]
+    while slot.stretched is not None:
+        slot = slot.stretched
+    lead = stretched_dims(slot.value.shape, shape)
+    return covers(label, lead) if not isinstance(label, Many) else bool(lead)
 
 
 def _result_shape(func: Any, args: Any, tensors: Sequence[Tensor]) -> torch.Size:
@@ -72,50 +106,60 @@ def broadcast(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
         shape = _result_shape(func, args, tensors)
     except RuntimeError:
         return NotImplemented
+    label = tape.joined([t for t in tensors if tape.is_data(t)], shape)
     slots = [s for s in map(tape.slot, tensors) if s is not None]
-    if any(not _stretches(s, shape) for s in slots) and tape.rows > 1:
+    if any(not placeable(s, shape, label) for s in slots) and tape.rows > 1:
         return NotImplemented
 
     def stand(t: Any) -> Any:
         slot = tape.slot(t)
         if slot is None:
             return t
-        return stand_in(tape, func, slot, shape)
+        return stand_in(tape, func, slot, shape, label)
 
-    out = func(*(stand(a) for a in args), **{k: stand(v) for k, v in kwargs.items()})
-    return tape.mark(out)
-
-
-def _stretches(slot: Slot, shape: Sequence[int]) -> bool:
-    return bool(stretched_dims(slot.value.shape, shape))
+    return func(*(stand(a) for a in args), **{k: stand(v) for k, v in kwargs.items()})
 
 
 def _assign(tape: Tape, func: Any, args: Any) -> Any:
+    """data[index] = slot."""
     target, index, value = args
-    slot = tape.slot(value)
+    slot, label = tape.slot(value), tape.lineage(target)
     if slot is None or tape.slot(target) is not None:
         return NotImplemented
-    shape = target.detach()[index].shape
-    func(target, index, stand_in(tape, func, slot, shape))
-    return tape.mark(target)
+    part = target.detach()[index]
+    if label is None or isinstance(label, Many):
+        rows: Lineage = MANY
+    else:
+        found = Book(tape.rows)
+        found.put(target, label)
+        found.follow(Tensor.__getitem__, (target, index), {}, part)
+        rows = found.lineage(part) or MANY
+    func(target, index, stand_in(tape, func, slot, part.shape, rows))
+
+
+def cat(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
+    """torch.cat of slots with data: what is joined belongs to the rows of the data beside it."""
+    parts = list(args[0] if args else kwargs["tensors"])
+    dim = (args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))) % max(1, parts[0].ndim)
+    labels = [label for t in parts if (label := tape.lineage(t)) is not None]
+    label = labels[0] if labels and all(found == labels[0] for found in labels) else MANY
+    if tape.rows > 1 and (not isinstance(label, Axis) or label.dim == dim):
+        return NotImplemented
+    joined = []
+    for t in parts:
+        slot = tape.slot(t)
+        if slot is not None and tape.rows > 1 and not placeable(slot, t.shape, label):
+            return NotImplemented
+        joined.append(t if slot is None else stand_in(tape, func, slot, t.shape, label))
+    return torch.cat(joined, dim)
 
 
 def stretch(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
-    """expand, repeat and the like of a slot: a use if a dimension as long as the batch comes out, else a new slot."""
+    """expand, repeat and the like of a slot: still the same for all rows, and known to repeat it."""
     slot = tape.slot(args[0])
     assert slot is not None
     shape = func(slot.value, *args[1:], **kwargs).shape
-    new = [d for d in stretched_dims(slot.value.shape, shape) if shape[d] == tape.rows]
-    is_view = "repeat" not in func.__name__ and func.__name__ != "tile"
     pad = len(shape) - slot.value.ndim
-    plain = is_view or all(
-        slot.value.shape[d - pad] == 1 or slot.value.shape[d - pad] == shape[d] for d in range(pad, len(shape))
-    )
-    if tape.rows == 1 or not new or not plain:
-        return tape.derive(func, args, kwargs)
-    tape.candidates += 1
-    if tape.candidates - 1 in tape.shared:
-        return tape.derive(func, args, kwargs)
-    out = stand_in(tape, func, slot, shape)
-    tape.uses[-1].candidate = tape.candidates - 1
-    return out if is_view else tape.mark(out.clone())
+    plain = all(slot.value.shape[d - pad] in (1, shape[d]) for d in range(pad, len(shape)))
+    whole = slot.looked_up is None and slot.source is None
+    return tape.derive(func, args, kwargs, stretched=slot if plain and whole else None)

@@ -41,23 +41,14 @@ def embedding(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     return _lookup(tape, func, slot, ids, skip)
 
 
-def repeated(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
-    """A table at ids that hold no data but are as long as the batch (position ids repeated for every row).
-
-    Like a stretched parameter: a use of its own, unless the measurement says that the dimension only happens to
-    have the length of the batch.
-    """
-    ids = args[0] if args else kwargs.get("input")
-    if not isinstance(ids, Tensor) or tape.rows == 1 or tape.rows not in ids.shape:
-        return NotImplemented
-    tape.candidates += 1
-    number = tape.candidates - 1
-    if number in tape.shared:
-        return NotImplemented
-    out = embedding(tape, func, args, kwargs)
-    if out is not NotImplemented:
-        tape.uses[-1].candidate = number
-    return out
+def constant_places(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
+    """A table at ids that hold no data (position ids): the same for all rows, and known to be looked up."""
+    call = {**dict(zip(_EMBEDDING, args, strict=False)), **kwargs}
+    slot, ids = tape.slot(call["weight"]), call["input"]
+    if slot is None or tape.slot(ids) is not None or call.get("padding_idx") is not None:
+        return tape.derive(func, args, kwargs)
+    _refuse(describe(func, (slot,)), call)
+    return tape.derive(func, args, kwargs, looked_up=(slot, ids))
 
 
 def _lookup(tape: Tape, func: Any, slot: Slot, ids: Tensor, skip: int | None) -> Tensor:
@@ -73,9 +64,12 @@ def _lookup(tape: Tape, func: Any, slot: Slot, ids: Tensor, skip: int | None) ->
 
 
 def getitem(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
-    """table[ids] with a table of two dimensions and one tensor of non-negative indices."""
+    """table[ids] with a table of two dimensions and one tensor of indices; table[i] with a single one, which is a part
+    of the parameter (the weights of one expert)."""
     table, ids = args
     slot = tape.slot(table)
+    if slot is not None and isinstance(ids, Tensor) and not ids.ndim and ids.dtype in (torch.int64, torch.int32):
+        return tape.derive(func, (table, int(ids)), kwargs)
     if (
         slot is None
         or slot.value.ndim != 2
@@ -83,7 +77,7 @@ def getitem(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
         or ids.dtype not in (torch.int64, torch.int32)
     ):
         return NotImplemented
-    return _lookup(tape, func, slot, tape.mark(ids % slot.value.shape[0]), None)
+    return _lookup(tape, func, slot, ids % slot.value.shape[0], None)
 
 
 def bag(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -13,13 +13,16 @@ from torch import Tensor, nn
 
 from sordino.clipping import Clipping, FlatClip, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import InputError
+from sordino.gradients.assurance import Assurance
 from sordino.gradients.centring import centred
 from sordino.gradients.companions import STACKED_ROWS
 from sordino.gradients.contributions import Contribution, Lookup
+from sordino.gradients.measure import NotFinite
 from sordino.gradients.memory import Pool, blocks, by_record, keep_freed_memory, lengths
-from sordino.gradients.passes import Loss, Setup, contributions
-from sordino.gradients.rows import ClippedSum, Rows, checked, chunks, take, tensors
-from sordino.gradients.survey import Survey, survey
+from sordino.gradients.passes import Found, Loss, PassMemory, Setup, contributions
+from sordino.gradients.rows import Chunk, ClippedSum, Rows, checked, chunks, take, tensors
+from sordino.gradients.spectral import frozen
+from sordino.gradients.survey import Survey, survey, survey_loss
 
 Iterates = Sequence[tuple[Mapping[str, Tensor], float]]
 
@@ -35,6 +38,7 @@ def clipped_sum(
     iterates: Iterates | None = None,
     centre: Mapping[str, Tensor] | None = None,
     pool: Pool | None = None,
+    assurance: Assurance | None = None,
 ) -> ClippedSum:
     """Σ over records of clip(gradient of the record), for every parameter that requires a gradient.
 
@@ -44,7 +48,8 @@ def clipped_sum(
     Every record's share is within ``clipping.clip_norm`` (in ``clipping.norm``), whatever the data:
     records whose gradient is not finite contribute zero and are counted. ``chunk`` bounds the records held at once
     and does not change the result; without it, see ``default_chunk``. ``pool``: memory that a call leaves to the next.
-    The model, its parameters and their .grad are left as they were.
+    ``assurance``: checks the engine against plain autograd, and records for interaction, wherever the program of a pass
+    is new, and remembers it. The model, its parameters and their .grad are left as they were.
 
     No rows, or records without rows: they contribute zero. A scalar loss, BatchNorm in training mode, compiled
     modules, buffers written in the forward pass: Refused, with the remedy.
@@ -58,19 +63,20 @@ def clipped_sum(
     parameters = found.parameters
     n, records = checked(rows)
     once = centre is None and not isinstance(clipping, PerLayerClip)
-    by_row = row_loss(loss)
     pool = Pool() if pool is None else pool
-    setup = Setup(model, by_row, parameters, found.buffers, pool, once, is_torchs(by_row))
+    state = [*found.state, *(survey_loss(loss) if isinstance(loss, nn.Module) else [])]
+    memory = PassMemory() if assurance is None else assurance.memory
+    setup = Setup(model, row_loss(loss), parameters, state, pool, once, memory)
     steps: Iterates = [({}, 1.0)] if iterates is None else iterates
     first = next(iter(parameters.values()))
     kind = _accumulate(first.dtype)
     sums: dict[str, Tensor] = {}
     norms, losses, dropped = Scattered(records), Scattered(n), 0
     size = chunk or default_chunk(model, found, rows, records)
-    for part in chunks(rows, n, records, size, reduction == "mean"):
-        data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
-        gradients, values = contributions(setup, data, part, steps)
-        losses.put(part.index, _as(values, kind))
+    parts = chunks(rows, n, records, size, reduction == "mean")
+    for part, made in examined(setup, rows, parts, steps, found.powers, assurance):
+        gradients = made.gradients
+        losses.put(part.index, _as(made.losses, kind))
         if centre is not None:
             gradients = centred(gradients, centre, parameters, part.records)
         with torch.no_grad():
@@ -78,11 +84,43 @@ def clipped_sum(
         norms.put(part.ids, here)
         dropped += bad
         setup.pool.give_back()
+        made.gradients.clear()
     setup.pool.trim()
     for name, p in parameters.items():
         total, wanted = sums.pop(name, None), _accumulate(p.dtype)
         sums[name] = torch.zeros_like(p, dtype=wanted) if total is None else _as(total, wanted)
     return ClippedSum(sums, norms.whole(kind, first.device), dropped, losses.whole(kind, first.device))
+
+
+def examined(
+    setup: Setup,
+    rows: Rows,
+    parts: Iterable[Chunk],
+    steps: Iterates,
+    powers: Sequence[Any],
+    assurance: Assurance | None,
+) -> Iterator[tuple[Chunk, Found]]:
+    """Every chunk with its contributions, and what the assurance finds once the caller has summed them.
+
+    A chunk whose rows can't be told apart because one of them is not finite is taken record by record.
+    """
+    n, records = checked(rows)
+    if assurance is not None:
+        assurance.begin(setup)
+    waiting = list(parts)
+    while waiting:
+        part = waiting.pop(0)
+        data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
+        with frozen(powers):
+            try:
+                made = contributions(setup, data, part, steps)
+            except NotFinite:
+                waiting = [*part.by_record(n, records), *waiting]
+                continue
+        yield part, made
+        if assurance is not None:
+            with frozen(powers):
+                assurance.examine(setup, data, part, made.program, made.independent)
 
 
 class Scattered:
@@ -104,7 +142,9 @@ class Scattered:
         return out
 
 
-def per_record_gradients(model: nn.Module, loss: Any, rows: Rows) -> tuple[dict[str, Tensor], Tensor]:
+def per_record_gradients(
+    model: nn.Module, loss: Any, rows: Rows, assurance: Assurance | None = None
+) -> tuple[dict[str, Tensor], Tensor]:
     """Every record's own gradient, (records, *shape) per trainable parameter, and the losses of the rows.
 
     Nothing is clipped: private values, for those who clip them after (the momentum of single records). Memory is
@@ -113,16 +153,17 @@ def per_record_gradients(model: nn.Module, loss: Any, rows: Rows) -> tuple[dict[
     found = survey(model)
     parameters = found.parameters
     n, records = checked(rows)
-    setup = Setup(model, row_loss(loss), parameters, found.buffers)
+    state = [*found.state, *(survey_loss(loss) if isinstance(loss, nn.Module) else [])]
+    memory = PassMemory() if assurance is None else assurance.memory
+    setup = Setup(model, row_loss(loss), parameters, state, memory=memory)
     first = next(iter(parameters.values()))
     losses = torch.zeros(n, dtype=_accumulate(first.dtype), device=first.device)
     whole = {k: torch.zeros(records, *p.shape, dtype=_accumulate(p.dtype)) for k, p in parameters.items()}
-    for part in chunks(rows, n, records, default_chunk(model, found, rows, records), False):
-        data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
-        gradients, values = contributions(setup, data, part, [({}, 1.0)])
-        losses[part.index] = values.to(losses.dtype)
+    parts = chunks(rows, n, records, default_chunk(model, found, rows, records), False)
+    for part, made in examined(setup, rows, parts, [({}, 1.0)], found.powers, assurance):
+        losses[part.index] = made.losses.to(losses.dtype)
         with torch.no_grad():
-            for name, gradient in gradients.items():
+            for name, gradient in made.gradients.items():
                 dense = gradient.dense(0, part.records)
                 whole[name][part.ids] = dense.reshape(part.records, *parameters[name].shape).to(whole[name].dtype)
         setup.pool.give_back()
@@ -173,17 +214,6 @@ def row_loss(loss: Any) -> Loss:
     except (TypeError, ValueError):
         takes = False
     return functools.partial(loss, reduction="none") if takes else loss
-
-
-def is_torchs(loss: Any) -> bool:
-    """Is it one of torch's own losses, module or function, as `row_loss` gives it, and nothing in it is trained?"""
-    if isinstance(loss, nn.Module):
-        own = not (loss._parameters or loss._forward_hooks or loss._forward_pre_hooks)
-        fixed = all(b is None or not b.requires_grad for b in loss._buffers.values())
-        return own and fixed and type(loss).__module__ == "torch.nn.modules.loss"
-    if isinstance(loss, functools.partial) and not loss.args and loss.keywords == {"reduction": "none"}:
-        loss = loss.func
-    return getattr(loss, "__module__", None) == "torch.nn.functional"
 
 
 def add_clipped(

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from sordino.errors import Refused
 from sordino.gradients.contributions import Contribution, Dense
-from sordino.gradients.layout import Axis, Frame, Whole
+from sordino.gradients.layout import Frame, Whole
+from sordino.gradients.lineage import Axis, Lineage
 from sordino.gradients.tape import Slot, Tape, Use, _flat, hold, replace
 
 
@@ -22,6 +23,7 @@ class Call:
         flat = list(_flat((args, kwargs)))
         self.slots = {id(t): s for t in flat if (s := tape.slot(t)) is not None}
         self.data = {id(t): t for t in flat if tape.is_data(t)}
+        self.labels: dict[int, Lineage | None] = {key: tape.lineage(t) for key, t in self.data.items()}
         self.state = torch.random.get_rng_state()
         self.held = hold(*self.data.values())
 
@@ -29,7 +31,7 @@ class Call:
         swap: Callable[[Tensor], Tensor] = lambda t: slots.get(id(t), data.get(id(t), t))  # noqa: E731
         with torch.enable_grad():
             out = self.func(*replace(self.args, swap), **replace(self.kwargs, swap))
-        return [t for t in _flat((out,)) if t.is_floating_point()]
+        return [t for t in _flat((out,)) if differentiable(t)]
 
     def vjp(self, position: int, gradient: Tensor, data: dict[int, Tensor]) -> dict[int, Tensor]:
         """The gradient of each slot, with the random numbers of the forward pass."""
@@ -43,6 +45,10 @@ class Call:
         }
 
 
+def differentiable(t: Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
+
+
 def general(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     call = Call(tape, func, args, kwargs)
     out = func(*tape.values(args), **tape.values(kwargs))
@@ -50,19 +56,20 @@ def general(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
         return _tapped(tape, call, out, 0)
     position, results = 0, []
     for t in out:
-        if isinstance(t, Tensor) and t.is_floating_point():
+        if isinstance(t, Tensor) and differentiable(t):
             t = _tapped(tape, call, t, position)
             position += 1
         results.append(t)
-    tape.mark(results)
     rebuilt = type(out)(*results) if hasattr(out, "_fields") else type(out)(results)
     return rebuilt
 
 
 def _tapped(tape: Tape, call: Call, output: Tensor, position: int) -> Tensor:
-    if not output.is_floating_point():
-        return tape.mark(output)  # type: ignore[no-any-return]
+    if not differentiable(output) or not output.numel():
+        return output
     slots = tuple(call.slots.values())
+    if any(output.untyped_storage().data_ptr() == s.value.untyped_storage().data_ptr() for s in slots):
+        output = output.clone()  # a view of a parameter: a tap counts as a write to it
 
     def emit(gradient: Tensor, frame: Frame) -> list[tuple[Slot, Contribution]]:
         found = per_record(call, position, gradient.detach(), frame)
@@ -75,7 +82,6 @@ def _tapped(tape: Tape, call: Call, output: Tensor, position: int) -> Tensor:
 Found = dict[int, Tensor]  # by slot
 Dims = dict[int, int | None]  # which dimension of an argument holds the rows; None: it is common to all
 OUTPUT = 0  # stands for the output among the arguments' ids
-MOST_WAYS = 8  # to read an argument's dimensions that are tried where the batch is as large as others of them
 
 
 def per_record(call: Call, position: int, gradient: Tensor, frame: Frame) -> Found:
@@ -94,7 +100,8 @@ def per_record(call: Call, position: int, gradient: Tensor, frame: Frame) -> Fou
     if not all(_finite(t) for t in (gradient, *data.values(), *whole.values())):
         shown, sent = {key: _made_up(t) for key, t in data.items()}, _made_up(gradient)
         whole = call.vjp(position, sent, shown)  # nothing adds up to NaN: the way is found on other numbers
-    for dims in _row_dims(frame, data):
+    dims = _row_dims(call, frame)
+    if dims is not None:
         for attempt in (_vectorised, _alone):
             found = attempt(call, position, sent, frame, shown, dims)
             if found is not None and all(_adds_up(g, whole[key]) for key, g in found.items()):
@@ -120,33 +127,36 @@ def _one_by_one(call: Call, position: int, gradient: Tensor, frame: Frame, data:
 
 
 def _finite(t: Tensor) -> bool:
-    return not t.is_floating_point() or bool(torch.isfinite(t).all())
+    return not differentiable(t) or bool(torch.isfinite(t).all())
 
 
 def _numbers(t: Tensor) -> Tensor:
-    return t.nan_to_num(0, 0, 0) if t.is_floating_point() else t
+    return torch.where(torch.isfinite(t), t, 0) if differentiable(t) else t
 
 
 def _made_up(t: Tensor) -> Tensor:
     """Other numbers of the same shape; indices stay."""
-    if not t.is_floating_point():
+    if not differentiable(t):
         return t
-    return torch.randn(t.shape, generator=torch.Generator().manual_seed(t.numel())).to(t.device, t.dtype)
+    kind = torch.complex64 if t.is_complex() else torch.float32
+    source = torch.Generator().manual_seed(t.numel())
+    return torch.randn(t.shape, generator=source, dtype=kind).to(t.device, t.dtype)
 
 
-def _row_dims(frame: Frame, data: Found) -> list[Dims]:
-    """What may be the dimension of the rows in every argument; none when it can't be told in the output."""
-    if not isinstance(frame.layout, Axis) or frame.layout.block != 1:
-        return []
-    found: list[Dims] = [{OUTPUT: frame.layout.dim}]
-    for key, t in data.items():
-        hits: list[int | None] = [d for d in range(t.ndim) if t.shape[d] == frame.rows]
-        found = [{**dims, key: d} for dims in found for d in hits or [None]][:MOST_WAYS]
+def _row_dims(call: Call, frame: Frame) -> Dims | None:
+    """The dimension of the rows in every argument, by its label; None where rows do not lie along one dimension."""
+    if not isinstance(frame.layout, Axis) or frame.layout != Axis(frame.layout.dim):
+        return None
+    found: Dims = {OUTPUT: frame.layout.dim}
+    for key, label in call.labels.items():
+        if not isinstance(label, Axis) or label != Axis(label.dim):
+            return None
+        found[key] = label.dim
     return found
 
 
 def _adds_up(found: Tensor, whole: Tensor) -> bool:
-    size = float(whole.nan_to_num(0, 0, 0).abs().amax()) if whole.numel() else 0.0
+    size = float(_numbers(whole).abs().amax()) if whole.numel() else 0.0
     return torch.allclose(found.sum(0), whole, rtol=1e-3, atol=1e-3 * size, equal_nan=True)
 
 

@@ -1,20 +1,20 @@
-"""Which row does each position of an activation belong to?
+"""From the label of an activation to its positions by record.
 
-Usually rows are dimension 0. But nn.LSTM and nn.MultiheadAttention come time-first, many models flatten
-(B, S, d) to (B·S, d), and nn.MultiheadAttention flattens (S, B, d) to (S·B, d). A shape alone can't tell these
-apart, so a position's row is *measured* when the shape leaves a doubt: the gradient of row 0's loss is zero at
-every position of another row.
+A *layout* says where the rows are among the leading dimensions of the tensor whose gradient arrives at a use. It comes
+from the tensor's label (``lineage.py``); where the program does not tell, it is measured (``measure.py``).
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from sordino.gradients.lineage import Axis, Lineage, Owners, along, covers
 from sordino.gradients.memory import Pool
 
 
@@ -28,21 +28,11 @@ def full(t: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Axis:
-    """Rows along one dimension. block = 1: the dimension is the rows. block = k: the dimension is rows × k,
-    with the row index outside (``major``) or inside (not ``major``)."""
-
-    dim: int
-    block: int = 1
-    major: bool = True
-
-
-@dataclass(frozen=True)
 class Whole:
     """Every position belongs to the only row."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Positions:
     """Position j of the flattened leading dimensions belongs to row ``row[j]`` (−1: to none, its gradient is zero)."""
 
@@ -52,56 +42,19 @@ class Positions:
 Layout = Axis | Whole | Positions
 
 
-@functools.lru_cache(1 << 10)
-def by_shape(shape: tuple[int, ...], lead: tuple[int, ...], rows: int, stack: int = 1) -> Layout | None:
-    """The layout if the shape leaves no doubt, else None. ``lead``: the dimensions that may hold rows. ``stack``: the
-    model makes so many of each row, the row index inside (companions.py)."""
+def layout_of(label: Lineage, shape: Sequence[int], lead: Sequence[int], rows: int) -> Layout | None:
+    """The layout of a tensor with this label; None where rows are not known, or lie in dimensions of the features."""
     if rows == 1:
         return Whole()
-    hits = [Axis(d) for d in lead if shape[d] == rows]
-    if stack > 1:
-        hits += [Axis(d, stack, major=False) for d in lead if shape[d] == rows * stack]
-    return hits[0] if len(hits) == 1 else None
-
-
-def merged_axis(before: Sequence[int], after: Sequence[int], rows: int) -> Layout | None:
-    """Where the rows are after a reshape that made one dimension of the leading ones; None if that is not certain."""
-    count, size = 0, 1
-    while count < len(before) and size < after[0]:
-        size *= before[count]
-        count += 1
-    hits = [d for d in range(len(before)) if before[d] == rows]
-    if size != after[0] or count < 2 or len(hits) != 1 or hits[0] not in (0, count - 1):
+    if math.prod(shape) == 0 and not isinstance(label, Axis):
+        return Positions(torch.full((math.prod(shape[d] for d in lead),), -1))
+    if not covers(label, lead):
         return None
-    return Axis(0, size // rows, major=hits[0] == 0)
-
-
-def probed(masks: Sequence[Tensor], lead: Sequence[int]) -> list[Layout]:
-    """Every layout that explains the masks: masks[r] is true, over the leading dimensions, where the gradient of row
-    r's loss is not zero, in a pass over len(masks) rows."""
-    rows = len(masks)
-    if rows == 0 or not any(bool(m.any()) for m in masks):
-        return []
-    options: list[Layout] = []
-    for dim in lead:
-        size = masks[0].shape[dim]
-        if size % rows:
-            continue
-        block = size // rows
-        for major in (True, False) if block > 1 else (True,):
-            split = (rows, block) if major else (block, rows)
-            row_dim = dim if major else dim + 1
-            grouped = [split_dim(m, dim, split).movedim(row_dim, 0) for m in masks]
-            if not any(bool(g[other].any()) for r, g in enumerate(grouped) for other in range(rows) if other != r):
-                options.append(Axis(dim, block, major))
-    return options
-
-
-def fits(layout: Layout | None, shape: Sequence[int], rows: int, small: int, small_shape: Sequence[int]) -> bool:
-    """Is the layout that was measured on ``small`` rows possible for these rows and this shape?"""
-    if not isinstance(layout, Axis) or len(shape) != len(small_shape):
-        return False
-    return shape[layout.dim] == rows * layout.block and small_shape[layout.dim] == small * layout.block
+    if isinstance(label, Axis):
+        return label
+    assert isinstance(label, Owners)
+    own = label.own.reshape([label.own.shape[d] for d in lead])
+    return Positions(own.expand([shape[d] for d in lead]).flatten())
 
 
 @dataclass(frozen=True)
@@ -152,19 +105,19 @@ class Frame:
         if isinstance(self.layout, Positions):
             row = self.layout.row.reshape(shape)
             return torch.where(row < 0, -1, record[row.clamp_min(0)])
-        block, dim = self.layout.block, self.layout.dim
-        along = record.repeat_interleave(block) if self.layout.major else record.repeat(block)
-        return along.reshape([-1 if d == dim else 1 for d in range(len(shape))])
+        rows = record[along(self.layout, self.rows)]
+        return rows.reshape([-1 if d == self.layout.dim else 1 for d in range(len(shape))])
 
     def _by_row(self, t: Tensor, features: int, tail: torch.Size) -> Tensor:
         if isinstance(self.layout, Whole):
             return t.reshape(1, -1, *tail)
         if isinstance(self.layout, Positions):
             return self._gather(t.reshape(-1, *tail))
-        dim, block, major = self.layout.dim, self.layout.block, self.layout.major
-        if block > 1:
-            t = split_dim(t, dim, (self.rows, block) if major else (block, self.rows))
-            dim = dim if major else dim + 1
+        dim, before, after = self.layout.dim, self.layout.before, self.layout.after
+        if before > 1:
+            t, dim = split_dim(t, dim, (before, t.shape[dim] // before)), dim + 1
+        if after > 1:
+            t = split_dim(t, dim, (self.rows, after))
         if dim:
             t = t.movedim(dim, 0)
         if t.ndim == features + 2:

@@ -8,11 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sordino.gradients import contraction
 from sordino.gradients.contributions import Contribution, Dense, outer
 from sordino.gradients.layout import Frame, full
 from sordino.gradients.memory import CACHE_BYTES, blocks, reads_memory, squares
 from sordino.gradients.single import Scaled, Shift, Single
 from sordino.gradients.tape import Emit, Slot, Tape, Use, hold
+from sordino.kernels import compiled, readable
+
+_FEW = (
+    16  # outputs for which the compiled loop is faster than a matrix product: 4.0 ms against 6.9 for 2048 × 4096 → 10
+)
 
 
 def _bind(names: tuple[str, ...], args: Any, kwargs: Any) -> list[Any]:
@@ -58,8 +64,9 @@ def emitter(
 
 def _use(tape: Tape, func: Any, x: Tensor, output: Tensor, emit: Emit, *slots: Slot | None) -> Tensor:
     present = tuple([s for s in slots if s is not None])
+    if not output.numel():  # a cluster of words, or an expert, that no record chose: no gradient to speak of
+        return tape.mark(output)  # type: ignore[no-any-return]
     use = Use(func, present, output.shape, tuple(range(output.ndim - 1)), emit, hold(x))
-    use.layout = tape.merged(x)
     return tape.tap(output, use)
 
 
@@ -67,7 +74,7 @@ def linear(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     x, weight, bias = _bind(("input", "weight", "bias"), args, kwargs)
     if tape.slot(x) is not None or x.ndim < 2 or weight.ndim != 2:
         return NotImplemented
-    w, b = tape.slot(weight), tape.slot(bias)
+    w, b = tape.slot(weight) if weight.numel() else None, tape.slot(bias)
     x = x.detach() if w is None else x
     x_squares = None
     if w is not None and x.ndim == 2 and reads_memory(x, weight.shape[0]) and not _needs_more(x):
@@ -85,25 +92,44 @@ def _needs_more(x: Tensor) -> bool:
 def _with_squares(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """x Wᵀ + b and the squared norms of x's rows, in blocks that the second still finds in the cache."""
     output, norm2 = x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0])
+    if _by_loop(x, weight, bias, output, norm2):
+        return output, norm2
     for lo, hi in blocks(x.shape[0], x.shape[1], x.element_size(), 2 * CACHE_BYTES):
         output[lo:hi] = F.linear(x[lo:hi], weight, bias)
         norm2[lo:hi] = squares(x[lo:hi])
     return output, norm2
 
 
+def _by_loop(x: Tensor, weight: Tensor, bias: Tensor | None, output: Tensor, norm2: Tensor) -> bool:
+    """The same by the compiled loop, which reads x once; False where there is none or memory has another form."""
+    kernels = compiled() if x.dtype in (torch.float32, torch.float64) and x.stride(1) == 1 else None
+    given = [t for t in (weight, bias) if t is not None]
+    if kernels is None or not all(readable(t) and t.is_contiguous() and t.dtype == x.dtype for t in given):
+        return False
+    if not readable(x) or weight.shape[1] != x.shape[1] or weight.shape[0] > _FEW:
+        return False
+    bias_at, least = None if bias is None else bias.data_ptr(), x.shape[1] * torch.finfo(x.dtype).tiny
+    weights = weight.data_ptr(), weight.shape[0], bias_at
+    at = x.data_ptr(), *x.shape, x.stride(0)
+    kernels.few_outputs[x.itemsize](*at, *weights, output.data_ptr(), least, norm2.data_ptr())
+    return True
+
+
 def matmul(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     x, weight = args[0], args[1] if len(args) > 1 else kwargs.get("other", kwargs.get("mat2"))
     w = tape.slot(weight)
-    if kwargs.get("out") is not None or tape.slot(x) is not None or w is None or x.ndim < 2 or weight.ndim != 2:
+    if kwargs.get("out") is not None:
         return NotImplemented
+    if tape.slot(x) is not None or w is None or x.ndim < 2 or weight.ndim != 2:
+        return contraction.matmul(tape, func, x, weight)
     return _use(tape, func, x, torch.matmul(x, w.value), emitter(x, w, None, swapped=True), w)
 
 
 def addmm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     """bias + x @ W, as in the Conv1D of GPT-2."""
-    if kwargs or len(args) != 3:
+    bias, x, weight, out = _bind(("input", "mat1", "mat2", "out"), args, kwargs)
+    if out is not None or kwargs.get("beta", 1) != 1 or kwargs.get("alpha", 1) != 1:
         return NotImplemented
-    bias, x, weight = args
     if tape.slot(x) is not None or weight.ndim != 2 or bias.ndim != 1 or bias.shape[0] != weight.shape[1]:
         return NotImplemented
     w, b = tape.slot(weight), tape.slot(bias)

@@ -12,6 +12,7 @@ from sordino.errors import Refused
 from sordino.gradients.contributions import Contribution, Dense
 from sordino.gradients.elementwise import stand_in
 from sordino.gradients.layout import Frame
+from sordino.gradients.lineage import MANY, Axis, Owners
 from sordino.gradients.standardisation import pull_back
 from sordino.gradients.tape import Owners, Slot, Tape, Use, hold
 
@@ -108,26 +109,30 @@ def rms_norm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     if slot is None or tape.slot(call["input"]) is not None:
         return NotImplemented
     plain = F.rms_norm(call["input"], call["normalized_shape"], None, call["eps"])
-    return tape.mark(plain * stand_in(tape, func, slot, plain.shape))
+    return plain * stand_in(tape, func, slot, plain.shape, tape.joined([call["input"]], plain.shape))
 
 
-def _per_image(tape: Tape, func: Any, t: Tensor | None, n: int) -> Tensor | None:
+def _per_image(tape: Tape, func: Any, t: Tensor | None, x: Tensor) -> Tensor | None:
     """A scale or shift of C channels as (n, C), one for each image, so that autograd's own kernel keeps them apart."""
     if t is None:
         return None
-    slot = tape.slot(t)
+    n, slot, label = x.shape[0], tape.slot(t), tape.joined([x], x.shape)
     if slot is None:
         return t.expand(n, -1)
-    return stand_in(tape, func, slot, (n, *slot.value.shape))
+    if isinstance(label, Owners):
+        label = Owners(label.own.reshape(label.own.shape[0], 1)) if label.own[0].numel() == 1 else MANY
+    elif isinstance(label, Axis) and label.dim:
+        label = MANY
+    return stand_in(tape, func, slot, (n, *slot.value.shape), label)
 
 
 def _grouped(tape: Tape, func: Any, x: Tensor, groups: int, weight: Any, bias: Any, eps: float) -> Any:
     """Group normalisation of n images with c channels is that of one image with n·c channels."""
     n, c = x.shape[:2]
-    w, b = (_per_image(tape, func, t, n) for t in (weight, bias))
+    w, b = (_per_image(tape, func, t, x) for t in (weight, bias))
     flat = [None if t is None else t.reshape(n * c) for t in (w, b)]
     out = F.group_norm(x.reshape(1, n * c, *x.shape[2:]), n * groups, flat[0], flat[1], eps)
-    return tape.mark(out.reshape(x.shape))
+    return out.reshape(x.shape)
 
 
 def group_norm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
@@ -157,9 +162,9 @@ def batch_norm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     out = F.batch_norm(x, call["running_mean"], call["running_var"], None, None, False, 0.0, call["eps"])
     shape = (x.shape[0], x.shape[1], *([1] * (x.ndim - 2)))
-    w, b = (_per_image(tape, func, call[k], x.shape[0]) for k in ("weight", "bias"))
+    w, b = (_per_image(tape, func, call[k], x) for k in ("weight", "bias"))
     out = out if w is None else out * w.reshape(shape)
-    return tape.mark(out if b is None else out + b.reshape(shape))
+    return out if b is None else out + b.reshape(shape)
 
 
 def weight_standardisation(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:

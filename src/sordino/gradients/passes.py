@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,16 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import Refused
+from sordino.gradients.checkpoints import without_checkpoints
 from sordino.gradients.contributions import Contribution, Dense, Pulled, Total, merged
-from sordino.gradients.layout import Axis, Frame, Layout, Positions, Whole, by_shape, fits, probed
+from sordino.gradients.derived import Shared, reached
+from sordino.gradients.layout import Frame, Layout, Whole
+from sordino.gradients.lineage import ROWS
+from sordino.gradients.measure import measured
 from sordino.gradients.memory import Pool
-from sordino.gradients.rows import Chunk, call, take, tensors
+from sordino.gradients.refusals import Aside, early, one_pass
+from sordino.gradients.rows import Chunk, call, tensors, tree_map
 from sordino.gradients.rules import RULEBOOK
+from sordino.gradients.survey import Held, check_state
 from sordino.gradients.tape import Slot, Tape, Use, check_held
 
 Loss = Callable[[Any, Any], Tensor]
 Values = Mapping[str, Tensor]
-PROBE = 2  # rows of a probing pass
 
 
 @dataclass(frozen=True)
@@ -33,65 +38,100 @@ class Setup:
     model: nn.Module
     loss: Loss
     parameters: Mapping[str, nn.Parameter]
-    buffers: Sequence[tuple[str, Tensor]]
+    state: Sequence[Held]
     pool: Pool = field(default_factory=Pool)
     once: bool = False  # as in Frame
-    loss_is_torchs: bool = False  # a function of its arguments alone, so there is nothing in it for the tape to see
+    memory: PassMemory = field(default_factory=lambda: PassMemory())
 
     @property
     def device(self) -> str:
         return next(iter(self.parameters.values())).device.type
 
-    @property
-    def stack(self) -> int:
-        """Rows that the model makes of each row it is given: a record's companions in batch normalisation."""
-        return int(vars(self.model).get("rows_per_record", 1))
+
+class PassMemory:
+    """What one pass leaves to the next of the same training: the tensors that held its data, to be known again."""
+
+    def __init__(self) -> None:
+        self._carried: list[weakref.ref[Tensor]] = []
+        self._constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+
+    def leave(self, data: Sequence[weakref.ref[Tensor]], given: Sequence[Tensor]) -> None:
+        """data: what held data in the pass. given: its inputs and targets, which the caller may use again."""
+        theirs = {id(t) for t in given}
+        self._carried = [ref for ref in data if (t := ref()) is not None and id(t) not in theirs]
+
+    def is_constant(self, t: Tensor, modules: Sequence[nn.Module]) -> bool:
+        """Was it there before this pass, and is nothing of an earlier batch in it?"""
+        if any(ref() is t for ref in self._carried):
+            raise Refused(
+                f"a tensor of shape {tuple(t.shape)} that was computed from an earlier batch is used again: what the "
+                "model keeps between batches (a queue, a cache, a moving average) holds records without noise; remove it"
+            )
+        if any(t is held for root in modules for held in itertools.chain(root.parameters(), root.buffers())):
+            return True  # what a pass writes to these is refused
+        known = self._constants.get(id(t))
+        if known is not None and known[0]() is t:
+            return known[1] == t._version
+        self._constants[id(t)] = weakref.ref(t), t._version  # the next pass finds it as it was before
+        return any(t is held for root in modules for m in root.modules() for held in tensors(list(vars(m).values())))
 
 
 class Pass:
-    """The forward pass over some rows, ready for one or several backward passes."""
+    """The forward pass over some rows, ready for one or several backward passes.
 
-    def __init__(self, setup: Setup, data: tuple[Any, Any], rows: int, values: Values, shared: frozenset[int]) -> None:
-        inputs, targets = data
-        self.tape = Tape(setup.model, setup.parameters, values, rows, shared, RULEBOOK)
+    proven: the program shows that loss i depends on row i alone, and where the rows are at every use.
+    """
+
+    def __init__(self, setup: Setup, data: tuple[Any, Any], rows: int, values: Values) -> None:
+        inputs, targets = (tree_map(_without_gradient, t) for t in data)
+        memory, model = setup.memory, setup.model
+        modules = [m for m in (model, setup.loss) if isinstance(m, nn.Module)]
+        self.tape = Tape(model, setup.parameters, values, rows, RULEBOOK, lambda t: memory.is_constant(t, modules))
         self.rows, self.setup = rows, setup
-        versions = [(name, b, b._version) for name, b in setup.buffers]
+        self.given = [*tensors(inputs), *tensors(targets)]
+        before = [held.version for held in setup.state]
+        self.tape.arrived = early
         try:
-            for t in itertools.chain(tensors(inputs), tensors(targets)):
-                self.tape.mark(t)
-            with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
-                with self.tape:
-                    outputs = call(setup.model, inputs)
-                seen = not setup.loss_is_torchs or any(self.tape.slot(t) is not None for t in tensors(outputs))
-                with self.tape if seen else nullcontext():
-                    self.losses = setup.loss(outputs, targets)
+            self.tape.mark_rows((inputs, targets))
+            graded = nullcontext() if torch.is_grad_enabled() else torch.enable_grad()
+            with Aside(setup.parameters), without_checkpoints(), graded, self.tape:
+                outputs = call(model, inputs)
+                self.losses = setup.loss(outputs, targets)
             _check_losses(self.losses, rows)
-            _check_buffers(versions)
+            check_state(setup.state, before)
+            _check_crossed(self.tape.book.crossed)
         except BaseException:
             self.tape.close()
             raise
+        book = self.tape.book
+        label = book.lineage(self.losses)
+        self.proven = rows == 1 or (label == ROWS and all(use.layout is not None for use in self.tape.uses))
+        self.independent = rows == 1 or (label == ROWS and not (book.read or book.mixed))
+        self.program = hash((tuple(self.tape.program), book.crowded, self.proven))
 
     def close(self) -> None:
+        self.setup.memory.leave(self.tape.book.alive(), self.given)
         self.tape.close()
         self.losses = self.losses.detach()
 
     def backward(self, weight: Tensor, arrived: Callable[[Use, Tensor], None], keep: bool = False) -> None:
         """Send Σ weight·loss back; ``arrived`` gets the gradient of every use. Gradient mode is off meanwhile."""
         tape = self.tape
-        tape.arrived = arrived
+        tape.arrived = one_pass(arrived)
         if not self.losses.requires_grad:
             raise Refused(
                 "the loss does not depend on any trainable parameter through operations that sordino can see; "
                 "check that the model is in use, not wrapped in no_grad, scripted or compiled"
             )
         watched = [*tape.leaves.items(), *self.setup.parameters.items()]
-        found: Sequence[Tensor | None] = torch.autograd.grad(
-            self.losses,
-            [tape.token, *(t for _, t in watched)],
-            weight if weight.dtype == self.losses.dtype else weight.to(self.losses.dtype),
-            retain_graph=keep,
-            allow_unused=True,
-        )
+        with Aside(self.setup.parameters):
+            found: Sequence[Tensor | None] = torch.autograd.grad(
+                self.losses,
+                [tape.token, *(t for _, t in watched)],
+                weight if weight.dtype == self.losses.dtype else weight.to(self.losses.dtype),
+                retain_graph=keep,
+                allow_unused=True,
+            )
         for (name, _), gradient in zip(watched, found[1:], strict=True):
             if gradient is not None:
                 raise Refused(
@@ -100,13 +140,17 @@ class Pass:
                 )
 
 
-def _check_buffers(versions: Sequence[tuple[str, Tensor, int]]) -> None:
-    for name, buffer, version in versions:
-        if buffer._version != version:
-            raise Refused(
-                f"{name}: the forward pass writes to this buffer, so what it stores of the data leaves unprotected; "
-                "put the module in eval mode or remove the buffer's update"
-            )
+def _without_gradient(t: Tensor) -> Tensor:
+    return t.detach() if t.requires_grad else t
+
+
+def _check_crossed(operation: str | None) -> None:
+    if operation is not None:
+        raise Refused(
+            f"{operation}: combines what belongs to one record with what was computed over several (a mean, a maximum, a "
+            "ranking over the batch, or another record), so records interact; make it work row by row, over the other "
+            "dimensions only"
+        )
 
 
 def _check_losses(losses: Any, rows: int) -> None:
@@ -118,174 +162,92 @@ def _check_losses(losses: Any, rows: int) -> None:
         )
 
 
-def contributions(
-    setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: Sequence[tuple[Values, float]]
-) -> tuple[dict[str, Contribution], Tensor]:
+@dataclass(frozen=True)
+class Found:
+    """What a chunk's passes found: every parameter's contributions, the losses, and what is known of the program."""
+
+    gradients: dict[str, Contribution]
+    losses: Tensor
+    program: int
+    proven: bool
+    independent: bool
+
+
+def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: Sequence[tuple[Values, float]]) -> Found:
     """Every parameter's per-record gradient over the chunk, summed over the iterates; and the losses.
 
     Products of one iterate are added to those of the one before as they arrive: two are held at most, of one layer.
     """
-    store: dict[Slot, list[Contribution]] = defaultdict(list)
-    totals: dict[str, Dense] = {}
-    leaves: dict[Slot, dict[str, Tensor]] = {}
+    gathered = _Gathered(setup, chunk)
+    found: list[tuple[int, bool, bool]] = []
     losses = torch.empty(0)
-    ragged = chunk.slots is not None and bool((chunk.slots < 0).any())
-    precise = _full_precision(setup.device)
-
-    @functools.cache
-    def framed(layout: Layout) -> Frame:
-        return Frame(layout, chunk.rows, chunk.records, chunk.slots, ragged, setup.pool, setup.once)
-
     for values, factor in iterates:
-        run, layouts = _forward(setup, data, chunk, values)
-        kept = dict(run.tape.leaves)
-
-        def arrived(use: Use, gradient: Tensor, layouts: Any = layouts, kept: Any = kept) -> None:
-            check_held(use)
-            with precise:
-                for slot, part in use.emit(gradient, framed(layouts[use.index])):
-                    if slot.name is not None and isinstance(part, Dense) and part.owned:
-                        if slot.name in totals:
-                            totals[slot.name].add(part)
-                            setup.pool.free(part.gradient)
-                            continue
-                        totals[slot.name] = part
-                    store[slot].append(part)
-                    leaves[slot] = kept
-            use.release()
-
+        run = Pass(setup, data, chunk.rows, values)
         try:
             weight = torch.ones_like(run.losses) if chunk.weight is None else chunk.weight.to(run.losses.dtype)
-            run.backward(weight if factor == 1.0 else weight * factor, arrived)
+            weight = weight if factor == 1.0 else weight * factor
+            gathered.leaves = dict(run.tape.leaves)
+            if run.proven or chunk.records == 1:
+                run.backward(weight, lambda use, g: gathered.add(use, g, use.layout))
+            else:
+                with torch.no_grad():
+                    for use, gradient, layout in measured(run, weight):
+                        gathered.add(use, gradient, layout)
         finally:
             run.close()
         losses = run.losses
-    return _by_parameter(store, leaves), losses
+        found.append((run.program, run.proven, run.independent))
+    return Found(
+        _by_parameter(gathered.store, gathered.leaves_of),
+        losses,
+        hash(tuple(program for program, _, _ in found)),
+        all(proven for _, proven, _ in found),
+        all(independent for _, _, independent in found),
+    )
+
+
+class _Gathered:
+    """Contributions as their gradients arrive."""
+
+    def __init__(self, setup: Setup, chunk: Chunk) -> None:
+        self.setup, self.chunk = setup, chunk
+        self.store: dict[Slot, list[Contribution]] = defaultdict(list)
+        self.totals: dict[str, Dense] = {}
+        self.leaves_of: dict[Slot, dict[str, Tensor]] = {}
+        self.leaves: dict[str, Tensor] = {}
+        self.ragged = chunk.slots is not None and bool((chunk.slots < 0).any())
+        self.precise = _full_precision(setup.device)
+        self.frames: dict[Layout, Frame] = {}
+
+    def frame(self, layout: Layout | None) -> Frame:
+        chunk, setup = self.chunk, self.setup
+        if chunk.records == 1:  # whatever the rows, all is the one record's
+            return Frame(Whole(), 1, 1, None, False, setup.pool, setup.once)
+        assert layout is not None
+        if layout not in self.frames:
+            self.frames[layout] = Frame(
+                layout, chunk.rows, chunk.records, chunk.slots, self.ragged, setup.pool, setup.once
+            )
+        return self.frames[layout]
+
+    def add(self, use: Use, gradient: Tensor, layout: Layout | None) -> None:
+        check_held(use)
+        with self.precise:
+            for slot, part in use.emit(gradient, self.frame(layout)):
+                if slot.name is not None and isinstance(part, Dense) and part.owned:
+                    if slot.name in self.totals:
+                        self.totals[slot.name].add(part)
+                        self.setup.pool.free(part.gradient)
+                        continue
+                    self.totals[slot.name] = part
+                self.store[slot].append(part)
+                self.leaves_of[slot] = self.leaves
+        use.release()
 
 
 def _full_precision(device: str) -> AbstractContextManager[Any]:
     """No autocast in the rules, however often it is entered; where there is none, nothing is."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-
-
-def _forward(setup: Setup, data: tuple[Any, Any], chunk: Chunk, values: Values) -> tuple[Pass, dict[int, Layout]]:
-    """The pass over the chunk and the layout of each of its uses, measured where the shape leaves a doubt."""
-    shared: frozenset[int] = frozenset()
-    while True:
-        run = Pass(setup, data, chunk.rows, values, shared)
-        try:
-            found, more = _layouts(setup, data, chunk, values, run, shared)
-        except BaseException:
-            run.close()
-            raise
-        if found is not None:
-            return run, found
-        run.close()
-        shared = shared | more
-
-
-def _layouts(
-    setup: Setup, data: tuple[Any, Any], chunk: Chunk, values: Values, run: Pass, shared: frozenset[int]
-) -> tuple[dict[int, Layout] | None, frozenset[int]]:
-    """The layout of each use; or None and the stretched slots that turned out to be common to all rows."""
-    layouts: dict[int, Layout] = {}
-    stack = setup.stack
-    for use in run.tape.uses:
-        layout = use.layout or by_shape(use.shape, use.lead, chunk.rows, stack)
-        if layout is not None:
-            layouts[use.index] = layout
-    doubtful = run.tape.crowded and run.tape.candidates > len(shared)
-    if len(layouts) == len(run.tape.uses) and not doubtful:
-        return layouts, frozenset()
-    measured = _probe(setup, data, chunk, values, run, shared)
-    if measured is not None:
-        return measured, frozenset()
-    layouts, mixed = _measure(run)
-    if not mixed:
-        return layouts, frozenset()
-    more = frozenset(u.candidate for u in mixed if u.candidate is not None) - shared
-    if not more:
-        raise Refused(
-            f"{mixed[0].label}: the gradient of a record's loss reaches positions of other records here, so records "
-            "interact; find the operation before it that mixes the batch and replace it"
-        )
-    return None, more
-
-
-def _active(use: Use, gradient: Tensor) -> Tensor:
-    """Where, over the leading dimensions, the gradient is not zero."""
-    g = gradient if use.permute is None else gradient.permute(use.permute)
-    return (g != 0).flatten(len(use.lead)).any(-1) if g.ndim > len(use.lead) else g != 0
-
-
-def _probe(
-    setup: Setup, data: tuple[Any, Any], chunk: Chunk, values: Values, run: Pass, shared: frozenset[int]
-) -> dict[int, Layout] | None:
-    """Layouts measured on two rows, if the pass over two rows is the same and each answer is the only one possible."""
-    if chunk.rows <= PROBE:
-        return None
-    inputs, targets = (take(t, slice(0, PROBE), chunk.rows) for t in data)
-    with torch.random.fork_rng(devices=[]):
-        small = Pass(setup, (inputs, targets), PROBE, values, shared)
-    try:
-        return _compared(run.tape.uses, small, chunk.rows)
-    finally:
-        small.close()
-
-
-def _compared(uses: Sequence[Use], small: Pass, rows: int) -> dict[int, Layout] | None:
-    others = small.tape.uses
-    if [(u.label, len(u.shape)) for u in uses] != [(u.label, len(u.shape)) for u in others]:
-        return None
-    masks: dict[int, list[Tensor]] = defaultdict(list)
-    for row in range(PROBE):
-        one = torch.zeros(PROBE)
-        one[row] = 1
-        small.backward(one, lambda use, g: masks[use.index].append(_active(use, g)), keep=row + 1 < PROBE)
-    layouts: dict[int, Layout] = {}
-    for use, other in zip(uses, others, strict=True):
-        options = probed(masks.get(use.index, []), other.lead)
-        options = [o for o in options if fits(o, use.shape, rows, PROBE, other.shape)]
-        if len(options) != 1:
-            return None
-        layouts[use.index] = options[0]
-    return layouts
-
-
-def _measure(run: Pass) -> tuple[dict[int, Layout], list[Use]]:
-    """The row of every position, bit by bit: the gradients of the losses of those rows whose number has bit k set.
-
-    Returns also the uses where a position's gradient comes from several rows.
-    """
-    number = torch.arange(run.rows)
-    whole: dict[int, Tensor] = {}
-    row: dict[int, Tensor] = {}
-    mixed: dict[int, Use] = {}
-
-    def first(use: Use, g: Tensor) -> None:
-        whole[use.index] = g.detach().clone()
-        row[use.index] = torch.zeros_like(_active(use, g), dtype=torch.int64)
-
-    run.backward(torch.ones(run.rows), first, keep=True)
-    for bit in range(max(1, (run.rows - 1).bit_length())):
-
-        def compare(use: Use, g: Tensor, bit: int = bit) -> None:
-            here, total = _active(use, g), whole[use.index]
-            rest = total - g.detach()
-            row[use.index] |= here.long() << bit
-            small = 1e-4 * (total.abs() + g.abs().amax() * 1e-2)
-            if bool((here & _active(use, torch.where(rest.abs() > small, rest, 0))).any()):
-                mixed[use.index] = use
-
-        run.backward((number >> bit & 1).to(torch.get_default_dtype()), compare, keep=True)
-    layouts: dict[int, Layout] = {}
-    for use in run.tape.uses:
-        if use.index not in whole:
-            layouts[use.index] = Whole() if run.rows == 1 else Axis(0)  # no gradient ever arrives
-            continue
-        active = _active(use, whole[use.index])
-        layouts[use.index] = Positions(torch.where(active, row[use.index], -1).flatten())
-    return layouts, list(mixed.values())
 
 
 def _by_parameter(
@@ -302,11 +264,15 @@ def _by_parameter(
         if slot.name is not None:
             direct[slot.name].extend(parts)
             continue
-        for name in slot.parents:
-            leaf, tensor = leaves[slot][name], _connected(slot)
-            region = _region(tensor, leaf)
+        tensor = _connected(slot)
+        found = reached(tensor, leaves[slot])
+        through: Contribution | None = None
+        for name, leaf in found.items():
+            region = _region(tensor, leaf) if len(found) == 1 else None
             if region is None:
-                pulled[name].append(Pulled(tensor, leaf, merged(parts), False))
+                # one object for all parents: merging adds in place, and a sum may overwrite what it was taken of
+                through = through or (merged(parts) if len(found) == 1 else Shared(merged(parts)))
+                pulled[name].append(Pulled(tensor, leaf, through, False))
             else:
                 views[name][region].extend((slot, part) for part in parts)
     out: dict[str, Contribution] = {}

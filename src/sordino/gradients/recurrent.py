@@ -18,6 +18,7 @@ from torch import Tensor
 from sordino.gradients.contributions import Contribution, outer
 from sordino.gradients.gru import GRU
 from sordino.gradients.layout import Frame
+from sordino.gradients.lineage import MANY, Many, covers, owners, permuted, simplest
 from sordino.gradients.linear import bias_gradient
 from sordino.gradients.tape import Slot, Tape, Use, hold
 
@@ -118,6 +119,7 @@ def _project(
     tape: Tape, func: Any, x: Tensor, weights: Sequence[Any], both: bool, hidden: Callable[[], Tensor]
 ) -> Tensor:
     """x W_ihᵀ + b_ih (+ b_hh), tapped; with ``both`` the same gradient also serves W_hh and b_hh."""
+    label = tape.joined([x], x.shape)
     w_ih, w_hh, *biases = weights
     slots = [tape.slot(w) for w in (w_ih, w_hh, *biases)] + [None] * (2 - len(biases))
     bias = None
@@ -127,7 +129,7 @@ def _project(
     wanted = slots if both else [slots[0], None, slots[2], None]
     present = tuple(s for s in wanted if s is not None)
     emit = _emit(x, hidden if both else None, wanted)
-    return tape.tap(output, Use(func, present, output.shape, (0, 1), emit, hold(x)))
+    return tape.tap(output, Use(func, present, output.shape, (0, 1), emit, hold(x)), label)
 
 
 def _lstm_layer(tape: Tape, func: Any, x: Tensor, state: State, weights: Sequence[Any]) -> tuple[Tensor, State]:
@@ -150,7 +152,7 @@ def _gru_layer(
     present = tuple(s for s in slots if s is not None)
     emit = _emit(None, lambda: torch.cat((h0.detach()[None], kept[0][:-1])), slots)
     use = Use(func, present, xp.shape, (0, 1), emit)
-    carrier = tape.carrier(xp, xp.shape, use)
+    carrier = tape.carrier(xp, xp.shape, use, tape.joined([x], x.shape))
     bias = tape.value(weights[3]) if len(weights) > 2 else None
     gates = xp if eps is None else F.layer_norm(xp, xp.shape[2:], eps=eps)
     out, h = GRU.apply(gates, carrier, h0, tape.value(weights[1]), bias, eps)  # type: ignore[no-untyped-call]
@@ -181,15 +183,19 @@ def _stack(tape: Tape, func: Any, args: Any, layer: Layer, states: int, step: An
         return NotImplemented
     if per != (4 if has_biases else 2):  # projected LSTM
         return _unrolled(tape, func, args, states, step)
-    x = tape.mark(x.transpose(0, 1)) if batch_first else x
+    label = tape.joined([x], x.shape)
+    if batch_first:
+        x, label = x.transpose(0, 1), label if isinstance(label, Many) else permuted(label, (1, 0, 2))
     x, start = x.to(flat[0].dtype), tuple(s.to(flat[0].dtype) for s in start)
+    if tape.rows > 1 and not covers(label, (1,)):
+        label = MANY  # rows along time, or features
     ends: list[State] = []
     for number in range(layers):
         outs = []
         for direction in range(2 if bidirectional else 1):
             at = number * (2 if bidirectional else 1) + direction
             state = tuple(s[at] for s in start)
-            source = x.flip(0) if direction else x
+            source = tape.mark(x.flip(0) if direction else x, label)
             out, end = layer(tape, func, source, state, flat[at * per : (at + 1) * per])
             outs.append(out.flip(0) if direction else out)
             ends.append(end)
@@ -197,7 +203,7 @@ def _stack(tape: Tape, func: Any, args: Any, layer: Layer, states: int, step: An
         if dropout and training and number < layers - 1:
             x = F.dropout(x, dropout, True)
     x = x.transpose(0, 1) if batch_first else x
-    return tape.mark((x, *(torch.stack([e[k] for e in ends]) for k in range(states))))
+    return x, *(torch.stack([e[k] for e in ends]) for k in range(states))
 
 
 def _full(tape: Tape, func: Any, args: Any, kwargs: Any, layer: Layer, states: int, step: Step) -> Any:
@@ -222,9 +228,11 @@ def standardised(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     with torch.autocast(x.device.type, enabled=False):
         start = x.new_zeros(len(x), weights[1].shape[1], dtype=weights[0].dtype)
-        time_first = tape.mark(x.to(weights[0].dtype).transpose(0, 1))
+        label = tape.joined([x], x.shape)
+        label = label if isinstance(label, Many) else permuted(label, (1, 0, 2))
+        time_first = tape.mark(x.to(weights[0].dtype).transpose(0, 1), label)
         out, (h,) = _gru_layer(tape, func, time_first, (start,), weights, eps)
-        return tape.mark((out.transpose(0, 1), h))
+        return out.transpose(0, 1), h
 
 
 def rnn_tanh(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
@@ -266,19 +274,20 @@ def _rnn_step(act: Callable[[Tensor], Tensor]) -> Step:
 def _unrolled(tape: Tape, func: Any, args: Any, states: int, step: Step) -> Any:
     """Packed sequences (x, batch_sizes, hx, weights, …) and projections, one step at a time."""
     packed = isinstance(args[3], (list, tuple))
-    if packed:
-        x, sizes, hx, flat, _, layers, dropout, training, bidirectional = args
-        counts = sizes.tolist()
-    else:
-        x, hx, flat, _, layers, dropout, training, bidirectional, batch_first = args
-        x = tape.mark(x.transpose(0, 1)) if batch_first else x
-        counts = [x.shape[1]] * x.shape[0]
-        x = tape.mark(x.flatten(0, 1))
-    start = tuple(hx) if states > 1 else (hx,)
-    directions = 2 if bidirectional else 1
-    per = len(flat) // (layers * directions)
     ends: list[State] = []
     with tape:
+        if packed:
+            x, sizes, hx, flat, _, layers, dropout, training, bidirectional = args
+            counts = sizes.tolist()
+        else:
+            x, hx, flat, _, layers, dropout, training, bidirectional, batch_first = args
+            x = x.transpose(0, 1) if batch_first else x
+            counts = [x.shape[1]] * x.shape[0]
+            x = x.flatten(0, 1)
+        start = tuple(hx) if states > 1 else (hx,)
+        directions = 2 if bidirectional else 1
+        per = len(flat) // (layers * directions)
+        _own_states(tape, x, counts[0], start)
         for number in range(layers):
             outs = []
             for direction in range(directions):
@@ -295,6 +304,20 @@ def _unrolled(tape: Tape, func: Any, args: Any, states: int, step: Step) -> Any:
             x = x.unflatten(0, (len(counts), counts[0]))
             x = x.transpose(0, 1) if batch_first else x
         return (x, *(torch.stack([e[k] for e in ends]) for k in range(states)))
+
+
+def _own_states(tape: Tape, x: Tensor, batch: int, start: State) -> None:
+    """Initial states that are constants belong to the rows that they are given to: those of the first step."""
+    label = tape.joined([x], x.shape)
+    if isinstance(label, Many):
+        return
+    own = owners(label, x.shape, tape.rows)
+    if own.shape[0] < batch or own[0].numel() != 1:
+        return
+    rows = simplest(own[:batch].reshape(1, batch, 1), tape.rows)
+    for s in start:
+        if tape.slot(s) is None and not s.requires_grad:
+            tape.mark(s, rows)
 
 
 def _walk(
@@ -323,6 +346,10 @@ def _walk(
 def _cell(tape: Tape, args: Any, step: Step, states: int) -> Any:
     x, hx, w_ih, w_hh, b_ih, b_hh = args
     weights = (w_ih, w_hh) if b_ih is None else (w_ih, w_hh, b_ih, b_hh)
+    label = tape.joined([x], x.shape)
+    for s in hx if states > 1 else (hx,):
+        if tape.slot(s) is None and not tape.is_data(s) and s.ndim == x.ndim:
+            tape.mark(s, label)
     with tape:
         xp = F.linear(x, w_ih, b_ih)
         out = step(xp, tuple(hx) if states > 1 else (hx,), weights)

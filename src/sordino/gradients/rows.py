@@ -57,6 +57,21 @@ class Chunk:
     slots: Tensor | None
     weight: Tensor | None  # (rows,) factor of each row's loss
 
+    def by_record(self, rows: int, records: int) -> list[Chunk]:
+        """The same records, each in a chunk of its own."""
+        index, ids = _numbers(self.index, rows), _numbers(self.ids, records)
+        parts = []
+        for i in range(self.records):
+            own = torch.tensor([i]) if self.slots is None else self.slots[i][self.slots[i] >= 0]
+            places = None if self.slots is None else torch.arange(len(own))[None]
+            weight = None if self.weight is None else self.weight[own]
+            parts.append(Chunk(index[own], ids[i : i + 1], 1, len(own), places, weight))
+        return parts
+
+
+def _numbers(places: Tensor | slice, size: int) -> Tensor:
+    return torch.arange(size)[places] if isinstance(places, slice) else places
+
 
 def tree_map(fn: Callable[[Tensor], Any], tree: Any) -> Any:
     if isinstance(tree, Tensor):
@@ -97,8 +112,11 @@ def checked(rows: Rows) -> tuple[int, int]:
     n = count(rows)
     for part, tree in (("inputs", rows.inputs), ("targets", rows.targets)):
         sizes = {t.shape[0] for t in tensors(tree) if t.ndim}
-        if sizes and n not in sizes:
-            raise InputError(f"Rows: {part} have first dimension {sorted(sizes)} but there are {n} rows")
+        if sizes - {n}:
+            raise InputError(
+                f"Rows: {part} have first dimension {sorted(sizes)} but there are {n} rows; every tensor has one entry "
+                "per row in dimension 0 (what all rows share belongs into a buffer of the model)"
+            )
     if rows.record is None:
         if rows.records not in (None, n):
             raise InputError(f"Rows: records={rows.records} but there are {n} rows and no record index")
@@ -115,10 +133,10 @@ def checked(rows: Rows) -> tuple[int, int]:
 
 
 def take(tree: Any, index: Tensor | slice, n: int) -> Any:
-    """The given rows of every tensor that has rows; other tensors are shared by all rows."""
+    """The given rows of every tensor; one without dimensions is shared by all rows."""
     if isinstance(index, slice) and index == slice(0, n):
         return tree
-    return tree_map(lambda t: t[index] if t.ndim and t.shape[0] == n else t, tree)
+    return tree_map(lambda t: t[index] if t.ndim else t, tree)
 
 
 def call(model: nn.Module, inputs: Any) -> Any:

@@ -11,17 +11,21 @@ import torch.nn.functional as F
 from sordino.gradients import (
     attention,
     companions,
+    contraction,
     convolution,
+    derived,
     elementwise,
     embedding,
     fallback,
+    grouped,
     linear,
     normalisation,
     recurrent,
+    transforms,
 )
 from sordino.gradients.gru import standardised_gru
 from sordino.gradients.standardisation import standardised_weight
-from sordino.gradients.tape import Rulebook, Tape
+from sordino.gradients.tape import TYPE_ONLY, Rulebook, Tape, _flat
 
 Rule = Callable[[Tape, Any, Any, Any], Any]
 
@@ -33,6 +37,14 @@ RULES: dict[Any, Rule] = {
     torch.Tensor.matmul: linear.matmul,
     torch.mm: linear.matmul,
     torch.Tensor.mm: linear.matmul,
+    torch.bmm: contraction.bmm,
+    torch.Tensor.bmm: contraction.bmm,
+    torch.baddbmm: contraction.baddbmm,
+    torch.Tensor.baddbmm: contraction.baddbmm,
+    torch.mv: contraction.mv,
+    torch.Tensor.mv: contraction.mv,
+    torch.einsum: contraction.einsum,
+    F.scaled_dot_product_attention: attention.scaled_dot_product,
     torch.conv1d: convolution.convolution,
     torch.conv2d: convolution.convolution,
     torch.conv3d: convolution.convolution,
@@ -48,6 +60,8 @@ RULES: dict[Any, Rule] = {
     F.instance_norm: normalisation.instance_norm,
     F.batch_norm: normalisation.batch_norm,
     companions.companion_norm: companions.rule,
+    torch.cat: elementwise.cat,
+    torch.concat: elementwise.cat,
     torch.lstm: recurrent.lstm,
     torch.gru: recurrent.gru,
     torch.rnn_tanh: recurrent.rnn_tanh,
@@ -59,6 +73,10 @@ RULES: dict[Any, Rule] = {
     torch.rnn_relu_cell: recurrent.rnn_cell,
 }
 
+TABLES = (embedding.embedding, embedding.getitem)
+
+GROUPED = ("_grouped_mm", "grouped_mm_fallback")  # torch's, and transformers' where that one does not run
+
 # checked on every call with data, whether or not a parameter takes part
 GUARDS: dict[Any, Callable[[Tape, Any, Any, Any], None]] = {
     F.batch_norm: normalisation.refuse_batch_statistics,
@@ -67,27 +85,45 @@ GUARDS: dict[Any, Callable[[Tape, Any, Any, Any], None]] = {
 }
 
 
+def positional(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """torch.matmul(input=x, other=w) as torch.matmul(x, other=w): rules look for the first argument in its place.
+
+    torch.where calls its second argument ``input``.
+    """
+    if args or "input" not in kwargs or "condition" in kwargs:
+        return args, kwargs
+    return (kwargs["input"],), {name: value for name, value in kwargs.items() if name != "input"}
+
+
 def apply(tape: Tape, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
     """Run an operation in which a slot takes part, under gradient mode."""
+    args, kwargs = positional(args, kwargs)
+    if transforms.active():
+        return transforms.inside(tape, func, args, kwargs)
     rule = RULES.get(func) if data else None
+    if rule is not None and rule not in TABLES and any(t.is_complex() for t in _flat((args, kwargs))):
+        return fallback.general(tape, func, args, kwargs)  # the rules' products are those of real numbers
     if rule is not None:
         out = rule(tape, func, args, kwargs)
         return fallback.general(tape, func, args, kwargs) if out is NotImplemented else out
     name = getattr(func, "__name__", "")
-    if name in elementwise.SHAPE_ONLY and tape.slot(args[0]) is None:
-        out = func(*tape.values(args), **tape.values(kwargs))
-        return tape.mark(out) if data else out
+    first = tape.slot(args[0]) if args else None
+    if name in elementwise.SHAPE_ONLY and args and first is None:
+        return func(*tape.values(args), **tape.values(kwargs))
+    if data and name in GROUPED and (out := grouped.grouped_mm(tape, func, args, kwargs)) is not NotImplemented:
+        return out
     if func is F.multi_head_attention_forward:
         return attention.multi_head(tape, func, args, kwargs)
-    if name in elementwise.STRETCHING and tape.slot(args[0]) is not None:
+    if func in TYPE_ONLY and first is not None:
+        return tape.derive(func, args, kwargs)
+    if name in elementwise.STRETCHING and first is not None:
         return elementwise.stretch(tape, func, args, kwargs)
     if not data and func is standardised_weight:
         return normalisation.weight_standardisation(tape, func, args, kwargs)
     if not data:
-        out = embedding.repeated(tape, func, args, kwargs) if func is F.embedding else NotImplemented
-        return tape.derive(func, args, kwargs) if out is NotImplemented else out
+        return (embedding.constant_places if func is F.embedding else Tape.derive)(tape, func, args, kwargs)
     out = elementwise.broadcast(tape, func, args, kwargs) if name in elementwise.ELEMENTWISE else NotImplemented
     return fallback.general(tape, func, args, kwargs) if out is NotImplemented else out
 
 
-RULEBOOK = Rulebook(apply, GUARDS)
+RULEBOOK = Rulebook(apply, derived.adopt, GUARDS)

@@ -6,6 +6,8 @@ Made anew for each sum, because a model may change between two (a mode, a frozen
 from __future__ import annotations
 
 import functools
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +15,42 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import InputError, Refused
+from sordino.gradients import spectral
 from sordino.gradients.normalisation import refuse_batchnorm
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """A buffer or parameter, where it is held, and its name."""
+
+    name: str
+    holder: Mapping[str, Tensor | None]
+    own: str
+    tensor: Tensor
+
+    @property
+    def version(self) -> int:
+        return 0 if self.tensor.is_inference() else self.tensor._version
+
+    @property
+    def content(self) -> int:
+        """A checksum of the values, which writes that bypass the version counter change as well."""
+        return zlib.crc32(self.tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+
+
+def check_state(state: Sequence[Held], before: Sequence[int]) -> None:
+    """Refused if a pass wrote to a buffer or parameter, or put another in its place."""
+    for held, version in zip(state, before, strict=True):
+        if held.holder.get(held.own) is not held.tensor:
+            raise Refused(
+                f"{held.name}: the forward pass puts another tensor in its place, so what it stores of the data leaves "
+                "unprotected; put the module in eval mode or remove the update"
+            )
+        if held.version != version:
+            raise Refused(
+                f"{held.name}: the forward pass writes to this buffer or parameter, so what it stores of the data leaves "
+                "unprotected; put the module in eval mode or remove the update"
+            )
 
 
 @dataclass(frozen=True)
@@ -21,8 +58,9 @@ class Survey:
     """By name, each tensor once, in the order of the modules."""
 
     parameters: dict[str, nn.Parameter]  # those that require a gradient
-    buffers: list[tuple[str, Tensor]]
+    state: list[Held]  # what a forward pass must leave alone: buffers and parameters
     tables: int  # bytes of the trained tables among the parameters, whose gradients stay row-sparse
+    powers: list[Any]  # what iterates in the forward pass, as in spectral.py
 
     @property
     def dense_bytes(self) -> int:
@@ -37,11 +75,12 @@ class _Kind:
     scripted: bool
     batchnorm: bool
     table: bool
+    spectral: bool
 
 
 @functools.lru_cache(1 << 10)  # parametrised modules have a class each
 def _kind(cls: Any) -> _Kind:
-    bases = torch.jit.ScriptModule, nn.modules.batchnorm._BatchNorm, (nn.Embedding, nn.EmbeddingBag)
+    bases = torch.jit.ScriptModule, nn.modules.batchnorm._BatchNorm, (nn.Embedding, nn.EmbeddingBag), spectral.KIND
     return _Kind(*(issubclass(cls, base) for base in bases))
 
 
@@ -49,7 +88,8 @@ def survey(model: nn.Module) -> Survey:
     """Refused for modules that are compiled or scripted and for BatchNorm in training mode; InputError if nothing is
     trained."""
     parameters: dict[str, nn.Parameter] = {}
-    buffers: list[tuple[str, Tensor]] = []
+    state: list[Held] = []
+    powers: list[Any] = []
     tables, seen = 0, set()
     waiting: list[tuple[str, nn.Module]] = [("", model)]
     while waiting:
@@ -61,26 +101,64 @@ def survey(model: nn.Module) -> Survey:
         refuse_compiled(name, module, kind)
         if kind.batchnorm:
             refuse_batchnorm(name, module)
+        if kind.spectral:
+            powers.append(module)
+        elif module._forward_pre_hooks:
+            powers += spectral.hooks(module)
         prefix = f"{name}." if name else ""
         for own, parameter in module._parameters.items():
             if parameter is not None and parameter.requires_grad and id(parameter) not in seen:
+                refuse_parameter(prefix + own, parameter)
                 seen.add(id(parameter))
                 parameters[prefix + own] = parameter
                 if kind.table:
                     tables += parameter.numel() * parameter.element_size()
-        buffers += [(prefix + own, b) for own, b in module._buffers.items() if b is not None]
+        for held in (module._buffers, module._parameters):
+            state += [Held(prefix + own, held, own, t) for own, t in held.items() if t is not None]
         waiting += [(prefix + own, m) for own, m in reversed(module._modules.items()) if m is not None]
     if not parameters:
         raise InputError("the model has no trainable parameter; set requires_grad_(True) on what is to be trained")
-    return Survey(parameters, buffers, tables)
+    return Survey(parameters, state, tables, powers)
+
+
+def survey_loss(loss: nn.Module) -> list[Held]:
+    """The buffers and parameters of a loss, which a pass must leave alone as well."""
+    return [
+        Held(f"the loss's {name + '.' if name else ''}{own}", held, own, t)
+        for name, module in loss.named_modules()
+        for held in (module._buffers, module._parameters)
+        for own, t in held.items()
+        if t is not None
+    ]
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that training moves, by name; InputError if there are none."""
     found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for name, p in found.items():
+        refuse_parameter(name, p)
     if not found:
         raise InputError("the model has no trainable parameter; set requires_grad_(True) on what is to be trained")
     return found
+
+
+def refuse_parameter(name: str, parameter: nn.Parameter) -> None:
+    """One that has no weights yet, or whose weights noise has no place for."""
+    if parameter.is_complex():
+        raise Refused(
+            f"{name}: a complex parameter, and the noise is proven for real ones; keep its real and imaginary parts as "
+            "one real parameter of shape (…, 2) and use torch.view_as_complex(parameter)"
+        )
+    if parameter._backward_hooks:
+        raise Refused(
+            f"{name}: a hook on this parameter (register_hook) changes its gradient, and a private gradient does not "
+            "pass through it; remove the hook and make its change to the released gradient"
+        )
+    if isinstance(parameter, nn.UninitializedParameter):
+        raise InputError(
+            f"{name}: a lazy layer that has no weights yet; run the model once on a few rows before it is trained, so "
+            "that its layers know their sizes"
+        )
 
 
 def refuse_compiled(name: str, module: nn.Module, kind: _Kind) -> None:

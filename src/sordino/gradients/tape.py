@@ -12,6 +12,10 @@ detached slots, and a rule says what the gradient of its output (or of a leaf pu
 each record's gradient of the slot. The module that the operation was called from plays no part, so tied
 weights, modules called twice and functional calls need no special care; nothing is patched, and nothing is
 left on the model when the tape ends.
+
+Every tensor that holds data has a label (``lineage.py``): the row of each of its positions, followed through the
+operations. A tensor with a gradient that the mode did not see being made (by a custom function) is data whose rows are
+not known.
 """
 
 from __future__ import annotations
@@ -27,8 +31,11 @@ from torch.overrides import TorchFunctionMode
 
 from sordino.errors import Refused
 from sordino.gradients.contributions import Contribution
-from sordino.gradients.layout import Frame, Layout, merged_axis
+from sordino.gradients.labels import Book
+from sordino.gradients.layout import Frame, Layout, layout_of
+from sordino.gradients.lineage import MANY, ROWS, Lineage, Many, permuted
 from sordino.gradients.standardisation import Pull, pulled
+from sordino.gradients.vocabulary import writes
 
 Emit = Callable[[Tensor, Frame], Iterable[tuple["Slot", Contribution]]]
 
@@ -40,6 +47,8 @@ class Slot:
     value: detached. tensor: the same, connected to the leaves of its parameters in autograd's graph; of a parameter,
     None until something is computed from it alone (``Tape.connected``).
     source: the parameter and the pull-back to it, where that is known in closed form.
+    stretched: the slot that this one repeats along dimensions, aligned from the right. looked_up: the table and the
+    constant indices that this one shows of it.
     """
 
     tensor: Tensor | None
@@ -47,11 +56,16 @@ class Slot:
     parents: frozenset[str]
     name: str | None = None
     source: tuple[Slot, Pull] | None = None
+    stretched: Slot | None = None
+    looked_up: tuple[Slot, Tensor] | None = None
 
 
 @dataclass(eq=False, slots=True)
 class Use:
-    """One operation on slots and data. ``shape`` and ``lead`` describe the tensor whose gradient arrives."""
+    """One operation on slots and data. ``shape`` and ``lead`` describe the tensor whose gradient arrives.
+
+    layout: where the rows are in that tensor; None where it is not known from the program.
+    """
 
     func: Any
     slots: tuple[Slot, ...]
@@ -62,7 +76,7 @@ class Use:
     layout: Layout | None = None
     index: int = -1
     permute: tuple[int, ...] | None = None  # brings an arriving gradient into ``shape``
-    candidate: int | None = None  # number among the stretched slots, for ``shared``
+    tapped: weakref.ref[Tensor] | None = None  # the output, whose label gives the layout
 
     @property
     def label(self) -> str:
@@ -127,7 +141,8 @@ class _Stand(torch.autograd.Function):
         return None, _ZERO, None, None
 
 
-_RESHAPES = frozenset((Tensor.view, Tensor.reshape, Tensor.flatten, torch.flatten, torch.reshape))
+# what is given beside the first argument gives its type, its device or its shape, and is not computed with
+TYPE_ONLY = frozenset((Tensor.to, Tensor.type_as, Tensor.view_as, Tensor.reshape_as))
 
 
 def _flat(args: Iterable[Any]) -> Iterable[Tensor]:
@@ -166,9 +181,11 @@ class Owners:
 
 @dataclass(frozen=True)
 class Rulebook:
-    """apply: runs an operation in which a slot takes part. guards: checks of operations on data, slot or not."""
+    """apply: runs an operation in which a slot takes part. adopt: makes a slot of a tensor that was computed from
+    parameters alone where the mode did not look; False if it was not. guards: checks of operations on data."""
 
     apply: Callable[[Tape, Any, Any, Any, bool], Any]
+    adopt: Callable[[Tape, Tensor], bool]
     guards: Mapping[Any, Callable[[Tape, Any, Any, Any], None]]
 
 
@@ -181,20 +198,19 @@ class Tape(TorchFunctionMode):
         parameters: Mapping[str, nn.Parameter],
         values: Mapping[str, Tensor],
         rows: int,
-        shared: frozenset[int],
         rules: Rulebook,
+        constants: Callable[[Tensor], bool],
     ) -> None:
-        """parameters: the trainable ones. values: the weights to run with, by name. shared: stretched slots to be
-        treated as common to all rows although their shape suggests otherwise."""
+        """parameters: the trainable ones. values: the weights to run with, by name. constants: tells whether a tensor
+        that was made before the pass is the same for all rows."""
         super().__init__()
-        self.model, self.rows, self.shared, self.rules = model, rows, shared, rules
+        self.model, self.rows, self.rules, self.constants = model, rows, rules, constants
         self.uses: list[Use] = []
+        self.program: list[Any] = []  # the operations, in order
         self.arrived: Callable[[Use, Tensor], None] = lambda use, gradient: None
         self.token = _TOKEN
-        self.candidates = 0  # slots stretched to the number of rows, so far
-        self.crowded = False  # some tensor has several dimensions that could be the rows
-        self._data: dict[int, weakref.ref[Tensor]] = {}
-        self._merged: dict[int, tuple[weakref.ref[Tensor], Layout]] = {}
+        self.book = Book(rows)
+        self._constants: dict[int, weakref.ref[Tensor]] = {}
         self._slots: dict[int, Slot] = {}
         self._alive: list[Tensor] = []
         self.leaves: dict[str, Tensor] = {}  # of the parameters that something was computed from
@@ -208,8 +224,17 @@ class Tape(TorchFunctionMode):
         return self._slots.get(id(t)) if isinstance(t, Tensor) else None
 
     def is_data(self, t: Any) -> bool:
-        ref = self._data.get(id(t))
-        return ref is not None and ref() is t
+        return self.book.holds(t)
+
+    def lineage(self, t: Any) -> Lineage | None:
+        return self.book.lineage(t)
+
+    def joined(self, tensors: Iterable[Any], shape: Sequence[int]) -> Lineage:
+        """The label of data that is broadcast to ``shape``; MANY where it is not known, or a single row's pass."""
+        if self.rows == 1:
+            return MANY
+        found = self.book.join([t for t in tensors if isinstance(t, Tensor)], shape)
+        return MANY if found is None else found
 
     def value(self, t: Any) -> Any:
         """Detached value of a slot; anything else unchanged."""
@@ -219,59 +244,71 @@ class Tape(TorchFunctionMode):
     def values(self, tree: Any) -> Any:
         return replace(tree, self.value)
 
-    def mark(self, tree: Any) -> Any:
-        """Note that these tensors are data."""
+    def mark(self, tree: Any, label: Lineage = MANY) -> Any:
+        """Note that these tensors are data, with this label."""
         for t in (tree,) if isinstance(tree, Tensor) else _flat((tree,)):
-            self._data[id(t)] = weakref.ref(t)
-            if not self.crowded and (t.shape.count(self.rows) > 1 or self.rows * self.rows in t.shape[:-1]):
-                self.crowded = self.rows > 1
+            self.book.put(t, label)
         return tree
 
-    def _note_merged(self, before: Tensor, after: Tensor) -> None:
-        """Remember where the rows went when leading dimensions, the rows among them, became one."""
-        if self.rows > 1 and after.shape != before.shape and len(after.shape):
-            layout = merged_axis(before.shape, after.shape, self.rows)
-            if layout is not None:
-                self._merged[id(after)] = (weakref.ref(after), layout)
+    def mark_rows(self, tree: Any) -> None:
+        """Inputs and targets: dimension 0 holds the rows."""
+        for t in _flat((tree,)):
+            if t.ndim:
+                self.book.put(t, ROWS)
+            else:
+                self._constants[id(t)] = weakref.ref(t)
 
-    def merged(self, t: Tensor) -> Layout | None:
-        """The layout of a tensor that was just flattened from a shape that left no doubt."""
-        found = self._merged.get(id(t))
-        return found[1] if found is not None and found[0]() is t else None
-
-    def tap(self, output: Tensor, use: Use) -> Tensor:
-        """Have the gradient of ``output`` delivered to the use."""
+    def tap(self, output: Tensor, use: Use, label: Lineage | None = None) -> Tensor:
+        """Have the gradient of ``output`` delivered to the use. label: that of the output, where the rule knows it;
+        otherwise it is found when the operation returns."""
         self._add(use)
+        if output._is_view():  # an in-place operation on a view would leave the tap out of the graph
+            output = torch.ops.aten._unsafe_view(output, output.shape)
         if output.requires_grad:
             output.register_hook(lambda g: self.arrived(use, g))  # type: ignore[no-untyped-call]
         else:
             output = _Tap.apply(output, self.token, lambda g: self.arrived(use, g))  # type: ignore[no-untyped-call]
-        self.mark(output)
+        if label is None:
+            use.tapped = weakref.ref(output)
+        else:
+            self.book.put(output, label)
+            use.layout = layout_of(label, use.shape, use.lead, self.rows)
         return output
 
-    def stand(self, slot: Slot, shape: Sequence[int], use: Use) -> Tensor:
-        """A leaf of this shape in the place of the slot, with its gradient delivered to the use."""
+    def stand(self, value: Tensor, shape: Sequence[int], use: Use, label: Lineage) -> Tensor:
+        """A leaf of this shape in the place of a slot, with its gradient delivered to the use. label: that of the
+        leaf, whose dimensions the use may permute."""
         self._add(use)
-        out = _Stand.apply(slot.value, self.token, tuple(shape), lambda g: self.arrived(use, g))  # type: ignore[no-untyped-call]
-        self.mark(out)
+        out = _Stand.apply(value, self.token, tuple(shape), lambda g: self.arrived(use, g))  # type: ignore[no-untyped-call]
+        self.book.put(out, label)
+        moved = label if use.permute is None or isinstance(label, Many) else permuted(label, use.permute)
+        use.layout = layout_of(moved, use.shape, use.lead, self.rows)
         return out  # type: ignore[no-any-return]
 
-    def carrier(self, like: Tensor, shape: Sequence[int], use: Use) -> Tensor:
+    def carrier(self, like: Tensor, shape: Sequence[int], use: Use, label: Lineage) -> Tensor:
         """A tensor of zeros that only carries a gradient to the use."""
-        self._add(use)
-        zero = like.new_zeros(())
-        out = _Stand.apply(zero, self.token, tuple(shape), lambda g: self.arrived(use, g))  # type: ignore[no-untyped-call]
-        return out  # type: ignore[no-any-return]
+        return self.stand(like.new_zeros(()), shape, use, label)
 
     def _add(self, use: Use) -> None:
         for slot in use.slots:
             if slot.source is not None:
                 use.emit = _pulling(use.emit)
                 break
+        made = [s.tensor for s in use.slots if s.name is None and s.tensor is not None]
+        if made:  # one that is written to after its use has another graph by the time it is pulled back through
+            use.held = (*use.held, *hold(*made))
         use.index = len(self.uses)
         self.uses.append(use)
 
-    def derive(self, func: Callable[..., Any], args: Any, kwargs: Any, source: tuple[Slot, Pull] | None = None) -> Any:
+    def derive(
+        self,
+        func: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        source: tuple[Slot, Pull] | None = None,
+        stretched: Slot | None = None,
+        looked_up: tuple[Slot, Tensor] | None = None,
+    ) -> Any:
         """An operation without data: its floating results are new slots."""
         slots = [s for s in map(self.slot, _flat((args, kwargs))) if s is not None]
         graph = lambda t: self.connected(s) if (s := self._slots.get(id(t))) is not None else t  # noqa: E731
@@ -279,9 +316,13 @@ class Tape(TorchFunctionMode):
         parents = frozenset().union(*(s.parents for s in slots))
         for t in _flat((out,)):
             if t.requires_grad and id(t) not in self._slots:
-                self._slots[id(t)] = Slot(t, t.detach(), parents, source=source)
-                self._alive.append(t)
+                self.add_slot(t, parents, source, stretched, looked_up)
         return out
+
+    def add_slot(self, t: Tensor, parents: frozenset[str], *more: Any) -> None:
+        """Note that this tensor was computed from these parameters and constants alone. more: further fields."""
+        self._slots[id(t)] = Slot(t, t.detach(), parents, None, *more)
+        self._alive.append(t)
 
     def connected(self, slot: Slot) -> Tensor:
         """The slot in autograd's graph; a parameter becomes a leaf when it is first asked for."""
@@ -299,8 +340,9 @@ class Tape(TorchFunctionMode):
         self.uses.clear()
         self.leaves.clear()
         self._slots.clear()
-        self._data.clear()
-        self._merged.clear()
+        self.book.clear()
+        self._constants.clear()
+        self.program.clear()
         self._alive.clear()
         self.arrived = lambda use, gradient: None
 
@@ -310,35 +352,70 @@ class Tape(TorchFunctionMode):
         """Is there a slot, and is there data, among these arguments?"""
         for a in args:
             if isinstance(a, Tensor):
-                key = id(a)
-                if key in self._slots:
+                if id(a) in self._slots:
                     slotted = True
-                elif not data and key in self._data:
-                    data = self._data[key]() is a
+                elif self.book.holds(a):
+                    data = True
+                elif a.requires_grad and self.rules.adopt(self, a):  # made where the mode does not look
+                    slotted = True
+                else:
+                    data = self._is_data(a) or data
             elif isinstance(a, (list, tuple)):
                 slotted, data = self._seen(a, slotted, data)
             elif isinstance(a, dict):
                 slotted, data = self._seen(a.values(), slotted, data)
         return slotted, data
 
+    def _is_data(self, t: Tensor) -> bool:
+        """A tensor that nobody saw being made: with a gradient it is data whose rows are not known. Without one, none
+        can reach a parameter through it: it serves as a constant, though it may hold what was read from data."""
+        if t.requires_grad:
+            self.book.put(t, MANY)
+            return True
+        known = self._constants.get(id(t))
+        if known is None or known() is not t:
+            self.book.read = not self.constants(t) or self.book.read
+            self._constants[id(t)] = weakref.ref(t)
+        return False
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         slotted, data = self._seen(args, False, False)
         if kwargs:
             slotted, data = self._seen(kwargs.values(), slotted, data)
+        self.program.append(func)
         if data and func in self.rules.guards:
             self.rules.guards[func](self, func, args, kwargs)
-        if not slotted:
-            out = func(*args, **kwargs)
-            if not data:
-                return out
-            if func in _RESHAPES:
-                self._note_merged(args[0], out)
-            return self.mark(out)
-        if not torch.is_grad_enabled():
-            out = func(*self.values(args), **self.values(kwargs))
-            return self.mark(out) if data else out
-        return self.rules.apply(self, func, args, kwargs, data)
+        if not slotted or not torch.is_grad_enabled():
+            out = func(*self.values(args), **self.values(kwargs)) if slotted else func(*args, **kwargs)
+            if data:
+                self.book.follow(func, args, kwargs, out)
+            self._note_constants(out)
+            return out
+        before = len(self.uses)
+        out = self.rules.apply(self, func, args, kwargs, data)
+        if data:
+            self._label(func, args, kwargs, out, before)
+        return out
+
+    def _note_constants(self, out: Any) -> None:
+        for t in (out,) if isinstance(out, Tensor) else _flat((out,)):
+            if not self.book.holds(t):
+                self._constants[id(t)] = weakref.ref(t)
+
+    def _label(self, func: Any, args: Any, kwargs: Any, out: Any, before: int) -> None:
+        """Labels of what a rule returned, and with them the layouts of the uses that it left open."""
+        results = [out] if isinstance(out, Tensor) else list(_flat((out,)))
+        if getattr(func, "__name__", "") == "__setitem__" or not all(map(self.book.holds, results)) or writes(func):
+            self.book.follow(func, args, kwargs, out)
+        for use in self.uses[before:]:
+            tapped = use.tapped() if use.tapped is not None else None
+            if tapped is not None and use.layout is None:
+                label = self.book.lineage(tapped)
+                if label is not None and use.permute is not None and not isinstance(label, Many):
+                    label = permuted(label, use.permute)
+                if label is not None:
+                    use.layout = layout_of(label, use.shape, use.lead, self.rows)
 
 
 def hold(*tensors: Tensor) -> tuple[tuple[Tensor, int], ...]:

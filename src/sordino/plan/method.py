@@ -107,7 +107,9 @@ class Method:
         "the adversary sees every noisy sum that was released, hence every iterate and the final model"
     )
     bounded_by: ClassVar[str] = (
-        "the engine clips every record and is compared with a brute-force loop on the first batch"
+        "the engine clips every record; which record an activation belongs to follows from the program of each pass, "
+        "or is measured; wherever the program is new the gradients are compared with plain autograd and the records "
+        "are tested for interaction"
     )
 
     composes: ClassVar[bool] = True

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from sordino.clipping import Clipping
 from sordino.gradients import ClippedSum, Rows, clipped_sum
+from sordino.gradients.assurance import Assurance
 from sordino.gradients.memory import Pool
+from sordino.gradients.spectral import advance
 from sordino.plan.contribution import Augmentation, Contribution, InnerMomentum
 from sordino.plan.core import Plan
 from sordino.records.companions import companions_of, with_companions
@@ -114,6 +116,7 @@ class RecordGradients:
     past: Callable[[], PastIterates] = PastIterates
     seed: int = 0
     pool: Pool = field(default_factory=Pool, repr=False)  # the memory of the last step's products, for the next one's
+    assurance: Assurance = field(default_factory=Assurance, repr=False)  # what was checked of the model's programs
 
     @property
     def contribution(self) -> Contribution:
@@ -126,6 +129,7 @@ class RecordGradients:
         return with_companions(rows, self.model, seed=self.seed, step=step)
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
+        advance(self.model)
         total = empty_sum(self.model)
         iterates = None if self.inner is None else self.past().with_present(self.inner)
         most = LONGEST_SUM if self.views is None else max(1, min(LONGEST_SUM, batch.chunk) // self.views.views)
@@ -133,7 +137,10 @@ class RecordGradients:
             for indices in torch.split(chunk, most):
                 if len(indices):
                     rows = self.rows(indices, batch.step)
-                    part = clipped_sum(self.model, self.loss, rows, self.clipping, iterates=iterates, pool=self.pool)
+                    part = clipped_sum(
+                        self.model, self.loss, rows, self.clipping, iterates=iterates, pool=self.pool,
+                        assurance=self.assurance,
+                    )  # fmt: skip
                     total = add_sums(total, part)
         return total
 

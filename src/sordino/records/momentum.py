@@ -23,8 +23,10 @@ from torch import Tensor, nn
 from sordino.clipping import Clipping
 from sordino.errors import Refused
 from sordino.gradients import ClippedSum, Rows
+from sordino.gradients.assurance import Assurance
 from sordino.gradients.contributions import Dense
 from sordino.gradients.engine import Iterates, add_clipped, per_record_gradients
+from sordino.gradients.spectral import advance
 from sordino.gradients.survey import trainable
 from sordino.plan.contribution import Contribution, InnerMomentum, RecordMomentum
 from sordino.sampling import LogicalBatch
@@ -99,6 +101,7 @@ class RecordMomenta:
     of: Contribution = field(default_factory=Contribution)  # what the gradient is whose momentum is kept
     memory: int = MEMORY
     _kept: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    _assurance: Assurance = field(default_factory=Assurance, repr=False)
 
     @property
     def contribution(self) -> Contribution:
@@ -115,11 +118,13 @@ class RecordMomenta:
                 f"step {batch.step} draws {len(batch.indices)} of {self.records} records: the momentum of single "
                 "records is proven for full batches only (expected_batch = records); sampled batches take inner_length"
             )
+        advance(self.model)
         parameters = trainable(self.model)
         sums: dict[str, Tensor] = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in parameters.items()}
         norms, losses, dropped, first = [], [], 0, not self._kept
         for indices in batch.chunks():
-            gradients, values = per_record_gradients(self.model, self.loss, self.fetch(indices, batch.step))
+            rows = self.fetch(indices, batch.step)
+            gradients, values = per_record_gradients(self.model, self.loss, rows, self._assurance)
             with torch.no_grad():
                 moved = {name: Dense(self._moved(name, indices, g, first)) for name, g in gradients.items()}
                 kind = next(iter(gradients.values())).dtype

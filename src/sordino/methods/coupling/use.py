@@ -24,7 +24,9 @@ from sordino import checks
 from sordino.clipping import Clipping
 from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows, clipped_sum
+from sordino.gradients.assurance import Assurance
 from sordino.gradients.memory import Pool
+from sordino.gradients.spectral import advance
 from sordino.methods.coupling.estimates import Gradient, gradient_and_norms, mean_gradient, quantile_of_norms
 from sordino.methods.coupling.weights import LeastError, Rule, Situation, Weight
 from sordino.plan.contribution import Contribution
@@ -219,6 +221,7 @@ class CoupledGradients:
     update: CoupledUpdate
     fetch: Any
     pool: Pool = field(default_factory=Pool, repr=False)
+    assurance: Assurance = field(default_factory=Assurance, repr=False)
 
     @property
     def clipping(self) -> Clipping:
@@ -230,6 +233,7 @@ class CoupledGradients:
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         update, centre, scale = self.update, None, 1.0
+        advance(update.model)
         if update.method.centring or update.method.quantile is not None:
             public = update.for_sum(batch.step)
             scale = public.scale
@@ -241,7 +245,10 @@ class CoupledGradients:
                     rows = self.fetch(indices)
                     if scale != 1.0:
                         rows = replace(rows, coefficient=torch.full((len(indices),), scale))
-                    part = clipped_sum(update.model, update.loss, rows, self.clipping, centre=centre, pool=self.pool)
+                    part = clipped_sum(
+                        update.model, update.loss, rows, self.clipping, centre=centre, pool=self.pool,
+                        assurance=self.assurance,
+                    )  # fmt: skip
                     total = add_sums(total, part)
         return total
 

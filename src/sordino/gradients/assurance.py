@@ -1,0 +1,252 @@
+"""What is checked of a model while it is trained: that gradients go to the right records, and that records don't interact.
+
+Attribution. Lineage (``lineage.py``) or a measurement (``measure.py``) gives each position its row. Wherever the program of a
+pass is new, the result is compared with plain autograd at the real number of rows: with random weights w, the sum of w_i
+times record i's gradient, from the engine's contributions, must be the gradient of Σ w_i L_i.
+
+Interaction. Where the program itself shows that loss i depends on row i alone (``Pass.independent``) nothing remains to be
+tested, but a test is made all the same, for the first chunk: the rows are put into other groups and another order, one of
+them is made extreme, and the losses of the others must not move. Where the program does not show it, the test is repeated
+for every new program and on later batches, chosen by the run's own randomness.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sordino.errors import Refused
+from sordino.gradients.measure import NotFinite
+from sordino.gradients.memory import Pool
+from sordino.gradients.neutral import Neutral
+from sordino.gradients.passes import PassMemory, Setup, contributions
+from sordino.gradients.rows import Chunk, call, take, tree_map
+from sordino.gradients.survey import Held, check_state, survey
+
+Data = tuple[Any, Any]
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}  # coarser types are compared to a twentieth
+LEVELS = 0.5, 0.02, 0.98  # of what takes the place of random numbers, so that gates are open in one of them
+LATER = 0.25
+"""A batch after the first is tested for interaction with this probability over its number, about LATER · log(batches)."""
+
+
+class Assurance:
+    """The programs that were checked, over the passes of one training. State of its own; nothing is kept on the model."""
+
+    def __init__(self) -> None:
+        self.memory = PassMemory()
+        self.programs: set[int] = set()
+        self._contents: list[int] | None = None
+        self.attributed = self.grouped = self.batches = 0  # checks made, and batches seen
+        self.proven = True  # that records do not interact, by every program so far
+
+    def begin(self, setup: Setup) -> None:
+        """Before a call's passes: until the first check, the content of all state is remembered."""
+        self._contents = None if self.grouped else [held.content for held in setup.state]
+
+    def examine(self, setup: Setup, data: Data, chunk: Chunk, program: int, independent: bool) -> None:
+        """After a chunk was summed, and before anything is released. Refused where a check fails."""
+        self.batches += 1
+        if self._contents is not None:
+            check_contents(setup.state, self._contents)
+        self.proven = self.proven and independent
+        new = program not in self.programs
+        due = not independent and torch.rand((), generator=_generator(1)).item() < LATER / self.batches
+        if not (new or due) or chunk.rows < 2:
+            return
+        with _undisturbed(setup):
+            if new:
+                with Neutral():
+                    check_attribution(setup, data, chunk)
+                self.attributed += 1
+            if (new and not independent) or due or not self.grouped:
+                variants = ("same", "large", "missing", "ends") if new else ("large", "ends")
+                for level in (0.5,) if independent else LEVELS:
+                    with Neutral(level):
+                        check_independence(setup, data, chunk.rows, variants)
+                self.grouped += 1
+        self.programs.add(program)
+
+
+def _generator(purpose: int) -> torch.Generator:
+    """Numbers from the run's own randomness (the seed of its dropout masks), without drawing from it."""
+    return torch.Generator().manual_seed((torch.initial_seed() + 0x9E3779B9 * purpose) % (1 << 63))
+
+
+@contextmanager
+def _undisturbed(setup: Setup) -> Iterator[None]:
+    """Random numbers and state are afterwards what they were; a pass that wrote to state unseen is refused."""
+    contents = [held.content for held in setup.state]
+    with torch.random.fork_rng(devices=[]):
+        yield
+    check_state(setup.state, [held.version for held in setup.state])
+    check_contents(setup.state, contents)
+
+
+def check_contents(state: Sequence[Held], before: Sequence[int]) -> None:
+    """Refused if the content of a buffer or parameter changed: also by writes that bypass the version counter."""
+    for held, content in zip(state, before, strict=True):
+        if held.content != content:
+            raise Refused(
+                f"{held.name}: the forward pass changes it behind autograd's back, so what it stores of the data leaves "
+                "unprotected; put the module in eval mode or remove the update"
+            )
+
+
+def check_attribution(setup: Setup, data: Data, chunk: Chunk) -> None:
+    """Σ w_i g_i from the engine's contributions against plain autograd of Σ w_i L_i, for random w."""
+    gap = _attribution_gap(setup, data, chunk.rows)
+    kind = next(iter(setup.parameters.values())).dtype
+    if gap is None or gap[1] <= TOLERANCE.get(kind, 0.05):
+        return
+    if kind == torch.float32:  # a kink, or a long chain of roundings? Double precision decides
+        twin = _double(setup)
+        if twin is not None:
+            finer = _attribution_gap(twin, _wide(data), chunk.rows)
+            if finer is None or finer[1] <= 1e-6:
+                return
+    raise Refused(
+        f"{gap[0]}: with random weights on the records the engine's gradient differs from autograd's by {gap[1]:.1e}; "
+        "the layer is not supported as it is used here: freeze it, or write it in plain PyTorch"
+    )
+
+
+def _attribution_gap(setup: Setup, data: Data, rows: int) -> tuple[str, float] | None:
+    """The parameter that differs most, and by how much, over the length of the records' own gradients; None where
+    nothing finite is left to be compared."""
+    weight = 0.5 + torch.rand(rows, generator=_generator(2))
+    weight = torch.where(torch.rand(rows, generator=_generator(3)) < 0.5, weight, -weight)
+    each = Chunk(slice(0, rows), slice(0, rows), rows, rows, None, None)
+    free = replace(setup, once=False)
+    try:
+        made = contributions(free, data, each, [({}, 1.0)])
+    except NotFinite:
+        return None
+    with torch.no_grad():
+        squares = {name: g.norm2().double() for name, g in made.gradients.items()}
+        total = sum(squares.values(), torch.zeros(rows, dtype=torch.float64))
+        good = torch.isfinite(total) & torch.isfinite(made.losses)
+        if not bool(good.all()):
+            setup.pool.give_back()
+            kept = torch.nonzero(good).flatten()
+            if len(kept) < 2:
+                return None
+            return _attribution_gap(setup, tuple(take(t, kept, rows) for t in data), len(kept))  # type: ignore[arg-type]
+        found = {name: g.weighted(weight.to(made.losses.dtype)) for name, g in made.gradients.items()}
+        setup.pool.give_back()
+    want = _plain_gradients(setup, data, weight)
+    scale = float((weight.double().square() * total).sum().sqrt())
+    worst = ("", 0.0)
+    for name, p in setup.parameters.items():
+        mine = found[name].reshape(p.shape).double() if name in found else torch.zeros_like(p, dtype=torch.float64)
+        theirs = want.get(name)
+        difference = float((mine - (0 if theirs is None else theirs.double())).norm())
+        own = float((weight.double().square() * squares[name]).sum().sqrt()) if name in squares else 0.0
+        size = own + 1e-4 * scale
+        if difference and (not size or difference / size > worst[1]):
+            worst = name, difference / size if size else float("inf")
+    return worst
+
+
+def _plain_gradients(setup: Setup, data: Data, weight: Tensor) -> dict[str, Tensor]:
+    inputs, targets = data
+    with torch.enable_grad():
+        losses = setup.loss(call(setup.model, inputs), targets)
+        names = list(setup.parameters)
+        found = torch.autograd.grad(
+            losses, [setup.parameters[n] for n in names], weight.to(losses.dtype), allow_unused=True
+        )
+    return {name: g for name, g in zip(names, found, strict=True) if g is not None}
+
+
+def check_independence(setup: Setup, data: Data, rows: int, variants: tuple[str, ...]) -> None:
+    """The losses of rows in other groups, another order and beside an extreme row; Refused where they move."""
+    base = _losses(setup, data)
+    for number, variant in enumerate(variants):
+        gap = _moved(setup, data, rows, base, variant, number)
+        if gap <= _loss_tolerance(base.dtype):
+            continue
+        twin = _double(setup) if base.dtype == torch.float32 else None
+        if twin is not None:
+            wide = _wide(data)
+            gap = _moved(twin, wide, rows, _losses(twin, wide), variant, number)
+            if gap <= 1e-7:
+                continue
+        raise Refused(
+            f"a record's loss is not the same when the others of its batch change (relative difference {gap:.1e}), so "
+            "records interact: look for a layer or a loss that computes over the batch dimension, and make it work row "
+            "by row"
+        )
+
+
+def _loss_tolerance(kind: torch.dtype) -> float:
+    return {torch.float64: 1e-8, torch.float32: 1e-4}.get(kind, 0.05)
+
+
+def _losses(setup: Setup, data: Data) -> Tensor:
+    with torch.no_grad():
+        return setup.loss(call(setup.model, data[0]), data[1]).detach()
+
+
+def _moved(setup: Setup, data: Data, rows: int, base: Tensor, variant: str, number: int) -> float:
+    """How far the losses of the rows that were left as they are have moved, relative to the largest."""
+    generator = _generator(4 + number)
+    order = torch.randperm(rows, generator=generator)
+    extreme = None if variant == "same" else int(order[int(torch.randint(rows, (), generator=generator))])
+    changed = data if extreme is None else (_extreme(data[0], extreme, variant), data[1])
+    cuts = sorted({1, min(4, rows - 1), rows // 2}) if variant == "same" else [max(1, rows // 3)]
+    worst = 0.0
+    finite = base[torch.isfinite(base)].abs()
+    scale = float(finite.max()) if len(finite) else 1.0
+    for part in torch.tensor_split(order, cuts):
+        if not len(part):
+            continue
+        found = _losses(setup, tuple(take(t, part, rows) for t in changed))  # type: ignore[arg-type]
+        others = part != (-1 if extreme is None else extreme)
+        a, b = found[others].double(), base[part][others].double()
+        if bool((torch.isfinite(a) != torch.isfinite(b)).any()):
+            return float("inf")
+        gap = (a - b).nan_to_num(0, 0, 0).abs()
+        worst = max(worst, float(gap.max()) / max(scale, 1e-12) if len(gap) else 0.0)
+    return worst
+
+
+def _extreme(inputs: Any, row: int, variant: str) -> Any:
+    """The inputs with one row far from all others: large, missing (NaN), or at the end of the range of integers."""
+
+    def change(t: Tensor) -> Tensor:
+        if not t.ndim or not t.numel():
+            return t
+        t = t.clone()
+        if t.is_floating_point():
+            t[row] = torch.nan if variant == "missing" else 1e3 * (1 + t[row].abs()) * (1 if variant == "large" else -1)
+        elif t.dtype == torch.bool:
+            t[row] = variant != "ends"
+        elif not t.is_complex():
+            t[row] = t.min() if variant == "ends" else t.max()
+        return t
+
+    return tree_map(change, inputs)
+
+
+def _wide(data: Data) -> Data:
+    wide = tuple(tree_map(lambda t: t.double() if t.dtype == torch.float32 else t, tree) for tree in data)
+    return wide  # type: ignore[return-value]
+
+
+def _double(setup: Setup) -> Setup | None:
+    """The same with a copy of the model in double precision; None where it can't be copied."""
+    try:
+        twin = copy.deepcopy(setup.model).double()
+        loss = copy.deepcopy(setup.loss).double() if isinstance(setup.loss, nn.Module) else setup.loss
+    except (RuntimeError, TypeError):
+        return None
+    found = survey(twin)
+    return replace(setup, model=twin, loss=loss, parameters=found.parameters, state=found.state, pool=Pool())
+

@@ -1,0 +1,189 @@
+"""Products of data with a parameter of any number of dimensions: bmm, baddbmm, matmul, mv, einsum of two.
+
+Each is written as an einsum. Dimensions of both factors and of the result are *blocks* (heads, experts), those of both
+and not of the result are summed over, those of the data alone are positions, the rows among them. Then a record's
+gradient is, block by block, Σ_s a_s ⊗ g_s as for a linear map.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sordino.gradients.contributions import Contribution, Outer, outer
+from sordino.gradients.layout import Frame
+from sordino.gradients.lineage import MANY, covers
+from sordino.gradients.tape import Slot, Tape, Use, hold
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+class Blocks:
+    """Contributions (records · blocks, …) of the same record in several blocks of a parameter (blocks, …)."""
+
+    def __init__(self, through: Contribution, blocks: int) -> None:
+        self.through, self.blocks = through, blocks
+        self.records = through.records // blocks
+
+    def norm2(self) -> Tensor:
+        return self.through.norm2().reshape(self.records, self.blocks).sum(1)
+
+    def weighted(self, weight: Tensor) -> Tensor:
+        through = self.through
+        if isinstance(through, Outer):
+            shape = self.records, self.blocks, through.left.shape[1], -1
+            left, right = through.left.reshape(shape), through.right.reshape(shape)
+            left = left * weight.to(left.dtype)[:, None, None, None]
+            left, right = (t.transpose(0, 1).flatten(1, 2) for t in (left, right))  # (blocks, records · S, d)
+            return torch.bmm(left.mT, right)
+        flat = through.dense(0, through.records).reshape(self.records, -1)
+        return (weight.to(flat.dtype) @ flat).reshape(self.blocks, -1)
+
+    def dense(self, lo: int, hi: int) -> Tensor:
+        return self.through.dense(lo * self.blocks, hi * self.blocks).reshape(hi - lo, self.blocks, -1)
+
+    def drop(self, bad: Tensor) -> None:
+        self.through.drop(bad.repeat_interleave(self.blocks))
+
+
+def contract(tape: Tape, func: Any, x: Tensor, weight: Any, names: tuple[str, str, str]) -> Any:
+    """einsum of x and a slot, given one letter for each dimension of x, of the slot and of the result."""
+    of_x, of_w, of_out = names
+    blocks = [c for c in of_w if c in of_x and c in of_out]
+    inner = [c for c in of_w if c in of_x and c not in of_out]
+    own = [c for c in of_w if c not in of_x]
+    lead = [c for c in of_x if c not in of_w]
+    single = all(len(set(n)) == len(n) for n in names)
+    if not single or not set(own) | set(lead) <= set(of_out) or x.is_complex() or _may_be_rows(tape, x, of_x, lead):
+        return NotImplemented
+    slot = _ordered(tape, weight, of_w, [*blocks, *inner, *own])
+    size = dict(zip((*of_x, *of_w), (*x.shape, *weight.shape), strict=True))
+    b, k, p = (math.prod(size[c] for c in cs) for cs in (blocks, inner, own))
+    of_a = [of_x.index(c) for c in (*lead, *blocks, *inner)]
+    of_g = [of_out.index(c) for c in (*lead, *blocks, *own)]
+
+    def emit(gradient: Tensor, frame: Frame) -> list[tuple[Slot, Contribution]]:
+        g = frame.fold(gradient.permute(of_g), len(of_g) - len(lead), gradient=True)
+        a = frame.fold(x.detach().permute(of_a), len(of_a) - len(lead))
+        m, s = g.shape[:2]
+        left, right = a.reshape(m, s, b, k), g.reshape(m, s, b, p)
+        if b == 1:
+            return [(slot, outer(left[:, :, 0], right[:, :, 0], frame.pool))]
+        left, right = (t.transpose(1, 2).flatten(0, 1) for t in (left, right))  # (m · blocks, S, d)
+        return [(slot, Blocks(outer(left, right, frame.pool), b))]
+
+    output = torch.einsum(f"{of_x},{of_w}->{of_out}", x, tape.value(weight))
+    shape = torch.Size([output.shape[d] for d in of_g])
+    label = f"{getattr(func, '__name__', func)} by blocks"  # the fallback's use has its dimensions in another order
+    use = Use(label, (slot,), shape, tuple(range(len(lead))), emit, hold(x), permute=tuple(of_g))
+    return tape.tap(output, use)
+
+
+def _may_be_rows(tape: Tape, x: Tensor, of_x: str, lead: Sequence[str]) -> bool:
+    """Could the rows be among the blocks? Then the slot has a part for each row, and this is no rule for it."""
+    return tape.rows > 1 and not covers(tape.lineage(x) or MANY, [of_x.index(c) for c in lead])
+
+
+def _ordered(tape: Tape, weight: Tensor, of_w: str, order: Sequence[str]) -> Slot:
+    """The slot with its dimensions in this order: a view of it."""
+    places = [of_w.index(c) for c in order]
+    if places != sorted(places):
+        weight = tape.derive(torch.permute, (weight, places), {})
+    slot = tape.slot(weight)
+    assert slot is not None
+    return slot
+
+
+def _two(tape: Tape, func: Any, first: Any, second: Any, names: tuple[str, str, str]) -> Any:
+    """One of the two is a slot and the other is data."""
+    slots = tape.slot(first), tape.slot(second)
+    if (slots[0] is None) == (slots[1] is None):
+        return NotImplemented
+    sizes = [dict(zip(n, t.shape, strict=True)) for n, t in zip(names, (first, second), strict=False)]
+    first, of_first = _unrepeated(tape, first, names[0], sizes[1])
+    second, of_second = _unrepeated(tape, second, names[1], sizes[0])
+    if slots[0] is None:
+        return contract(tape, func, first, second, (of_first, of_second, names[2]))
+    return contract(tape, func, second, first, (of_second, of_first, names[2]))
+
+
+def _unrepeated(tape: Tape, t: Tensor, names: str, other: dict[str, int]) -> tuple[Tensor, str]:
+    """Without the dimensions of length one that are repeated for the other factor."""
+    gone = tuple(d for d, c in enumerate(names) if t.shape[d] == 1 and other.get(c, 1) > 1)
+    if not gone:
+        return t, names
+    left = "".join(c for d, c in enumerate(names) if d not in gone)
+    if tape.slot(t) is not None:
+        return tape.derive(torch.squeeze, (t, gone), {}), left
+    out = t.squeeze(gone)
+    tape.book.follow(torch.squeeze, (t, gone), {}, out)
+    return out, left
+
+
+def bmm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
+    second = args[1] if len(args) > 1 else kwargs.get("mat2")
+    if kwargs.get("out") is not None or not isinstance(second, Tensor):
+        return NotImplemented
+    return _two(tape, func, args[0], second, ("bsk", "bkp", "bsp"))
+
+
+def mv(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
+    second = args[1] if len(args) > 1 else kwargs.get("vec")
+    if kwargs.get("out") is not None or not isinstance(second, Tensor):
+        return NotImplemented
+    return _two(tape, func, args[0], second, ("sk", "k", "s"))
+
+
+def baddbmm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
+    """beta · input + alpha · bmm, one after the other under the tape's eyes."""
+    call = {**dict(zip(("input", "batch1", "batch2"), args, strict=False)), **kwargs}
+    if call.get("out") is not None or len(args) > 3:
+        return NotImplemented
+    alpha, beta = call.get("alpha", 1), call.get("beta", 1)
+    with tape:
+        product = torch.bmm(call["batch1"], call["batch2"])
+        product = product if alpha == 1 else product * alpha
+        return torch.add(product, call["input"], alpha=beta)
+
+
+def matmul(tape: Tape, func: Any, first: Tensor, second: Tensor) -> Any:
+    """Any two factors whose batch dimensions are equal, or missing in one of them."""
+    if first.ndim == 0 or second.ndim == 0:
+        return NotImplemented
+    batch = _LETTERS[: max(first.ndim, second.ndim, 2) - 2]
+    of_first = (batch[len(batch) - max(0, first.ndim - 2) :] + "YZ") if first.ndim > 1 else "Z"
+    of_second = (batch[len(batch) - max(0, second.ndim - 2) :] + "ZX") if second.ndim > 1 else "Z"
+    of_out = batch + ("Y" if first.ndim > 1 else "") + ("X" if second.ndim > 1 else "")
+    return _two(tape, func, first, second, (of_first, of_second, of_out))
+
+
+def einsum(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
+    if not isinstance(args[0], str) or kwargs:
+        return NotImplemented
+    operands = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
+    names = _spelled(args[0].replace(" ", ""), [t.ndim for t in operands])
+    if names is None:
+        return NotImplemented
+    return _two(tape, func, operands[0], operands[1], names)
+
+
+def _spelled(equation: str, dims: Sequence[int]) -> tuple[str, str, str] | None:
+    """The letters of two operands and of the result, with the dots written out; None for anything else."""
+    given, arrow, result = equation.partition("->")
+    parts = given.split(",")
+    if len(parts) != 2 or len(dims) != 2:
+        return None
+    free = [c for c in _LETTERS if c not in equation]
+    spare = [dims[i] - len(parts[i].replace("...", "")) if "..." in parts[i] else 0 for i in range(2)]
+    if len(free) < max(spare):
+        return None
+    dots = "".join(free[: max(spare)])
+    full = [part.replace("...", dots[len(dots) - n :]) for part, n in zip(parts, spare, strict=True)]
+    if not arrow:
+        letters = [c for c in sorted({*given} - {*",."}) if given.count(c) == 1]
+        result = ("..." if "..." in given else "") + "".join(letters)
+    return full[0], full[1], result.replace("...", dots)

@@ -1,0 +1,112 @@
+"""Per-record weight gradients of grouped convolutions, of depthwise ones above all.
+
+For gradients g (m, S, C_out, *o) and inputs a (m, S, C_in, *i) of m records with S images each, and a kernel of shape
+(C_out, C_in/groups, *k), record i's gradient is
+
+    ∂W[c, d, t] = Σ_s Σ_p g[i, s, c, p] · a[i, s, group(c) + d, stride·p + dilation·t − padding]
+
+torch's convolution_backward gives the same with a group for each group of each record, and spends its time on groups
+whose kernels have one channel: 5.8 ms against 0.3 for 16 records of 160 channels, 7 × 7 kernels and 4 × 4 places.
+The compiled loop works on the channels of an image side by side; where there is none, it goes one tap after the other.
+A group of several channels is a matrix product for each tap.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sordino.gradients.memory import compact
+from sordino.kernels import Pair, compiled
+
+_COMPILED = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The kernel's shape (C_out, C_in/groups, *k) and how it is moved over the image."""
+
+    weight: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def spatial(self) -> int:
+        return len(self.weight) - 2
+
+
+def grouped_gradients(g: Tensor, a: Tensor, window: Window) -> Tensor:
+    """(m, *weight), contiguous: every record's weight gradient. Any number of groups, and of spatial dimensions."""
+    groups = a.shape[2] // window.weight[1]
+    if window.weight[1] > 1:
+        return _products(g, a, window, groups)
+    copies = g.shape[2] // groups  # outputs of each channel
+    a = a if copies == 1 else a.repeat_interleave(copies, 2)
+    found = _by_loop(g, a, window) if window.spatial in (1, 2) else None
+    return _by_taps(g, a, window) if found is None else found
+
+
+def _by_loop(g: Tensor, a: Tensor, window: Window) -> Tensor | None:
+    """Depthwise, by the compiled loop; None where there is none, or it does not know the memory."""
+    kernels = compiled()
+    if kernels is None or g.dtype not in _COMPILED or g.dtype != a.dtype or not g.is_cpu:
+        return None
+    m, kernel = g.shape[0], window.weight[2:]
+    stride, dilation, padding = window.stride, window.dilation, window.padding
+    if window.spatial == 1:  # an image of one row
+        g, a = g.unsqueeze(3), a.unsqueeze(3)
+    moved = _pair(stride, 1), _pair(dilation, 1), _pair(padding, 0)
+    out = g.new_empty(m, g.shape[2], *_pair(kernel, 1))
+    images, gradients = (compact(t.detach()).numpy() for t in (a, g))
+    return out.reshape(m, *window.weight) if kernels.depthwise(images, gradients, moved, out.numpy()) else None
+
+
+def _pair(values: tuple[int, ...], above: int) -> Pair:
+    """Of two dimensions; of one, with what an image of one row has above it."""
+    return (above, values[0]) if len(values) == 1 else (values[0], values[1])
+
+
+def _by_taps(g: Tensor, a: Tensor, window: Window) -> Tensor:
+    """Depthwise, one tap of the kernel after the other: a product of what it meets, summed over the places."""
+    out = g.new_empty(g.shape[0], *window.weight)
+    over = (1, *range(3, g.ndim))
+    for tap, met in _taps(a, g.shape[3:], window):
+        at: Any = (..., 0, *tap)
+        out[at] = (g * met).sum(over)
+    return out
+
+
+def _products(g: Tensor, a: Tensor, window: Window, groups: int) -> Tensor:
+    """Groups of several channels: a matrix product over the places for each tap of the kernel."""
+    m, s = g.shape[:2]
+    wide, deep = window.weight[0] // groups, window.weight[1]
+    places = math.prod(g.shape[3:])
+
+    def by_group(t: Tensor, channels: int) -> Tensor:  # (m · groups, S · places, channels)
+        t = t.reshape(m, s, groups, channels, places).permute(0, 2, 1, 4, 3)
+        return t.reshape(m * groups, s * places, channels)
+
+    out, left = g.new_empty(m, *window.weight), by_group(g, wide).mT
+    for tap, met in _taps(a, g.shape[3:], window):
+        product = torch.bmm(left, by_group(met, deep))
+        at: Any = (..., *tap)
+        out[at] = product.reshape(m, groups * wide, deep)
+    return out
+
+
+def _taps(a: Tensor, places: tuple[int, ...], window: Window) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+    """Each tap of the kernel, and the inputs that it meets at all places: a view (m, S, C_in, *places)."""
+    a = F.pad(a, [side for p in reversed(window.padding) for side in (p, p)]) if any(window.padding) else a
+    for tap in itertools.product(*(range(k) for k in window.weight[2:])):
+        starts = [t * d for t, d in zip(tap, window.dilation, strict=True)]
+        cut = [slice(b, b + s * (n - 1) + 1, s) for b, s, n in zip(starts, window.stride, places, strict=True)]
+        met: Any = (..., *cut)
+        yield tap, a[met]

@@ -1,0 +1,88 @@
+"""Tensors that were computed from several parameters: F.linear(x, U @ V), a bias b + c, a weight-normalised kernel.
+
+A contribution to such a tensor is asked for by each of its parameters, where that to a parameter is asked for once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from sordino.gradients.contributions import Contribution
+from sordino.gradients.tape import Tape
+
+
+class Shared:
+    """A contribution that several parameters ask for: a sum with the same weights is taken once for all of them.
+
+    A sum may take the memory of what it was taken of (single.Scaled), so a second one would find nothing there.
+    """
+
+    def __init__(self, through: Contribution) -> None:
+        self.through = through
+        self.records = through.records
+        self._norm2: Tensor | None = None
+        self._sum: tuple[Tensor, Tensor] | None = None
+
+    def norm2(self) -> Tensor:
+        if self._norm2 is None:
+            self._norm2 = self.through.norm2()
+        return self._norm2
+
+    def weighted(self, weight: Tensor) -> Tensor:
+        if self._sum is None or self._sum[0] is not weight:
+            self._sum = weight, self.through.weighted(weight)
+        return self._sum[1]
+
+    def dense(self, lo: int, hi: int) -> Tensor:
+        return self.through.dense(lo, hi)
+
+    def drop(self, bad: Tensor) -> None:
+        self._norm2 = self._sum = None
+        self.through.drop(bad)
+
+
+def leaves(tensor: Tensor) -> list[Tensor]:
+    """What autograd's graph of the tensor begins with."""
+    if tensor.grad_fn is None:
+        return [tensor]
+    found: dict[int, Tensor] = {}
+    waiting, seen = [tensor.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        seen.add(node)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            found[id(leaf)] = leaf
+        waiting += [earlier for earlier, _ in node.next_functions if earlier is not None and earlier not in seen]
+    return list(found.values())
+
+
+def reached(tensor: Tensor, candidates: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the candidates that the tensor was computed from, by autograd's graph.
+
+    The arguments alone do not tell: a parameter may have given its shape (u.expand_as(v)), have gone into another of
+    several results (torch.broadcast_tensors), or have been written into the tensor through a view of it.
+    """
+    found = {id(leaf) for leaf in leaves(tensor)}
+    return {name: leaf for name, leaf in candidates.items() if id(leaf) in found}
+
+
+def adopt(tape: Tape, t: Tensor) -> bool:
+    """Is this tensor, which no operation was seen to make, computed from parameters alone? Then it becomes a slot.
+
+    Such are tensors that a parameter was written into (matrix[rows, columns] = p) and results of a custom
+    autograd.Function. The latter are connected to the parameters themselves, which then serve as leaves.
+    """
+    parents = [tape.slot(leaf) for leaf in leaves(t)]
+    if not parents or any(p is None or p.name is None for p in parents):
+        return False
+    for leaf, parent in zip(leaves(t), parents, strict=True):
+        assert parent is not None
+        if parent.tensor is None and leaf.data_ptr() == parent.value.data_ptr():
+            assert parent.name is not None
+            parent.tensor = tape.leaves[parent.name] = leaf
+        if parent.tensor is not leaf:
+            return False  # a leaf of the tape's own is in use already, or other weights than the parameter's
+    tape.add_slot(t, frozenset(p.name for p in parents if p is not None and p.name is not None))
+    return True

@@ -1,0 +1,109 @@
+"""Where the program does not tell which row a position belongs to, it is measured, on the very pass that is used.
+
+Every row has two codes, random numbers between 1 and 2. The losses are sent back three times: as they are, and with each
+code as a further factor. A position that belongs to one row receives the same gradient each time, but for that row's
+factors, and so tells its row. A position that several rows reach does not: records interact, and the pass is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sordino.errors import Refused
+from sordino.gradients.layout import Layout, Positions
+from sordino.gradients.tape import Use
+
+if TYPE_CHECKING:
+    from sordino.gradients.passes import Pass
+
+NEGLIGIBLE = 1e-5
+"""Of the largest gradient at a use: where one so small can't be told apart from rounding, it is left out."""
+
+
+class NotFinite(Exception):
+    """A loss or gradient is not finite, so that rows can't be told apart: each record has to be taken by itself."""
+
+
+def measured(run: Pass, weight: Tensor) -> Iterator[tuple[Use, Tensor, Layout]]:
+    """Every use with its gradient and the row of each of its positions. NotFinite where some loss or gradient is not."""
+    if not bool(torch.isfinite(run.losses).all()):
+        raise NotFinite
+    whole: dict[int, tuple[Use, Tensor]] = {}
+    run.backward(weight, lambda use, g: whole.update({use.index: (use, g.detach().clone())}), keep=True)
+    if not all(bool(torch.isfinite(g).all()) for _, g in whole.values()):
+        raise NotFinite
+    base = math.isqrt(run.rows - 1) + 1
+    number, digits = torch.arange(run.rows), []
+    for place, digit in enumerate((number % base, number // base)):
+        codes = _codes(base)
+        digits.append(_digits(run, weight, codes, codes[digit], whole, last=place == 1))
+    for index, (use, gradient) in whole.items():
+        low, high = digits[0].get(index), digits[1].get(index)
+        if low is None or high is None:
+            continue
+        row = torch.where((low < 0) | (high < 0), -1, low + base * high)
+        if bool((row >= run.rows).any()):
+            raise _interact(use)
+        yield use, gradient, Positions(row.flatten())
+
+
+def _codes(count: int) -> Tensor:
+    """Random numbers between 1 and 2, at least half a step of 1/count apart."""
+    generator = torch.Generator().manual_seed(torch.initial_seed() % (1 << 63) + count)
+    return 1 + (torch.randperm(count, generator=generator) + 0.5 * torch.rand(count, generator=generator)) / count
+
+
+def _digits(
+    run: Pass, weight: Tensor, codes: Tensor, factor: Tensor, whole: dict[int, tuple[Use, Tensor]], last: bool
+) -> dict[int, Tensor]:
+    """The digit of every position (−1: its gradient is zero, or negligible), from one backward pass."""
+    found: dict[int, Tensor] = {}
+
+    def compare(use: Use, arriving: Tensor) -> None:
+        g = _positions(use, arriving.detach())
+        if use.index not in whole:
+            if bool(g.any()):
+                raise _interact(use)
+            return
+        first = _positions(use, whole[use.index][1])
+        found[use.index] = _digit(use, first, g, codes)
+
+    run.backward(weight * factor.to(weight.dtype), compare, keep=not last)
+    return found
+
+
+def _positions(use: Use, gradient: Tensor) -> Tensor:
+    """(leading dimensions, features)."""
+    g = gradient if use.permute is None else gradient.permute(use.permute)
+    lead = g.shape[: len(use.lead)]
+    return g.reshape(*lead, -1).to(torch.float64)
+
+
+def _digit(use: Use, first: Tensor, g: Tensor, codes: Tensor) -> Tensor:
+    size = first.square().sum(-1)
+    ratio = (first * g).sum(-1) / size.clamp_min(torch.finfo(torch.float64).tiny)
+    rest = (g - ratio.unsqueeze(-1) * first).square().sum(-1).sqrt()
+    length = size.sqrt()
+    largest = float(length.max()) if length.numel() else 0.0
+    ordered, place = torch.sort(codes.double())
+    nearest = torch.searchsorted(ordered, ratio.contiguous()).clamp_max(len(codes) - 1)
+    below = (nearest - 1).clamp_min(0)
+    nearest = torch.where((ratio - ordered[below]).abs() < (ratio - ordered[nearest]).abs(), below, nearest)
+    tolerance = 0.1 / len(codes)
+    clean = ((ratio - ordered[nearest]).abs() < tolerance) & (rest <= tolerance * length)
+    negligible = torch.maximum(length, rest) <= NEGLIGIBLE * largest
+    if bool((~clean & ~negligible).any()):
+        raise _interact(use)
+    return torch.where(clean & (length > 0), place[nearest], -1)
+
+
+def _interact(use: Use) -> Refused:
+    return Refused(
+        f"{use.label}: the gradient of a record's loss reaches positions of other records here, so records "
+        "interact; find the operation before it that mixes the batch and replace it"
+    )

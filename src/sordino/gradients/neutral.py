@@ -1,0 +1,140 @@
+"""Random numbers made neutral, so that two runs of a model can be compared however their rows are grouped.
+
+A dispatch mode sees every random operation below autograd, inside attention and recurrent layers too, and gives a fixed
+value in its place: a given quantile of a uniform range or a normal distribution, 1 or 0 for a Bernoulli variable, the
+largest weights of a multinomial draw, a shift by one for a permutation (which must show if it moves rows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+
+
+Act = Callable[[Any, Any, Any, float], Any]
+
+
+def _filled(value: Callable[[float, Any, Any], Any]) -> Act:
+    """value: from (level, the call's numbers, its keywords) to what takes the place of the draws."""
+
+    def run(func: Any, args: Any, kwargs: Any, level: float) -> Any:
+        numbers = [a for a in args if isinstance(a, (int, float)) and not isinstance(a, bool)]
+        return func(*args, **kwargs).fill_(value(level, numbers, kwargs))
+
+    return run
+
+
+def _bernoulli(level: float, numbers: Any, kwargs: Any) -> int:
+    return int(level >= 0.5)
+
+
+def _uniform(level: float, numbers: Any, kwargs: Any) -> float:
+    low = numbers[0] if numbers else kwargs.get("from", 0.0)
+    high = numbers[1] if len(numbers) > 1 else kwargs.get("to", 1.0)
+    return float(low + (high - low) * level)
+
+
+def _normal(level: float, numbers: Any, kwargs: Any) -> float:
+    mean = numbers[0] if numbers else kwargs.get("mean", 0.0)
+    std = numbers[1] if len(numbers) > 1 else kwargs.get("std", 1.0)
+    return float(mean + std * (2 * level - 0.5))
+
+
+def _normal_of_tensors(func: Any, args: Any, kwargs: Any, level: float) -> Any:
+    mean, std = args[0], args[1] if len(args) > 1 and not isinstance(args[1], (list, tuple)) else 1.0
+    out = mean + std * (2 * level - 0.5)
+    return out if isinstance(out, Tensor) else func(*args, **kwargs).fill_(out)
+
+
+def _integers(func: Any, args: Any, kwargs: Any, level: float) -> Any:
+    out = func(*args, **kwargs)
+    numbers = [a for a in args if isinstance(a, int)]
+    low, high = (numbers[0], numbers[1]) if len(numbers) > 1 else (0, numbers[0] if numbers else 2)
+    return out.fill_(min(max(low, high - 1), low + int((high - low) * level)))
+
+
+def _permutation(func: Any, args: Any, kwargs: Any, level: float) -> Any:
+    out = func(*args, **kwargs)
+    return out.copy_(torch.arange(out.numel(), device=out.device).roll(-1))
+
+
+def _multinomial(func: Any, args: Any, kwargs: Any, level: float) -> Any:
+    out, weights = func(*args, **kwargs), args[0]
+    count = out.shape[-1]
+    if count > weights.shape[-1]:
+        return out.copy_(weights.argmax(-1, keepdim=True).expand_as(out))
+    return out.copy_(weights.topk(count, -1).indices)
+
+
+def _native_dropout(func: Any, args: Any, kwargs: Any, level: float) -> Any:
+    return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+
+
+def _attention(func: Any, args: Any, kwargs: Any, level: float) -> Any:
+    """dropout_p is an argument of the fused kernels."""
+    names = [a.name for a in func._schema.arguments]
+    if "dropout_p" in names:
+        place = names.index("dropout_p")
+        if place < len(args):
+            args = (*args[:place], 0.0, *args[place + 1 :])
+        kwargs = {k: v for k, v in kwargs.items() if k != "dropout_p"}
+    return func(*args, **kwargs)
+
+
+def _same_weights(func: Any, args: Any, kwargs: Any, level: float) -> Any:
+    """A draw whose parameters are tensors (gamma, poisson, binomial): the parameter itself."""
+    out = func(*args, **kwargs)
+    return out.copy_(args[0].to(out.dtype).expand_as(out))
+
+
+_NEUTRAL: dict[str, Act] = {
+    "aten::bernoulli": _filled(_bernoulli),
+    "aten::bernoulli_": _filled(_bernoulli),
+    "aten::uniform_": _filled(_uniform),
+    "aten::uniform": _filled(_uniform),
+    "aten::rand": _filled(lambda level, *_: level),
+    "aten::rand_like": _filled(lambda level, *_: level),
+    "aten::normal_": _filled(_normal),
+    "aten::normal": _normal_of_tensors,
+    "aten::randn": _filled(lambda level, *_: level),
+    "aten::randn_like": _filled(lambda level, *_: level),
+    "aten::exponential_": _filled(lambda level, *_: 2 * level),
+    "aten::exponential": _filled(lambda level, *_: 2 * level),
+    "aten::geometric_": _filled(lambda *_: 1),
+    "aten::cauchy_": _filled(lambda level, *_: level),
+    "aten::log_normal_": _filled(lambda level, *_: 2 * level),
+    "aten::random_": _filled(lambda *_: 1),
+    "aten::random": _filled(lambda *_: 1),
+    "aten::randint": _integers,
+    "aten::randint_like": _integers,
+    "aten::randperm": _permutation,
+    "aten::multinomial": _multinomial,
+    "aten::native_dropout": _native_dropout,
+    "aten::_standard_gamma": _same_weights,
+    "aten::_sample_dirichlet": _same_weights,
+    "aten::poisson": _same_weights,
+    "aten::binomial": _same_weights,
+}
+
+
+class Neutral(TorchDispatchMode):
+    """While it is active no operation draws random numbers. level, between 0 and 1: which values take their place."""
+
+    def __init__(self, level: float = 0.5) -> None:
+        super().__init__()
+        self.level = level
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name
+        if name in _NEUTRAL:
+            return _NEUTRAL[name](func, args, kwargs, self.level)
+        if "attention" in name:
+            return _attention(func, args, kwargs, self.level)
+        return func(*args, **kwargs)

@@ -1,0 +1,77 @@
+"""Models that call autograd themselves: gradient penalties and forces, implicit layers, reversible functions.
+
+Each would have a gradient that the uses never see, or see twice. `early` and `one_pass` look at the gradients that
+arrive, `Aside` at what is left in .grad. A hook or a custom backward that differentiates something else than the uses
+(the solver of an implicit layer, with the parameters as constants) is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+import torch
+from torch import Tensor, nn
+
+from sordino.errors import Refused
+from sordino.gradients.tape import Use
+
+
+def early(use: Use, gradient: Tensor) -> None:
+    """In the place of ``arrived`` while the forward pass runs."""
+    raise Refused(
+        f"{use.label}: the forward pass itself calls autograd here (torch.autograd.grad or .backward(): a gradient "
+        "penalty, forces, an implicit layer), and a record's share of such a derivative can't be seen; take it with "
+        "torch.func instead, of a function of one row: torch.vmap(torch.func.grad(function))(rows)"
+    )
+
+
+def one_pass(arrived: Callable[[Use, Tensor], None]) -> Callable[[Use, Tensor], None]:
+    """The same ``arrived``; Refused when another backward pass than the engine's own brings a gradient to a use."""
+    seen: list[int] = []
+
+    def watched(use: Use, gradient: Tensor) -> None:
+        task = torch._C._current_graph_task_id()
+        if not seen:
+            seen.append(task)
+        elif task != seen[0]:
+            raise Refused(
+                f"{use.label}: a hook or a custom autograd.Function calls autograd while the gradient goes back (an "
+                "implicit layer, a reversible function), through operations of the forward pass; build what it "
+                "differentiates inside the hook, with the parameters detached, or write the layer in plain PyTorch"
+            )
+        arrived(use, gradient)
+
+    return watched
+
+
+class Aside:
+    """The parameters' .grad, put aside for a pass and put back after it.
+
+    Refused if the pass left a gradient there: a custom autograd.Function called .backward() (a reversible function).
+    That gradient has no noise; it is taken away.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.kept: list[tuple[nn.Parameter, Tensor]] = []
+
+    def __enter__(self) -> None:
+        self.kept = [(p, p.grad) for p in self.parameters.values() if p.grad is not None]
+        for parameter, _ in self.kept:
+            parameter.grad = None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        left = [name for name, p in self.parameters.items() if p.grad is not None]
+        for name in left:
+            self.parameters[name].grad = None
+        for parameter, gradient in self.kept:
+            parameter.grad = gradient
+        if left and error is None:
+            raise Refused(
+                f"{', '.join(left)}: the model calls .backward() inside a custom autograd.Function (a reversible "
+                "function, a checkpoint of its own), which leaves gradients without noise in .grad; they were removed. "
+                "Write that function in plain PyTorch, or freeze these parameters"
+            )

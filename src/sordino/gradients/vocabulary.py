@@ -1,0 +1,183 @@
+"""The operations whose effect on row labels is known, by name: torch.f, Tensor.f, Tensor.f_ and F.f alike."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from sordino.gradients import flow, moves
+from sordino.gradients.flow import Rule
+
+_POINTWISE = """
+abs absolute acos acosh add addcdiv addcmul alpha_dropout angle arccos arcsin arctan asin asinh atan atan2 atanh
+bernoulli bfloat16 binary_cross_entropy binary_cross_entropy_with_logits bitwise_and bitwise_not bitwise_or bitwise_xor
+bool byte ceil celu char clamp clamp_max clamp_min clip clone complex conj conj_physical contiguous copy copysign
+cos cosh cpu cuda deg2rad detach digamma div divide double dropout dropout1d dropout2d dropout3d elu eq erf erfc erfinv
+exp exp2 expm1 feature_alpha_dropout feature_dropout fix float float_power floor floor_divide fmax fmin fmod frac
+gaussian_nll_loss ge gelu greater greater_equal gt half hardshrink hardsigmoid hardswish hardtanh heaviside hinge_embedding_loss
+huber_loss hypot imag int isclose isfinite isinf isnan isneginf isposinf isreal kl_div l1_loss ldexp le leaky_relu lerp
+less less_equal lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit
+logsigmoid long lt margin_ranking_loss masked_fill maximum minimum mish mse_loss mul multiply mvlgamma nan_to_num ne neg negative
+nextafter not_equal poisson_nll_loss positive pow real reciprocal relu relu6 remainder resolve_conj resolve_neg round rrelu
+rsqrt rsub selu sgn short sigmoid sign signbit silu sin sinc sinh smooth_l1_loss soft_margin_loss softplus softshrink softsign
+sqrt square sub subtract tan tanh tanhshrink threshold trunc true_divide truediv type where xlogy
+tril triu requires_grad_ retain_grad data pin_memory and or xor invert floordiv mod logical_and
+""".split()
+_CONSTANT = """
+zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros new_ones new_empty new_full new_tensor
+normal_ uniform_ random_ exponential_ geometric_ cauchy_ log_normal_ zero_ fill_ bernoulli_
+""".split()
+
+_REDUCTIONS = """
+mean prod std var amax amin max min argmax argmin any all logsumexp nanmean median nanmedian mode
+std_mean var_mean aminmax
+""".split()
+_MIXING = {
+    **dict.fromkeys("cumsum cumprod logcumsumexp cummax cummin softmax log_softmax softmin".split(), flow.mixing()),
+    **dict.fromkeys("sort argsort".split(), flow.mixing(1, -1)),
+    "topk": flow.mixing(2, -1),
+    "kthvalue": flow.reduction(2, -1),
+    "quantile": flow.reduction(2),
+    "nanquantile": flow.reduction(2),
+    "normalize": flow.mixing(2, 1),
+    "cosine_similarity": flow.cosine,
+    "norm": flow.reduction(2),
+    "vector_norm": flow.reduction(2),
+    "linalg_vector_norm": flow.reduction(2),
+    "linalg_norm": flow.reduction(2),
+    "gumbel_softmax": flow.mixing(4, -1),
+    **dict.fromkeys("fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft".split(), flow.mixing(2, -1)),
+    **dict.fromkeys("fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2".split(), flow.mixing(2, (-2, -1))),
+    **dict.fromkeys("fft_fftn fft_ifftn fft_rfftn fft_irfftn".split(), flow.mixing(2)),
+    "fft_fftshift": flow.mixing(1),
+    "fft_ifftshift": flow.mixing(1),
+}
+_TRAILING: dict[str, Rule] = {
+    **{f"{kind}_pool{n}d": flow.trailing(n) for kind in ("max", "avg", "lp") for n in (1, 2, 3)},
+    **{f"adaptive_{kind}_pool{n}d": flow.trailing(n) for kind in ("max", "avg") for n in (1, 2, 3)},
+    **{f"adaptive_max_pool{n}d_with_indices": flow.trailing(n) for n in (1, 2, 3)},
+    **{f"max_pool{n}d_with_indices": flow.trailing(n) for n in (1, 2, 3)},
+    **dict.fromkeys("pixel_shuffle pixel_unshuffle".split(), flow.trailing(3)),
+    **dict.fromkeys("interpolate upsample".split(), flow.trailing(lambda x: x.ndim - 2)),
+    **dict.fromkeys(
+        "group_norm instance_norm local_response_norm channel_shuffle fold affine_grid".split(),
+        flow.trailing(lambda x: x.ndim - 1),
+    ),
+    "grid_sample": flow.trailing(lambda x: x.ndim - 1, also=1),
+    "im2col": flow.trailing(lambda x: x.ndim - 1),
+    **{name: flow.trailing(2) for name in "inverse linalg_inv linalg_det linalg_cholesky linalg_qr linalg_svd".split()},
+    **{name: flow.trailing(2) for name in "linalg_matrix_exp matrix_exp linalg_pinv linalg_eigh det".split()},
+    **{f"conv{n}d": flow.trailing(n + 1) for n in (1, 2, 3)},
+    **{f"conv_transpose{n}d": flow.trailing(n + 1) for n in (1, 2, 3)},
+    "rnn_tanh": flow.recurrent,
+    "rnn_relu": flow.recurrent,
+    "lstm": flow.recurrent,
+    "gru": flow.recurrent,
+}
+_PRODUCTS: dict[str, Rule] = {
+    "linear": flow.linear,
+    **dict.fromkeys("matmul mm bmm mv".split(), flow.matmul),
+    "rmatmul": flow.reflected_matmul,
+    **dict.fromkeys("addmm baddbmm addmv".split(), flow.added_product),
+    "einsum": flow.einsum,
+    "scaled_dot_product_attention": flow.attention,
+    "embedding": flow.embedding,
+    "one_hot": flow.embedding,
+    "embedding_bag": flow.bag,
+    "bilinear": flow.bilinear,
+    "glu": flow.halved,
+    **dict.fromkeys("cross_entropy nll_loss".split(), flow.by_class),
+    **dict.fromkeys(
+        "multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss triplet_margin_loss "
+        "cosine_embedding_loss pairwise_distance triplet_margin_with_distance_loss".split(),
+        flow.by_row,
+    ),
+    "to": flow.only_first,
+    "type_as": flow.only_first,
+    "companion_norm": flow.companions,
+    "standardised_gru": flow.standardised_gru,
+    "batch_norm": flow.like_first,
+    "prelu": flow.like_first,
+    "layer_norm": lambda t, a, k, o: flow.trailing(len(flow.argument(a, k, 1, "normalized_shape")))(t, a, k, o),
+    "rms_norm": lambda t, a, k, o: flow.trailing(len(flow.argument(a, k, 1, "normalized_shape")))(t, a, k, o),
+    "view_as_real": flow.trailing(0),
+    "view_as_complex": flow.trailing(1),
+}
+_MOVES: dict[str, Rule] = {
+    **dict.fromkeys("view reshape flatten unflatten view_as reshape_as ravel _unsafe_view".split(), moves.reshape),
+    **{
+        name: moves.permutation(name)
+        for name in "permute transpose swapaxes swapdims t T H mT mH adjoint movedim moveaxis".split()
+    },
+    "unsqueeze": moves.unsqueeze,
+    "squeeze": moves.squeeze,
+    **dict.fromkeys("expand expand_as broadcast_to".split(), moves.expand),
+    **dict.fromkeys("repeat tile".split(), moves.repeat),
+    "repeat_interleave": moves.repeat_interleave,
+    **dict.fromkeys("chunk split tensor_split split_with_sizes unsafe_chunk unsafe_split".split(), moves.pieces),
+    "unbind": moves.unbind,
+    "select": moves.select,
+    "narrow": moves.narrow,
+    "index_select": moves.index_select,
+    "gather": moves.gather,
+    "take_along_dim": moves.take_along_dim,
+    "getitem": moves.getitem,
+    **dict.fromkeys("cat concat concatenate".split(), moves.cat),
+    "stack": moves.stack,
+    "flip": moves.turned(1),
+    "roll": moves.turned(2),
+    "pad": moves.pad,
+    "unfold": moves.unfold,
+    "masked_select": moves.masked_select,
+    **dict.fromkeys("index_add index_copy scatter scatter_add".split(), moves.scattered(3)),
+    "_pack_padded_sequence": moves.packed,
+    "_pad_packed_sequence": moves.unpacked,
+}
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_POINTWISE, flow.pointwise),
+    **dict.fromkeys(_CONSTANT, flow.constant),
+    **dict.fromkeys(_REDUCTIONS, flow.reduction()),
+    **dict.fromkeys("sum nansum count_nonzero".split(), flow.summation),
+    **_MIXING,
+    **_TRAILING,
+    **_PRODUCTS,
+    **_MOVES,
+}
+
+READS = frozenset(
+    "item tolist numpy __bool__ __float__ __int__ __index__ __complex__ __contains__ __array__ is_nonzero equal allclose".split()
+)
+"""Operations that bring values out of tensors, where nothing can be followed any more."""
+
+
+@functools.lru_cache(1 << 12)
+def name_of(func: Any) -> str:
+    """Its plain name: ``add`` for torch.add, Tensor.add_, Tensor.__iadd__; that of a property for its getter."""
+    name: str = getattr(func, "__name__", "")
+    if name == "__get__":
+        name = getattr(func.__self__, "__name__", "")
+    if name in _CONSTANT or name in READS:
+        return name
+    if name.startswith("__") and name.endswith("__"):
+        name = name[2:-2]
+        if name in ("radd", "rsub", "rmul", "rtruediv", "rpow", "rdiv", "rmatmul", "rfloordiv", "rmod", "ror", "rand", "rxor"):
+            return "rmatmul" if name == "rmatmul" else name[1:]
+        if name in ("iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor", "ifloordiv", "imod", "idiv"):
+            return name[1:]
+        return name
+    return name[:-1] if name.endswith("_") and not name.startswith("_") else name
+
+
+@functools.lru_cache(1 << 12)
+def rule_for(func: Any) -> Rule | None:
+    return RULES.get(name_of(func))
+
+
+@functools.lru_cache(1 << 12)
+def writes(func: Any) -> bool:
+    """Does it write into its first argument?"""
+    name: str = getattr(func, "__name__", "")
+    if name.startswith("__"):
+        return name.startswith("__i") and name not in ("__index__", "__int__", "__invert__", "__iter__") or name == "__setitem__"
+    return name.endswith("_") and not name.startswith("_")
