@@ -41,11 +41,11 @@ def stepper(workload: str, setting: str) -> tuple[Callable[[], None], int]:
     """One private step of the workload under this setting, and how many it takes until all past iterates are there."""
     import torch
 
-    from sordino.ledger import Ledger
     from sordino.plan import Plan
     from sordino.plan.contribution import Augmentation, InnerMomentum
     from sordino.records.gradients import plan_gradients
     from sordino.records.momentum import PastIterates
+    from sordino.release.ledger import Ledger
     from sordino.training.steps import private_steps
     from workloads import SIX
 

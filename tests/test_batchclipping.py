@@ -24,13 +24,13 @@ from sordino.diagnostics.instruments.window import noise_vectors
 from sordino.diagnostics.threshold import advise_clipping
 from sordino.errors import InputError, Refused
 from sordino.gradients import Rows, clipped_sum, verify
-from sordino.ledger import Ledger
 from sordino.methods import modelmix
 from sordino.plan import Plan
 from sordino.plan.contribution import Augmentation, InnerMomentum
 from sordino.plan.public import PublicSet
 from sordino.records.companions import CompanionNet, companion_model, draw_companions, draws_of, majority, predict
 from sordino.records.gradients import record_gradients
+from sordino.release.ledger import Ledger
 from sordino.sampling import LogicalBatch
 from sordino.schedule import Schedule
 from sordino.training import Settings, train

@@ -15,12 +15,12 @@ from sordino.audit import check_neighbouring
 from sordino.audit.faults import iterates_clipped_apart
 from sordino.clipping import FlatClip, NormalisedClip
 from sordino.errors import ClaimBroken, InputError, Refused
-from sordino.ledger import Ledger, read_ledger
 from sordino.plan import Plan
 from sordino.plan.contribution import Augmentation, InnerMomentum, RecordMomentum
 from sordino.plan.spent import from_ledger
 from sordino.records.gradients import plan_gradients, record_gradients
 from sordino.records.momentum import PastIterates, made_up_past, refuse_momenta
+from sordino.release.ledger import Ledger, read_ledger
 from sordino.sampling import LogicalBatch
 from sordino.training import Settings, loop, train, train_without_noise
 from sordino.training.steps import private_steps

@@ -12,10 +12,10 @@ from torch.utils.data import Dataset, TensorDataset
 from sordino.clipping import FlatClip
 from sordino.errors import InputError, Refused, SordinoError
 from sordino.gradients import ClippedSum
-from sordino.ledger import Ledger
 from sordino.plan import Plan
 from sordino.plan.contribution import InnerMomentum
 from sordino.records.gradients import Counted, GradientSum, Stated, record_gradients
+from sordino.release.ledger import Ledger
 from sordino.sampling import LogicalBatch
 from sordino.training.steps import PrivateStep, private_steps
 

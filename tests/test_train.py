@@ -19,8 +19,8 @@ from torch.optim.lr_scheduler import StepLR
 
 import sordino
 from sordino.errors import InputError, Refused
-from sordino.ledger import read_ledger
 from sordino.plan import Plan
+from sordino.release.ledger import read_ledger
 from sordino.training import Settings, train, train_without_noise
 from sordino.training.updates import Averaging
 

@@ -14,12 +14,12 @@ from sordino.audit import check_neighbouring
 from sordino.audit.faults import views_by_place, views_clipped_apart
 from sordino.errors import ClaimBroken, InputError, Refused
 from sordino.gradients import Rows
-from sordino.ledger import Ledger
 from sordino.plan import Plan
 from sordino.plan.contribution import Augmentation
 from sordino.records.content import digests
 from sordino.records.gradients import plan_gradients, record_gradients
 from sordino.records.views import with_views
+from sordino.release.ledger import Ledger
 from sordino.sampling import LogicalBatch
 from sordino.training.steps import private_steps
 

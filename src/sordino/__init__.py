@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     from sordino.clipping import AutomaticClip, FlatClip, L1Clip, L2LinfClip, NormalisedClip, PerLayerClip
     from sordino.errors import ClaimBroken, InputError, Refused, SordinoError
     from sordino.gradients import Rows, brute_force, clipped_sum, fix, verify
-    from sordino.ledger import Ledger
     from sordino.methods.makers import coupling, dp_mac, dpsgd, hidden_state, modelmix
     from sordino.plan import Guarantee, Plan, PublicSet
     from sordino.records.gradients import record_gradients
+    from sordino.release.ledger import Ledger
     from sordino.training import Averaging, PrivateStep, Result, Settings, private_steps, train
 else:
     # The same names, imported when they are asked for: torch takes seconds, and `sordino --help` has no use for it.
@@ -66,7 +66,7 @@ else:
             "clipping": ("AutomaticClip", "FlatClip", "L1Clip", "L2LinfClip", "NormalisedClip", "PerLayerClip"),
             "errors": ("ClaimBroken", "InputError", "Refused", "SordinoError"),
             "gradients": ("Rows", "brute_force", "clipped_sum", "fix", "verify"),
-            "ledger": ("Ledger",),
+            "release.ledger": ("Ledger",),
             "methods.makers": ("coupling", "dp_mac", "dpsgd", "hidden_state", "modelmix"),
             "plan": ("Guarantee", "Plan", "PublicSet"),
             "records.gradients": ("record_gradients",),

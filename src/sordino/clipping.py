@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from sordino.errors import InputError, Refused, did_you_mean
-from sordino.kernels import compiled, readable
+from sordino.native.kernels import compiled, readable
 
 Floats = npt.NDArray[np.floating[Any]]
 Norm = Literal["l1", "l2"]

@@ -16,7 +16,6 @@ from sordino.clipping import AutomaticClip, FlatClip, L1Clip
 from sordino.data import Split
 from sordino.errors import InputError, Refused
 from sordino.gradients import Rows
-from sordino.ledger import read_ledger
 from sordino.methods import coupling
 from sordino.methods.coupling import (
     DPMD,
@@ -37,6 +36,7 @@ from sordino.methods.coupling.estimates import mean_gradient
 from sordino.plan import Plan
 from sordino.plan.public import PublicSet, split_public
 from sordino.records.gradients import plan_gradients
+from sordino.release.ledger import read_ledger
 from sordino.training import Settings, train, train_without_noise
 from sordino.training.steps import PrivateStep
 

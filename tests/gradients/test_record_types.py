@@ -16,9 +16,8 @@ from sordino.clipping import AutomaticClip, Clipping, FlatClip, NormalisedClip, 
 from sordino.gradients import Rows, brute_force, clipped_sum
 from sordino.gradients.engine import per_record_gradients
 from sordino.gradients.standardisation import standardised_weight
-from sordino.plan.contribution import InnerMomentum
+from sordino.plan.contribution import Augmentation, InnerMomentum
 from sordino.records.momentum import made_up_past
-from sordino.plan.contribution import Augmentation
 from sordino.records.views import with_views
 
 RECORDS = 4

@@ -10,8 +10,8 @@ import pytest
 
 from sordino.cli import main
 from sordino.errors import InputError, Refused, SordinoError
-from sordino.ledger import read_ledger
 from sordino.plan.spent import from_ledger
+from sordino.release.ledger import read_ledger
 from sordino.runs.prepared import prepare
 from sordino.runs.recipe import Recipe
 from sordino.runs.run import run_recipe

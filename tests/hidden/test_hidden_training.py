@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from sordino.errors import InputError, Refused
-from sordino.ledger import Ledger, read_ledger
 from sordino.methods.hidden_state import HiddenState, Huber, Softmax, Squared, plan
 from sordino.methods.hidden_state.training import CHUNK, Records, bounded, descend, gradient_sum, train_hidden
 from sordino.plan import Plan
 from sordino.plan.spent import from_ledger
 from sordino.randomness import RandomSource
+from sordino.release.ledger import Ledger, read_ledger
 from sordino.sampling import LogicalBatch
 from sordino.schedule import Schedule, pieces
 

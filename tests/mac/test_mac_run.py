@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from sordino.errors import InputError, Refused
-from sordino.ledger import read_ledger
 from sordino.methods.dp_mac.recipe import read
+from sordino.release.ledger import read_ledger
 from sordino.report.pictures import grid, shown
 from sordino.runs.recipe import Recipe
 from sordino.runs.run import run_recipe

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from sordino.errors import InputError, Refused
-from sordino.ledger import read_ledger
 from sordino.methods.dp_mac import plan
 from sordino.methods.dp_mac.coefficients import Expansion
 from sordino.methods.dp_mac.network import Network
@@ -21,6 +20,7 @@ from sordino.methods.dp_mac.training import Mac, train_mac, train_mac_without_pr
 from sordino.methods.dp_mac.zsteps import ZSteps
 from sordino.plan import Plan
 from sordino.plan.spent import from_ledger
+from sordino.release.ledger import read_ledger
 from sordino.training import Settings
 
 BACKWARD = ZSteps(2, 0.01, start="backward", rate=0.1)

@@ -31,12 +31,12 @@ from sordino.audit.scores import Guesses, StepScorer, choose_guesses, scorer_of
 from sordino.audit.updates import audited_update
 from sordino.errors import ClaimBroken, InputError
 from sordino.files import json_bytes, write_atomically
-from sordino.ledger import Ledger
 from sordino.plan import Plan
 from sordino.randomness import RandomSource
 from sordino.records.gradients import GradientSum, plan_gradients
 from sordino.records.momentum import PastIterates
 from sordino.records.reading import count_records
+from sordino.release.ledger import Ledger
 from sordino.training.steps import DEFAULT_CHUNK, private_steps
 
 DEFAULT_CANARIES = 5000

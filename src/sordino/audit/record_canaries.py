@@ -24,10 +24,10 @@ from sordino.audit.canaries import Canaries
 from sordino.audit.one_run import AuditResult, Trail, claim_curve, judge
 from sordino.audit.scores import Scorer, choose_guesses
 from sordino.errors import InputError
-from sordino.ledger import Ledger
 from sordino.plan import Plan
 from sordino.randomness import RandomSource
 from sordino.records.gradients import GradientSum, plan_gradients
+from sordino.release.ledger import Ledger
 from sordino.training.steps import private_steps
 
 BRIGHT = 8.0

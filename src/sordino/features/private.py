@@ -30,10 +30,10 @@ from torch import Tensor
 from sordino.errors import InputError, SordinoError, did_you_mean
 from sordino.features.normalise import PURPOSE, ChannelBudget, _clip, private_statistics, standardise
 from sordino.files import write_atomically
-from sordino.ledger import Ledger
 from sordino.plan.core import ROUNDING_MARGIN, Plan, Statistic
 from sordino.randomness import RandomSource
 from sordino.release import Entry, Gaussian, release
+from sordino.release.ledger import Ledger
 
 KINDS = ("centre", "channels")
 FILE = "statistics.safetensors"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sordino.gradients.contributions import Dense, Outer, masked, summed
 from sordino.gradients.memory import scaled
-from sordino.ownership import alone
+from sordino.native.ownership import alone
 
 
 class Scaled:

@@ -27,7 +27,6 @@ from torch.optim import Optimizer
 
 from sordino.errors import InputError, Refused
 from sordino.gradients import verify
-from sordino.ledger import Ledger
 from sordino.plan.core import Plan
 from sordino.plan.guarantee import Guarantee
 from sordino.randomness import RandomSource
@@ -35,6 +34,7 @@ from sordino.records.companions import companions_of, refuse_shared_companions, 
 from sordino.records.gradients import Counted, record_gradients
 from sordino.records.momentum import made_up_past
 from sordino.records.reading import count_records, splits
+from sordino.release.ledger import Ledger
 from sordino.sampling import Partition
 from sordino.training.histogram import NormHistogram, release_histogram
 from sordino.training.loop import Evaluate, Loop, Reader, Settings

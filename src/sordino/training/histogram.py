@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass
 import torch
 
 from sordino.errors import Refused
-from sordino.ledger import Ledger
 from sordino.plan import Plan, Statistic
 from sordino.randomness import RandomSource
 from sordino.records.gradients import GradientSum
 from sordino.release import Entry, Gaussian, release
+from sordino.release.ledger import Ledger
 from sordino.sampling import LogicalBatch, Poisson, batches
 from sordino.training.steps import summed
 

@@ -26,13 +26,13 @@ from torch import Tensor, nn
 
 from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum
-from sordino.ledger import Ledger
 from sordino.plan.contribution import Contribution
 from sordino.plan.core import Plan
 from sordino.randomness import RandomSource
 from sordino.records.companions import refuse_undeclared
 from sordino.records.gradients import GradientSum
 from sordino.release import Entry, release
+from sordino.release.ledger import Ledger
 from sordino.sampling import LogicalBatch, TruncatedPoisson, batches
 
 Widths = Callable[[int], Mapping[str, Tensor]]

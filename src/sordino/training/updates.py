@@ -17,11 +17,11 @@ from torch.optim import Optimizer
 
 from sordino import checks
 from sordino.errors import InputError
-from sordino.ledger import Ledger
 from sordino.plan.core import Plan
 from sordino.randomness import RandomSource
 from sordino.records.gradients import GradientSum, plan_gradients
 from sordino.records.momentum import PastIterates
+from sordino.release.ledger import Ledger
 from sordino.training.steps import PrivateStep, Widths
 
 

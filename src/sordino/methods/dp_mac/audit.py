@@ -18,7 +18,6 @@ from sordino.audit.canaries import Canaries, CanaryGradients, make_canaries, mos
 from sordino.audit.one_run import DEFAULT_CANARIES, AuditResult, claim_curve, judge
 from sordino.audit.scores import Scorer, choose_guesses
 from sordino.errors import InputError
-from sordino.ledger import Ledger
 from sordino.methods.dp_mac.coefficients import Coefficients, polynomials
 from sordino.methods.dp_mac.network import Network
 from sordino.methods.dp_mac.optimise import w_step
@@ -26,6 +25,7 @@ from sordino.methods.dp_mac.training import Data, Mac, check_mac_plan
 from sordino.plan.core import Plan
 from sordino.randomness import RandomSource
 from sordino.records.reading import row_reader
+from sordino.release.ledger import Ledger
 from sordino.sampling import LogicalBatch
 from sordino.training.steps import DEFAULT_CHUNK, private_steps
 

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from sordino.errors import InputError
-from sordino.ledger import Ledger
 from sordino.methods.dp_mac.taylor import from_triangle, triangle
 from sordino.plan.core import ROUNDING_MARGIN, Statistic
 from sordino.randomness import RandomSource
 from sordino.release import Entry, Gaussian, release
+from sordino.release.ledger import Ledger
 
 PURPOSE = "dp-pca"
 _CHUNK = 4096  # rows whose outer products are summed in single precision

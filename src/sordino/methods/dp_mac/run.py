@@ -22,7 +22,6 @@ from sordino import data
 from sordino.audit.one_run import AuditResult
 from sordino.errors import Refused
 from sordino.files import write_atomically
-from sordino.ledger import Ledger
 from sordino.methods.dp_mac.audit import audit_mac
 from sordino.methods.dp_mac.network import Network
 from sordino.methods.dp_mac.pca import PURPOSE, Projection, private_projection
@@ -31,6 +30,7 @@ from sordino.methods.dp_mac.recipe import MacRecipe, read
 from sordino.methods.dp_mac.training import Data, train_mac, train_mac_without_privacy
 from sordino.plan.core import Plan
 from sordino.randomness import RandomSource
+from sordino.release.ledger import Ledger
 from sordino.training.fit import Result
 from sordino.training.progress import working
 from sordino.training.steps import check_records

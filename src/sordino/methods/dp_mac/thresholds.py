@@ -17,11 +17,11 @@ from torch import Tensor
 
 from sordino import checks
 from sordino.errors import InputError
-from sordino.ledger import Ledger
 from sordino.methods.dp_mac.coefficients import Bounds, Coefficients, part_norms
 from sordino.plan import ROUNDING_MARGIN, Plan, Statistic
 from sordino.randomness import RandomSource
 from sordino.release import Entry, Gaussian, release
+from sordino.release.ledger import Ledger
 from sordino.sampling import batches
 
 PURPOSE = "mac-thresholds"

@@ -25,11 +25,11 @@ from torch import Tensor
 from sordino.audit.bounds import ProfileCurve, check_confidence, one_run_epsilon, rejects
 from sordino.audit.one_run import AuditResult
 from sordino.errors import InputError
-from sordino.ledger import Ledger
 from sordino.methods.hidden_state.losses import OneVsRest
 from sordino.methods.hidden_state.training import Records, descend
 from sordino.plan.core import Plan
 from sordino.randomness import RandomSource
+from sordino.release.ledger import Ledger
 
 if TYPE_CHECKING:
     from sordino.methods.hidden_state.method import HiddenState

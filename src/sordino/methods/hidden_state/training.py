@@ -37,12 +37,12 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import InputError, Refused, SordinoError
-from sordino.ledger import Ledger
 from sordino.methods.hidden_state.losses import Loss
 from sordino.plan.core import Plan
 from sordino.randomness import RandomSource
 from sordino.records.reading import count_records, tensors_of
 from sordino.release import Entry, release
+from sordino.release.ledger import Ledger
 from sordino.sampling import LogicalBatch
 from sordino.training.fit import First, Result
 from sordino.training.metrics import MetricsLog

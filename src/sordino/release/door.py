@@ -51,12 +51,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sordino import boxmuller
 from sordino.errors import InputError, Refused, SordinoError
-from sordino.kernels import Parts, compiled, readable
-from sordino.ledger import Ledger
-from sordino.ownership import alone
+from sordino.native import boxmuller
+from sordino.native.kernels import Parts, compiled, readable
+from sordino.native.ownership import alone
 from sordino.randomness import RandomSource, Stream
+from sordino.release.ledger import Ledger
 
 Array = npt.NDArray[Any]
 Norm = Literal["l1", "l2"]

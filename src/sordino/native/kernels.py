@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sordino.boxmuller import DOUBLE_LOGS, DOUBLE_TOLERANCE, SINGLE_LOGS, single_limit
+from sordino.native.boxmuller import DOUBLE_LOGS, DOUBLE_TOLERANCE, SINGLE_LOGS, single_limit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -233,7 +233,7 @@ class Kernels:
 @functools.cache
 def compiled() -> Kernels | None:
     """The library, or None."""
-    spec = importlib.util.find_spec("sordino._kernels")
+    spec = importlib.util.find_spec("sordino.native._kernels")
     if spec is None or spec.origin is None:
         return None
     try:

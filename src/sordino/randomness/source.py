@@ -38,13 +38,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sordino import boxmuller
-from sordino.boxmuller import Pairs
 from sordino.errors import InputError
-from sordino.kernels import Kernels, Parts, Room, Rules, compiled
-from sordino.keystream import Further, Keystream
-from sordino.lattice import EXTRA_BITS, exact_exponential, exact_normal
-from sordino.threads import share
+from sordino.native import boxmuller
+from sordino.native.boxmuller import Pairs
+from sordino.native.kernels import Kernels, Parts, Room, Rules, compiled
+from sordino.native.threads import share
+from sordino.randomness.exact import EXTRA_BITS, exact_exponential, exact_normal
+from sordino.randomness.keystream import Further, Keystream
 
 # Words drawn at a time. A block stays in the cache, and torch does not split a tensor this small over threads:
 # twenty barriers a block cost more than the arithmetic when the machine is busy.

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
-from sordino.kernels import compiled
+from sordino.native.kernels import compiled
 
 _ZEROS = bytes(1 << 16)
 
