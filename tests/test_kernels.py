@@ -206,7 +206,7 @@ class TestNoise:
 class TestRows:
     @given(
         n=st.integers(1, 5),
-        columns=st.integers(1, 200),
+        columns=st.integers(1, 200) | st.sampled_from([2047, 2048, 2100, 7000]),
         gap=st.integers(0, 3),
         double=st.booleans(),
         seed=st.integers(0, 99),
@@ -216,11 +216,40 @@ class TestRows:
         whole = torch.randn(n, columns + gap, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         rows = whole.to(torch.float64 if double else torch.float32)[:, :columns]
         found, exact = memory.squares(rows), rows.double().square().sum(1)
-        assert found.dtype == rows.dtype
-        assert torch.allclose(found.double(), exact, rtol=1e-14 if double else 1e-6)
+        assert found.dtype == torch.float64
+        assert torch.allclose(found, exact, rtol=1e-14 if double else 1e-6)
         times = torch.rand(2 * n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        assert torch.equal(memory.squares(rows, times[:n].to(rows.dtype)), found * times[:n].to(rows.dtype))
-        assert torch.equal(memory.squares(rows, times[::2]), found * times[::2]), "of another kind, and not in a row"
+        assert torch.equal(memory.squares(rows, times[:n]), found * times[:n])
+        assert torch.allclose(memory.squares(rows, times[::2]), found * times[::2], rtol=1e-6), "not in a row"
+        assert torch.equal(memory.squares(rows, times[:n].float()), found * times[:n].float()), "of another kind"
+
+    @given(n=st.integers(1, 40), columns=st.sampled_from([1, 7, 100, 2047, 2048, 4100]), double=st.booleans())
+    @settings(max_examples=40, deadline=None)
+    def test_gathered_rows_are_their_sum_and_those_of_weight_zero_are_not_read(
+        self, n: int, columns: int, double: bool
+    ) -> None:
+        generator = torch.Generator().manual_seed(n)
+        rows = torch.randn(n, columns + 1, dtype=torch.float64, generator=generator)[:, 1:]
+        rows = rows if double else rows.float()
+        weight = torch.rand(n, dtype=torch.float64, generator=generator)
+        weight[::3] = 0
+        total = torch.ones(columns, dtype=torch.float64)
+        expected = weight @ rows.double() + 1
+        rows[::3] = torch.nan
+        memory.gather(total, rows, weight)
+        assert torch.allclose(total, expected, rtol=1e-12, atol=1e-12)
+        memory.gather(total, rows.T.contiguous().T, weight.float())
+        assert torch.isfinite(total).all()
+
+    @given(n=st.integers(1, 20), p=st.integers(1, 9), q=st.sampled_from([1, 5, 255, 256, 300]), double=st.booleans())
+    @settings(max_examples=40, deadline=None)
+    def test_crossed_rows_are_the_product_of_matrices(self, n: int, p: int, q: int, double: bool) -> None:
+        generator, kind = torch.Generator().manual_seed(n), torch.float64 if double else torch.float32
+        left = torch.randn(n, p, dtype=kind, generator=generator)
+        right = torch.randn(n, q + 2, dtype=kind, generator=generator)[:, 1:-1]
+        total = torch.ones(p, q, dtype=torch.float64)
+        memory.cross(total, left, right)
+        assert torch.allclose(total, left.double().mT @ right.double() + 1, rtol=1e-12, atol=1e-12)
 
     @given(
         n=st.integers(1, 700),
@@ -233,12 +262,10 @@ class TestRows:
         kind = torch.float64 if double else torch.float32
         generator = torch.Generator().manual_seed(n)
         rows = torch.randn(n, columns + gap, dtype=kind, generator=generator)[:, :columns]
-        weight = torch.rand(n, dtype=kind, generator=generator)
+        weight = torch.rand(n, dtype=torch.float64, generator=generator)
         found, total = memory.scaled(rows, weight)
-        assert torch.equal(found, rows * weight[:, None])
-        assert torch.allclose(
-            total.double(), weight.double() @ rows.double(), rtol=1e-5, atol=1e-13 if double else 1e-4
-        )
+        assert torch.equal(found, (rows.double() * weight[:, None]).to(kind))
+        assert torch.allclose(total, found.double().sum(0), rtol=1e-12, atol=1e-12)
         again = memory.scaled(rows, weight, in_place=True)
         assert torch.equal(again[0], found)
         assert torch.equal(again[1], total)
@@ -263,8 +290,15 @@ class TestRows:
         assert memory.scaled(torch.ones(4, 3), torch.arange(8.0)[::2])[1].tolist() == [12.0] * 3
         assert memory.lengths([torch.ones(8)[::2], torch.full((4,), 3.0)])[0].tolist() == [2.0] * 4
 
-    @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e30])
-    def test_a_row_that_is_not_finite_or_too_large_has_no_finite_square(self, bad: float) -> None:
+    @pytest.mark.parametrize("size", [1e-45, 1e-38, 1e-30, 1e-20, 1e-10, 1e19, 1e30, 3e38])
+    def test_squares_of_any_finite_size_are_right(self, size: float) -> None:
+        rows = torch.zeros(3, 5000)
+        rows[1, 70], rows[2] = size, size
+        exact = rows.double().square().sum(1)
+        assert torch.allclose(memory.squares(rows), exact, rtol=2.0**-17, atol=0)
+
+    @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+    def test_a_row_that_is_not_finite_has_no_finite_square(self, bad: float) -> None:
         rows = torch.ones(3, 100)
         rows[1, 70] = bad
         assert torch.isfinite(memory.squares(rows)).tolist() == [True, False, True]

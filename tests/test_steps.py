@@ -58,7 +58,7 @@ def test_a_step_is_the_clipped_sum_plus_noise_over_the_public_divisor(records: R
         source=plan.source(),
         ledger=Ledger.open(None, plan.to_dict()),
     )
-    total = [torch.zeros(3, 6), torch.zeros(3)]
+    total = [torch.zeros(3, 6, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)]
     for i in seen[0].indices.tolist():
         loss = nn.functional.cross_entropy(linear(records[0][i : i + 1]), records[1][i : i + 1])
         gradient = torch.autograd.grad(loss, list(linear.parameters()))

@@ -75,7 +75,7 @@ def test_pixels_reach_efficientnet_as_it_was_trained_on_them(image_model: Path) 
 
 
 def test_a_record_less_moves_the_features_of_the_others_by_rounding_alone(image_model: Path) -> None:
-    """docs/guarantees/noise.md, section 6: batches shift, and with them the last bits of some."""
+    """docs/guarantees/noise.md, section 7: batches shift, and with them the last bits of some."""
     extract = build({"name": "efficientnet-lite0", "resolution": 32}, image_model)
     images = torch.randn(67, 3, 32, 32, generator=torch.Generator().manual_seed(4))
     whole, less = extract(images), extract(images[1:])

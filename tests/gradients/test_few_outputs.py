@@ -34,7 +34,7 @@ def test_it_equals_the_product_and_the_squares(
     x = whole[:, 1 : columns + 1] if wide else whole[:, :columns].contiguous()
     w = torch.randn(outputs, columns, dtype=dtype, generator=generator)
     b = torch.randn(outputs, dtype=dtype, generator=generator) if bias else None
-    output, norm2 = x.new_full((rows, outputs), torch.nan), x.new_full((rows,), torch.nan)
+    output, norm2 = x.new_full((rows, outputs), torch.nan), torch.full((rows,), torch.nan, dtype=torch.float64)
     assert linear._by_loop(x, w, b, output, norm2)
     exact = F.linear(x.double(), w.double(), None if b is None else b.double())
     error = 1e-13 if double else 1e-5
@@ -46,7 +46,7 @@ def test_it_equals_the_product_and_the_squares(
 def test_a_row_that_is_not_finite_spoils_no_other() -> None:
     x, w = torch.randn(9, 2000), torch.randn(3, 2000)
     x[4, 7] = torch.inf
-    output, norm2 = torch.empty(9, 3), torch.empty(9)
+    output, norm2 = torch.empty(9, 3), torch.empty(9, dtype=torch.float64)
     assert linear._by_loop(x, w, None, output, norm2)
     assert output.isfinite().all(1).tolist() == [i != 4 for i in range(9)]
     assert norm2.isfinite().tolist() == [i != 4 for i in range(9)]

@@ -30,14 +30,16 @@ def test_squares_of_rows_of_any_length(dtype: torch.dtype, width: int) -> None:
     assert torch.equal(compact(rows.mT), rows.mT)
 
 
-def test_norms_beyond_the_range_are_infinite_without_a_warning() -> None:
-    rows = torch.tensor([[3e19, 3e19], [torch.nan, 0.0], [1.0, 2.0]])
+def test_norms_of_every_finite_row_are_finite_and_there_is_no_warning() -> None:
+    rows = torch.tensor([[3e38, 3e38], [torch.nan, 0.0], [1.0, 2.0], [torch.inf, 0.0], [1e-45, 0.0]])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found, finite = lengths([squares(rows), torch.tensor([3e38, 1.0, 4.0])])
-    assert found[0] == torch.inf
+        found, finite = lengths([squares(rows), torch.tensor([0, 1.0, 4.0, 0, 0], dtype=torch.float64)])
+    assert float(found[0]) == pytest.approx(3e38 * 2**0.5)
     assert bool(found[1].isnan())
     assert float(found[2]) == pytest.approx(3.0)
+    assert float(found[3]) == torch.inf
+    assert float(found[4]) == float(rows[4, 0]), "the square of the smallest number is not lost"
     assert not finite
 
 

@@ -39,13 +39,13 @@ def sums(model: nn.Module, rows: Rows, clipping: Clipping, loss: Callable[..., T
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_result_takes_the_place_of_rows_that_nobody_else_holds(dtype: torch.dtype) -> None:
-    weight = torch.rand(5, dtype=dtype)
+    weight = torch.rand(5, dtype=torch.float64)
     before = torch.randn(5, 3, dtype=dtype)
     mine = Scaled(before.clone(), shared=True, once=True)
     at = mine.rows.data_ptr()
     product, total = mine.by(weight)
-    assert torch.equal(product, before * weight[:, None])
-    assert torch.allclose(total, weight @ before)
+    assert torch.equal(product, (before.double() * weight[:, None]).to(dtype))
+    assert torch.allclose(total, weight @ before.double(), rtol=1e-6)
     assert product.data_ptr() == at
     assert mine.by(weight)[1] is total, "the bias gets what the weight got"
     with pytest.raises(RuntimeError, match="overwritten"):
@@ -56,12 +56,12 @@ def test_the_result_takes_the_place_of_rows_that_nobody_else_holds(dtype: torch.
 
 @pytest.mark.parametrize("once", [True, False])
 def test_rows_that_are_held_or_asked_for_again_stay_as_they_are(once: bool) -> None:
-    rows, weight = torch.randn(5, 3), torch.rand(5)
+    rows, weight = torch.randn(5, 3), torch.rand(5, dtype=torch.float64)
     before, held = rows.clone(), rows if once else None
     shared = Scaled(rows, shared=True, once=once)
     del rows
-    assert torch.equal(shared.by(weight)[0], before * weight[:, None])
-    assert torch.equal(shared.by(2 * weight)[0], before * (2 * weight)[:, None])
+    assert torch.equal(shared.by(weight)[0], (before.double() * weight[:, None]).float())
+    assert torch.equal(shared.by(2 * weight)[0], (before.double() * (2 * weight)[:, None]).float())
     assert torch.equal(shared.rows, before)
     assert held is None or torch.equal(held, before)
 
@@ -73,8 +73,11 @@ def test_a_bad_record_is_taken_out_of_the_weight_and_of_the_bias() -> None:
     map_, shift = Single(shared, inputs, torch.ones(3)), Shift(shared, 3, torch.ones(3))
     for part in (map_, shift):
         part.drop(torch.tensor([False, True, False]))
-    assert torch.equal(map_.weighted(torch.ones(3)), torch.full((2, 4), 2.0))
-    assert torch.equal(shift.weighted(torch.ones(3)), torch.full((2,), 2.0))
+    one, whole, bias = torch.ones(3, dtype=torch.float64), *(torch.zeros(2, n, dtype=torch.float64) for n in (4, 1))
+    map_.add_to(whole, one)
+    shift.add_to(bias[:, 0], one)
+    assert torch.equal(whole, torch.full_like(whole, 2.0))
+    assert torch.equal(bias, torch.full_like(bias, 2.0))
 
 
 def test_layers_in_a_row_are_summed_in_place(overwritten: list[bool]) -> None:

@@ -66,10 +66,12 @@ class Assurance:
                     check_attribution(setup, data, chunk)
                 self.attributed += 1
             if (new and not independent) or due or not self.grouped:
-                variants = ("same", "large", "missing", "ends") if new else ("large", "ends")
+                variants = ("same", "large", "missing", "ends") if new and not independent else ("same", "large")
                 for level in (0.5,) if independent else LEVELS:
-                    with Neutral(level):
+                    with Neutral(level) as neutral:
                         check_independence(setup, data, chunk.rows, variants)
+                    if not neutral.asked:
+                        break
                 self.grouped += 1
         self.programs.add(program)
 
@@ -138,13 +140,15 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> tuple[str, float] |
             if len(kept) < 2:
                 return None
             return _attribution_gap(setup, tuple(take(t, kept, rows) for t in data), len(kept))  # type: ignore[arg-type]
-        found = {name: g.weighted(weight.to(made.losses.dtype)) for name, g in made.gradients.items()}
+        found = {name: torch.zeros(setup.parameters[name].shape, dtype=torch.float64) for name in made.gradients}
+        for name, g in made.gradients.items():
+            g.add_to(found[name], weight.double())
         setup.pool.give_back()
     want = _plain_gradients(setup, data, weight)
     scale = float((weight.double().square() * total).sum().sqrt())
     worst = ("", 0.0)
     for name, p in setup.parameters.items():
-        mine = found[name].reshape(p.shape).double() if name in found else torch.zeros_like(p, dtype=torch.float64)
+        mine = found[name] if name in found else torch.zeros_like(p, dtype=torch.float64)
         theirs = want.get(name)
         difference = float((mine - (0 if theirs is None else theirs.double())).norm())
         own = float((weight.double().square() * squares[name]).sum().sqrt()) if name in squares else 0.0

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from sordino.gradients.contributions import Contribution
-from sordino.gradients.memory import blocks, by_record, squares
+from sordino.gradients.contributions import Contribution, add_dense, dense_norm2
 
 
 class Centred:
@@ -24,15 +23,13 @@ class Centred:
         self._dropped: Tensor | None = None
 
     def norm2(self) -> Tensor:
-        parts = [squares(by_record(self.dense(lo, hi))) for lo, hi in self._blocks()]
-        return torch.cat(parts) if parts else self.centre.new_zeros(0)
+        return dense_norm2(self, self._size())
 
-    def weighted(self, weight: Tensor) -> Tensor:
-        total = torch.zeros_like(self.centre)
-        for lo, hi in self._blocks():
-            difference = self.dense(lo, hi)
-            total += (weight[lo:hi].to(total.dtype) @ difference.reshape(hi - lo, -1)).reshape(total.shape)
-        return total
+    def slack(self) -> float:
+        return 0.0
+
+    def add_to(self, total: Tensor, weight: Tensor) -> None:
+        add_dense(self, total, weight, self._size())
 
     def dense(self, lo: int, hi: int) -> Tensor:
         if self.of is None:
@@ -49,8 +46,8 @@ class Centred:
         if self.of is not None:
             self.of.drop(bad)
 
-    def _blocks(self) -> list[tuple[int, int]]:
-        return list(blocks(self.records, max(1, self.centre.numel()), self.centre.element_size()))
+    def _size(self) -> int:
+        return max(1, self.centre.numel())
 
 
 def centred(

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sordino.gradients.contributions import Contribution, Outer, outer
+from sordino.gradients.contributions import Contribution, Dense, Outer, outer
 from sordino.gradients.layout import Frame
-from sordino.gradients.lineage import MANY, covers
+from sordino.gradients.lineage import MANY, Axis, Lineage, Many, covers, owners, simplest
+from sordino.gradients.memory import gather
 from sordino.gradients.tape import Slot, Tape, Use, hold
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -32,16 +33,20 @@ class Blocks:
     def norm2(self) -> Tensor:
         return self.through.norm2().reshape(self.records, self.blocks).sum(1)
 
-    def weighted(self, weight: Tensor) -> Tensor:
-        through = self.through
-        if isinstance(through, Outer):
-            shape = self.records, self.blocks, through.left.shape[1], -1
-            left, right = through.left.reshape(shape), through.right.reshape(shape)
-            left = left * weight.to(left.dtype)[:, None, None, None]
-            left, right = (t.transpose(0, 1).flatten(1, 2) for t in (left, right))  # (blocks, records · S, d)
-            return torch.bmm(left.mT, right)
-        flat = through.dense(0, through.records).reshape(self.records, -1)
-        return (weight.to(flat.dtype) @ flat).reshape(self.blocks, -1)
+    def slack(self) -> Tensor | float:
+        found = self.through.slack()
+        if isinstance(found, float):
+            return found * math.sqrt(self.blocks)
+        return found.reshape(self.records, self.blocks).square().sum(1).sqrt()
+
+    def add_to(self, total: Tensor, weight: Tensor) -> None:
+        through, each = self.through, total.view(self.blocks, -1)
+        if isinstance(through, Dense):
+            gather(total.view(-1), through.gradient.reshape(self.records, -1), weight)
+            return
+        assert isinstance(through, Outer)
+        for b in range(self.blocks):
+            Outer(through.left[b :: self.blocks], through.right[b :: self.blocks]).add_to(each[b], weight)
 
     def dense(self, lo: int, hi: int) -> Tensor:
         return self.through.dense(lo * self.blocks, hi * self.blocks).reshape(hi - lo, self.blocks, -1)
@@ -80,7 +85,19 @@ def contract(tape: Tape, func: Any, x: Tensor, weight: Any, names: tuple[str, st
     shape = torch.Size([output.shape[d] for d in of_g])
     label = f"{getattr(func, '__name__', func)} by blocks"  # the fallback's use has its dimensions in another order
     use = Use(label, (slot,), shape, tuple(range(len(lead))), emit, hold(x), permute=tuple(of_g))
-    return tape.tap(output, use)
+    return tape.tap(output, use, _label(tape, x, of_x, of_out))
+
+
+def _label(tape: Tape, x: Tensor, of_x: str, of_out: str) -> Lineage:
+    """The rows of x, found again in the result by their letters."""
+    label = tape.lineage(x)
+    if tape.rows == 1 or label is None or isinstance(label, Many):
+        return MANY
+    own = owners(label, x.shape, tape.rows)
+    shared = [c for c in of_out if c in of_x]
+    order = [of_x.index(c) for c in (*shared, *(c for c in of_x if c not in of_out))]
+    sizes = [own.shape[of_x.index(c)] if c in of_x else 1 for c in of_out]
+    return simplest(own.permute(order).reshape(sizes), tape.rows)
 
 
 def _may_be_rows(tape: Tape, x: Tensor, of_x: str, lead: Sequence[str]) -> bool:
@@ -128,7 +145,25 @@ def bmm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     second = args[1] if len(args) > 1 else kwargs.get("mat2")
     if kwargs.get("out") is not None or not isinstance(second, Tensor):
         return NotImplemented
-    return _two(tape, func, args[0], second, ("bsk", "bkp", "bsp"))
+    out = _tiled(tape, func, args[0], second)
+    return _two(tape, func, args[0], second, ("bsk", "bkp", "bsp")) if out is None else out
+
+
+def _tiled(tape: Tape, func: Any, x: Tensor, weight: Tensor) -> Any:
+    """x (rows · P, s, k) with a slot (P, k, p) that is repeated for every row: one product for each of the P blocks."""
+    slot, label = tape.slot(weight), tape.lineage(x)
+    if slot is None or slot.tiled is None or not isinstance(label, Axis) or label.dim or label.before > 1:
+        return None
+    blocks = slot.tiled.shape[0]
+    if label.after % blocks:
+        return None
+    with tape:
+        parts = x.reshape(-1, blocks, *x.shape[1:])
+    out = contract(tape, func, parts, slot.tiled, ("rhsk", "hkp", "rhsp"))
+    if out is NotImplemented:
+        return None
+    with tape:
+        return out.reshape(x.shape[0], *out.shape[2:])
 
 
 def mv(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:

@@ -2,6 +2,10 @@
 
 Each form knows three things: the squared l2 norm per record, the sum over records with given weights, and the
 dense per-record gradient of a range of records. Nothing else of the engine depends on the form.
+
+Two rules make the sensitivity of the sums a theorem (docs/guarantees/noise.md, section 6). What a form adds for a
+record is, up to the rounding of double precision, its weight times a vector that is a function of the record alone;
+and the norm that it states is never below the norm of *that* vector by more than 2⁻¹⁶ of it.
 """
 
 from __future__ import annotations
@@ -9,41 +13,36 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sordino.gradients.memory import CACHE_BYTES, Pool, blocks, by_record, reads_memory, squares
+from sordino.gradients.memory import CACHE_BYTES, DEEPEST, Pool, blocked, blocks, by_record, cross, gather, squares
 
-SHORT_BLOCK = 64  # positions at a time in a product that is bound by memory: 3.7 ms against 6.2 for 2048 × 4096 → 10
-SLACK = 4.0  # rounding units, of the squared sum of the lengths of parts, by which their joint norm is raised
 KEEP_RATIO = 2.0  # hold products of at most this many times the size of the positions they came from
+MANY = 32  # positions, from which on a product of a record's own is made in single precision
+CANCELLED = 2.0**-12  # of the lengths of positions that are added up one by one: a norm counts as this much at least
+_UNIT = 2.0**-24  # of rounding to single precision
+_LARGEST = 2.0**126  # longer sums of positions may overflow on the way
 
 
 class Contribution(Protocol):
     records: int
 
     def norm2(self) -> Tensor:
-        """(records,) squared l2 norms."""
+        """(records,) squared l2 norms in double precision; not finite for a record that is to be dropped."""
 
-    def weighted(self, weight: Tensor) -> Tensor:
-        """Σ_i weight_i · g_i, in the parameter's shape."""
+    def slack(self) -> Tensor | float:
+        """(records,) how far, in l2, what is added for a record may be from its ``dense`` gradient."""
+
+    def add_to(self, total: Tensor, weight: Tensor) -> None:
+        """total += Σ_i weight_i · g_i, for a contiguous total in the parameter's shape; both in double precision."""
 
     def dense(self, lo: int, hi: int) -> Tensor:
         """(hi − lo, *shape) the gradients of these records."""
 
     def drop(self, bad: Tensor) -> None:
         """Replace the gradients of the records where ``bad`` is true by zero."""
-
-
-def not_too_small(norm2: Tensor, lengths: Tensor) -> Tensor:
-    """Squared norms of sums of parts, raised by the rounding that the parts may have left in them.
-
-    lengths: (records,) the sum of the norms of the record's parts. Inner products of parts that cancel have an error
-    of up to a rounding unit of lengths² (0.8 was the most that was measured), while the true norm may be next to
-    nothing: a record of huge, opposite parts would be taken for a short one and add thousands of clip norms
-    (tests/gradients/test_cancellation.py). Where nothing cancels, the norm of S parts grows by at most 2·S units.
-    """
-    return norm2.clamp_min(0) + SLACK * torch.finfo(norm2.dtype).eps * lengths.square()
 
 
 def masked(t: Tensor, bad: Tensor) -> Tensor:
@@ -65,15 +64,20 @@ class Dense:
             self._norm2 = squares(by_record(self.gradient))
         return self._norm2
 
-    def weighted(self, weight: Tensor) -> Tensor:
-        flat = self.gradient.reshape(self.records, -1)
-        return (weight.to(flat.dtype) @ flat).reshape(self.gradient.shape[1:])
+    def slack(self) -> float:
+        return 0.0
+
+    def add_to(self, total: Tensor, weight: Tensor) -> None:
+        gather(total.view(-1), by_record(self.gradient), weight)
 
     def dense(self, lo: int, hi: int) -> Tensor:
         return self.gradient[lo:hi]
 
     def drop(self, bad: Tensor) -> None:
         self.gradient = masked(self.gradient, bad)
+
+    def keep(self) -> None:
+        """See the function of this name."""
 
     def add(self, other: Dense) -> None:
         more = other.gradient.reshape(self.gradient.shape)
@@ -82,34 +86,69 @@ class Dense:
 
 
 class Outer:
-    """g_i = Σ_s left_s ⊗ right_s: the weight of a linear map, left (records, S, d_out), right (records, S, d_in)."""
+    """g_i = Σ_s left_s ⊗ right_s: the weight of a linear map, left (records, S, d_out), right (records, S, d_in).
+
+    The sum over many positions is made record by record, in single precision, and added up in double precision; that
+    over few positions in double precision altogether.
+    """
 
     def __init__(self, left: Tensor, right: Tensor) -> None:
         self.left, self.right = left, right
         self.records = left.shape[0]
 
     def norm2(self) -> Tensor:
+        """Σ_st (l_s·l_t)(r_s·r_t), or the norm of the product, whichever takes less work."""
         left, right = self.left, self.right
         (m, s, p), q = left.shape, right.shape[2]
         if s == 1:  # ‖l ⊗ r‖ = ‖l‖·‖r‖
             return squares(right[:, 0], squares(left[:, 0]))
-        out, lengths = left.new_empty(m), left.new_empty(m)
-        if s * (p + q) <= p * q:  # Σ_st (l_s·l_t)(r_s·r_t)
-            for lo, hi in blocks(m, 2 * s * s, left.element_size()):
-                a, b = left[lo:hi], right[lo:hi]
-                gram = torch.bmm(a, a.mT).mul_(torch.bmm(b, b.mT))
-                out[lo:hi] = gram.sum((1, 2))
-                lengths[lo:hi] = gram.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt().sum(1)
-            return not_too_small(out, lengths)
-        for lo, hi in blocks(m, p * q, left.element_size()):
-            out[lo:hi] = squares(self.dense(lo, hi).flatten(1))
-            norms = torch.linalg.vector_norm(left[lo:hi], dim=2) * torch.linalg.vector_norm(right[lo:hi], dim=2)
-            lengths[lo:hi] = norms.sum(1)
-        return not_too_small(out, lengths)
+        lengths = self.lengths()
+        if s * (p + q) <= p * q:
+            norm2 = torch.cat([_gram(left[lo:hi], right[lo:hi]) for lo, hi in blocks(m, s * (2 * s + p + q), 8)])
+            norm2 += (p + q + s * s + 8) * 2.0**-52 * lengths.square()  # its rounding, where positions cancel
+            norm = norm2.sqrt() + self.slack()
+        else:
+            parts = [squares(self.dense(lo, hi).flatten(1)) for lo, hi in blocks(m, p * q, left.element_size())]
+            norm = torch.cat(parts).sqrt() + self.slack()
+        if not self._by_record():
+            norm = torch.maximum(norm, CANCELLED * lengths)
+        if left.dtype != torch.float64:  # a NaN is not less, either
+            norm = torch.where(lengths < _LARGEST, norm, torch.inf)
+        return norm.square()
 
-    def weighted(self, weight: Tensor) -> Tensor:
-        left = (self.left * weight.to(self.left.dtype)[:, None, None]).flatten(0, 1)
-        return summed(left, self.right.flatten(0, 1))
+    def _by_record(self) -> bool:
+        return self.left.shape[1] >= MANY and self.left.dtype != torch.float64
+
+    def lengths(self) -> Tensor:
+        """(records,) Σ_s ‖l_s‖·‖r_s‖, in double precision and not below it."""
+        m, s, p = self.left.shape
+        flat = squares(self.right.reshape(m * s, -1), squares(self.left.reshape(m * s, p)))
+        return flat.sqrt().view(m, s).sum(1) * (1 + 2.0**-15)
+
+    def slack(self) -> Tensor | float:
+        """A sum of S products in any order, twice: what `dense` makes and what is added need not be rounded alike."""
+        s = self.left.shape[1]
+        if s == 1 and self.left.dtype == torch.float64:
+            return 0.0
+        unit = 2.0**-53 if self.left.dtype == torch.float64 else _UNIT
+        return 2 * (s + 1) * unit * self.lengths()
+
+    def add_to(self, total: Tensor, weight: Tensor) -> None:
+        (m, s, p), q = self.left.shape, self.right.shape[2]
+        whole = total.view(p, q)
+        if self._by_record():
+            bounds = np.arange(0, (m + 1) * s, s, dtype=np.int64)
+            blocked(whole, self.left.reshape(m * s, p), self.right.reshape(m * s, q), bounds, weight)
+            return
+        for lo, hi in blocks(m, s, 1, DEEPEST):  # some positions at a time: fewer roundings for each
+            left = (self.left[lo:hi].double() * weight[lo:hi, None, None]).flatten(0, 1)
+            part = whole if hi - lo == m else torch.zeros_like(whole)
+            cross(part, left, self.right[lo:hi].reshape(-1, q))
+            if part is not whole:
+                whole += part
+
+    def keep(self) -> None:
+        """See the function of this name."""
 
     def dense(self, lo: int, hi: int) -> Tensor:
         if self.left.shape[1] == 1:
@@ -120,14 +159,9 @@ class Outer:
         self.left, self.right = masked(self.left, bad), masked(self.right, bad)
 
 
-def summed(left: Tensor, right: Tensor) -> Tensor:
-    """Σ_s left_s ⊗ right_s over all positions of all records."""
-    if not reads_memory(right, left.shape[1]):
-        return torch.mm(left.mT, right)
-    total = right.new_zeros(left.shape[1], right.shape[1])
-    for lo in range(0, len(right), SHORT_BLOCK):
-        total.addmm_(left[lo : lo + SHORT_BLOCK].mT, right[lo : lo + SHORT_BLOCK])
-    return total
+def _gram(left: Tensor, right: Tensor) -> Tensor:
+    a, b = left.double(), right.double()
+    return torch.bmm(a, a.mT).mul_(torch.bmm(b, b.mT)).sum((1, 2)).clamp_min_(0)
 
 
 def outer(left: Tensor, right: Tensor, pool: Pool) -> Contribution:
@@ -154,7 +188,7 @@ def products(
 
     working: elements per record that ``factors`` makes on the way; a block of records is chosen to fit them too.
     """
-    product, norm2 = pool.take((records, *shape), like), like.new_empty(records)
+    product, norm2 = pool.take((records, *shape), like), like.new_empty(records, dtype=torch.float64)
     for lo, hi in blocks(records, shape[0] * shape[1] + working, like.element_size(), CACHE_BYTES):
         left, right = factors(lo, hi)
         torch.bmm(left.mT, right, out=product[lo:hi])
@@ -192,13 +226,14 @@ class Lookup:
         per_pair = squares(self.value)
         return per_pair.new_zeros(self.records).index_add_(0, self.owner, per_pair)
 
-    def weighted(self, weight: Tensor) -> Tensor:
-        return self.add_to(self.value.new_zeros(self.size, self.value.shape[1]), weight)
+    def slack(self) -> float:
+        return 0.0
 
-    def add_to(self, total: Tensor, weight: Tensor) -> Tensor:
-        """Add the weighted sum to ``total`` in place, without a table of zeros in between."""
-        scaled = self.value * weight.to(self.value.dtype)[self.owner, None]
-        return total.index_add_(0, self.index, scaled.to(total.dtype))
+    def add_to(self, total: Tensor, weight: Tensor) -> None:
+        rows = total.view(self.size, -1)
+        for lo, hi in blocks(len(self.value), self.value.shape[1], 8):
+            scaled = self.value[lo:hi].double().mul_(weight[self.owner[lo:hi], None])
+            rows.index_add_(0, self.index[lo:hi], scaled)
 
     def dense(self, lo: int, hi: int) -> Tensor:
         here = (self.owner >= lo) & (self.owner < hi)
@@ -222,29 +257,37 @@ class Total:
     def norm2(self) -> Tensor:
         if self.orthogonal:
             return torch.stack([part.norm2() for part in self.parts]).sum(0)
-        if not any(isinstance(part, (Outer, Lookup)) for part in self.parts):
-            return self._dense_norm2()
         squared = torch.stack([part.norm2() for part in self.parts])
-        total = squared.sum(0)
-        for i, first in enumerate(self.parts):
-            for second in self.parts[:i]:
-                total = total + 2 * inner(first, second)
-        return not_too_small(total, squared.sqrt().sum(0))
+        lengths = squared.sqrt().sum(0)
+        kinds = [_kind(part) for part in self.parts if isinstance(part, (Outer, Lookup))]
+        if kinds:
+            error = 2.0**-36 if all(kind == torch.float64 for kind in kinds) else 2.0**-16  # of squares and products
+            total = squared.sum(0)
+            for i, first in enumerate(self.parts):
+                for second in self.parts[:i]:
+                    total = total + 2 * inner(first, second)
+            apart = 2 * self.slack() * lengths  # where a part enters one product rounded, and another one exactly
+            norm = (total.clamp_min(0) + error * lengths.square() + apart).sqrt()
+        else:
+            norm = self._dense_norm2().sqrt()
+        return torch.maximum(norm + self.slack(), CANCELLED * lengths).square()
+
+    def slack(self) -> Tensor | float:
+        total: Tensor | float = 0.0
+        for part in self.parts:
+            total = total + part.slack()
+        return total
 
     def _dense_norm2(self) -> Tensor:
         """Each part is made dense once, where inner products would make it so once for every other part."""
         found = []
-        for lo, hi in blocks(self.records, self.parts[0].dense(0, 1).numel()):
-            parts = [by_record(part.dense(lo, hi)) for part in self.parts]
-            lengths = torch.stack([squares(part).sqrt() for part in parts]).sum(0)
-            found.append(not_too_small(squares(torch.stack(parts).sum(0)), lengths))
+        for lo, hi in blocks(self.records, self.parts[0].dense(0, 1).numel(), 8):
+            found.append(squares(sum((by_record(part.dense(lo, hi)).double() for part in self.parts), torch.zeros(()))))
         return torch.cat(found)
 
-    def weighted(self, weight: Tensor) -> Tensor:
-        total = self.parts[0].weighted(weight)
-        for part in self.parts[1:]:
-            total = total + part.weighted(weight).reshape(total.shape)
-        return total
+    def add_to(self, total: Tensor, weight: Tensor) -> None:
+        for part in self.parts:
+            part.add_to(total, weight)
 
     def dense(self, lo: int, hi: int) -> Tensor:
         total = self.parts[0].dense(lo, hi)
@@ -266,6 +309,8 @@ class Pulled:
     def __init__(self, source: Tensor, leaf: Tensor, through: Contribution, isometric: bool) -> None:
         self.source, self.leaf, self.through, self.isometric = source, leaf, through, isometric
         self.records = through.records
+        if not isometric:
+            keep(through)
 
     def _pull(self, cotangent: Tensor, batched: bool) -> Tensor:
         out = torch.autograd.grad(
@@ -274,15 +319,23 @@ class Pulled:
         return out.float() if out.dtype in (torch.bfloat16, torch.float16) else out
 
     def norm2(self) -> Tensor:
-        if self.isometric:
-            return self.through.norm2()
-        parts = []
-        for lo, hi in blocks(self.records, max(self.source.numel(), self.leaf.numel())):
-            parts.append(squares(by_record(self.dense(lo, hi))))
-        return torch.cat(parts)
+        return self.through.norm2() if self.isometric else dense_norm2(self, self._size())
 
-    def weighted(self, weight: Tensor) -> Tensor:
-        return self._pull(self.through.weighted(weight).reshape(self.source.shape), False)
+    def slack(self) -> Tensor | float:
+        return self.through.slack() if self.isometric else 0.0
+
+    def add_to(self, total: Tensor, weight: Tensor) -> None:
+        """Not the pulled sum of all: its rounding would be that of a long sum in the parameter's precision."""
+        if not (self.isometric and self.leaf.is_contiguous()):
+            add_dense(self, total, weight, self._size())
+            return
+        part = total.new_zeros(self.source.shape)
+        self.through.add_to(part, weight)
+        offset = self.source.storage_offset() - self.leaf.storage_offset()
+        total.as_strided(self.source.shape, self.source.stride(), total.storage_offset() + offset).add_(part)
+
+    def _size(self) -> int:
+        return max(self.source.numel(), self.leaf.numel())
 
     def dense(self, lo: int, hi: int) -> Tensor:
         cotangents = self.through.dense(lo, hi).reshape(hi - lo, *self.source.shape)
@@ -295,6 +348,29 @@ class Pulled:
         self.through.drop(bad)
 
 
+def _kind(part: Outer | Lookup) -> torch.dtype:
+    return part.left.dtype if isinstance(part, Outer) else part.value.dtype
+
+
+def keep(of: Contribution) -> None:
+    """Its gradients will be asked for one by one: rows that it shares with another must not be overwritten."""
+    for part in of.parts if isinstance(of, Total) else [of]:
+        if isinstance(part, (Outer, Dense)):
+            part.keep()
+
+
+def dense_norm2(of: Contribution, coordinates: int) -> Tensor:
+    """Squared norms of gradients that are made dense, some records at a time."""
+    parts = [squares(by_record(of.dense(lo, hi))) for lo, hi in blocks(of.records, coordinates)]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+
+def add_dense(of: Contribution, total: Tensor, weight: Tensor, coordinates: int) -> None:
+    """`add_to` by the same blocks of records, so that what is added is what the norm was taken of."""
+    for lo, hi in blocks(of.records, coordinates):
+        gather(total.view(-1), by_record(of.dense(lo, hi)), weight[lo:hi])
+
+
 def inner(a: Contribution, b: Contribution) -> Tensor:
     """(records,) the inner products of two contributions' gradients."""
     if isinstance(a, Lookup) and isinstance(b, Outer):
@@ -303,19 +379,20 @@ def inner(a: Contribution, b: Contribution) -> Tensor:
         return _lookup_outer(b, a)
     coordinates = a.dense(0, 1).numel()
     out = []
-    for lo, hi in blocks(a.records, coordinates):
-        x, y = by_record(a.dense(lo, hi)), by_record(b.dense(lo, hi))
+    for lo, hi in blocks(a.records, coordinates, 8):
+        x, y = by_record(a.dense(lo, hi)).double(), by_record(b.dense(lo, hi)).double()
         out.append((x * y).sum(1))
     return torch.cat(out)
 
 
 def _lookup_outer(a: Lookup, b: Outer) -> Tensor:
     """An embedding tied to an output layer: Σ_j Σ_s (value_j · right_s) · left_s[index_j], record by record."""
-    out = b.left.new_zeros(a.records)
+    out = b.left.new_zeros(a.records, dtype=torch.float64)
     bounds = torch.searchsorted(a.owner, torch.arange(a.records + 1, device=a.owner.device)).tolist()
     for i in range(a.records):
         here = slice(bounds[i], bounds[i + 1])
-        out[i] = (a.value[here] @ b.right[i].mT * b.left[i][:, a.index[here]].mT).sum()
+        rows = a.value[here].double() @ b.right[i].double().mT
+        out[i] = (rows * b.left[i][:, a.index[here]].mT.double()).sum()
     return out
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,7 +156,7 @@ def grouped(g: Tensor, a: Tensor, geometry: Geometry, pool: Pool) -> Dense:
     parts = blocks(m, coordinates, g.element_size(), GROUP_BYTES)
     if len(parts) == 1:
         return Dense(per_record(g, a, geometry), owned=True)
-    product, norm2 = pool.take((m, *geometry.weight), g), g.new_empty(m)
+    product, norm2 = pool.take((m, *geometry.weight), g), g.new_empty(m, dtype=torch.float64)
     for lo, hi in parts:
         product[lo:hi] = per_record(g[lo:hi], a[lo:hi], geometry)
         norm2[lo:hi] = squares(by_record(product[lo:hi]))
@@ -199,28 +199,31 @@ def _by_kernel(a: Tensor, geometry: Geometry, room: Tensor) -> bool:
 
 
 class Convolved:
-    """Many more weights than activations: hold the activations. Norms from Gram matrices of patches, the clipped sum
-    as a plain weight gradient of the weighted output gradient."""
+    """Many more weights than activations: hold the activations. Norms and sums are those of a linear map of the
+    patches, which are made for some records at a time."""
 
     def __init__(self, g: Tensor, a: Tensor, geometry: Geometry) -> None:
         self.g, self.a, self.geometry = g, a, geometry
         self.records = g.shape[0]
         self.squares: Tensor | None = None
 
+    def _maps(self) -> Iterator[tuple[int, int, Outer]]:
+        width = self.g.shape[1] * math.prod(self.g.shape[3:]) * math.prod(self.geometry.weight[1:])
+        for lo, hi in blocks(self.records, width, self.g.element_size()):
+            left = self.g[lo:hi].flatten(3).transpose(2, 3).flatten(1, 2)
+            yield lo, hi, Outer(left, columns(pad(self.a[lo:hi], self.geometry), self.geometry))
+
     def norm2(self) -> Tensor:
         if self.squares is None:
-            positions = self.g.shape[1] * math.prod(self.g.shape[3:])
-            width = positions * math.prod(self.geometry.weight[1:])
-            parts = []
-            for lo, hi in blocks(self.records, width, self.g.element_size()):
-                left = self.g[lo:hi].flatten(3).transpose(2, 3).flatten(1, 2)
-                parts.append(Outer(left, columns(pad(self.a[lo:hi], self.geometry), self.geometry)).norm2())
-            self.squares = torch.cat(parts)
+            self.squares = torch.cat([part.norm2() for _, _, part in self._maps()])
         return self.squares
 
-    def weighted(self, weight: Tensor) -> Tensor:
-        g = self.g * weight.to(self.g.dtype).reshape(-1, *([1] * (self.g.ndim - 1)))
-        return backward(g.flatten(0, 1), self.a.flatten(0, 1), self.geometry, 1)
+    def slack(self) -> Tensor:
+        return torch.cat([torch.as_tensor(part.slack()).expand(hi - lo) for lo, hi, part in self._maps()])
+
+    def add_to(self, total: Tensor, weight: Tensor) -> None:
+        for lo, hi, part in self._maps():
+            part.add_to(total, weight[lo:hi])
 
     def dense(self, lo: int, hi: int) -> Tensor:
         return per_record(self.g[lo:hi], self.a[lo:hi], self.geometry)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
-from sordino.gradients.contributions import Contribution
+from sordino.gradients.contributions import Contribution, keep
 from sordino.gradients.tape import Tape
 
 
@@ -22,6 +23,7 @@ class Shared:
     def __init__(self, through: Contribution) -> None:
         self.through = through
         self.records = through.records
+        keep(through)
         self._norm2: Tensor | None = None
         self._sum: tuple[Tensor, Tensor] | None = None
 
@@ -30,10 +32,14 @@ class Shared:
             self._norm2 = self.through.norm2()
         return self._norm2
 
-    def weighted(self, weight: Tensor) -> Tensor:
+    def slack(self) -> Tensor | float:
+        return self.through.slack()
+
+    def add_to(self, total: Tensor, weight: Tensor) -> None:
         if self._sum is None or self._sum[0] is not weight:
-            self._sum = weight, self.through.weighted(weight)
-        return self._sum[1]
+            self._sum = weight, torch.zeros_like(total)
+            self.through.add_to(self._sum[1], weight)
+        total += self._sum[1].view(total.shape)
 
     def dense(self, lo: int, hi: int) -> Tensor:
         return self.through.dense(lo, hi)

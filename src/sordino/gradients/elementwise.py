@@ -89,6 +89,35 @@ def placeable(slot: Slot, shape: Sequence[int], label: Lineage) -> bool:
     return covers(label, lead) if not isinstance(label, Many) else bool(lead)
 
 
+def as_data(tape: Tape, slot: Slot, shape: Sequence[int], label: Lineage) -> Tensor | None:
+    """A tensor made of parameters and a constant that holds the rows (positions encoded for every row of a mask): the
+    operation once more, with the constant taken for data of these rows. None where the result is not theirs."""
+    if slot.made is None or not isinstance(label, Axis) or tuple(slot.value.shape) != tuple(shape):
+        return None
+    again = _once_more(tape, slot)
+    return again if again is not None and tape.lineage(again) == label else None
+
+
+def _once_more(tape: Tape, slot: Slot) -> Tensor | None:
+    """The operations that made the slot, with rows in dimension 0 of the constant: a label that the result confirms."""
+    assert slot.made is not None
+    func, args, kwargs = slot.made
+    inner = tape.slot(args[0])
+    if inner is not None and inner.made is not None:
+        start = _once_more(tape, inner)
+        if start is None:
+            return None
+        with tape:
+            return func(start, *args[1:], **kwargs)  # type: ignore[no-any-return]
+    constants = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and tape.slot(t) is None]
+    if len(constants) != 1 or not constants[0].ndim or constants[0].shape[0] % tape.rows:
+        return None
+    stand = constants[0].detach()
+    tape.book.put(stand, Axis(0, after=stand.shape[0] // tape.rows))
+    with tape:
+        return func(*(stand if a is constants[0] else a for a in args), **kwargs)  # type: ignore[no-any-return]
+
+
 def _result_shape(func: Any, args: Any, tensors: Sequence[Tensor]) -> torch.Size:
     name = func.__name__
     if (name.endswith("_") and not name.startswith("__")) or name.startswith("__i"):
@@ -108,14 +137,20 @@ def broadcast(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     label = tape.joined([t for t in tensors if tape.is_data(t)], shape)
     slots = [s for s in map(tape.slot, tensors) if s is not None]
-    if any(not placeable(s, shape, label) for s in slots) and tape.rows > 1:
-        return NotImplemented
+    revived: dict[Slot, Tensor] = {}
+    for slot in slots if tape.rows > 1 else []:
+        if placeable(slot, shape, label):
+            continue
+        again = as_data(tape, slot, shape, label)
+        if again is None:
+            return NotImplemented
+        revived[slot] = again
 
     def stand(t: Any) -> Any:
         slot = tape.slot(t)
         if slot is None:
             return t
-        return stand_in(tape, func, slot, shape, label)
+        return revived[slot] if slot in revived else stand_in(tape, func, slot, shape, label)
 
     return func(*(stand(a) for a in args), **{k: stand(v) for k, v in kwargs.items()})
 
@@ -162,4 +197,7 @@ def stretch(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     pad = len(shape) - slot.value.ndim
     plain = all(slot.value.shape[d - pad] in (1, shape[d]) for d in range(pad, len(shape)))
     whole = slot.looked_up is None and slot.source is None
-    return tape.derive(func, args, kwargs, stretched=slot if plain and whole else None)
+    tiled = None
+    if not pad and not plain and shape[1:] == slot.value.shape[1:]:  # repeat(times, 1, 1)
+        tiled = args[0]
+    return tape.derive(func, args, kwargs, stretched=slot if plain and whole else None, tiled=tiled)

@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -16,11 +18,13 @@ from sordino.errors import InputError
 from sordino.gradients.assurance import Assurance
 from sordino.gradients.centring import centred
 from sordino.gradients.companions import STACKED_ROWS
-from sordino.gradients.contributions import Contribution, Lookup
+from sordino.gradients.contributions import Contribution, add_dense
 from sordino.gradients.measure import NotFinite
 from sordino.gradients.memory import Pool, blocks, by_record, keep_freed_memory, lengths
 from sordino.gradients.passes import Found, Loss, PassMemory, Setup, contributions
 from sordino.gradients.rows import Chunk, ClippedSum, Rows, checked, chunks, take, tensors
+from sordino.gradients.runs import stable
+from sordino.gradients.single import Single
 from sordino.gradients.spectral import frozen
 from sordino.gradients.survey import Survey, survey, survey_loss
 
@@ -38,6 +42,7 @@ def clipped_sum(
     iterates: Iterates | None = None,
     centre: Mapping[str, Tensor] | None = None,
     pool: Pool | None = None,
+    keys: Tensor | None = None,
     assurance: Assurance | None = None,
 ) -> ClippedSum:
     """Σ over records of clip(gradient of the record), for every parameter that requires a gradient.
@@ -48,8 +53,11 @@ def clipped_sum(
     Every record's share is within ``clipping.clip_norm`` (in ``clipping.norm``), whatever the data:
     records whose gradient is not finite contribute zero and are counted. ``chunk`` bounds the records held at once
     and does not change the result; without it, see ``default_chunk``. ``pool``: memory that a call leaves to the next.
+    ``keys``: the number of each record in its data set, in rising order, for which the others' numbers do not change
+    when a record is taken out. With them, some sums may be made in single precision, by blocks (`runs`): faster.
     ``assurance``: checks the engine against plain autograd, and records for interaction, wherever the program of a pass
-    is new, and remembers it. The model, its parameters and their .grad are left as they were.
+    is new, and remembers it. The model, its parameters and their .grad are left as they were. Sums come in double
+    precision.
 
     No rows, or records without rows: they contribute zero. A scalar loss, BatchNorm in training mode, compiled
     modules, buffers written in the forward pass: Refused, with the remedy.
@@ -58,6 +66,8 @@ def clipped_sum(
         raise InputError(f"reduction must be 'sum' or 'mean', got {reduction!r}")
     if chunk is not None and chunk < 1:
         raise InputError(f"chunk must be at least 1 record, got {chunk}")
+    if keys is not None and keys.shape != (checked(rows)[1],):
+        raise InputError(f"keys has one number for each of {checked(rows)[1]} records, got {tuple(keys.shape)}")
     keep_freed_memory()
     found = survey(model)
     parameters = found.parameters
@@ -79,16 +89,18 @@ def clipped_sum(
         losses.put(part.index, _as(made.losses, kind))
         if centre is not None:
             gradients = centred(gradients, centre, parameters, part.records)
+        runs = None
+        if keys is not None and isinstance(part.ids, slice) and part.records == records:
+            runs = stable(keys.numpy())
         with torch.no_grad():
-            here, bad = add_clipped(gradients, clipping, parameters, sums, part.records, kind)
+            here, bad = add_clipped(gradients, clipping, parameters, sums, part.records, kind, runs)
         norms.put(part.ids, here)
         dropped += bad
         setup.pool.give_back()
         made.gradients.clear()
     setup.pool.trim()
     for name, p in parameters.items():
-        total, wanted = sums.pop(name, None), _accumulate(p.dtype)
-        sums[name] = torch.zeros_like(p, dtype=wanted) if total is None else _as(total, wanted)
+        sums[name] = sums.pop(name) if name in sums else _zeros(p)
     return ClippedSum(sums, norms.whole(kind, first.device), dropped, losses.whole(kind, first.device))
 
 
@@ -210,10 +222,18 @@ def row_loss(loss: Any) -> Loss:
         module: Loss = loss
         return module
     try:
-        takes = "reduction" in inspect.signature(loss).parameters
-    except (TypeError, ValueError):
-        takes = False
+        takes = _takes_reduction(loss)
+    except TypeError:  # it can't be remembered
+        takes = _takes_reduction.__wrapped__(loss)
     return functools.partial(loss, reduction="none") if takes else loss
+
+
+@functools.lru_cache(64)
+def _takes_reduction(loss: Any) -> bool:
+    try:
+        return "reduction" in inspect.signature(loss).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 def add_clipped(
@@ -223,20 +243,28 @@ def add_clipped(
     sums: dict[str, Tensor],
     records: int,
     kind: torch.dtype,
+    runs: npt.NDArray[np.int64] | None = None,
 ) -> tuple[Tensor, int]:
-    """Add the clipped gradients of the chunk's records to ``sums``; returns (norms, how many were dropped)."""
+    """Add the clipped gradients of the chunk's records to ``sums``; returns (norms, how many were dropped).
+
+    Norms, factors and sums are in double precision: docs/guarantees/noise.md, section 6.
+    """
     if isinstance(clipping, L1Clip):
         squares = {}
-        norms = _l1(gradients, parameters, records, kind)
+        norms = _l1(gradients, parameters, records)
         finite = bool(torch.isfinite(norms).all())  # one synchronisation for the chunk
     else:
-        squares = {name: _as(g.norm2(), kind) for name, g in gradients.items()}
-        norms, finite = lengths(list(squares.values())) if squares else (torch.zeros(records, dtype=kind), True)
+        squares = {name: g.norm2() for name, g in gradients.items()}
+        norms, finite = lengths(list(squares.values())) if squares else (torch.zeros(records, dtype=_SUM), True)
     bad = None if finite else ~torch.isfinite(norms)
     if bad is not None:
         for gradient in gradients.values():
             gradient.drop(bad)
+    for gradient in gradients.values():
+        if isinstance(gradient, Single):
+            gradient.runs = runs
     dropped = 0 if bad is None else int(bad.sum())
+    shown = _shown(norms, kind)
     if isinstance(clipping, PerLayerClip):
         groups = layers(parameters)
         sizes = [sum(parameters[n].numel() for n in names) for names in groups.values()]
@@ -247,20 +275,19 @@ def add_clipped(
                 factor = FlatClip(bound).factors(own if bad is None else own.masked_fill(bad, torch.inf))
                 for n in names:
                     if n in gradients:
-                        _add(sums, n, gradients[n].weighted(factor), parameters[n])
-        return norms, dropped
+                        gradients[n].add_to(_sum(sums, n, parameters[n]), factor)
+        return shown, dropped
     factor = clipping.factors(norms)
     limit = clipping.coordinate_bound if isinstance(clipping, L2LinfClip) else None
-    if isinstance(clipping, L1Clip):  # summed from the very numbers that the norm was taken of: parts may cancel
-        limit = torch.inf
     for name, gradient in gradients.items():
-        size = parameters[name].numel()
-        if isinstance(gradient, Lookup) and limit is None and name in sums:
-            gradient.add_to(sums[name], factor)
-            continue
-        total = gradient.weighted(factor) if limit is None else _truncated(gradient, factor, limit, size)
-        _add(sums, name, total, parameters[name])
-    return norms, dropped
+        total, size = _sum(sums, name, parameters[name]), parameters[name].numel()
+        if isinstance(clipping, L1Clip):  # summed from the very numbers that the norm was taken of: parts may cancel
+            add_dense(gradient, total, factor, size)
+        elif limit is None:
+            gradient.add_to(total, factor)
+        else:
+            _truncated(gradient, total, factor, limit, size)
+    return shown, dropped
 
 
 def _as(t: Tensor, kind: torch.dtype) -> Tensor:
@@ -268,30 +295,39 @@ def _as(t: Tensor, kind: torch.dtype) -> Tensor:
     return t if t.dtype == kind else t.to(kind)
 
 
-def _add(sums: dict[str, Tensor], name: str, total: Tensor, parameter: Tensor) -> None:
-    total = total if total.shape == parameter.shape else total.reshape(parameter.shape)
-    if name in sums:
-        sums[name] += total
-    else:
-        sums[name] = total
+_SUM = torch.float64  # of norms, factors and sums, whatever the parameters have
 
 
-def _l1(
-    gradients: Mapping[str, Contribution], parameters: Mapping[str, Tensor], records: int, kind: torch.dtype
-) -> Tensor:
-    norms = torch.zeros(records, dtype=kind)
+def _zeros(parameter: Tensor) -> Tensor:
+    """numpy's memory is not touched before somebody writes to it: most of a large table stays as it is."""
+    return torch.from_numpy(np.zeros(parameter.shape)).to(parameter.device)
+
+
+def _sum(sums: dict[str, Tensor], name: str, parameter: Tensor) -> Tensor:
+    """The sum so far, to be added to."""
+    if name not in sums:
+        sums[name] = _zeros(parameter)
+    return sums[name]
+
+
+def _shown(norms: Tensor, kind: torch.dtype) -> Tensor:
+    """In the precision of the parameters; one that is finite stays so."""
+    found = _as(norms, kind)
+    if kind != _SUM and bool((norms > (most := torch.finfo(kind).max)).any()):
+        found = torch.where(torch.isfinite(norms) & (norms > most), most, found)
+    return found
+
+
+def _l1(gradients: Mapping[str, Contribution], parameters: Mapping[str, Tensor], records: int) -> Tensor:
+    norms = torch.zeros(records, dtype=_SUM)
     for name, gradient in gradients.items():
         for lo, hi in blocks(records, parameters[name].numel()):
-            norms[lo:hi] += torch.linalg.vector_norm(by_record(gradient.dense(lo, hi)), ord=1, dim=1)
+            norms[lo:hi] += torch.linalg.vector_norm(by_record(gradient.dense(lo, hi)), ord=1, dim=1, dtype=_SUM)
     return norms
 
 
-def _truncated(gradient: Contribution, factor: Tensor, limit: float, coordinates: int) -> Tensor:
+def _truncated(gradient: Contribution, total: Tensor, factor: Tensor, limit: float, coordinates: int) -> None:
     """Σ_i clamp(factor_i · g_i, ± limit), in blocks of records."""
-    total: Tensor | None = None
-    for lo, hi in blocks(gradient.records, coordinates):
-        dense = by_record(gradient.dense(lo, hi)) * factor[lo:hi, None].to(factor.dtype)
-        part = dense.clamp_(-limit, limit).sum(0)
-        total = part if total is None else total.add_(part)
-    assert total is not None
-    return total
+    for lo, hi in blocks(gradient.records, coordinates, 8):
+        dense = by_record(gradient.dense(lo, hi)).double().mul_(factor[lo:hi, None])
+        total += dense.clamp_(-limit, limit).sum(0).view(total.shape)

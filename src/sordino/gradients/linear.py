@@ -12,7 +12,7 @@ from sordino.gradients import contraction
 from sordino.gradients.contributions import Contribution, Dense, outer
 from sordino.gradients.layout import Frame, full
 from sordino.gradients.memory import CACHE_BYTES, blocks, reads_memory, squares
-from sordino.gradients.single import Scaled, Shift, Single
+from sordino.gradients.single import Scaled, Shift, Single, too_long
 from sordino.gradients.tape import Emit, Slot, Tape, Use, hold
 from sordino.native.kernels import compiled, readable
 
@@ -39,10 +39,10 @@ def emitter(
     def single(g: Tensor, a: Tensor, a_squares: Tensor | None, once: bool) -> list[tuple[Slot, Contribution]]:
         """One position for each record: (m, d_out) and (m, d_in)."""
         assert weight is not None
-        g_squares = squares(g)
-        norm2 = squares(a, g_squares) if a_squares is None else g_squares * a_squares  # ‖g ⊗ a‖ = ‖g‖·‖a‖
+        g_squares, a_squares = squares(g), squares(a) if a_squares is None else a_squares
         rows = Scaled(g, shared=bias is not None, once=once)
-        found: list[tuple[Slot, Contribution]] = [(weight, Single(rows, a, norm2))]
+        norm2, huge = g_squares * a_squares, too_long(a_squares)  # ‖g ⊗ a‖ = ‖g‖·‖a‖
+        found: list[tuple[Slot, Contribution]] = [(weight, Single(rows, a, norm2, huge=huge))]
         return found if bias is None else [*found, (bias, Shift(rows, len(g), g_squares))]
 
     def emit(gradient: Tensor, frame: Frame) -> list[tuple[Slot, Contribution]]:
@@ -91,7 +91,8 @@ def _needs_more(x: Tensor) -> bool:
 
 def _with_squares(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """x Wᵀ + b and the squared norms of x's rows, in blocks that the second still finds in the cache."""
-    output, norm2 = x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0])
+    output = x.new_empty(x.shape[0], weight.shape[0])
+    norm2 = x.new_empty(x.shape[0], dtype=torch.float64)
     if _by_loop(x, weight, bias, output, norm2):
         return output, norm2
     for lo, hi in blocks(x.shape[0], x.shape[1], x.element_size(), 2 * CACHE_BYTES):
@@ -108,10 +109,9 @@ def _by_loop(x: Tensor, weight: Tensor, bias: Tensor | None, output: Tensor, nor
         return False
     if not readable(x) or weight.shape[1] != x.shape[1] or weight.shape[0] > _FEW:
         return False
-    bias_at, least = None if bias is None else bias.data_ptr(), x.shape[1] * torch.finfo(x.dtype).tiny
-    weights = weight.data_ptr(), weight.shape[0], bias_at
+    weights = weight.data_ptr(), weight.shape[0], None if bias is None else bias.data_ptr()
     at = x.data_ptr(), *x.shape, x.stride(0)
-    kernels.few_outputs[x.itemsize](*at, *weights, output.data_ptr(), least, norm2.data_ptr())
+    kernels.few_outputs[x.itemsize](*at, *weights, output.data_ptr(), norm2.data_ptr())
     return True
 
 

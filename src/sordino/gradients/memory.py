@@ -4,13 +4,14 @@
 |-------------------|-------------|--------------------------------------------------------------------------------|
 | empty             | torch.empty | huge pages: to fault in torch's 4 KB pages takes as long as the product itself |
 | ascontiguousarray | reshape     | short strided runs: 0.15 ms against 0.19 for the patches of 20 × 16 × 13 × 13  |
-| vecdot, sqrt      | vector_norm | the same time, but not the two megabytes of code that torch's reductions load  |
+| sqrt              | torch.sqrt  | the same time, but not the megabytes of code that torch's functions load       |
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 from array import array
 from collections.abc import Sequence
@@ -25,10 +26,9 @@ from sordino.native.kernels import compiled, readable
 
 BLOCK_BYTES = 8 << 20  # dense per-record gradients are made in blocks of about this size
 CACHE_BYTES = 2 << 20  # what stays in a core's cache between a product and its norm
-_LONGEST_DOT = 8192  # longer ones BLAS would split over threads
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
-_TINY = {kind: torch.finfo(kind).tiny for kind in _NUMPY}
+_TINY = torch.finfo(torch.float64).tiny
 
 
 _LARGEST_KEPT = (32 << 20) - (64 << 10)  # glibc: blocks of 32 MB and more are always mapped, and given back
@@ -64,43 +64,89 @@ def reads_memory(positions: Tensor, outputs: int) -> bool:
 
 
 def squares(t: Tensor, times: Tensor | None = None) -> Tensor:
-    """(records, coordinates) → (records,) squared l2 norms; not finite where a record is not, or its square is not.
+    """(records, coordinates) → (records,) squared l2 norms in double precision; not finite where a record is not.
 
-    times: other numbers, one for each record, to multiply them with (‖l ⊗ r‖ = ‖l‖·‖r‖).
-    Never too small for underflow: a square below the smallest normal number may count as zero, so one such number is
-    added for each coordinate. A tiny vector, times a huge one or divided by its norm, must not outgrow its bound.
+    times: other numbers in double precision, one for each record, to multiply them with (‖l ⊗ r‖ = ‖l‖·‖r‖).
+    Right up to 2⁻¹⁷ of itself for numbers in single precision, of whatever size, up to 2⁻⁴⁰ for double precision; there
+    a square that underflows counts as the smallest normal number (docs/guarantees/noise.md, section 6).
     """
-    if times is not None and not (times.dtype == t.dtype and times.is_contiguous() and readable(times)):
-        return squares(t) * times
-    if t.dtype not in _NUMPY or not readable(t):
-        norms: Tensor = torch.linalg.vector_norm(t, dim=1)
-        norm2 = norms.square() + t.shape[1] * torch.finfo(t.dtype).tiny
-        return norm2 if times is None else norm2 * times
-    least, kernels = t.shape[1] * _TINY[t.dtype], compiled()
-    if kernels is not None and t.stride(1) == 1:
-        out = t.new_empty(t.shape[0])
-        factors = None if times is None else times.data_ptr()
-        kernels.squares[t.itemsize](t.data_ptr(), *t.shape, t.stride(0), least, factors, out.data_ptr())
-        return out
-    rows = t.detach().numpy()
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = np.vecdot(rows[:, :_LONGEST_DOT], rows[:, :_LONGEST_DOT])
-        for start in range(_LONGEST_DOT, rows.shape[1], _LONGEST_DOT):
-            part = rows[:, start : start + _LONGEST_DOT]
-            total += np.vecdot(part, part)
-        total += rows.dtype.type(least)
-    return torch.from_numpy(total) if times is None else torch.from_numpy(total) * times
+    kernels = compiled() if t.dtype in _NUMPY and t.stride(1) == 1 and readable(t) else None
+    times = times if times is None or times.dtype == torch.float64 else times.double()
+    if kernels is None or not (times is None or (times.is_contiguous() and readable(times))):
+        least = t.shape[1] * _TINY if t.dtype == torch.float64 else 0.0
+        parts = [_dots(t[lo:hi].double()) for lo, hi in blocks(t.shape[0], t.shape[1], 8)]
+        total = torch.cat(parts) + least if parts else torch.zeros(0, dtype=torch.float64, device=t.device)
+        return total if times is None else total * times
+    out = torch.empty(t.shape[0], dtype=torch.float64)
+    factors = None if times is None else times.data_ptr()
+    kernels.squares[t.itemsize](t.data_ptr(), *t.shape, t.stride(0), factors, out.data_ptr())
+    return out
+
+
+def _dots(t: Tensor) -> Tensor:
+    return (t * t).sum(1)
 
 
 def scaled(rows: Tensor, weight: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
-    """(records, d) the rows, each times its weight, and (d,) their sum. in_place: the rows are not needed any more."""
+    """(records, d) the rows, each times its weight, and (d,) their sum in double precision.
+
+    in_place: the rows are not needed any more. A row of weight zero counts as zero, whatever is in it.
+    """
+    weight = weight if weight.dtype == torch.float64 else weight.double()
     kernels = compiled() if rows.dtype in _NUMPY and readable(rows) and readable(weight) else None
     if kernels is None or rows.stride(1) != 1 or weight.stride(0) != 1:
-        return rows * weight[:, None], weight @ rows
+        product = (rows.double() * weight[:, None]).masked_fill_(weight[:, None] == 0, 0).to(rows.dtype)
+        return product, product.sum(0, dtype=torch.float64)
     (n, d), out = rows.shape, rows if in_place and rows.is_contiguous() else rows.new_empty(rows.shape)
-    total, pointers = rows.new_empty(d), (rows.data_ptr(), weight.data_ptr(), out.data_ptr())
+    total, pointers = weight.new_zeros(d), (rows.data_ptr(), weight.data_ptr(), out.data_ptr())
     kernels.scaled[rows.itemsize](pointers[0], n, d, rows.stride(0), *pointers[1:], total.data_ptr())
     return out, total
+
+
+def gather(total: Tensor, rows: Tensor, weight: Tensor) -> None:
+    """total += Σ_i weight_i · rows_i in double precision, for total (d,), contiguous; weight zero leaves a row out."""
+    weight = weight if weight.dtype == torch.float64 else weight.double()
+    kernels = compiled() if rows.dtype in _NUMPY and readable(rows) and readable(weight) else None
+    if kernels is not None and rows.stride(1) == 1 and weight.stride(0) == 1:
+        address = rows.data_ptr(), *rows.shape, rows.stride(0), weight.data_ptr()
+        kernels.gathered[rows.itemsize](*address, total.data_ptr())
+        return
+    for lo, hi in blocks(rows.shape[0], rows.shape[1], 8):
+        kept = rows[lo:hi].double().masked_fill_(weight[lo:hi, None] == 0, 0)
+        total.addmv_(kept.mT, weight[lo:hi])
+
+
+FEW = 32  # outputs, up to which the loop in C beats a product of matrices in double precision
+DEEPEST = 4096  # rows of one such product
+
+
+def cross(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += Σ_i left_i ⊗ right_i in double precision, for total (p, q), contiguous, left (n, p), right (n, q)."""
+    n, p = left.shape
+    kernels = compiled() if left.dtype == right.dtype and left.dtype in _NUMPY and p <= FEW else None
+    if kernels is not None and left.is_contiguous() and right.stride(1) == 1 and readable(left) and readable(right):
+        sizes = n, p, right.shape[1], right.stride(0)
+        kernels.crossed[left.itemsize](left.data_ptr(), right.data_ptr(), *sizes, total.data_ptr())
+        return
+    step = max(64, min(DEEPEST, BLOCK_BYTES // (8 * (p + right.shape[1]))))
+    for lo in range(0, n, step):
+        total.addmm_(left[lo : lo + step].double().mT, right[lo : lo + step].double())
+
+
+def blocked(total: Tensor, left: Tensor, right: Tensor, bounds: npt.NDArray[np.int64], weight: Tensor) -> None:
+    """total += Σ_b weight_b · Σ_k left_k ⊗ right_k over the rows from bounds_b to bounds_(b+1).
+
+    The sum over a block is made in the precision of the rows, that over the blocks in double precision; a block of
+    weight zero is left out. total (p, q), contiguous, left (n, p), right (n, q).
+    """
+    kernels = compiled() if left.dtype == right.dtype == torch.float32 and readable(left) and readable(right) else None
+    if kernels is not None and left.stride(1) == right.stride(1) == 1 and readable(weight):
+        places = (left.data_ptr(), left.stride(0)), (right.data_ptr(), right.stride(0))
+        kernels.blocked(*places, (total.shape[0], total.shape[1]), bounds, weight.numpy(), total.data_ptr())
+        return
+    for b, (lo, hi) in enumerate(itertools.pairwise(bounds.tolist())):
+        if hi > lo and float(weight[b]) != 0:
+            total.add_(left[lo:hi].mT @ right[lo:hi], alpha=float(weight[b]))
 
 
 def lengths(terms: Sequence[Tensor]) -> tuple[Tensor, bool]:

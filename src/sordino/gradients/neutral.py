@@ -129,11 +129,13 @@ class Neutral(TorchDispatchMode):
     def __init__(self, level: float = 0.5) -> None:
         super().__init__()
         self.level = level
+        self.asked = False  # whether anything would have been drawn
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name
         if name in _NEUTRAL:
+            self.asked = True
             return _NEUTRAL[name](func, args, kwargs, self.level)
         if "attention" in name:
             return _attention(func, args, kwargs, self.level)

@@ -26,6 +26,7 @@ from sordino.gradients import (
 from sordino.gradients.gru import standardised_gru
 from sordino.gradients.standardisation import standardised_weight
 from sordino.gradients.tape import TYPE_ONLY, Rulebook, Tape, _flat
+from sordino.gradients.vocabulary import name_of
 
 Rule = Callable[[Tape, Any, Any, Any], Any]
 
@@ -75,6 +76,9 @@ RULES: dict[Any, Rule] = {
 
 TABLES = (embedding.embedding, embedding.getitem)
 
+VIEWS = frozenset("view reshape flatten unflatten permute transpose unsqueeze squeeze contiguous mT".split())
+ON_CONSTANTS = frozenset((F.linear, torch.conv1d, torch.conv2d, torch.conv3d))  # whose results may hold the rows
+
 GROUPED = ("_grouped_mm", "grouped_mm_fallback")  # torch's, and transformers' where that one does not run
 
 # checked on every call with data, whether or not a parameter takes part
@@ -121,9 +125,23 @@ def apply(tape: Tape, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
     if not data and func is standardised_weight:
         return normalisation.weight_standardisation(tape, func, args, kwargs)
     if not data:
-        return (embedding.constant_places if func is F.embedding else Tape.derive)(tape, func, args, kwargs)
+        return weights_alone(tape, func, args, kwargs)
     out = elementwise.broadcast(tape, func, args, kwargs) if name in elementwise.ELEMENTWISE else NotImplemented
     return fallback.general(tape, func, args, kwargs) if out is NotImplemented else out
+
+
+def weights_alone(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
+    """An operation on parameters and constants, remembered where that helps when the result meets data."""
+    if func is F.embedding:
+        return embedding.constant_places(tape, func, args, kwargs)
+    first = tape.slot(args[0]) if args else None
+    if first is not None and first.tiled is not None and name_of(func) in ("transpose", "mT", "permute"):
+        base = tape.derive(func, (first.tiled, *args[1:]), kwargs)
+        out = func(first.value, *args[1:], **kwargs)
+        if base.shape[1:] == out.shape[1:] and base.shape[0] == first.tiled.shape[0]:
+            return tape.derive(func, args, kwargs, tiled=base)
+    again = func in ON_CONSTANTS or (first is not None and first.made is not None and name_of(func) in VIEWS)
+    return tape.derive(func, args, kwargs, made=(func, args, kwargs) if again else None)
 
 
 RULEBOOK = Rulebook(apply, derived.adopt, GUARDS)

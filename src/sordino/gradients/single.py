@@ -6,10 +6,13 @@ rows, and the clipped sums from one pass that scales them.
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
-from sordino.gradients.contributions import Dense, Outer, masked, summed
-from sordino.gradients.memory import scaled
+from sordino.gradients.contributions import Dense, Outer, masked
+from sordino.gradients.memory import blocked, cross, scaled
 from sordino.native.ownership import alone
 
 
@@ -37,25 +40,38 @@ class Scaled:
         if held is not None and held[0] is weight:
             return held[1]
         mine = self._once and alone(self._held)  # before the call, whose arguments are holders as well
-        found = scaled(self.rows, weight if weight.dtype == self.rows.dtype else weight.to(self.rows.dtype), mine)
+        found = scaled(self.rows, weight, mine)
         self._spent = found[0] is self.rows
         if self._shared:
             self._found = weight, found
         return found
 
+    def keep(self) -> None:
+        """Nothing takes the place of the rows."""
+        self._once = False
+
     def drop(self, bad: Tensor) -> None:
         self._held["rows"] = masked(self.rows, bad)
+
+
+def too_long(norm2: Tensor) -> bool:
+    """Is there a row of a norm above 2⁶⁰, given the squares of all? Beyond, 2⁻¹²⁶ times it is not next to nothing."""
+    return bool(np.nanmax(norm2.cpu().numpy(), initial=0.0) > 2.0**120)
 
 
 class Single(Outer):
     """One position: g_i = l_i ⊗ r_i for rows l (records, d_out) and r (records, d_in), with its squared norm.
 
-    A bias may have the same l.
+    A bias may have the same l. huge: some r is so long that weight · l, in its own precision, could lose digits.
+    runs: bounds of blocks of records that may be added up in single precision (`runs.stable`); None if there are none.
     """
 
-    def __init__(self, rows: Scaled, inputs: Tensor, norm2: Tensor) -> None:
-        self.shared, self.inputs, self._norm2 = rows, inputs, norm2
+    def __init__(self, rows: Scaled, inputs: Tensor, norm2: Tensor, *, huge: bool = False) -> None:
+        self.shared, self.inputs, self._norm2, self.huge = rows, inputs, norm2, huge
         self.records = inputs.shape[0]
+        self.runs: npt.NDArray[np.int64] | None = None
+        if huge:
+            rows.keep()
 
     @property
     def left(self) -> Tensor:  # type: ignore[override]
@@ -68,8 +84,18 @@ class Single(Outer):
     def norm2(self) -> Tensor:
         return self._norm2
 
-    def weighted(self, weight: Tensor) -> Tensor:
-        return summed(self.shared.by(weight)[0], self.inputs)
+    def add_to(self, total: Tensor, weight: Tensor) -> None:
+        if self.huge:
+            super().add_to(total, weight)
+            return
+        whole, rows = total.view(-1, self.inputs.shape[1]), self.shared.by(weight)[0]
+        if self.runs is None or rows.dtype == torch.float64:
+            cross(whole, rows, self.inputs)
+        else:
+            blocked(whole, rows, self.inputs, self.runs, torch.ones(len(self.runs) - 1, dtype=torch.float64))
+
+    def keep(self) -> None:
+        self.shared.keep()
 
     def dense(self, lo: int, hi: int) -> Tensor:
         return self.shared.rows[lo:hi, :, None] * self.inputs[lo:hi, None]
@@ -90,11 +116,14 @@ class Shift(Dense):
     def gradient(self) -> Tensor:  # type: ignore[override]
         return self.shared.rows
 
-    def weighted(self, weight: Tensor) -> Tensor:
-        return self.shared.by(weight)[1]
+    def add_to(self, total: Tensor, weight: Tensor) -> None:
+        total += self.shared.by(weight)[1].view(total.shape)
 
     def drop(self, bad: Tensor) -> None:
         self.shared.drop(bad)
+
+    def keep(self) -> None:
+        self.shared.keep()
 
     def add(self, other: Dense) -> None:
         self.shared, self._norm2 = Scaled(self.gradient + other.gradient.reshape(self.gradient.shape)), None

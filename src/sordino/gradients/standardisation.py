@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from sordino.gradients.contributions import Contribution, Dense
+from sordino.gradients.contributions import Contribution, Dense, add_dense, dense_norm2, keep
 from sordino.gradients.memory import CACHE_BYTES, blocks, by_record, squares
 
 Pull = Callable[[Tensor], None]
@@ -62,7 +62,7 @@ def pulled(through: Contribution, pull: Pull) -> Contribution:
     if not isinstance(through, Dense):
         return Mapped(through, pull)
     gradient = through.gradient.contiguous()
-    norm2 = gradient.new_empty(through.records)
+    norm2 = gradient.new_empty(through.records, dtype=torch.float64)
     coordinates = gradient[0].numel()
     for lo, hi in blocks(through.records, coordinates, gradient.element_size(), CACHE_BYTES):
         pull(gradient[lo:hi])
@@ -76,15 +76,19 @@ class Mapped:
     def __init__(self, through: Contribution, pull: Pull) -> None:
         self.through, self.pull = through, pull
         self.records = through.records
+        keep(through)
 
     def norm2(self) -> Tensor:
-        coordinates = self.dense(0, 1).numel()
-        return torch.cat([squares(by_record(self.dense(lo, hi))) for lo, hi in blocks(self.records, coordinates)])
+        return dense_norm2(self, self._size())
 
-    def weighted(self, weight: Tensor) -> Tensor:
-        total = self.through.weighted(weight).clone(memory_format=torch.contiguous_format)
-        self.pull(total[None])
-        return total
+    def slack(self) -> float:
+        return 0.0
+
+    def add_to(self, total: Tensor, weight: Tensor) -> None:
+        add_dense(self, total, weight, self._size())
+
+    def _size(self) -> int:
+        return self.dense(0, 1).numel()
 
     def dense(self, lo: int, hi: int) -> Tensor:
         gradient = self.through.dense(lo, hi).clone(memory_format=torch.contiguous_format)

@@ -35,7 +35,7 @@ from sordino.gradients.labels import Book
 from sordino.gradients.layout import Frame, Layout, layout_of
 from sordino.gradients.lineage import MANY, ROWS, Lineage, Many, permuted
 from sordino.gradients.standardisation import Pull, pulled
-from sordino.gradients.vocabulary import writes
+from sordino.gradients.vocabulary import ASKS, writes
 
 Emit = Callable[[Tensor, Frame], Iterable[tuple["Slot", Contribution]]]
 
@@ -48,7 +48,8 @@ class Slot:
     None until something is computed from it alone (``Tape.connected``).
     source: the parameter and the pull-back to it, where that is known in closed form.
     stretched: the slot that this one repeats along dimensions, aligned from the right. looked_up: the table and the
-    constant indices that this one shows of it.
+    constant indices that this one shows of it. tiled: the tensor that this one holds again and again along dimension 0.
+    made: the operation on constants and parameters that gave it, where there is a rule for it on data.
     """
 
     tensor: Tensor | None
@@ -58,6 +59,8 @@ class Slot:
     source: tuple[Slot, Pull] | None = None
     stretched: Slot | None = None
     looked_up: tuple[Slot, Tensor] | None = None
+    tiled: Tensor | None = None
+    made: tuple[Any, Any, Any] | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -168,13 +171,13 @@ def replace(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
 
 
 @dataclass
-class Owners:
+class Holders:
     """Names for messages: which module holds a tensor."""
 
     names: dict[int, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: nn.Module) -> Owners:
+    def of(cls, model: nn.Module) -> Holders:
         named = [*model.named_parameters(), *model.named_buffers()]
         return cls({id(t): name.rpartition(".")[0] or "the model" for name, t in named})
 
@@ -272,7 +275,7 @@ class Tape(TorchFunctionMode):
             use.tapped = weakref.ref(output)
         else:
             self.book.put(output, label)
-            use.layout = layout_of(label, use.shape, use.lead, self.rows)
+            use.layout = self._layout(use, label)
         return output
 
     def stand(self, value: Tensor, shape: Sequence[int], use: Use, label: Lineage) -> Tensor:
@@ -281,9 +284,13 @@ class Tape(TorchFunctionMode):
         self._add(use)
         out = _Stand.apply(value, self.token, tuple(shape), lambda g: self.arrived(use, g))  # type: ignore[no-untyped-call]
         self.book.put(out, label)
-        moved = label if use.permute is None or isinstance(label, Many) else permuted(label, use.permute)
-        use.layout = layout_of(moved, use.shape, use.lead, self.rows)
+        use.layout = self._layout(use, label)
         return out  # type: ignore[no-any-return]
+
+    def _layout(self, use: Use, label: Lineage) -> Layout | None:
+        """label: that of the tensor whose gradient arrives, before the use permutes it."""
+        moved = label if use.permute is None or isinstance(label, Many) else permuted(label, use.permute)
+        return layout_of(moved, use.shape, use.lead, self.rows)
 
     def carrier(self, like: Tensor, shape: Sequence[int], use: Use, label: Lineage) -> Tensor:
         """A tensor of zeros that only carries a gradient to the use."""
@@ -308,6 +315,8 @@ class Tape(TorchFunctionMode):
         source: tuple[Slot, Pull] | None = None,
         stretched: Slot | None = None,
         looked_up: tuple[Slot, Tensor] | None = None,
+        tiled: Tensor | None = None,
+        made: tuple[Any, Any, Any] | None = None,
     ) -> Any:
         """An operation without data: its floating results are new slots."""
         slots = [s for s in map(self.slot, _flat((args, kwargs))) if s is not None]
@@ -316,7 +325,7 @@ class Tape(TorchFunctionMode):
         parents = frozenset().union(*(s.parents for s in slots))
         for t in _flat((out,)):
             if t.requires_grad and id(t) not in self._slots:
-                self.add_slot(t, parents, source, stretched, looked_up)
+                self.add_slot(t, parents, source, stretched, looked_up, tiled, made)
         return out
 
     def add_slot(self, t: Tensor, parents: frozenset[str], *more: Any) -> None:
@@ -380,6 +389,8 @@ class Tape(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in ASKS:
+            return func(*args, **kwargs)
         slotted, data = self._seen(args, False, False)
         if kwargs:
             slotted, data = self._seen(kwargs.values(), slotted, data)
@@ -412,10 +423,7 @@ class Tape(TorchFunctionMode):
             tapped = use.tapped() if use.tapped is not None else None
             if tapped is not None and use.layout is None:
                 label = self.book.lineage(tapped)
-                if label is not None and use.permute is not None and not isinstance(label, Many):
-                    label = permuted(label, use.permute)
-                if label is not None:
-                    use.layout = layout_of(label, use.shape, use.lead, self.rows)
+                use.layout = None if label is None else self._layout(use, label)
 
 
 def hold(*tensors: Tensor) -> tuple[tuple[Tensor, int], ...]:

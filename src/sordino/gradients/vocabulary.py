@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from torch import Tensor
+
 from sordino.gradients import flow, moves
 from sordino.gradients.flow import Rule
 
@@ -144,6 +146,14 @@ RULES: dict[str, Rule] = {
     **_PRODUCTS,
     **_MOVES,
 }
+
+_PROPERTIES = "shape ndim dtype device layout requires_grad is_cuda is_nested is_leaf is_sparse is_mkldnn itemsize nbytes"
+ASKS = frozenset(
+    [getattr(Tensor, name).__get__ for name in _PROPERTIES.split() if hasattr(Tensor, name)]
+    + [Tensor.dim, Tensor.size, Tensor.numel, Tensor.stride, Tensor.__len__, Tensor.is_contiguous]
+    + [Tensor.is_floating_point, Tensor.is_complex, Tensor.nelement, Tensor.element_size, Tensor.get_device]
+)
+"""Questions about a tensor that its values have no part in."""
 
 READS = frozenset(
     "item tolist numpy __bool__ __float__ __int__ __index__ __complex__ __contains__ __array__ is_nonzero equal allclose".split()

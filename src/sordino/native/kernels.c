@@ -239,34 +239,44 @@ int32_t key_stream(const uint8_t *key, uint64_t first, int64_t bytes, uint8_t *o
 int32_t key_stream(const uint8_t *key, uint64_t first, int64_t bytes, uint8_t *out) { return 0; }
 #endif
 
-/* out[i] = extra + the sum of squares of row i; times factors[i], if there are any */
-#define SQUARES(NAME, T)                                                                                               \
-    WIDE void NAME(const T *restrict rows, int64_t n, int64_t columns, int64_t stride, double extra,                   \
-                   const T *restrict factors, T *restrict out) {                                                       \
-        enum { LANES = 8 };                                                                                            \
+/* out[i] = the sum of squares of row i, times factors[i] if there are any; in double precision. A lane adds up PIECE
+ * squares at most in the type of the numbers. Single precision: where the sum leaves the range in which squares neither
+ * overflow nor get lost, it is made again from squares in double precision, all of which are normal numbers. Double
+ * precision: the smallest normal number is added for each square that may have got lost. (noise.md, section 6) */
+#define SQUARES(NAME, T, SINGLE)                                                                                       \
+    WIDE void NAME(const T *restrict rows, int64_t n, int64_t columns, int64_t stride, const double *restrict factors, \
+                   double *restrict out) {                                                                             \
+        enum { LANES = 8, PIECE = 64 };                                                                                \
         typedef T Lanes __attribute__((vector_size(LANES * sizeof(T)), aligned(sizeof(T)), may_alias));                \
         for (int64_t i = 0; i < n; i++) {                                                                              \
             const T *row = rows + i * stride;                                                                          \
-            Lanes a = {0}, b = {0}, c = {0}, d = {0};                                                                  \
-            T total = (T)extra;                                                                                        \
+            double total = SINGLE ? 0 : (double)columns * DBL_MIN;                                                     \
             int64_t j = 0;                                                                                             \
-            for (; j + 4 * LANES <= columns; j += 4 * LANES) {                                                         \
-                const Lanes *x = (const Lanes *)(row + j);                                                             \
-                a += x[0] * x[0], b += x[1] * x[1], c += x[2] * x[2], d += x[3] * x[3];                                \
+            while (j + LANES <= columns) {                                                                             \
+                Lanes a = {0}, b = {0}, c = {0}, d = {0};                                                              \
+                int k = 0;                                                                                             \
+                for (; k < PIECE && j + 4 * LANES <= columns; k++, j += 4 * LANES) {                                   \
+                    const Lanes *x = (const Lanes *)(row + j);                                                         \
+                    a += x[0] * x[0], b += x[1] * x[1], c += x[2] * x[2], d += x[3] * x[3];                            \
+                }                                                                                                      \
+                for (; k < PIECE && j + LANES <= columns; k++, j += LANES) {                                           \
+                    const Lanes *x = (const Lanes *)(row + j);                                                         \
+                    a += x[0] * x[0];                                                                                  \
+                }                                                                                                      \
+                a = (a + b) + (c + d);                                                                                 \
+                for (int l = 0; l < LANES; l++) total += (double)a[l];                                                 \
             }                                                                                                          \
-            for (; j + LANES <= columns; j += LANES) {                                                                 \
-                const Lanes *x = (const Lanes *)(row + j);                                                             \
-                a += x[0] * x[0];                                                                                      \
+            for (; j < columns; j++) total += (double)row[j] * (double)row[j];                                         \
+            if (SINGLE && !(total >= (double)columns * 0x1p-100 && total <= 0x1p120)) {                                \
+                total = 0;                                                                                             \
+                for (j = 0; j < columns; j++) total += (double)row[j] * (double)row[j];                                \
             }                                                                                                          \
-            for (; j < columns; j++) total += row[j] * row[j];                                                         \
-            a = (a + b) + (c + d);                                                                                     \
-            for (int k = 0; k < LANES; k++) total += a[k];                                                             \
-            out[i] = total * (factors ? factors[i] : 1);                                                               \
+            out[i] = factors ? total * factors[i] : total;                                                             \
         }                                                                                                              \
     }
 
-SQUARES(squares_f32, float)
-SQUARES(squares_f64, double)
+SQUARES(squares_f32, float, 1)
+SQUARES(squares_f64, double, 0)
 
 /* out[i] = the root of the sum of the i-th numbers of all vectors; returns whether all of them are finite. */
 #define LENGTHS(NAME, T, SQRT)                                                                                         \
@@ -300,31 +310,166 @@ LENGTHS(lengths_f64, double, sqrt)
 FACTORS(factors_f32, float, FLT_MIN)
 FACTORS(factors_f64, double, DBL_MIN)
 
-/* out = the rows, each times its weight; totals = the sum of them, added up by blocks of rows, so that its error is that
- * of a sum of few terms. `out` may be `rows`. */
+/* out = the rows, each times its weight; totals += the sum of them. A row of weight zero counts as zeros, whatever is
+ * in it. `out` may be `rows`. */
 #define SCALED(NAME, T)                                                                                                \
-    WIDE void NAME(const T *rows, int64_t n, int64_t columns, int64_t stride, const T *restrict weights, T *out,       \
-                   T *restrict totals) {                                                                               \
-        enum { BLOCK = 128, TILE = 512 };                                                                              \
-        T part[TILE];                                                                                                  \
-        for (int64_t j = 0; j < columns; j++) totals[j] = 0;                                                           \
-        for (int64_t start = 0; start < n; start += BLOCK)                                                             \
-            for (int64_t left = 0; left < columns; left += TILE) {                                                     \
-                const int64_t end = start + BLOCK < n ? start + BLOCK : n;                                             \
-                const int64_t width = left + TILE < columns ? TILE : columns - left;                                   \
-                for (int64_t j = 0; j < width; j++) part[j] = 0;                                                       \
-                for (int64_t i = start; i < end; i++)                                                                  \
-                    _Pragma("GCC ivdep") for (int64_t j = 0; j < width; j++) {                                         \
-                        T value = rows[i * stride + left + j] * weights[i];                                            \
-                        out[i * columns + left + j] = value;                                                           \
-                        part[j] += value;                                                                              \
-                    }                                                                                                  \
-                for (int64_t j = 0; j < width; j++) totals[left + j] += part[j];                                       \
+    WIDE void NAME(const T *rows, int64_t n, int64_t columns, int64_t stride, const double *restrict weights, T *out,  \
+                   double *restrict totals) {                                                                          \
+        for (int64_t i = 0; i < n; i++) {                                                                              \
+            const T *row = rows + i * stride;                                                                          \
+            T *to = out + i * columns;                                                                                 \
+            const double weight = weights[i];                                                                          \
+            if (weight == 0) {                                                                                         \
+                for (int64_t j = 0; j < columns; j++) to[j] = 0;                                                       \
+                continue;                                                                                              \
             }                                                                                                          \
+            _Pragma("GCC ivdep") for (int64_t j = 0; j < columns; j++) {                                               \
+                T value = (T)(weight * (double)row[j]);                                                                \
+                to[j] = value;                                                                                         \
+                totals[j] += (double)value;                                                                            \
+            }                                                                                                          \
+        }                                                                                                              \
     }
 
 SCALED(scaled_f32, float)
 SCALED(scaled_f64, double)
+
+/* totals += the sum of the rows, each times its weight, in double precision. A row of weight zero is not read. */
+#define GATHERED(NAME, T)                                                                                              \
+    WIDE void NAME(const T *restrict rows, int64_t n, int64_t columns, int64_t stride, const double *restrict weights, \
+                   double *restrict totals) {                                                                          \
+        enum { TILE = 2048 };                                                                                          \
+        for (int64_t left = 0; left < columns; left += TILE) {                                                         \
+            const int64_t width = left + TILE < columns ? TILE : columns - left;                                       \
+            double *restrict to = totals + left;                                                                       \
+            for (int64_t i = 0; i < n;) {                                                                              \
+                const T *row[4];                                                                                       \
+                double w[4];                                                                                           \
+                int found = 0;                                                                                         \
+                for (; i < n && found < 4; i++)                                                                        \
+                    if (weights[i] != 0) row[found] = rows + i * stride + left, w[found++] = weights[i];               \
+                if (found == 4) {                                                                                      \
+                    const T *restrict x0 = row[0], *restrict x1 = row[1], *restrict x2 = row[2], *restrict x3 = row[3];\
+                    for (int64_t j = 0; j < width; j++)                                                                \
+                        to[j] += ((double)x0[j] * w[0] + (double)x1[j] * w[1]) +                                       \
+                                 ((double)x2[j] * w[2] + (double)x3[j] * w[3]);                                        \
+                } else                                                                                                 \
+                    for (int k = 0; k < found; k++)                                                                    \
+                        for (int64_t j = 0; j < width; j++) to[j] += (double)row[k][j] * w[k];                         \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+GATHERED(gathered_f32, float)
+GATHERED(gathered_f64, double)
+
+/* totals (p, q) += the sum over i of left_i (p) times right_i (q), in double precision, four i at a time; for few p. */
+#define CROSSED(NAME, T)                                                                                               \
+    WIDE void NAME(const T *restrict left, const T *restrict right, int64_t n, int64_t p, int64_t q, int64_t stride,   \
+                   double *restrict totals) {                                                                          \
+        enum { TILE = 256 };                                                                                           \
+        double x[4][TILE];                                                                                             \
+        for (int64_t start = 0; start < q; start += TILE) {                                                            \
+            const int64_t width = start + TILE < q ? TILE : q - start;                                                 \
+            for (int64_t i = 0; i < n; i += 4) {                                                                       \
+                const int64_t count = i + 4 < n ? 4 : n - i;                                                           \
+                for (int64_t k = 0; k < 4; k++)                                                                        \
+                    for (int64_t j = 0; j < width; j++)                                                                \
+                        x[k][j] = k < count ? (double)right[(i + k) * stride + start + j] : 0;                         \
+                for (int64_t a = 0; a < p; a += 2) {                                                                   \
+                    const int64_t b = a + 1 < p ? a + 1 : a;                                                           \
+                    double v[4], w[4];                                                                                 \
+                    for (int64_t k = 0; k < 4; k++) {                                                                  \
+                        v[k] = k < count ? (double)left[(i + k) * p + a] : 0;                                          \
+                        w[k] = k < count ? (double)left[(i + k) * p + b] : 0;                                          \
+                    }                                                                                                  \
+                    double *restrict to = totals + a * q + start, *restrict next = totals + b * q + start;             \
+                    if (a == b)                                                                                        \
+                        for (int64_t j = 0; j < width; j++)                                                            \
+                            to[j] += (v[0] * x[0][j] + v[1] * x[1][j]) + (v[2] * x[2][j] + v[3] * x[3][j]);            \
+                    else                                                                                               \
+                        for (int64_t j = 0; j < width; j++) {                                                          \
+                            to[j] += (v[0] * x[0][j] + v[1] * x[1][j]) + (v[2] * x[2][j] + v[3] * x[3][j]);            \
+                            next[j] += (w[0] * x[0][j] + w[1] * x[1][j]) + (w[2] * x[2][j] + w[3] * x[3][j]);          \
+                        }                                                                                              \
+                }                                                                                                      \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+CROSSED(crossed_f32, float)
+CROSSED(crossed_f64, double)
+
+/* total (p, q) += the sum over blocks of weight times (the sum over the block's rows of left_k (p) times right_k (q)).
+ * A block is summed in single precision, DEEP rows at most at a time; blocks are added up in double precision, so that
+ * what one adds does not depend on the others. Tiles of the total stay in the cache meanwhile. room: memory for
+ * `blocked_room` numbers. */
+enum { DOWN = 6, ACROSS = 16, HIGH = 48, BROAD = 256, DEEP = 128 };
+typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
+typedef float Half __attribute__((vector_size(16), may_alias));
+typedef double Four __attribute__((vector_size(32), aligned(8), may_alias));
+
+INLINE void tile(const float *restrict left, const float *restrict right, int64_t depth, double weight,
+                 double *restrict to, int64_t stride, int64_t down, int64_t across) {
+    Eight sum[DOWN][2];
+    _Pragma("GCC unroll 6") for (int r = 0; r < DOWN; r++) sum[r][0] = sum[r][1] = (Eight){0};
+    for (int64_t k = 0; k < depth; k++) {
+        const Eight a = *(const Eight *)(right + k * ACROSS), b = *(const Eight *)(right + k * ACROSS + 8);
+        _Pragma("GCC unroll 6") for (int r = 0; r < DOWN; r++) {
+            sum[r][0] += a * left[k * DOWN + r];
+            sum[r][1] += b * left[k * DOWN + r];
+        }
+    }
+    if (down == DOWN && across == ACROSS) {
+        _Pragma("GCC unroll 6") for (int r = 0; r < DOWN; r++)
+            _Pragma("GCC unroll 4") for (int part = 0; part < 4; part++) {
+                Half half;
+                memcpy(&half, (const float *)&sum[r][part / 2] + part % 2 * 4, sizeof half);
+                *(Four *)(to + r * stride + 4 * part) += weight * __builtin_convertvector(half, Four);
+            }
+        return;
+    }
+    float flat[DOWN][ACROSS];
+    memcpy(flat, sum, sizeof flat);
+    for (int r = 0; r < down; r++)
+        for (int j = 0; j < across; j++) to[r * stride + j] += weight * (double)flat[r][j];
+}
+
+/* (rows, columns) of memory with the given stride, as panels of `width` columns, one after the other, filled up by 0 */
+INLINE void panels(const float *restrict from, int64_t stride, int64_t rows, int64_t columns, int64_t width,
+                   float *restrict to) {
+    for (int64_t j = 0; j < columns; j += width, to += rows * width)
+        for (int64_t k = 0; k < rows; k++)
+            if (j + width <= columns) memcpy(to + k * width, from + k * stride + j, width * sizeof(float));
+            else
+                for (int64_t c = 0; c < width; c++) to[k * width + c] = j + c < columns ? from[k * stride + j + c] : 0;
+}
+
+WIDE void blocked_f32(const float *restrict left, const float *restrict right, const int64_t *restrict sizes,
+                      const int64_t *restrict bounds, const double *restrict weights, float *restrict room,
+                      double *restrict total) {
+    const int64_t blocks = sizes[0], p = sizes[1], q = sizes[2], left_stride = sizes[3], right_stride = sizes[4];
+    float *lefts = room, *rights = room + HIGH * DEEP;
+    for (int64_t x = 0; x < q; x += BROAD)
+        for (int64_t y = 0; y < p; y += HIGH) {
+            const int64_t high = y + HIGH < p ? HIGH : p - y, broad = x + BROAD < q ? BROAD : q - x;
+            for (int64_t b = 0; b < blocks; b++) {
+                if (weights[b] == 0) continue;
+                for (int64_t k = bounds[b]; k < bounds[b + 1]; k += DEEP) {
+                    const int64_t depth = k + DEEP < bounds[b + 1] ? DEEP : bounds[b + 1] - k;
+                    panels(left + k * left_stride + y, left_stride, depth, high, DOWN, lefts);
+                    panels(right + k * right_stride + x, right_stride, depth, broad, ACROSS, rights);
+                    for (int64_t j = 0; j < broad; j += ACROSS)
+                        for (int64_t i = 0; i < high; i += DOWN)
+                            tile(lefts + i * depth, rights + j * depth, depth, weights[b],
+                                 total + (y + i) * q + x + j, q, high - i < DOWN ? high - i : DOWN,
+                                 broad - j < ACROSS ? broad - j : ACROSS);
+                }
+            }
+        }
+}
+
+int64_t blocked_room(void) { return (HIGH + BROAD) * DEEP; }
 
 /* The largest magnitude: the order of magnitudes is that of their bits, NaN last. */
 WIDE double largest_f32(const Part *parts, int64_t count) {
@@ -442,7 +587,7 @@ INLINE int64_t end_of_places(int64_t shift, int64_t stride, int64_t size, int64_
 DEPTHWISE(depthwise_f32, float)
 DEPTHWISE(depthwise_f64, double)
 
-/* out = x w^T + bias (which may be 0), and norm2[i] = extra + the sum of squares of row i of x, for few outputs: the rows
+/* out = x w^T + bias (which may be 0), and norm2[i] = the sum of squares of row i of x, for few outputs: the rows
  * are read from memory once, some of them at a time, and what is computed of them finds them in the cache. */
 #define FEW_OUTPUTS(NAME, T, SQUARES)                                                                                  \
     typedef T NAME##_t __attribute__((vector_size(32), aligned(sizeof(T)), may_alias));                                \
@@ -466,7 +611,7 @@ DEPTHWISE(depthwise_f64, double)
             }                                                                                                          \
     }                                                                                                                  \
     WIDE void NAME(const T *x, int64_t n, int64_t columns, int64_t stride, const T *w, int64_t outputs, const T *bias, \
-                   T *out, double extra, T *norm2) {                                                                   \
+                   T *out, double *norm2) {                                                                            \
         enum { TILE = 4096 / sizeof(T) };                                                                              \
         for (int64_t i = 0; i < n; i += 4) {                                                                           \
             const int64_t here = n - i < 4 ? n - i : 4;                                                                \
@@ -484,7 +629,7 @@ DEPTHWISE(depthwise_f64, double)
                         for (int64_t c = 0; c < two; c++) out[(i + r) * outputs + k + c] += dots[r][c];                \
                 }                                                                                                      \
             }                                                                                                          \
-            SQUARES(x + i * stride, here, columns, stride, extra, 0, norm2 + i);                                       \
+            SQUARES(x + i * stride, here, columns, stride, 0, norm2 + i);                                              \
         }                                                                                                              \
     }
 

@@ -5,8 +5,11 @@
 | `rounded_sum`   | `boxmuller.Pairs.single`, pass by pass | the same integers; both leave open what they can't decide |
 | `rounded_again` | `boxmuller.double`, pass by pass       | the same integers, likewise                               |
 | `key_stream`    | OpenSSL's AES-256-CTR (`keystream`)    | the same bytes; it does not hold Python's global lock     |
-| `squares`       | numpy's `vecdot` of rows               | the same up to rounding, which BLAS does not fix either   |
-| `scaled`        | a product, and another one for the sum | likewise                                                  |
+| `squares`       | products in double, and their sums     | the same up to 2⁻¹⁷ (docs/guarantees/noise.md, section 6) |
+| `scaled`        | a product, and another one for the sum | the same up to the rounding of double precision           |
+| `gathered`      | a vector times a matrix, in double     | likewise                                                  |
+| `crossed`       | a product of matrices, in double       | likewise                                                  |
+| `blocked`       | a product of matrices for each block   | the same up to the rounding of a block                    |
 | `lengths`       | numpy's sums and its square root       | the same                                                  |
 | `factors`       | numpy's quotient and its minimum       | the same                                                  |
 | `largest`       | a minimum and a maximum                | the same                                                  |
@@ -147,12 +150,17 @@ class Kernels:
         block = c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_uint64, *pointers, c_int64
         self._sums = functions("rounded_sum_*", c_int64, *block)
         self._again = functions("rounded_sum_*_again", c_int64, c_void_p, c_int64, *pointers)
-        self.squares = functions("squares_*", None, c_void_p, *sizes, c_double, c_void_p, c_void_p)
+        self.squares = functions("squares_*", None, c_void_p, *sizes, c_void_p, c_void_p)
         self.scaled = functions("scaled_*", None, c_void_p, *sizes, *pointers)
+        self.gathered = functions("gathered_*", None, c_void_p, *sizes, c_void_p, c_void_p)
+        self.crossed = functions("crossed_*", None, c_void_p, c_void_p, *sizes, c_int64, c_void_p)
+        self._blocked, self._blocked_room = library["blocked_f32"], library["blocked_room"]
+        self._blocked.argtypes, self._blocked.restype = [c_void_p] * 7, None
+        self._blocked_room.argtypes, self._blocked_room.restype = [], c_int64
         self.factors = functions("factors_*", None, c_void_p, c_int64, c_double, c_void_p)
         self.lengths = functions("lengths_*", c_int32, c_void_p, c_int64, c_int64, c_void_p)
         self._patches = functions("patches_*", None, c_void_p, c_void_p, c_int64, c_void_p)
-        dots = c_void_p, *sizes, c_void_p, c_int64, c_void_p, c_void_p, c_double, c_void_p
+        dots = c_void_p, *sizes, c_void_p, c_int64, c_void_p, c_void_p, c_void_p
         self.few_outputs = functions("few_outputs_*", None, *dots)
         self._depthwise = functions("depthwise_*", None, *pointers, c_int64, c_void_p, c_void_p)
         self._key_stream = library["key_stream"]
@@ -186,6 +194,18 @@ class Kernels:
         if len(key) != 32 or not words.flags.c_contiguous:
             raise ValueError("a key of 32 bytes and contiguous words are needed")
         return bool(self._key_stream(key, first, words.nbytes, words.ctypes.data))
+
+    def blocked(
+        self, left: tuple[int, int], right: tuple[int, int], shape: Pair, bounds: Array, weights: Array, total: int
+    ) -> None:
+        """total (p, q) += Σ_b weights_b · Σ_k left_k ⊗ right_k over the rows bounds_b ≤ k < bounds_(b+1), in float32.
+
+        left and right: address and stride of the rows. Blocks are added up in double precision.
+        """
+        sizes = array("q", [len(weights), *shape, left[1], right[1]])
+        room = np.empty(self._blocked_room(), np.float32)
+        tables = sizes.buffer_info()[0], bounds.ctypes.data, weights.ctypes.data, room.ctypes.data
+        self._blocked(left[0], right[0], *tables, total)
 
     def largest(self, parts: Parts) -> float:
         """The largest magnitude among float32 values: NaN if there is one, 0 if there is none."""
@@ -296,21 +316,31 @@ def _adds_up(kernels: Kernels) -> bool:
     """On small integers, of which all sums are exact."""
     n, columns, weights = 5, 150, [1.0, 2.0, 0.0, 0.5, 4.0]
     numbers = [[(7 * i + 3 * j) % 11 - 5.0 for j in range(columns)] for i in range(n)]
-    rows, weight = array("f", [x for row in numbers for x in row]), array("f", weights)
-    squares, lengths, factors, out, total = (array("f", [0.0] * size) for size in (n, n, n, n * columns, columns))
-    room = rows, weight, squares, lengths, factors, out, total
-    at, scales, to, roots, shrunk, product, sums = (a.buffer_info()[0] for a in room)
+    rows, out = (array("f", [x for row in numbers for x in row]) for _ in range(2))
+    weight = array("d", weights)
+    sizes = n, n, n, columns, columns**2, columns**2
+    squares, lengths, factors, total, whole, tiles = (array("d", [0.0] * size) for size in sizes)
+    room = rows, weight, squares, lengths, factors, out, total, whole, tiles
+    at, scales, to, roots, shrunk, product, sums, square, tiled = (a.buffer_info()[0] for a in room)
     table = array("q", [scales] * 8)
-    kernels.squares[4](at, n, columns, columns, 0.0, scales, to)
+    kernels.squares[4](at, n, columns, columns, scales, to)
     kernels.scaled[4](at, n, columns, columns, scales, product, sums)
-    kernels.factors[4](scales, n, 2.0, shrunk)
-    finite = kernels.lengths[4](table.buffer_info()[0], 8, n, roots)
+    kernels.gathered[4](at, n, columns, columns, scales, sums)
+    kernels.crossed[4](product, at, n, columns, columns, columns, square)
+    kernels.factors[8](scales, n, 2.0, shrunk)
+    finite = kernels.lengths[8](table.buffer_info()[0], 8, n, roots)
     scaled = [[w * x for x in row] for w, row in zip(weights, numbers, strict=True)]
+    rows_of = np.array([0, 2, 2, 5], np.int64), np.array([1.0, 3.0, 2.0])
+    kernels.blocked((product, columns), (at, columns), (columns, columns), *rows_of, tiled)
+    terms = [[row[0] * x for row, x in zip(scaled, column, strict=True)] for column in zip(*numbers, strict=True)]
+    first, second = [sum(t) for t in terms], [sum(t[:2]) + 2 * sum(t[2:]) for t in terms]
     return (
         squares.tolist() == [w * sum(x * x for x in row) for w, row in zip(weights, numbers, strict=True)]
         and factors.tolist() == [1.0, 1.0, 1.0, 1.0, 0.5]
         and out.tolist() == [x for row in scaled for x in row]
-        and total.tolist() == [sum(column) for column in zip(*scaled, strict=True)]
+        and total.tolist() == [2 * sum(column) for column in zip(*scaled, strict=True)]
+        and whole[:columns].tolist() == first
+        and tiles[:columns].tolist() == second
         and lengths.tolist()[2:4] == [0.0, 2.0]
         and finite == 1
         and kernels.largest(Parts.of([np.frombuffer(rows, np.float32)])) == 5.0

@@ -28,7 +28,7 @@ from sordino.registry import method_class, method_from_dict
 from sordino.release import Gaussian, Laplace, Noise
 from sordino.sampling import Poisson, Sampling, TruncatedPoisson, sampling_from_dict
 
-ROUNDING_MARGIN = 2.0**-10  # ten times what was measured with chunks of 512: docs/guarantees/noise.md, section 6
+ROUNDING_MARGIN = 2.0**-10  # of norms and sums as computed: theorem 2 of docs/guarantees/noise.md, section 6
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Plan(metaclass=_Makers):
     def sensitivity(self) -> float:
         """The bound on one record's contribution to a sum *as computed*: noise std = noise_multiplier × sensitivity.
 
-        It is `clip_norm`, and a thousandth more for the rounding of norms and sums in single precision.
+        It is `clip_norm`, and a thousandth more for the rounding of norms and sums (docs/guarantees/noise.md).
         """
         return self.clipping.sensitivity("add-remove") * (1 + ROUNDING_MARGIN)
 

@@ -6,10 +6,11 @@ that `private_steps` can refuse one that is not the plan's. Whoever wraps a grad
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +18,7 @@ from sordino.clipping import Clipping
 from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.gradients.assurance import Assurance
 from sordino.gradients.memory import Pool
+from sordino.gradients.runs import stable
 from sordino.gradients.spectral import advance
 from sordino.plan.contribution import Augmentation, Contribution, InnerMomentum
 from sordino.plan.core import Plan
@@ -27,7 +29,7 @@ from sordino.records.views import with_views
 from sordino.sampling import LogicalBatch
 
 LONGEST_SUM = 4096
-"""Records that are summed in single precision, however large the chunk: the rounding margin covers twice that."""
+"""Records in one pass, however large the chunk."""
 
 
 @runtime_checkable
@@ -133,16 +135,26 @@ class RecordGradients:
         total = empty_sum(self.model)
         iterates = None if self.inner is None else self.past().with_present(self.inner)
         most = LONGEST_SUM if self.views is None else max(1, min(LONGEST_SUM, batch.chunk) // self.views.views)
-        for chunk in batch.chunks():
-            for indices in torch.split(chunk, most):
-                if len(indices):
-                    rows = self.rows(indices, batch.step)
-                    part = clipped_sum(
-                        self.model, self.loss, rows, self.clipping, iterates=iterates, pool=self.pool,
-                        assurance=self.assurance,
-                    )  # fmt: skip
-                    total = add_sums(total, part)
+        for indices in stable_chunks(batch.indices, min(most, batch.chunk)):
+            rows, keys = self.rows(indices, batch.step), indices if rising(indices) else None
+            part = clipped_sum(
+                self.model, self.loss, rows, self.clipping, iterates=iterates, pool=self.pool,
+                assurance=self.assurance, keys=keys,
+            )  # fmt: skip
+            total = add_sums(total, part)
         return total
+
+
+def stable_chunks(indices: Tensor, most: int) -> Sequence[Tensor]:
+    """The records of a batch, at most so many at a time: with one record less, the other chunks stay as they are."""
+    if not len(indices) or not rising(indices):  # a batch that somebody made by hand
+        return torch.split(indices, most) if len(indices) else ()
+    return torch.split(indices, np.diff(stable(indices.numpy(), most)).tolist())
+
+
+def rising(indices: Tensor) -> bool:
+    """Can they be the keys of records?"""
+    return bool((np.diff(indices.numpy(), prepend=-1) > 0).all())
 
 
 def plan_gradients(
@@ -184,7 +196,7 @@ def empty_sum(model: nn.Module) -> ClippedSum:
     """The sum over no records: zeros in the shape of every trainable parameter."""
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return ClippedSum(
-        sums={name: torch.zeros_like(p, requires_grad=False) for name, p in trainable.items()},
+        sums={name: torch.zeros(p.shape, dtype=torch.float64, device=p.device) for name, p in trainable.items()},
         norms=torch.zeros(0),
         dropped=0,
         losses=torch.zeros(0),
@@ -192,8 +204,7 @@ def empty_sum(model: nn.Module) -> ClippedSum:
 
 
 def add_sums(left: ClippedSum, right: ClippedSum) -> ClippedSum:
-    """The sum over the records of both, in double precision: in single precision the rounding of a long sum could
-    move it by more than one record may (docs/guarantees/dpsgd.md, floating point)."""
+    """The sum over the records of both, in double precision (docs/guarantees/noise.md, section 6)."""
     if not len(left.norms):
         return right
     return ClippedSum(

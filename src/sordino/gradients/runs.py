@@ -1,0 +1,38 @@
+"""Blocks of records that stay the same when a record is taken out: what may be added up in single precision.
+
+The rounding of a sum in single precision depends on everything in it. Were a batch cut every 64 records, one record
+less would shift all later ones, and with them the rounding of all blocks: by up to N · 2⁻¹⁷ clip norms for N records.
+So blocks go by the records' numbers in the data set, their keys: a block is what a batch has in one of the ranges
+[j·2^k, (j+1)·2^k), the largest ranges with at most `most` records in them. Taking a record out changes one block, or
+makes one of two; all others stay as they are (docs/guarantees/noise.md, section 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+RUN = 64  # records in a block: its rounding stays below 64² · 2⁻²⁴ = 2⁻¹² clip norms
+
+
+def stable(keys: npt.NDArray[Any] | Sequence[int], most: int = RUN) -> npt.NDArray[np.int64]:
+    """The bounds of the blocks, from 0 to the number of keys. Keys are integers from 0 on, in rising order."""
+    numbers = np.asarray(keys, np.int64)
+    if len(numbers) and (numbers[0] < 0 or bool((np.diff(numbers) <= 0).any())):
+        raise ValueError("keys of records are sorted, and there is none twice")
+    bounds = [0]
+    top = int(numbers[-1]).bit_length() if len(numbers) else 0
+    waiting = [(0, len(numbers), 0, top)] if len(numbers) else []  # from, to, first key of the range, its bits
+    while waiting:
+        lo, hi, first, bits = waiting.pop()
+        if hi - lo <= most:
+            if hi > lo:
+                bounds.append(hi)
+            continue
+        middle = first + (1 << (bits - 1))
+        cut = lo + int(np.searchsorted(numbers[lo:hi], middle))
+        waiting += [(cut, hi, middle, bits - 1), (lo, cut, first, bits - 1)]
+    return np.array(bounds, np.int64)
