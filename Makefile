@@ -14,7 +14,7 @@ help:
 	@sed -n '2,3s/^# *//p' $(MAKEFILE_LIST)
 
 # torch goes first and alone, so that no resolver can choose a CUDA build for it.
-$(VENV)/.installed: pyproject.toml constraints.txt src/sordino/kernels.c
+$(VENV)/.installed: pyproject.toml constraints.txt src/sordino/native/kernels.c
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is needed: set PYTHON=… to an interpreter ≥ 3.11"; exit 1; }
 	@echo "making the environment in $(VENV) (once; torch is about 200 MB)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -23,7 +23,8 @@ from dp_accounting import dp_event, pld, rdp
 from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.accountants.utils import get_noise_multiplier
 
-from sordino.accounting import account_dpsgd, calibrate_dpsgd, epsilon
+from sordino.accounting import epsilon
+from sordino.methods.dpsgd.accountant import account_dpsgd, calibrate_dpsgd
 
 
 class Setting(NamedTuple):

@@ -26,11 +26,11 @@ from unittest.mock import patch
 
 import torch
 
-from sordino import keystream, randomness
-from sordino import release as releasing
-from sordino.ledger import Ledger
-from sordino.randomness import RandomSource
+from sordino.randomness import RandomSource, keystream
+from sordino.randomness import source as randomness
 from sordino.release import Entry, Gaussian, Laplace, release
+from sordino.release import door as releasing
+from sordino.release.ledger import Ledger
 from sordino.sampling import Partition, Poisson, Sampling, WithoutReplacement, batches
 
 MILLION = 1_000_000

@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 from sordino.clipping import AutomaticClip
-from sordino.coupling.estimates import mean_gradient
 from sordino.gradients import Rows, clipped_sum
-from sordino.run import environment
+from sordino.methods.coupling.estimates import mean_gradient
+from sordino.runs.run import environment
 from workloads import MnistCnn
 
 PRIVATE, ROUNDS = 1000, 15

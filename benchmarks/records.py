@@ -41,11 +41,12 @@ def stepper(workload: str, setting: str) -> tuple[Callable[[], None], int]:
     """One private step of the workload under this setting, and how many it takes until all past iterates are there."""
     import torch
 
-    from sordino.ledger import Ledger
-    from sordino.momentum import InnerMomentum, PastIterates
     from sordino.plan import Plan
-    from sordino.steps import plan_gradients, private_steps
-    from sordino.views import Augmentation
+    from sordino.plan.contribution import Augmentation, InnerMomentum
+    from sordino.records.gradients import plan_gradients
+    from sordino.records.momentum import PastIterates
+    from sordino.release.ledger import Ledger
+    from sordino.training.steps import private_steps
     from workloads import SIX
 
     model, inputs, targets = SIX[workload].build(TITLES[workload][1])

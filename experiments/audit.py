@@ -12,8 +12,8 @@ from pathlib import Path
 from torch.nn.functional import cross_entropy
 
 from sordino.audit import audit_plan
-from sordino.recipe import Recipe
-from sordino.run import prepare
+from sordino.runs.prepared import prepare
+from sordino.runs.recipe import Recipe
 
 SEEDS = range(12)
 

@@ -17,10 +17,9 @@ import torch
 
 from sordino.audit.faults import iterates_clipped_apart, views_clipped_apart
 from sordino.audit.record_canaries import Gradients, audit_record_vectors
-from sordino.momentum import InnerMomentum, RecordMomentum
 from sordino.plan import Plan
-from sordino.steps import plan_gradients
-from sordino.views import Augmentation
+from sordino.plan.contribution import Augmentation, InnerMomentum, RecordMomentum
+from sordino.records.gradients import plan_gradients
 
 HEIGHT, WIDTH = 30, 40
 SEEDS = range(3)

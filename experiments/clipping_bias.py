@@ -28,19 +28,19 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LinearLR
 
 from sordino import data, features, nets
-from sordino.batchclipping import companion_model
 from sordino.clipping import Clipping, FlatClip
 from sordino.data import Split
 from sordino.data.glove import VectorTokenizer, read_glove, standardised
-from sordino.instruments import Schedule, Watch
-from sordino.momentum import InnerMomentum
+from sordino.diagnostics.instruments import Schedule, Watch
+from sordino.files import write_atomically
 from sordino.plan import Plan
-from sordino.public import PublicSet, drop_shared_rows
-from sordino.run import environment, test_metrics
-from sordino.state import write_atomically
+from sordino.plan.contribution import Augmentation, InnerMomentum
+from sordino.plan.public import PublicSet, drop_shared_rows
+from sordino.records.companions import companion_model
+from sordino.runs.prepared import test_metrics
+from sordino.runs.run import environment
 from sordino.training import Settings, train
-from sordino.updates import Averaging
-from sordino.views import Augmentation
+from sordino.training.updates import Averaging
 
 RESULTS = Path(__file__).parent / "results"
 DELTA, OUTER, READINGS = 1e-5, 0.9, 6

@@ -41,13 +41,14 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from sordino import data, features, nets
 from sordino.clipping import AutomaticClip, FlatClip
-from sordino.coupling import DPMD, AdaMix, Constant, Equation5, LeastError, OnlyPrivate, PublicUse, Rule, WarmUp
 from sordino.errors import InputError
+from sordino.files import write_atomically
 from sordino.methods import coupling
+from sordino.methods.coupling import DPMD, AdaMix, Constant, Equation5, LeastError, OnlyPrivate, PublicUse, Rule, WarmUp
 from sordino.plan import Plan
-from sordino.public import PublicSet, drop_shared_rows, split_public
-from sordino.run import environment, test_metrics
-from sordino.state import write_atomically
+from sordino.plan.public import PublicSet, drop_shared_rows, split_public
+from sordino.runs.prepared import test_metrics
+from sordino.runs.run import environment
 from sordino.training import Settings, train
 
 EPSILON, DELTA, SHARES, TUNED_AT = 2.0, 1e-5, (0.05, 0.2), 0.05

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sordino.coupling import rules
+from sordino.files import write_atomically
+from sordino.methods.coupling import rules
 from sordino.plan import Plan
-from sordino.run import environment
-from sordino.state import write_atomically
+from sordino.runs.run import environment
 
 Array = npt.NDArray[np.float64]
 ALPHAS = tuple(round(0.1 * i, 1) for i in range(11))

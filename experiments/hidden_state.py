@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from hidden_state_baselines import objective_perturbation, output_perturbation
-from sordino.recipe import Recipe
-from sordino.run import environment, run_recipe
+from sordino.runs.recipe import Recipe
+from sordino.runs.run import environment, run_recipe
 
 RECIPES = Path(__file__).parent / "recipes"
 SEEDS = (0, 1, 2)

@@ -33,13 +33,13 @@ from scipy import optimize, stats
 from torch import Tensor
 
 from sordino import data, features
-from sordino.accounting.gaussian_mixture import gaussian_epsilon
 from sordino.features.private import Normaliser, PrivateNormalisation
-from sordino.hidden import Geometry, Softmax, certify
-from sordino.hidden.training import bounded
-from sordino.ledger import Ledger
+from sordino.methods.hidden_state import Geometry, Softmax, certify
+from sordino.methods.hidden_state.gaussian_mixture import gaussian_epsilon
+from sordino.methods.hidden_state.training import bounded
 from sordino.plan import Plan
 from sordino.randomness import RandomSource
+from sordino.release.ledger import Ledger
 
 LOSS, GEOMETRY, DELTA = Softmax(10, cap=0.1), Geometry(1.0, 0.3), 1e-5
 CENTRE = PrivateNormalisation("centre", 60.0, 63.0)

@@ -20,10 +20,10 @@ from dp_accounting import NeighboringRelation
 from dp_accounting.rdp import rdp_privacy_accountant as google_rdp
 from scipy.special import logsumexp
 
-from sordino.accounting import ye_shokri as ys
 from sordino.accounting.events import Release
-from sordino.accounting.hull import position_energies
-from sordino.accounting.participation import without_replacement_law
+from sordino.methods.hidden_state import ye_shokri as ys
+from sordino.methods.hidden_state.hull import position_energies
+from sordino.methods.hidden_state.participation import without_replacement_law
 from sordino.report.curves import curves_svg
 from sordino.report.plots import Series
 

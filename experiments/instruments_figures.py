@@ -21,8 +21,8 @@ from torch.nn.functional import cross_entropy
 
 from sordino import data, nets
 from sordino.clipping import FlatClip
+from sordino.diagnostics.instruments import measure, noise_vectors, p_averaged, windowed_noise
 from sordino.gradients import Rows, clipped_sum
-from sordino.instruments import measure, noise_vectors, p_averaged, windowed_noise
 from sordino.report.curves import curves_svg
 from sordino.report.plots import Series
 

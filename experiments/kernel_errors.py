@@ -61,7 +61,7 @@ def measured(extra: list[str]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder) / "harness.c", Path(folder) / "harness"
         source.write_text(HARNESS)
-        include = f"-I{ROOT / 'src' / 'sordino'}"
+        include = f"-I{ROOT / 'src' / 'sordino' / 'native'}"
         subprocess.run(["gcc", *FLAGS, *extra, include, str(source), "-o", str(program), "-lm"], check=True)
         out = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout.split()
     log, cos, sin = (math.log2(float(x)) for x in out[:3])

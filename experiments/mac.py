@@ -23,20 +23,20 @@ import torch
 
 from mac_tables import audited, paper_noise, sensitivity_table
 from sordino import data
-from sordino.mac.coefficients import Expansion, layer_terms
-from sordino.mac.network import Network, chain, loss
-from sordino.mac.optimise import WSteps
-from sordino.mac.recipe import MacRecipe, read
-from sordino.mac.run import Sets, prepare_sets, released_projection, test_metrics
-from sordino.mac.thresholds import PrivateThresholds
-from sordino.mac.training import Mac, train_mac, train_mac_without_privacy
-from sordino.mac.zsteps import ZSteps
+from sordino.methods.dp_mac.coefficients import Expansion, layer_terms
+from sordino.methods.dp_mac.network import Network, chain, loss
+from sordino.methods.dp_mac.optimise import WSteps
+from sordino.methods.dp_mac.recipe import MacRecipe, read
+from sordino.methods.dp_mac.run import Sets, prepare_sets, released_projection, test_metrics
+from sordino.methods.dp_mac.thresholds import PrivateThresholds
+from sordino.methods.dp_mac.training import Mac, train_mac, train_mac_without_privacy
+from sordino.methods.dp_mac.zsteps import ZSteps
 from sordino.plan import Plan
 from sordino.randomness import RandomSource
-from sordino.recipe import Recipe
-from sordino.run import environment
-from sordino.steps import plan_batches
+from sordino.runs.recipe import Recipe
+from sordino.runs.run import environment
 from sordino.training import train
+from sordino.training.steps import plan_batches
 
 RECIPES = Path(__file__).parent / "recipes"
 MNIST = {"0.5": "mac_mnist_eps05", "2": "mac_mnist_eps2", "8": "mac_mnist_eps8"}
@@ -128,7 +128,8 @@ def without_privacy(made: MacRecipe, lr: float, mac: Mac | None = None, steps: i
     key, began = "test_error" if made.autoencoder else "test_accuracy", time.monotonic()
     if mac is not None:
         free = replace(mac, w=WSteps("adam", lr))
-        rows = train_mac_without_privacy(network, sets.train, plan, free, settings=settings, evaluate=evaluate)
+        found = train_mac_without_privacy(network, sets.train, plan, free, settings=settings, evaluate=evaluate)
+        rows = [dict(row) for row in found.metrics]
     else:
         rows = _back_propagation(network, sets, plan, lr, settings.eval_every, evaluate)
     curve = [[int(row["step"]), round(row[key], 5)] for row in rows]

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from sordino.accounting import account
 from sordino.accounting.events import Release, compose_events
-from sordino.audit.mac import audit_mac
-from sordino.mac import printed
-from sordino.mac.bounds import Radii, sensitivities
-from sordino.mac.network import ACTIVATIONS, Layer, Network
-from sordino.mac.taylor import Terms, expand
-from sordino.mac.training import Mac
-from sordino.mac.zsteps import ZSteps, into_ball
 from sordino.methods import dp_mac
+from sordino.methods.dp_mac import printed
+from sordino.methods.dp_mac.audit import audit_mac
+from sordino.methods.dp_mac.bounds import Radii, sensitivities
+from sordino.methods.dp_mac.network import ACTIVATIONS, Layer, Network
+from sordino.methods.dp_mac.taylor import Terms, expand
+from sordino.methods.dp_mac.training import Mac
+from sordino.methods.dp_mac.zsteps import ZSteps, into_ball
 
 Row = dict[str, Any]
 

@@ -35,12 +35,13 @@ import torch
 from torch import nn
 
 from sordino import data, features, nets
+from sordino.files import write_atomically
 from sordino.plan import Plan
-from sordino.run import environment, test_metrics
+from sordino.runs.prepared import test_metrics
+from sordino.runs.run import environment
 from sordino.schedule import Schedule, pieces
-from sordino.state import write_atomically
 from sordino.training import Settings, train
-from sordino.updates import Averaging, AveragingSGD
+from sordino.training.updates import Averaging, AveragingSGD
 
 EPSILONS, SEEDS, DELTA = (0.2, 0.6, 1.0), (0, 1, 2, 3, 4), 1e-5
 BATCH, STEPS, CLIP = 4096, 60, 0.1

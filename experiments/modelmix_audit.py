@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from sordino.audit import audit_plan
+from sordino.files import write_atomically
 from sordino.methods import modelmix
-from sordino.state import write_atomically
 
 RECORDS, SEEDS, SCALES = 64, (0, 1, 2), (1.0, 0.5, 0.25, 0.0)
 SETTINGS = ((4.0, 64.0, 40), (8.0, 64.0, 40), (2.0, 32.0, 20), (1.0, 16.0, 10))  # noise, width (clip norms), steps

@@ -10,8 +10,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from sordino.accounting.modelmix import MixStep, account_modelmix, modelmix_epsilon
-from sordino.accounting.sampled import SampledStep, classic
+from sordino.methods.modelmix.accountant import MixStep, account_modelmix, modelmix_epsilon
+from sordino.methods.modelmix.sampled import SampledStep, classic
 from sordino.report.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis
 
 SIGMA, RATE, CLIP, BATCH, DELTA, STEPS = 0.364, 0.02, 20.0, 1000.0, 1e-5, 5000

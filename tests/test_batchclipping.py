@@ -16,25 +16,25 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sordino import nets
-from sordino.batchclipping import CompanionNet, companion_model, draw_companions, draws_of, majority, predict
-from sordino.clip_advice import advise_clipping
 from sordino.clipping import Clipping, FlatClip, NormalisedClip
 from sordino.data import Split
+from sordino.diagnostics.instruments.reading import measure
+from sordino.diagnostics.instruments.trial import trial
+from sordino.diagnostics.instruments.window import noise_vectors
+from sordino.diagnostics.threshold import advise_clipping
 from sordino.errors import InputError, Refused
 from sordino.gradients import Rows, clipped_sum, verify
-from sordino.instruments.reading import measure
-from sordino.instruments.trial import trial
-from sordino.instruments.window import noise_vectors
-from sordino.ledger import Ledger
 from sordino.methods import modelmix
-from sordino.momentum import InnerMomentum
 from sordino.plan import Plan
-from sordino.public import PublicSet
+from sordino.plan.contribution import Augmentation, InnerMomentum
+from sordino.plan.public import PublicSet
+from sordino.records.companions import CompanionNet, companion_model, draw_companions, draws_of, majority, predict
+from sordino.records.gradients import record_gradients
+from sordino.release.ledger import Ledger
 from sordino.sampling import LogicalBatch
 from sordino.schedule import Schedule
-from sordino.steps import private_steps, record_gradients
 from sordino.training import Settings, train
-from sordino.views import Augmentation
+from sordino.training.steps import private_steps
 
 
 def conv_net() -> nn.Module:

@@ -11,11 +11,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from sordino import data
-from sordino.batchclipping import companion_model, predict
 from sordino.errors import InputError, Refused
-from sordino.recipe import Recipe
-from sordino.run import prepare, run_recipe
-from sordino.run import test_metrics as metrics_on
+from sordino.records.companions import companion_model, predict
+from sordino.runs.prepared import prepare
+from sordino.runs.prepared import test_metrics as metrics_on
+from sordino.runs.recipe import Recipe
+from sordino.runs.run import run_recipe
 
 RECIPE = """
 [data]
@@ -55,7 +56,7 @@ def small(*_: Any, **__: Any) -> nn.Module:
 
 
 def test_a_run_keeps_what_predictions_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sordino.run.nets.build", small)
+    monkeypatch.setattr("sordino.nets.build", small)
     chosen, out = recipe(tmp_path), tmp_path / "run"
     result = run_recipe(chosen, out)
     assert result["batch_clipping"] == {
@@ -113,7 +114,7 @@ def test_companions_need_public_rows_and_draws_need_companions(tmp_path: Path) -
 
 
 def test_batchnorm_without_companions_is_refused_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sordino.run.nets.build", small)
+    monkeypatch.setattr("sordino.nets.build", small)
     plain = RECIPE[: RECIPE.index("[batch_clipping]")]
     with pytest.raises(Refused, match="BatchNorm in training mode"):
         run_recipe(recipe(tmp_path, text=plain), tmp_path / "run")

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from sordino import boxmuller
-from sordino.boxmuller import BLOCK, Pairs
 from sordino.errors import InputError
-from sordino.keystream import Further, Keystream
-from sordino.lattice import exact_normal
+from sordino.native import boxmuller
+from sordino.native.boxmuller import BLOCK, Pairs
 from sordino.randomness import RandomSource, Stream
+from sordino.randomness.exact import exact_normal
+from sordino.randomness.keystream import Further, Keystream
 
 LEVEL = 1e-4
 SCALES = [64.0, 100.3, 127.999]  # those of a release

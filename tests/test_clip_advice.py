@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from sordino.cli import main
-from sordino.clip_advice import advise_clipping, tail_kappa
 from sordino.clipping import FlatClip
+from sordino.diagnostics.threshold import advise_clipping, tail_kappa
 from sordino.errors import InputError
 
 SAMPLES = torch.tensor([[-20.0], [-10.0], [90.0]])

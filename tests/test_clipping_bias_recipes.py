@@ -13,7 +13,7 @@ import pytest
 
 from sordino.cli import main
 from sordino.data.glove import TEXTS
-from sordino.recipe import Recipe
+from sordino.runs.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "experiments" / "recipes").glob("bias_*.toml"))

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from sordino.cli import main
 from sordino.clipping import Clipping, FlatClip, NormalisedClip
-from sordino.doctor import Diagnosis, diagnose
+from sordino.diagnostics.doctor import Diagnosis, diagnose
+from sordino.diagnostics.instruments import measure
+from sordino.diagnostics.instruments.signal import noise_length, signal_of
+from sordino.diagnostics.instruments.trial import trial
 from sordino.errors import InputError, Refused
-from sordino.instruments import measure
-from sordino.instruments.signal import noise_length, signal_of
-from sordino.instruments.trial import trial
 from sordino.plan import Plan
 
 Records = tuple[Tensor, Tensor]
@@ -272,7 +272,10 @@ def test_the_command_names_a_batch_that_is_calibrated_to_the_same_epsilon(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--set", "method.name=modelmix", "--set", "method.lr=0.1", "--test-rows"], "the doctor rehearses DP-SGD"),
+        (
+            ["--set", "method.name=modelmix", "--set", "method.lr=0.1", "--test-rows"],
+            "the doctor can't rehearse the method modelmix",
+        ),
         (["--steps", "0", "--test-rows"], "--steps must be at least 1"),
         (["--rows", "1", "--test-rows"], "--rows must be at least 2"),
     ],

@@ -15,12 +15,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino import boxmuller, kernels, keystream, randomness, release
 from sordino.errors import InputError
 from sordino.gradients import memory
-from sordino.kernels import Array, Kernels, Pair, Parts, Room, Rules, agrees, compiled
-from sordino.lattice import exact_normal
-from sordino.randomness import RandomSource, Stream
+from sordino.native import boxmuller, kernels
+from sordino.native.kernels import Array, Kernels, Pair, Parts, Room, Rules, agrees, compiled
+from sordino.randomness import RandomSource, Stream, keystream
+from sordino.randomness import source as randomness
+from sordino.randomness.exact import exact_normal
+from sordino.release import door as release
 
 LIBRARY = compiled()
 needs_compiler = pytest.mark.skipif(LIBRARY is None, reason="installed without a C compiler")
@@ -193,7 +195,7 @@ class TestNoise:
                 values = np.floor(z) + 0.5 - z + side * scale * boxmuller.SINGLE_TOLERANCE / 3
                 keep = np.abs(values) < 0.5  # an offset that is a rest, as in a release
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr("sordino.kernels.single_limit", lambda scale: np.float32(0.5))
+                    patch.setattr("sordino.native.kernels.single_limit", lambda scale: np.float32(0.5))
                     values, _ = first_stage(values, digits, scale)
                 expected = np.floor(z) + (side > 0)
                 assert keep.mean() > 0.3
@@ -400,7 +402,7 @@ class TestLoading:
     def test_a_file_that_is_no_library_is_not_used(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         broken = tmp_path / "broken.so"
         broken.write_bytes(b"not a library")
-        spec = ModuleSpec("sordino._kernels", None, origin=str(broken))
+        spec = ModuleSpec("sordino.native._kernels", None, origin=str(broken))
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
         assert compiled.__wrapped__() is None
 
@@ -420,7 +422,7 @@ class TestLoading:
                 ctypes.c_float.from_address(int(room.open(count)["cosine"][-1])).value += 1
                 return left
 
-        spec = importlib.util.find_spec("sordino._kernels")
+        spec = importlib.util.find_spec("sordino.native._kernels")
         assert spec is not None
         assert spec.origin is not None
         assert agrees(Kernels(spec.origin))

@@ -11,8 +11,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino import kernels, keystream
-from sordino.keystream import Keystream
+from sordino.native import kernels
+from sordino.randomness import keystream
+from sordino.randomness.keystream import Keystream
 
 KEY = bytes(range(32))
 

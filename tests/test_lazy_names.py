@@ -18,10 +18,10 @@ ORDERS = [
     ["import sordino"],
     ["import sordino.training"],
     ["from sordino.training import Settings", "import sordino"],
-    ["import sordino", "sordino.train", "import sordino.training", "import sordino.run"],
-    ["import sordino.plan", "import sordino.sweep", "from sordino import train, plan"],
+    ["import sordino", "sordino.train", "import sordino.training", "import sordino.runs.run"],
+    ["import sordino.plan", "import sordino.runs.sweep", "from sordino import train, plan"],
     ["from sordino import train", "from sordino.training import train as same", "assert train is same"],
-    ["from sordino.cli import train, plan", "from sordino import *", "import sordino"],
+    ["from sordino.cli import train, sweep", "from sordino import *", "import sordino"],
 ]
 CHECK = """
 import sordino

@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordino.errors import InputError, SordinoError
-from sordino.ledger import Ledger, read_ledger
 from sordino.randomness import RandomSource
 from sordino.release import Entry, Gaussian, release
+from sordino.release.ledger import Ledger, read_ledger
 
 HEADER = {"records": 100, "sampling": {"name": "poisson", "sampling_rate": 0.1}, "delta": 1e-5}
 

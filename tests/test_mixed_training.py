@@ -15,19 +15,20 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor, nn
 
-from sordino.accounting import from_ledger
 from sordino.cli import main
 from sordino.clipping import FlatClip, L1Clip, L2LinfClip
 from sordino.errors import InputError, Refused
-from sordino.ledger import Ledger, read_ledger
 from sordino.methods import modelmix
 from sordino.methods.modelmix import ModelMix, averaging_control
-from sordino.mixing import mixing_widths
+from sordino.methods.modelmix.widths import mixing_widths
 from sordino.plan import Plan, Statistic
+from sordino.plan.spent import from_ledger
+from sordino.records.gradients import record_gradients
+from sordino.release.ledger import Ledger, read_ledger
 from sordino.schedule import Schedule, pieces
-from sordino.steps import private_steps, record_gradients
 from sordino.training import Settings, train, train_without_noise
-from sordino.updates import Averaging, AveragingSGD
+from sordino.training.steps import private_steps
+from sordino.training.updates import Averaging, AveragingSGD
 
 Records = tuple[Tensor, Tensor]
 

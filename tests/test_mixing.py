@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sordino.errors import InputError
-from sordino.updates import AveragingSGD
+from sordino.training.updates import AveragingSGD
 
 
 def run(first: float, gradients: list[float], lr: float) -> list[float]:

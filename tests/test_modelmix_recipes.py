@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sordino.cli import main
-from sordino.recipe import Recipe
+from sordino.runs.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "experiments" / "recipes").glob("modelmix_*.toml"))

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sordino import ownership
-from sordino.ownership import alone
+from sordino.native import ownership
+from sordino.native.ownership import alone
 
 
 def made() -> Tensor:

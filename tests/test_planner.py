@@ -12,11 +12,21 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from sordino.accounting.hidden_state import account_hidden_state
-from sordino.accounting.hull import position_energies
 from sordino.cli import main
 from sordino.errors import InputError
-from sordino.planner import Problem, Setting, _bias, _hidden_run, _setting, _worst_energy, crossing_epochs, curves, plan
+from sordino.methods.hidden_state.accountant import account_hidden_state
+from sordino.methods.hidden_state.hull import position_energies
+from sordino.methods.hidden_state.planner import (
+    Problem,
+    Setting,
+    _bias,
+    _hidden_run,
+    _setting,
+    _worst_energy,
+    crossing_epochs,
+    curves,
+    plan,
+)
 
 PROBLEM = Problem(records=60000, features=3969, classes=10, epsilon=3.0, delta=1e-5, max_epochs=60)
 

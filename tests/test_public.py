@@ -15,15 +15,10 @@ from hypothesis import strategies as st
 from sordino.data import Split
 from sordino.errors import InputError, Refused
 from sordino.plan import Plan
-from sordino.public import (
-    PublicSet,
-    drop_shared_rows,
-    refuse_shared_rows,
-    shared_rows,
-    split_public,
-)
-from sordino.recipe import Recipe
-from sordino.run import prepare, run_recipe
+from sordino.plan.public import PublicSet, drop_shared_rows, refuse_shared_rows, shared_rows, split_public
+from sordino.runs.prepared import prepare
+from sordino.runs.recipe import Recipe
+from sordino.runs.run import run_recipe
 
 RECIPE = """
 [data]

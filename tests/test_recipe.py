@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sordino.errors import InputError
-from sordino.recipe import Recipe
+from sordino.runs.recipe import Recipe
 
 MINIMAL = """
 [data]

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from sordino.building import record_vector, settings_of
 from sordino.errors import InputError, Refused
-from sordino.momentum import InnerMomentum, RecordMomentum
-from sordino.recipe import Recipe
-from sordino.run import prepare, run_recipe
-from sordino.views import Augmentation
+from sordino.methods.dpsgd.method import record_vector
+from sordino.plan.contribution import Augmentation, Contribution, InnerMomentum, RecordMomentum
+from sordino.runs.build import settings_of
+from sordino.runs.prepared import prepare
+from sordino.runs.recipe import Recipe
+from sordino.runs.run import run_recipe
 
 DOCUMENT: dict[str, Any] = {
     "data": {"name": "fashion-mnist-mini"},
@@ -32,14 +33,10 @@ def recipe(**sections: dict[str, Any]) -> Recipe:
 
 def test_the_keys_become_the_plan_s_parts() -> None:
     made = recipe(method={"inner_length": 2, "inner_decay": 0.08, "outer_kept": 0.9}, augmentation=VIEWS)
-    assert record_vector(made) == {
-        "inner": InnerMomentum(2, 0.08),
-        "augmentation": Augmentation(**VIEWS),
-        "record_momentum": None,
-    }
+    assert record_vector(made) == Contribution(InnerMomentum(2, 0.08), Augmentation(**VIEWS))
     assert settings_of(made, torch.optim.SGD, 3, None).optimizer_options == {"momentum": 0.9}
-    assert record_vector(recipe(method={"record_momentum_kept": 0.9}))["record_momentum"] == RecordMomentum(0.9)
-    assert set(record_vector(recipe()).values()) == {None}
+    assert record_vector(recipe(method={"record_momentum_kept": 0.9})).record_momentum == RecordMomentum(0.9)
+    assert record_vector(recipe()) == Contribution()
 
 
 def test_a_recipe_survives_a_round_trip(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from sordino import release as door
 from sordino.errors import InputError, Refused, SordinoError
-from sordino.ledger import Ledger
 from sordino.randomness import RandomSource
-from sordino.release import Entry, Gaussian, Laplace, Noise, Norm, choose_lattice, release
+from sordino.release import Entry, Gaussian, Laplace, Noise, door, release
+from sordino.release.door import Norm, choose_lattice
+from sordino.release.ledger import Ledger
 
 SAMPLING = {"name": "poisson", "sampling_rate": 0.01}
 LEVEL = 1e-4

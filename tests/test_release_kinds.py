@@ -10,9 +10,10 @@ from scipy import stats
 from torch import Tensor
 
 from sordino.errors import InputError, Refused
-from sordino.ledger import Ledger
 from sordino.randomness import RandomSource
-from sordino.release import Entry, Gaussian, Laplace, choose_lattice, fine_rounding, release
+from sordino.release import Entry, Gaussian, Laplace, fine_rounding, release
+from sordino.release.door import choose_lattice
+from sordino.release.ledger import Ledger
 
 ENTRY = Entry("gradient", 0, {"name": "poisson", "sampling_rate": 0.1}, "add-remove")
 

@@ -10,9 +10,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from sordino.errors import InputError, Refused
-from sordino.ledger import Ledger
 from sordino.randomness import RandomSource
 from sordino.release import Entry, Gaussian, release
+from sordino.release.ledger import Ledger
 from sordino.sampling import (
     LogicalBatch,
     Partition,

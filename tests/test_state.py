@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from sordino.errors import InputError, SordinoError
-from sordino.state import TrainState, load_model, model_tensors, write_atomically
-from sordino.updates import Average
+from sordino.files import write_atomically
+from sordino.training.state import TrainState, load_model, model_tensors
+from sordino.training.updates import Average
 
 
 def trained(optimizer_class: type[torch.optim.Optimizer], **options: float) -> tuple[nn.Module, torch.optim.Optimizer]:

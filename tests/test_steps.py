@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -12,10 +12,12 @@ from torch.utils.data import Dataset, TensorDataset
 from sordino.clipping import FlatClip
 from sordino.errors import InputError, Refused, SordinoError
 from sordino.gradients import ClippedSum
-from sordino.ledger import Ledger
 from sordino.plan import Plan
+from sordino.plan.contribution import InnerMomentum
+from sordino.records.gradients import Counted, GradientSum, Stated, record_gradients
+from sordino.release.ledger import Ledger
 from sordino.sampling import LogicalBatch
-from sordino.steps import PrivateStep, private_steps, record_gradients
+from sordino.training.steps import PrivateStep, private_steps
 
 Records = tuple[Tensor, Tensor]
 
@@ -50,7 +52,11 @@ def test_a_step_is_the_clipped_sum_plus_noise_over_the_public_divisor(records: R
         return inner(batch)
 
     (step,) = private_steps(
-        plan, gradient_sum, records=200, source=plan.source(), ledger=Ledger.open(None, plan.to_dict())
+        plan,
+        Stated(gradient_sum, plan.clipping),
+        records=200,
+        source=plan.source(),
+        ledger=Ledger.open(None, plan.to_dict()),
     )
     total = [torch.zeros(3, 6, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)]
     for i in seen[0].indices.tolist():
@@ -69,9 +75,40 @@ def test_sums_that_their_maker_keeps_are_not_written_to(linear: nn.Module) -> No
         {name: torch.ones_like(p) for name, p in linear.named_parameters()}, torch.ones(1), 0, torch.ones(1)
     )
     book = Ledger.open(None, plan.to_dict())
-    steps = list(private_steps(plan, lambda batch: always, records=200, source=plan.source(), ledger=book))
+    gradient_sum = Stated(lambda batch: always, plan.clipping)
+    steps = list(private_steps(plan, gradient_sum, records=200, source=plan.source(), ledger=book))
     assert len(steps) == 4
     assert all(bool((value == 1).all()) for value in always.sums.values())
+
+
+@pytest.mark.parametrize("wrap", [lambda sums: sums, Counted], ids=["itself", "counted"])
+def test_a_gradient_sum_that_clips_otherwise_is_refused_at_the_call_also_behind_a_wrapper(
+    wrap: Callable[[GradientSum], GradientSum], records: Records, linear: nn.Module
+) -> None:
+    plan, ledger = plan_for(200, clip_norm=1.0), Ledger.open(None, plan_for(200, clip_norm=1.0).to_dict())
+    loose = wrap(record_gradients(linear, nn.functional.cross_entropy, records, FlatClip(5.0)))
+    with pytest.raises(Refused, match=r"clipped by FlatClip\(clip_norm=5.0\)"):
+        private_steps(plan, loose, records=200, source=plan.source(), ledger=ledger)
+    assert not ledger.entries
+
+
+@pytest.mark.parametrize("wrap", [lambda sums: sums, Counted], ids=["itself", "counted"])
+def test_a_contribution_that_the_plan_does_not_state_is_refused_also_behind_a_wrapper(
+    wrap: Callable[[GradientSum], GradientSum], records: Records, linear: nn.Module
+) -> None:
+    plan, ledger = plan_for(200), Ledger.open(None, plan_for(200).to_dict())
+    inner = InnerMomentum(2, 0.5)
+    other = wrap(record_gradients(linear, nn.functional.cross_entropy, records, plan.clipping, inner=inner))
+    with pytest.raises(Refused, match=r"InnerMomentum\(length=2.*the plan states the record's gradient itself"):
+        private_steps(plan, other, records=200, source=plan.source(), ledger=ledger)
+
+
+def test_a_function_that_states_nothing_is_refused(linear: nn.Module) -> None:
+    plan = plan_for(200)
+    with pytest.raises(Refused, match="does not state how it bounds a record"):
+        private_steps(
+            plan, lambda batch: None, records=200, source=plan.source(), ledger=Ledger.open(None, plan.to_dict())
+        )  # type: ignore[arg-type, return-value]  # fmt: skip
 
 
 def test_the_result_does_not_depend_on_the_chunk(records: Records, linear: nn.Module) -> None:

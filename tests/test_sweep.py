@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from sordino import sweep as module
-from sordino.accounting import account_dpsgd
 from sordino.errors import InputError, Refused
-from sordino.recipe import Recipe
+from sordino.methods.dpsgd.accountant import account_dpsgd
 from sordino.report.heatmap import Grid, heat_map, heat_map_file
 from sordino.report.sweep import grids, write_page
-from sordino.sweep import Axis, Point, Sweep, check, cost_of, run_sweep
+from sordino.runs import sweep as module
+from sordino.runs.recipe import Recipe
+from sordino.runs.sweep import Axis, Point, Sweep, check, cost_of, run_sweep
 
 RECIPE = """
 [run]

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from sordino import sweep_paid as module
 from sordino.accounting.selection import Repetition, selection_epsilon
 from sordino.data import load
 from sordino.errors import InputError, Refused
 from sordino.randomness import RandomSource
-from sordino.recipe import Recipe
-from sordino.sweep import Axis, Checked, Sweep
-from sordino.sweep_paid import HIDDEN, Price, best_of, candidates, draw_runs, run_paid
+from sordino.runs import selection as module
+from sordino.runs.recipe import Recipe
+from sordino.runs.selection import HIDDEN, Price, best_of, candidates, draw_runs, run_paid
+from sordino.runs.sweep import Axis, Checked, Sweep
 
 RECIPE = """
 [data]
@@ -46,7 +46,7 @@ def recipe(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sordino.sweep.prepare", lambda *_, **__: None)
+    monkeypatch.setattr("sordino.runs.sweep.prepare", lambda *_, **__: None)
 
 
 def over(recipe: Path, *axes: str, **options: Any) -> Sweep:
@@ -160,7 +160,7 @@ def test_no_run_or_only_failed_ones_release_nothing(recipe: Path, drawn: list[Ch
 def test_a_paid_sweep_leaves_one_run_whose_papers_state_the_whole_cost(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sordino.run.data.load", cache(load))  # unpacked once, not for each of the runs
+    monkeypatch.setattr("sordino.data.load", cache(load))  # unpacked once, not for each of the runs
     monkeypatch.setattr(module, "draw_runs", lambda found, law, source: [found[0], found[1]])
     out = tmp_path / "out"
     (out / HIDDEN / "0").mkdir(parents=True)  # left by a sweep that was killed: deleted unseen

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from sordino import randomness
-from sordino.boxmuller import BLOCK
-from sordino.kernels import Kernels, Parts, compiled
-from sordino.ledger import Ledger
+from sordino.native.boxmuller import BLOCK
+from sordino.native.kernels import Kernels, Parts, compiled
+from sordino.native.threads import share, workers
 from sordino.randomness import RandomSource
+from sordino.randomness import source as randomness
 from sordino.release import Entry, Gaussian, release
-from sordino.threads import share, workers
+from sordino.release.ledger import Ledger
 
 
 @pytest.fixture(autouse=True)

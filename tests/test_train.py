@@ -19,10 +19,10 @@ from torch.optim.lr_scheduler import StepLR
 
 import sordino
 from sordino.errors import InputError, Refused
-from sordino.ledger import read_ledger
 from sordino.plan import Plan
+from sordino.release.ledger import read_ledger
 from sordino.training import Settings, train, train_without_noise
-from sordino.updates import Averaging
+from sordino.training.updates import Averaging
 
 Records = tuple[Tensor, Tensor]
 
@@ -151,7 +151,7 @@ def test_records_that_interact_stop_the_run_before_anything_is_released(records:
 
 
 def test_a_paid_histogram_goes_through_the_door_once(records: Records, linear: nn.Module, tmp_path: Path) -> None:
-    from sordino.histogram import norm_histogram
+    from sordino.training.histogram import norm_histogram
 
     plan = plan_for(statistics=(norm_histogram(5.0, 0.2),))
     result = train(linear, nn.functional.cross_entropy, records, plan, lr=1.0, out=tmp_path)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sordino.errors import InputError
-from sordino.updates import Average, Averaging
+from sordino.training.updates import Average, Averaging
 
 
 def average_of(values: list[float], averaging: Averaging) -> float | None:

@@ -14,11 +14,14 @@ from sordino.audit import check_neighbouring
 from sordino.audit.faults import views_by_place, views_clipped_apart
 from sordino.errors import ClaimBroken, InputError, Refused
 from sordino.gradients import Rows
-from sordino.ledger import Ledger
 from sordino.plan import Plan
+from sordino.plan.contribution import Augmentation
+from sordino.records.content import digests
+from sordino.records.gradients import plan_gradients, record_gradients
+from sordino.records.views import with_views
+from sordino.release.ledger import Ledger
 from sordino.sampling import LogicalBatch
-from sordino.steps import plan_gradients, private_steps, record_gradients
-from sordino.views import Augmentation, digests, with_views
+from sordino.training.steps import private_steps
 
 EVERYTHING = Augmentation(views=3, crop=1, flip=True, erase=0.5, mixup=0.4)
 

@@ -13,9 +13,9 @@ from sordino.clipping import FlatClip
 from sordino.gradients import Rows, clipped_sum
 from sordino.gradients.assurance import Assurance
 from sordino.gradients.memory import Pool
-from sordino.ledger import Ledger
 from sordino.randomness import RandomSource
 from sordino.release import Entry, Gaussian, release
+from sordino.release.ledger import Ledger
 from workloads import RowLoss
 
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from sordino.errors import InputError, Refused, did_you_mean
-from sordino.kernels import compiled, readable
+from sordino.native.kernels import compiled, readable
 
 Floats = npt.NDArray[np.floating[Any]]
 Norm = Literal["l1", "l2"]
@@ -190,7 +190,7 @@ P_AVERAGED_REFUSED = (
     "clipping means of groups of p records is no private method at per-record noise: one record moves the clipped mean "
     "of its group by up to 2c, and a batch of B has only B/p of them, so the noise per unit of gradient would have to "
     "be 2p times as large (p times under replace-one), which the smaller sampling noise τ/√p does not pay for; use "
-    "flat clipping with views of each record or inner momentum, and sordino.instruments.p_averaged to look at it"
+    "flat clipping with views of each record or inner momentum, and diagnostics.instruments.p_averaged to look at it"
 )
 
 

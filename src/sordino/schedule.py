@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sordino.accounting import checks
+from sordino import checks
 from sordino.errors import InputError
 
 KINDS = ("pieces", "linear", "geometric", "cosine", "listed")

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from sordino import Plan
-from sordino.accounting import account_dpsgd, calibrate_dpsgd
 from sordino.errors import InputError, Refused
+from sordino.methods.dpsgd.accountant import account_dpsgd, calibrate_dpsgd
 from sordino.plan import ROUNDING_MARGIN
 
 

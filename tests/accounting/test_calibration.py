@@ -10,8 +10,9 @@ from dp_accounting import dp_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino.accounting import account_dpsgd, calibrate, calibrate_dpsgd, epsilon
+from sordino.accounting import calibrate, epsilon
 from sordino.errors import InputError
+from sordino.methods.dpsgd.accountant import account_dpsgd, calibrate_dpsgd
 
 
 @given(

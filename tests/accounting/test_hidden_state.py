@@ -18,19 +18,19 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from sordino.accounting.events import Release
-from sordino.accounting.gaussian_mixture import GaussianMixture, gaussian_delta, gaussian_epsilon
-from sordino.accounting.hidden_run import HiddenRun
-from sordino.accounting.hidden_state import (
+from sordino.cli import main
+from sordino.errors import InputError, Refused
+from sordino.methods.hidden_state.accountant import (
     account_hidden_state,
     calibrate_hidden_state,
     hidden_epsilon_curve,
     ye_shokri_rdp,
 )
-from sordino.accounting.hull import minorant_energy, position_energies
-from sordino.accounting.participation import fresh_shuffle_law, without_replacement_law
-from sordino.accounting.ye_shokri import classic_epsilon, tight_epsilon
-from sordino.cli import main
-from sordino.errors import InputError, Refused
+from sordino.methods.hidden_state.gaussian_mixture import GaussianMixture, gaussian_delta, gaussian_epsilon
+from sordino.methods.hidden_state.hull import minorant_energy, position_energies
+from sordino.methods.hidden_state.participation import fresh_shuffle_law, without_replacement_law
+from sordino.methods.hidden_state.run import HiddenRun
+from sordino.methods.hidden_state.ye_shokri import classic_epsilon, tight_epsilon
 
 Array = npt.NDArray[np.float64]
 

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
-from sordino.accounting import account_dpsgd
 from sordino.accounting.events import Release
-from sordino.accounting.mixture import Coordinate, excess, margin, nodes
-from sordino.accounting.modelmix import MixStep, account_modelmix, calibrate_modelmix, modelmix_epsilon
-from sordino.accounting.sampled import SampledStep, classic, tight
 from sordino.cli import main
 from sordino.errors import InputError, Refused
+from sordino.methods.dpsgd.accountant import account_dpsgd
+from sordino.methods.modelmix.accountant import MixStep, account_modelmix, calibrate_modelmix, modelmix_epsilon
+from sordino.methods.modelmix.mixture import Coordinate, excess, margin, nodes
+from sordino.methods.modelmix.sampled import SampledStep, classic, tight
 
 FIG3 = {"sampling_rate": 0.02, "clip_norm": 20.0, "expected_batch": 1000.0, "delta": 1e-5}
 STEPS = 5000
@@ -206,7 +206,7 @@ def test_the_criterion_can_fail() -> None:
 
 def test_an_unverified_criterion_costs_fractional_orders_only(monkeypatch: pytest.MonkeyPatch) -> None:
     certain = account_modelmix(**fig3(0.5, 0.3, 25))
-    monkeypatch.setattr("sordino.accounting.sampled.margin", lambda *_: -1.0)
+    monkeypatch.setattr("sordino.methods.modelmix.sampled.margin", lambda *_: -1.0)
     doubtful = account_modelmix(**fig3(0.5, 0.3, 25))
     assert doubtful.order == int(doubtful.order)
     assert doubtful.epsilon >= certain.epsilon

@@ -10,8 +10,9 @@ import pytest
 from dp_accounting import dp_event, get_epsilon_gaussian, pld
 from exact_divergence import divergence, planar_divergence, truncated_poisson
 
-from sordino.accounting import account_dpsgd, epsilon
+from sordino.accounting import epsilon
 from sordino.errors import InputError, Refused
+from sordino.methods.dpsgd.accountant import account_dpsgd
 
 
 def bound(event: dp_event.DpEvent, delta: float, relation: str) -> float:

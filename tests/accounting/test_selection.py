@@ -22,7 +22,7 @@ from sordino.accounting.selection import (
     composed_cost,
     selection_epsilon,
 )
-from sordino.choices import SHAPES
+from sordino.checks import SHAPES
 from sordino.errors import InputError, Refused
 from sordino.randomness import RandomSource
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from sordino import Plan
-from sordino.accounting import epsilon_curve, from_ledger
 from sordino.errors import InputError
 from sordino.plan import Statistic
+from sordino.plan.spent import epsilon_curve, from_ledger
 
 
 def plan(**changes: Any) -> Plan:

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sordino.accounting import ye_shokri as ys
 from sordino.errors import InputError, Refused
+from sordino.methods.hidden_state import ye_shokri as ys
 
 # Table 1, appendix D.4: (σ_mul, feature norm L, λ, n, η); b = 2048, K = 1200, δ = 1e-5
 TABLE_1 = {

@@ -14,15 +14,15 @@ from torch.nn.functional import cross_entropy
 
 from sordino import data
 from sordino.audit import audit_plan, check_neighbouring, neighbouring
-from sordino.batchclipping import CompanionNet, companion_model, draw_companions
 from sordino.clipping import FlatClip, NormalisedClip
 from sordino.data import Split
 from sordino.errors import ClaimBroken, Refused
 from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.plan import Plan
-from sordino.public import PublicSet
+from sordino.plan.public import PublicSet
+from sordino.records.companions import CompanionNet, companion_model, draw_companions
+from sordino.records.gradients import GradientSum, record_gradients
 from sordino.sampling import LogicalBatch
-from sordino.steps import GradientSum, record_gradients
 
 RECORDS = 64
 

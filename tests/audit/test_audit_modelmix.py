@@ -15,13 +15,13 @@ from torch.nn.functional import cross_entropy
 
 from sordino.audit import AuditResult, audit_plan
 from sordino.audit.canaries import make_canaries
-from sordino.audit.modelmix import MixedScorer, log_gaussian_uniform, log_laplace_uniform
 from sordino.audit.noise_check import NoiseCheck, distribution
 from sordino.audit.one_run import claim_curve, judge
 from sordino.audit.scores import choose_guesses
 from sordino.clipping import FlatClip, L2LinfClip
 from sordino.errors import ClaimBroken, InputError
 from sordino.methods import modelmix
+from sordino.methods.modelmix.scores import MixedScorer, log_gaussian_uniform, log_laplace_uniform
 from sordino.plan import Plan
 from sordino.randomness import RandomSource
 

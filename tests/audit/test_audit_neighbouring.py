@@ -14,8 +14,8 @@ from sordino.audit import check_neighbouring, neighbouring
 from sordino.clipping import AutomaticClip, FlatClip, L1Clip, L2LinfClip, NormalisedClip, PerLayerClip
 from sordino.errors import ClaimBroken, InputError
 from sordino.gradients import ClippedSum
+from sordino.records.gradients import GradientSum, record_gradients
 from sordino.sampling import LogicalBatch
-from sordino.steps import GradientSum, record_gradients
 
 OTHERS = torch.arange(0, RECORDS, 3)
 CLIPPINGS = [

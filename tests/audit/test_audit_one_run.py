@@ -21,8 +21,8 @@ from sordino.clipping import FlatClip, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import ClaimBroken, InputError
 from sordino.plan import Plan, Statistic
 from sordino.randomness import RandomSource
+from sordino.records.gradients import record_gradients
 from sordino.sampling import LogicalBatch, Poisson
-from sordino.steps import record_gradients
 
 SHAPES = {"weight": torch.Size([10, 784]), "bias": torch.Size([10])}
 

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from sordino.audit.last_iterate import audit_last_iterate
 from sordino.audit.one_run import AuditResult
 from sordino.errors import ClaimBroken, InputError
-from sordino.hidden import Huber, Loss, OneVsRest, Softmax
-from sordino.hidden.schedules import closing
-from sordino.methods.hidden_state import HiddenState, plan
+from sordino.methods.hidden_state import HiddenState, Huber, Loss, OneVsRest, Softmax, plan
+from sordino.methods.hidden_state.audit import audit_last_iterate
+from sordino.methods.hidden_state.schedules import closing
 from sordino.plan import Plan
 
 

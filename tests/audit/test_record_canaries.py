@@ -12,9 +12,8 @@ from sordino.audit import AuditResult, audit_plan
 from sordino.audit.faults import iterates_clipped_apart, views_clipped_apart
 from sordino.audit.record_canaries import audit_record_vectors
 from sordino.errors import InputError
-from sordino.momentum import InnerMomentum, RecordMomentum
 from sordino.plan import Plan
-from sordino.views import Augmentation
+from sordino.plan.contribution import Augmentation, InnerMomentum, RecordMomentum
 
 HEIGHT, WIDTH = 30, 40
 INNER, VIEWS = InnerMomentum(2, 0.5), Augmentation(views=4, erase=0.5, mixup=0.3)

@@ -208,7 +208,7 @@ def test_a_model_that_is_refused_on_the_first_batch_leaves_nothing_behind(
     def coupled(*_: object, **__: object) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.BatchNorm1d(10))
 
-    monkeypatch.setattr("sordino.run.nets.build", coupled)
+    monkeypatch.setattr("sordino.nets.build", coupled)
     out = tmp_path / "run"
     assert main(["train", str(recipe), "--out", str(out)]) == 2
     assert "BatchNorm" in capsys.readouterr().err

@@ -38,7 +38,7 @@ def recipe(tmp_path: Path) -> Path:
 def test_a_sweep_makes_runs_json_heat_map_and_page_and_makes_nothing_twice(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sordino.run.data.load", cache(load))  # unpacked once, not for each of the runs
+    monkeypatch.setattr("sordino.data.load", cache(load))  # unpacked once, not for each of the runs
     out = tmp_path / "out"
     command = ["sweep", str(recipe), "--over", "train.lr=0.1,0.5", "--over", "clipping.clip_norm=0.1,1"]
     assert main([*command, "--out", str(out), "--json"]) == 0

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from sordino.clipping import AutomaticClip, FlatClip, PerLayerClip
-from sordino.coupling import LeastError, Situation
-from sordino.coupling.estimates import (
+from sordino.errors import InputError, Refused
+from sordino.gradients import Rows
+from sordino.methods import coupling
+from sordino.methods.coupling import LeastError, Situation
+from sordino.methods.coupling.estimates import (
     gradient_and_norms,
     lasting_error,
     loss_spread,
@@ -19,9 +22,6 @@ from sordino.coupling.estimates import (
     quantile_of_norms,
     smoothness,
 )
-from sordino.errors import InputError, Refused
-from sordino.gradients import Rows
-from sordino.methods import coupling
 from sordino.plan import Plan
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from sordino.building import PLANS, clipping_of, private_records, public_use
-from sordino.coupling import DPMD, AdaMix, Constant, LeastError, WarmUp
 from sordino.errors import InputError, Refused
-from sordino.recipe import Recipe
-from sordino.run import prepare, run_recipe
+from sordino.methods.coupling import DPMD, AdaMix, Constant, LeastError, WarmUp, public_use
+from sordino.runs.build import clipping_of, plan_from, private_records
+from sordino.runs.prepared import prepare
+from sordino.runs.recipe import Recipe
+from sordino.runs.run import run_recipe
 
 RECIPE = """
 [data]
@@ -46,7 +47,7 @@ def read(tmp_path: Path, *overrides: str) -> Recipe:
 
 
 def made(recipe: Recipe) -> Any:
-    return PLANS["coupling"](recipe, clipping_of(recipe), private_records(recipe))
+    return plan_from(recipe, clipping_of(recipe), private_records(recipe))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sordino.coupling import rules
 from sordino.errors import InputError
+from sordino.methods.coupling import rules
 
 QUICK = settings(max_examples=60, deadline=None)
 SIZES = st.integers(10, 100_000)

@@ -13,11 +13,15 @@ from torch import Tensor, nn
 
 from sordino.audit import audit_plan, check_neighbouring
 from sordino.clipping import AutomaticClip, FlatClip, L1Clip
-from sordino.coupling import (
+from sordino.data import Split
+from sordino.errors import InputError, Refused
+from sordino.gradients import Rows
+from sordino.methods import coupling
+from sordino.methods.coupling import (
     DPMD,
     AdaMix,
-    Companion,
     Constant,
+    CoupledUpdate,
     Equation5,
     LeastError,
     OnlyPrivate,
@@ -28,16 +32,13 @@ from sordino.coupling import (
     Theorem31,
     WarmUp,
 )
-from sordino.coupling.estimates import mean_gradient
-from sordino.data import Split
-from sordino.errors import InputError, Refused
-from sordino.gradients import Rows
-from sordino.ledger import read_ledger
-from sordino.methods import coupling
+from sordino.methods.coupling.estimates import mean_gradient
 from sordino.plan import Plan
-from sordino.public import PublicSet, split_public
-from sordino.steps import PrivateStep, plan_gradients
+from sordino.plan.public import PublicSet, split_public
+from sordino.records.gradients import plan_gradients
+from sordino.release.ledger import read_ledger
 from sordino.training import Settings, train, train_without_noise
+from sordino.training.steps import PrivateStep
 
 LOSS = nn.functional.cross_entropy
 RULES: list[Rule] = [
@@ -80,8 +81,8 @@ def fit(plan: Plan, use: PublicUse, **options: Any) -> Any:
     return train(model, LOSS, PRIVATE, plan, **{"lr": 0.5, "public": use, **options})
 
 
-def companion(plan: Plan, public: Split = PUBLIC, model: nn.Module | None = None, **options: Any) -> Companion:
-    return Companion(PublicUse(public, **{"rule": OnlyPrivate(), **options}), plan, model or linear(), LOSS)
+def companion(plan: Plan, public: Split = PUBLIC, model: nn.Module | None = None, **options: Any) -> CoupledUpdate:
+    return CoupledUpdate(PublicUse(public, **{"rule": OnlyPrivate(), **options}), plan, model or linear(), LOSS)
 
 
 def loss_on(model: nn.Module, split: Split) -> float:
@@ -143,10 +144,10 @@ class TestTheUpdate:
     def test_warm_up_comes_before_the_first_private_step(self) -> None:
         found = companion(plan_for(), warm_up=WarmUp(30, 0.3))
         before = loss_on(found.model, PUBLIC)
-        found.begin({})
+        found.begin({}, None)
         assert loss_on(found.model, PUBLIC) < 0.7 * before
         warm = {name: value.clone() for name, value in found.model.state_dict().items()}
-        found.begin({"alpha": 0.5, "private_scale": 1.0})  # a resumed run was warmed up before
+        found.begin({"alpha": 0.5, "private_scale": 1.0}, None)  # a resumed run was warmed up before
         assert all(torch.equal(warm[name], value) for name, value in found.model.state_dict().items())
 
     def test_projection_leaves_what_the_public_gradient_of_the_last_layer_spans(self) -> None:

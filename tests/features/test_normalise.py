@@ -12,9 +12,9 @@ from torch import Tensor
 
 from sordino.errors import InputError
 from sordino.features import ChannelBudget, group_normalise, private_statistics, standardise
-from sordino.ledger import Ledger
 from sordino.plan import ROUNDING_MARGIN
 from sordino.randomness import RandomSource
+from sordino.release.ledger import Ledger
 
 
 @settings(deadline=None, max_examples=20)

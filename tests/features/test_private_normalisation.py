@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from sordino.accounting import from_ledger
 from sordino.data import Split
 from sordino.errors import InputError, SordinoError
 from sordino.features import low_frequencies
 from sordino.features.private import Normaliser, PrivateNormalisation, normalised
-from sordino.ledger import Ledger, read_ledger
 from sordino.plan import Plan
-from sordino.recipe import Recipe
-from sordino.run import run_recipe
+from sordino.plan.spent import from_ledger
+from sordino.release.ledger import Ledger, read_ledger
+from sordino.runs.recipe import Recipe
+from sordino.runs.run import run_recipe
 
 BASE: dict[str, Any] = {
     "data": {"name": "fashion-mnist-mini"},

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sordino.gradients import depthwise
 from sordino.gradients.depthwise import Window, grouped_gradients
-from sordino.kernels import compiled
+from sordino.native.kernels import compiled
 
 
 def by_torch(g: Tensor, a: Tensor, window: Window) -> Tensor:

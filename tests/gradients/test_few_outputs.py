@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sordino.clipping import FlatClip
 from sordino.gradients import Rows, brute_force, clipped_sum, linear
 from sordino.gradients.memory import squares
-from sordino.kernels import compiled
+from sordino.native.kernels import compiled
 
 needs_compiler = pytest.mark.skipif(compiled() is None, reason="installed without a C compiler")
 

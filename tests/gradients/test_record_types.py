@@ -16,8 +16,9 @@ from sordino.clipping import AutomaticClip, Clipping, FlatClip, NormalisedClip, 
 from sordino.gradients import Rows, brute_force, clipped_sum
 from sordino.gradients.engine import per_record_gradients
 from sordino.gradients.standardisation import standardised_weight
-from sordino.momentum import InnerMomentum, made_up_past
-from sordino.views import Augmentation, with_views
+from sordino.plan.contribution import Augmentation, InnerMomentum
+from sordino.records.momentum import made_up_past
+from sordino.records.views import with_views
 
 RECORDS = 4
 

@@ -26,8 +26,8 @@ from sordino.gradients.runs import RUN, stable
 from sordino.gradients.single import Scaled, Shift, Single
 from sordino.gradients.standardisation import Mapped, standardised_weight
 from sordino.plan import ROUNDING_MARGIN
+from sordino.records.gradients import record_gradients
 from sordino.sampling import LogicalBatch
-from sordino.steps import record_gradients
 
 MOST = 1 + ROUNDING_MARGIN
 CLIPPINGS: list[Clipping] = [

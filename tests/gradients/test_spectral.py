@@ -13,8 +13,8 @@ from gradients.cases import matches, noise, squared
 from sordino.clipping import FlatClip
 from sordino.gradients import Rows, clipped_sum
 from sordino.gradients.spectral import advance, frozen, power_iterations
+from sordino.records.gradients import record_gradients
 from sordino.sampling import LogicalBatch
-from sordino.steps import record_gradients
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(4, 3)), nn.Tanh()), (4,)),

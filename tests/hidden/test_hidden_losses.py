@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sordino.errors import InputError, Refused
-from sordino.hidden import Geometry, Huber, Loss, OneVsRest, Softmax, Squared, certify, clipped_softmax, loss_from_dict
+from sordino.methods.hidden_state import (
+    Geometry,
+    Huber,
+    Loss,
+    OneVsRest,
+    Softmax,
+    Squared,
+    certify,
+    clipped_softmax,
+    loss_from_dict,
+)
 
 LOSSES: list[Loss] = [
     Softmax(2),

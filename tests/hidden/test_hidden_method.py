@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from sordino.accounting.hidden_run import HiddenRun
-from sordino.accounting.hidden_state import account_hidden_state
 from sordino.clipping import FlatClip
 from sordino.errors import InputError, Refused
-from sordino.hidden import Geometry, Huber, OneVsRest, Softmax, certify
-from sordino.methods.hidden_state import HiddenState, plan
+from sordino.methods.hidden_state import Geometry, HiddenState, Huber, OneVsRest, Softmax, certify, plan
+from sordino.methods.hidden_state.accountant import account_hidden_state
+from sordino.methods.hidden_state.run import HiddenRun
 from sordino.plan import Plan, Statistic
 from sordino.sampling import Poisson
 from sordino.schedule import Schedule, pieces

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sordino.hidden.schedules import closing
+from sordino.methods.hidden_state.schedules import closing
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,8 +31,7 @@ def test_closing_noise_follows_its_formula(steps: int) -> None:
 
 
 def test_closing_noise_evens_out_the_places() -> None:
-    from sordino.hidden import Softmax
-    from sordino.methods.hidden_state import plan
+    from sordino.methods.hidden_state import Softmax, plan
 
     def noise(**options: object) -> float:
         made = plan(

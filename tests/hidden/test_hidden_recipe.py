@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from sordino.accounting import from_ledger
 from sordino.cli import main
 from sordino.errors import InputError, Refused, SordinoError
-from sordino.ledger import read_ledger
-from sordino.recipe import Recipe
-from sordino.run import prepare, run_recipe
+from sordino.plan.spent import from_ledger
+from sordino.release.ledger import read_ledger
+from sordino.runs.prepared import prepare
+from sordino.runs.recipe import Recipe
+from sordino.runs.run import run_recipe
 
 BASE: dict[str, Any] = {
     "run": {"name": "hidden"},

@@ -11,14 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from sordino.accounting import from_ledger
 from sordino.errors import InputError, Refused
-from sordino.hidden import Huber, Softmax, Squared
-from sordino.hidden.training import CHUNK, Records, bounded, descend, gradient_sum, train_hidden
-from sordino.ledger import Ledger, read_ledger
-from sordino.methods.hidden_state import HiddenState, plan
+from sordino.methods.hidden_state import HiddenState, Huber, Softmax, Squared, plan
+from sordino.methods.hidden_state.training import CHUNK, Records, bounded, descend, gradient_sum, train_hidden
 from sordino.plan import Plan
+from sordino.plan.spent import from_ledger
 from sordino.randomness import RandomSource
+from sordino.release.ledger import Ledger, read_ledger
 from sordino.sampling import LogicalBatch
 from sordino.schedule import Schedule, pieces
 
@@ -128,7 +127,7 @@ def test_long_features_are_scaled_down_and_bad_records_count_for_nothing() -> No
 def test_rows_are_the_same_held_in_memory_or_made_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     made, data = small_plan(), blobs()
     whole = train_hidden(made, data).model.state_dict()
-    monkeypatch.setattr("sordino.hidden.training.HELD", 0)
+    monkeypatch.setattr("sordino.methods.hidden_state.training.HELD", 0)
     parts = train_hidden(made, data, chunk=7).model.state_dict()
     assert all(torch.allclose(whole[name], parts[name], atol=1e-9) for name in whole)
 

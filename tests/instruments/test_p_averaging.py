@@ -15,8 +15,8 @@ from sordino.cli import main
 from sordino.clipping import P_AVERAGED, clipping_from_dict
 from sordino.errors import Refused
 from sordino.plan import Plan
-from sordino.recipe import Recipe
-from sordino.run import prepare
+from sordino.runs.prepared import prepare
+from sordino.runs.recipe import Recipe
 
 
 def clip(vector: Tensor, bound: float) -> Tensor:
@@ -89,5 +89,5 @@ def test_a_recipe_that_names_it_is_refused_on_the_command_line_too(
         prepare(Recipe.from_dict(RECIPE))
     (tmp_path / "recipe.toml").write_text(Recipe.from_dict(RECIPE).to_toml())
     assert main(["train", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "run")]) == 2
-    assert "sordino.instruments.p_averaged" in capsys.readouterr().err
+    assert "diagnostics.instruments.p_averaged" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sordino.clipping import AutomaticClip, Clipping, FlatClip, L1Clip, NormalisedClip, PerLayerClip
+from sordino.diagnostics.instruments import Reading, measure, noise_vectors, p_averaged, windowed_noise
 from sordino.errors import InputError, Refused
 from sordino.gradients import brute_force
-from sordino.instruments import Reading, measure, noise_vectors, p_averaged, windowed_noise
-from sordino.steps import row_reader
+from sordino.records.reading import row_reader
 
 
 class Linear(nn.Module):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sordino.clipping import Clipping, FlatClip, NormalisedClip
-from sordino.instruments import Reading, measure
-from sordino.instruments.theory import (
+from sordino.diagnostics.instruments import Reading, measure
+from sordino.diagnostics.instruments.theory import (
     PRINTED_FLOOR,
     clipped_bound,
     normalised_bound,

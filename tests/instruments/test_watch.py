@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sordino.diagnostics.instruments import Schedule, Watch, measure
 from sordino.errors import InputError, Refused
-from sordino.instruments import Schedule, Watch, measure
 from sordino.plan import Plan
-from sordino.recipe import Recipe
-from sordino.run import run_recipe
+from sordino.runs.recipe import Recipe
+from sordino.runs.run import run_recipe
 from sordino.training import Result, Settings, train
 
 Records = tuple[Tensor, Tensor]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sordino.mac.network import Layer, Network, chain
+from sordino.methods.dp_mac.network import Layer, Network, chain
 
 
 def network(
@@ -33,6 +33,6 @@ def layer(activation: str = "softplus", output: str | None = None, bias: bool = 
     """One layer of 4 units on 3 inputs."""
     net = network((3, 4), activation, output or "squared", seed, bias)
     found = chain(net)[0]
-    from sordino.mac.network import ACTIVATIONS
+    from sordino.methods.dp_mac.network import ACTIVATIONS
 
     return Layer(found.weight, found.bias, ACTIVATIONS[activation], output)

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from mac.test_mac_run import CLASSIFIER
-from sordino.audit.mac import audit_mac
 from sordino.cli import main
-from sordino.mac.coefficients import Expansion
-from sordino.mac.network import Network
-from sordino.mac.training import Mac
-from sordino.mac.zsteps import ZSteps
 from sordino.methods.dp_mac import plan
-from sordino.recipe import Recipe
+from sordino.methods.dp_mac.audit import audit_mac
+from sordino.methods.dp_mac.coefficients import Expansion
+from sordino.methods.dp_mac.network import Network
+from sordino.methods.dp_mac.training import Mac
+from sordino.methods.dp_mac.zsteps import ZSteps
+from sordino.runs.recipe import Recipe
 
 MAC = Mac(ZSteps(1, 0.01, start="backward"), Expansion(order=2))
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mac.nets import layer as make_layer
-from sordino.mac import printed
-from sordino.mac.bounds import Radii, Sensitivities, sensitivities
-from sordino.mac.network import ACTIVATIONS, Layer
-from sordino.mac.taylor import Terms, expand
-from sordino.mac.zsteps import into_ball
+from sordino.methods.dp_mac import printed
+from sordino.methods.dp_mac.bounds import Radii, Sensitivities, sensitivities
+from sordino.methods.dp_mac.network import ACTIVATIONS, Layer
+from sordino.methods.dp_mac.taylor import Terms, expand
+from sordino.methods.dp_mac.zsteps import into_ball
 
 CASES = [(name, None) for name in ACTIVATIONS] + [("linear", "squared"), ("linear", "sigmoid")]
 RECORDS = 100_000

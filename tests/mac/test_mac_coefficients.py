@@ -14,7 +14,8 @@ from mac.nets import network, records
 from sordino.audit import check_neighbouring
 from sordino.clipping import FlatClip
 from sordino.errors import ClaimBroken, InputError
-from sordino.mac.coefficients import (
+from sordino.methods.dp_mac import plan
+from sordino.methods.dp_mac.coefficients import (
     BOUNDINGS,
     Coefficients,
     Expansion,
@@ -23,11 +24,10 @@ from sordino.mac.coefficients import (
     polynomials,
     scaled_sums,
 )
-from sordino.mac.network import chain
-from sordino.mac.zsteps import ZSteps
-from sordino.methods.dp_mac import plan
+from sordino.methods.dp_mac.network import chain
+from sordino.methods.dp_mac.zsteps import ZSteps
+from sordino.records.reading import row_reader
 from sordino.sampling import LogicalBatch
-from sordino.steps import row_reader
 
 EXPANSIONS = [
     Expansion(bounding=bounding, order=order, curvature=curvature, value=value)

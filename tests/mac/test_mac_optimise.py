@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from mac.nets import network
 from sordino.errors import InputError
-from sordino.mac.coefficients import Polynomial
-from sordino.mac.optimise import WSteps, convex, minimiser, slope, w_step
+from sordino.methods.dp_mac.coefficients import Polynomial
+from sordino.methods.dp_mac.optimise import WSteps, convex, minimiser, slope, w_step
 
 seeds = st.integers(0, 2**31)
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from sordino.errors import InputError, Refused
-from sordino.ledger import read_ledger
-from sordino.mac.recipe import read
-from sordino.recipe import Recipe
+from sordino.methods.dp_mac.recipe import read
+from sordino.release.ledger import read_ledger
 from sordino.report.pictures import grid, shown
-from sordino.run import run_recipe
+from sordino.runs.recipe import Recipe
+from sordino.runs.run import run_recipe
 
 CLASSIFIER: dict[str, Any] = {
     "run": {"name": "small"},
@@ -71,7 +71,7 @@ def test_an_autoencoder_shows_what_it_rebuilds(tmp_path: Path) -> None:
 def test_a_killed_run_is_resumed_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = Recipe.from_dict(CLASSIFIER)
     run_recipe(recipe, tmp_path / "whole", progress=False)
-    import sordino.mac.run as module
+    import sordino.methods.dp_mac.run as module
 
     def dies(*arguments: Any) -> dict[str, float]:
         raise KeyboardInterrupt
@@ -87,7 +87,7 @@ def test_a_killed_run_is_resumed_to_the_same_weights(tmp_path: Path, monkeypatch
 
 def test_a_lost_projection_is_not_paid_for_twice(tmp_path: Path) -> None:
     """With secure noise the ledger's word counts: the release is spent, and its value gone."""
-    from sordino.mac.run import PROJECTION, released_projection
+    from sordino.methods.dp_mac.run import PROJECTION, released_projection
 
     made = read(changed("privacy", insecure_seed=None, epsilon=4.0))
     images = torch.rand(200, 1, 28, 28)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mac.nets import layer as make_layer
-from sordino.mac.network import ACTIVATIONS, Layer
-from sordino.mac.taylor import expand, from_triangle, paper_form, triangle
+from sordino.methods.dp_mac.network import ACTIVATIONS, Layer
+from sordino.methods.dp_mac.taylor import expand, from_triangle, paper_form, triangle
 
 CASES = [(name, None) for name in ACTIVATIONS] + [("linear", "squared"), ("linear", "sigmoid")]
 seeds = st.integers(0, 2**31)

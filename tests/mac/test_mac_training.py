@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from sordino.accounting import from_ledger
 from sordino.errors import InputError, Refused
-from sordino.ledger import read_ledger
-from sordino.mac.coefficients import Expansion
-from sordino.mac.network import Network
-from sordino.mac.optimise import WSteps
-from sordino.mac.thresholds import PrivateThresholds, choose
-from sordino.mac.training import Mac, train_mac, train_mac_without_privacy
-from sordino.mac.zsteps import ZSteps
 from sordino.methods.dp_mac import plan
+from sordino.methods.dp_mac.coefficients import Expansion
+from sordino.methods.dp_mac.network import Network
+from sordino.methods.dp_mac.optimise import WSteps
+from sordino.methods.dp_mac.thresholds import PrivateThresholds, choose
+from sordino.methods.dp_mac.training import Mac, train_mac, train_mac_without_privacy
+from sordino.methods.dp_mac.zsteps import ZSteps
 from sordino.plan import Plan
+from sordino.plan.spent import from_ledger
+from sordino.release.ledger import read_ledger
 from sordino.training import Settings
 
 BACKWARD = ZSteps(2, 0.01, start="backward", rate=0.1)
@@ -158,14 +158,14 @@ def test_the_plan_survives_its_dict() -> None:
 
 def test_mac_without_privacy_learns_and_says_nothing_of_epsilon() -> None:
     mac = CONFIGURATIONS["paper"]
-    rows = train_mac_without_privacy(small(), blobs(), mac_plan(mac), mac, evaluate=accuracy)
+    rows = train_mac_without_privacy(small(), blobs(), mac_plan(mac), mac, evaluate=accuracy).metrics
     assert rows[-1]["accuracy"] > 0.85
     assert "epsilon" not in rows[-1]
 
 
 def test_thresholds_are_the_quantile_of_what_rises_above_the_noise() -> None:
     """All but nothing in the bin up to 2^-3: that is the bound; and noise alone leaves the old bound."""
-    from sordino.mac.thresholds import EDGES
+    from sordino.methods.dp_mac.thresholds import EDGES
 
     counts = torch.randn(2, len(EDGES) + 1, dtype=torch.float64)
     counts[0, EDGES.index(2.0**-3)] += 500.0

@@ -7,9 +7,9 @@ import torch
 
 from mac.nets import network, records
 from sordino.errors import InputError
-from sordino.mac.network import Network, chain, loss
-from sordino.mac.taylor import expand
-from sordino.mac.zsteps import ZSteps, auxiliary, backward, residual_gradient
+from sordino.methods.dp_mac.network import Network, chain, loss
+from sordino.methods.dp_mac.taylor import expand
+from sordino.methods.dp_mac.zsteps import ZSteps, auxiliary, backward, residual_gradient
 
 
 def objective(net: Network, z: list[torch.Tensor], y: torch.Tensor, mu: float) -> torch.Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dp_accounting import get_epsilon_gaussian
 
-from sordino.accounting import checks
+from sordino import checks
 from sordino.accounting.events import DpEvent, Release, flatten
 from sordino.accounting.lower import coarsen
 from sordino.accounting.pairs import MAX_CELLS, GridTooLarge, Pair, Pmf, discretise

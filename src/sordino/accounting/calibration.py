@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
-from sordino.accounting import checks
+from sordino import checks
 from sordino.accounting.account import TOLERANCE, Releases, checked_releases, composed_epsilon
 from sordino.accounting.events import DpEvent, flatten
 from sordino.errors import InputError
@@ -124,3 +125,12 @@ def gaussian_guess(sampling_rate: float, steps: int, epsilon: float, delta: floa
     mu = epsilon / math.sqrt(2 * math.log(1 / delta) + 2 * epsilon)
     ratio = mu / (sampling_rate * math.sqrt(steps))
     return math.log1p(ratio**2) ** -0.5 if ratio > 1e-9 else 1 / ratio
+
+
+def noise_guess(sampling: dict[str, Any], steps: int, records: int, epsilon: float, delta: float) -> float:
+    """Where calibration starts; a poor guess costs time, not truth."""
+    if sampling["name"] == "partition":
+        return gaussian_guess(1.0, math.ceil(steps / max(records // sampling["batch"], 1)), epsilon, delta) * 2
+    if sampling["name"] == "without-replacement":
+        return gaussian_guess(sampling["batch"] / records, steps, epsilon, delta) * 2
+    return gaussian_guess(sampling["sampling_rate"], steps, epsilon, delta)

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sordino.accounting import checks
+from sordino import checks
 from sordino.accounting.events import Release
 from sordino.errors import InputError, Refused
 

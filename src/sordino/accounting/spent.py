@@ -1,37 +1,31 @@
-"""ε along a run: of what a ledger says was released, and of a plan after each of some numbers of steps."""
+"""ε along a run: of what the entries of a ledger record, and of a growing number of steps."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sordino.accounting import checks
+from sordino import checks
 from sordino.accounting.account import account
 from sordino.accounting.events import Release, compose_events
 from sordino.accounting.schemes import check_scheme, step_release
 from sordino.errors import InputError
 
-if TYPE_CHECKING:
-    from sordino.plan import Plan
-
 _POINTS = 48  # points of a curve that are computed; those between take the next one's ε, which bounds theirs
 
 
-def from_ledger(header: Mapping[str, Any], entries: Iterable[Mapping[str, Any]], delta: float) -> dict[str, Any]:
+def composed_entries(plan: Mapping[str, Any], entries: Iterable[Mapping[str, Any]], delta: float) -> dict[str, Any]:
     """ε at δ of the releases that a ledger records, composed from its entries alone.
 
-    The header (the plan's to_dict()) only gives what an entry cannot know: the public number of records. The entries
+    The plan (as its to_dict()) only gives what an entry cannot know: the public number of records. The entries
     are believed: their mechanism, noise multiplier (noise over sensitivity), sampling and relation. An empty ledger
     has ε = 0. Keys: epsilon, delta, relation, accountant, epsilon_rdp, releases.
     """
     delta = checks.delta_value(delta)
-    plan = header.get("plan", header)
     records = checks.count("records", plan.get("records"))
     accountant = plan.get("accountant", "pld")
     lines = [entry for entry in entries if entry.get("kind", "release") == "release"]
-    if plan.get("method", {"name": "dpsgd"}) != {"name": "dpsgd"}:
-        return _by_its_method(plan, lines, delta)
     relations = {checks.choice("relation", entry.get("relation"), checks.RELATIONS) for entry in lines}
     if len(relations) > 1:
         raise InputError("the ledger mixes the relations add-remove and replace-one; they have no common ε")
@@ -46,22 +40,6 @@ def from_ledger(header: Mapping[str, Any], entries: Iterable[Mapping[str, Any]],
         "epsilon": found.epsilon,
         "delta": delta,
         "relation": relation,
-        "accountant": found.accountant,
-        "epsilon_rdp": found.epsilon_rdp,
-        "releases": len(lines),
-    }
-
-
-def _by_its_method(header: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], delta: float) -> dict[str, Any]:
-    """The method that the header names says what its entries amount to."""
-    from sordino.plan import Plan  # the plan is built on this package
-
-    plan = Plan.from_dict({key: value for key, value in header.items() if key != "kind"})
-    found = plan.method.spent(plan, lines, delta)
-    return {
-        "epsilon": found.epsilon,
-        "delta": delta,
-        "relation": plan.relation,
         "accountant": found.accountant,
         "epsilon_rdp": found.epsilon_rdp,
         "releases": len(lines),
@@ -97,15 +75,6 @@ def _group(lines: Sequence[Mapping[str, Any]], records: int, relation: str) -> l
 
 def _multiplier(entry: Mapping[str, Any]) -> float:
     return checks.noise_multiplier_value(entry.get("noise_multiplier"))
-
-
-def epsilon_curve(plan: Plan, steps: Sequence[int]) -> list[float]:
-    """ε (an upper bound) of the plan's statistics and of its first t steps, for each t of `steps`.
-
-    The last point is as tight as plan.guarantee().
-    """
-    wanted = [checks.count("steps", t, minimum=0) for t in steps]
-    return plan.method.epsilons(plan, wanted) if wanted else []
 
 
 def growing_curve(epsilon: Callable[[int, bool], float], steps: Sequence[int]) -> list[float]:

@@ -25,9 +25,10 @@ from torch import Tensor
 from sordino.clipping import Clipping, L2LinfClip, PerLayerClip
 from sordino.errors import InputError
 from sordino.gradients import ClippedSum
+from sordino.plan.contribution import Contribution
 from sordino.randomness import RandomSource
+from sordino.records.gradients import GradientSum
 from sordino.sampling import LogicalBatch
-from sordino.steps import GradientSum
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +139,14 @@ class CanaryGradients:
         self._members = canaries.members
         self.real: dict[str, Tensor] = {}
         self.drawn = torch.zeros(0, dtype=torch.int64)
+
+    @property
+    def clipping(self) -> Clipping:
+        return self._gradient_sum.clipping
+
+    @property
+    def contribution(self) -> Contribution:
+        return self._gradient_sum.contribution
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         indices = batch.indices

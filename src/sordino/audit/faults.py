@@ -13,24 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from sordino.gradients import ClippedSum, Rows, clipped_sum
-from sordino.momentum import PastIterates
 from sordino.plan import Plan
+from sordino.records.gradients import GradientSum, Stated, add_sums, empty_sum, record_gradients
+from sordino.records.momentum import PastIterates
 from sordino.sampling import LogicalBatch
-from sordino.steps import GradientSum, add_sums, empty_sum, record_gradients
 
 
 def views_clipped_apart(
     plan: Plan, model: nn.Module, loss: Any, dataset: Any, *, past: Callable[[], PastIterates] = PastIterates
 ) -> GradientSum:
     """Σ over views of clip(gradient of the view): K times the bound."""
-    plain = record_gradients(model, loss, dataset, plan.clipping, views=plan.method.augmentation)  # type: ignore[attr-defined]
+    plain = record_gradients(model, loss, dataset, plan.clipping, views=plan.contribution.augmentation)
 
     def gradient_sum(batch: LogicalBatch) -> ClippedSum:
         rows = plain.rows(batch.indices, batch.step)
         apart = Rows(rows.inputs, rows.targets)
         return clipped_sum(model, loss, apart, plan.clipping)
 
-    return gradient_sum
+    return Stated(gradient_sum, plan.clipping, plan.contribution)
 
 
 def iterates_clipped_apart(
@@ -38,7 +38,8 @@ def iterates_clipped_apart(
 ) -> GradientSum:
     """Σ over iterates of factor · clip(gradient there): Σ decay^age times the bound."""
     plain = record_gradients(model, loss, dataset, plan.clipping)
-    inner = plan.method.inner  # type: ignore[attr-defined]
+    inner = plan.contribution.inner
+    assert inner is not None
 
     def scaled(part: ClippedSum, factor: float) -> ClippedSum:
         return replace(part, sums={name: value * factor for name, value in part.sums.items()})
@@ -51,7 +52,7 @@ def iterates_clipped_apart(
             total = add_sums(total, scaled(part, factor))
         return total
 
-    return gradient_sum
+    return Stated(gradient_sum, plan.clipping, plan.contribution)
 
 
 def views_by_place(
@@ -62,7 +63,8 @@ def views_by_place(
     def gradient_sum(batch: LogicalBatch) -> ClippedSum:
         inputs, targets = (t[batch.indices] for t in dataset)
         generator = torch.Generator().manual_seed(batch.step)
-        n, k = len(inputs), plan.method.augmentation.views  # type: ignore[attr-defined]
+        assert plan.contribution.augmentation is not None
+        n, k = len(inputs), plan.contribution.augmentation.views
         views: Tensor = inputs.repeat_interleave(k, 0)
         flipped = torch.rand(n * k, generator=generator) < 0.5
         views = torch.where(flipped[:, None, None, None], views.flip(3), views)
@@ -70,4 +72,4 @@ def views_by_place(
         rows = Rows(views, targets.repeat_interleave(k), owner, n, torch.full((n * k,), 1 / k))
         return clipped_sum(model, loss, rows, plan.clipping)
 
-    return gradient_sum
+    return Stated(gradient_sum, plan.clipping, plan.contribution)

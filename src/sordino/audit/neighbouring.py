@@ -15,8 +15,9 @@ from torch import Tensor
 
 from sordino.errors import ClaimBroken, InputError
 from sordino.plan import Plan
+from sordino.records.gradients import GradientSum
 from sordino.sampling import LogicalBatch
-from sordino.steps import DEFAULT_CHUNK, GradientSum
+from sordino.training.steps import DEFAULT_CHUNK
 
 TOLERANCE = 1e-5
 """Relative slack for the rounding of single-precision sums."""

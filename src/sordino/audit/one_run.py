@@ -14,7 +14,6 @@ clipped. That is what `sordino.audit.neighbouring` is for.
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -27,19 +26,18 @@ from torch import Tensor, nn
 from sordino.accounting.account import checked_releases, composed_epsilon
 from sordino.audit.bounds import ProfileCurve, check_confidence, one_run_epsilon, rejects
 from sordino.audit.canaries import Canaries, CanaryGradients, make_canaries, most_canaries
-from sordino.audit.modelmix import MixedScorer
-from sordino.audit.noise_check import LEVEL, NoiseCheck
-from sordino.audit.scores import AnyScorer, Guesses, choose_guesses, scorer_of
+from sordino.audit.noise_check import LEVEL
+from sordino.audit.scores import Guesses, StepScorer, choose_guesses, scorer_of
 from sordino.audit.updates import audited_update
-from sordino.coupling import Companion, PublicUse
 from sordino.errors import ClaimBroken, InputError
-from sordino.ledger import Ledger
-from sordino.methods import DPSGD
-from sordino.momentum import PastIterates
+from sordino.files import json_bytes, write_atomically
 from sordino.plan import Plan
 from sordino.randomness import RandomSource
-from sordino.state import write_atomically
-from sordino.steps import DEFAULT_CHUNK, GradientSum, count_records, plan_gradients, private_steps
+from sordino.records.gradients import GradientSum, plan_gradients
+from sordino.records.momentum import PastIterates
+from sordino.records.reading import count_records
+from sordino.release.ledger import Ledger
+from sordino.training.steps import DEFAULT_CHUNK, private_steps
 
 DEFAULT_CANARIES = 5000
 BOUND = "f-DP in one run (Mahloujifar et al. 2024), against the claim's privacy profile"
@@ -117,14 +115,15 @@ def audit_plan(
     width_scale: float = 1.0,
     tamper: Callable[[Plan], Plan] | None = None,
     chunk: int = DEFAULT_CHUNK,
-    public: PublicUse | None = None,
+    public: Any = None,
 ) -> AuditResult:
     """Trains a copy of `model` for `steps` of the plan's steps with canaries, and guesses their coins.
 
     The update is plain SGD with `lr`, or the plan's own where it holds one. `canaries`: default 5000, or as many as
-    the model has room for. `seed`: repeatable (and then insecure). `noise_scale`, `width_scale` (of ModelMix's uniform
-    noise; 0: the gap is not enforced) and `tamper` break the run behind the accountant's back: they test the audit, not
-    the plan. `public`: of a coupling plan, for what its rows do before the noise; the update does without them.
+    the model has room for. `seed`: repeatable (and then insecure). `noise_scale`, `width_scale` (of uniform noise,
+    where the method adds some; 0: the gap is not enforced) and `tamper` break the run without the accountant's
+    knowledge: they test the audit, not the plan. `public`: public rows, for what they do before the noise; the update
+    does without them.
     """
     check_confidence(confidence)
     shapes = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
@@ -142,11 +141,7 @@ def audit_plan(
     )
     copied = copy.deepcopy(model)
     trail = Trail(copied, plan)
-    gradient_sum: GradientSum
-    if public is None:
-        gradient_sum = plan_gradients(plan, copied, loss, dataset, past=lambda: trail.past)
-    else:
-        gradient_sum = Companion(public, plan, copied, loss).gradient_sum(dataset)
+    gradient_sum = plan_gradients(plan, copied, loss, dataset, past=lambda: trail.past, public=public)
     scores, noise_p_value = play(
         tamper(run) if tamper else run, copied, gradient_sum, marked, scorer, records=records, source=source,
         lr=lr, width_scale=width_scale, chunk=chunk, before_update=trail.keep,
@@ -158,7 +153,7 @@ class Trail:
     """The past iterates of the audited copy, as many as the plan's inner momentum needs."""
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
-        self._model, self._inner = model, plan.method.inner if isinstance(plan.method, DPSGD) else None
+        self._model, self._inner = model, plan.contribution.inner
         self.past = PastIterates()
 
     def keep(self) -> None:
@@ -180,7 +175,7 @@ def write_audit(result: AuditResult, out: Path | str) -> Path:
     """Writes `out/audit.json`, whole or not at all; a report of that directory then shows it."""
     path = Path(out) / "audit.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(result.to_dict(), indent=2, ensure_ascii=False) + "\n").encode())
+    write_atomically(path, json_bytes(result.to_dict()))
     return path
 
 
@@ -189,7 +184,7 @@ def play(
     model: nn.Module,
     gradient_sum: GradientSum,
     canaries: Canaries,
-    scorer: AnyScorer,
+    scorer: StepScorer,
     *,
     records: int,
     source: RandomSource,
@@ -202,7 +197,7 @@ def play(
 
     The score of each canary, and where noise has a uniform part the p-value of its being what the plan states."""
     wrapped = CanaryGradients(gradient_sum, canaries, records)
-    noise = NoiseCheck(scorer.scale, scorer.laplace) if isinstance(scorer, MixedScorer) else None
+    noise = scorer.noise_check()
     plan, update = audited_update(plan, model, lr, width_scale)
     total = torch.zeros((), dtype=torch.float64)
     with Ledger.open(None, plan.to_dict()) as ledger:
@@ -220,10 +215,10 @@ def play(
             gaps = canaries.flat(update.gaps(private.step))
             at, step = canaries.coordinates, private.step
             total = total + scorer.step(observed[at], canaries.values, drawn, gaps[at], step)
-            if noise is not None and isinstance(scorer, MixedScorer):
+            if noise is not None:
                 coordinates, values = canaries.contribution(wrapped.drawn)
                 observed[coordinates] -= values
-                noise.add(observed, gaps.clamp_min(scorer.least[step]))
+                noise.add(observed, scorer.widths(gaps, step))
             before_update()
             update.apply(private)
     return scorer.final(total), noise.p_value() if noise is not None else None
@@ -253,7 +248,7 @@ def judge(claim: Plan, canaries: Canaries, guesses: Guesses, scores: Tensor, con
 
 def claim_curve(plan: Plan) -> ProfileCurve:
     """The plan's privacy profile as a trade-off curve: ε at some values of δ, each from the plan's accountant."""
-    if not isinstance(plan.method, DPSGD):
+    if not plan.method.composes:
         found = [plan.method.epsilons(replace(plan, delta=delta), [plan.steps])[0] for delta in _DELTAS]
         return ProfileCurve(tuple(found), _DELTAS)
     releases = checked_releases(plan.releases())

@@ -24,10 +24,11 @@ from sordino.audit.canaries import Canaries
 from sordino.audit.one_run import AuditResult, Trail, claim_curve, judge
 from sordino.audit.scores import Scorer, choose_guesses
 from sordino.errors import InputError
-from sordino.ledger import Ledger
 from sordino.plan import Plan
 from sordino.randomness import RandomSource
-from sordino.steps import GradientSum, plan_gradients, private_steps
+from sordino.records.gradients import GradientSum, plan_gradients
+from sordino.release.ledger import Ledger
+from sordino.training.steps import private_steps
 
 BRIGHT = 8.0
 """A pixel over the clip norm: its gradient is clipped also when seven of eight views have erased it."""
@@ -52,7 +53,7 @@ def audit_record_vectors(
     own gradient sum to test the audit. No other records take part: they would be noise that the auditor takes off.
     """
     check_confidence(confidence)
-    augmentation = getattr(plan.method, "augmentation", None)
+    augmentation = plan.contribution.augmentation
     if augmentation is not None and (augmentation.crop or augmentation.flip or augmentation.word_dropout):
         raise InputError("the audit's canaries are single pixels: audit views that stay in place (erase, mixup)")
     if plan.relation != "add-remove" or plan.clipping.norm != "l2":

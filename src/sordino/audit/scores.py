@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 
 from sordino.audit.bounds import Curve, most_correct, rejects
-from sordino.audit.modelmix import MixedScorer
-from sordino.methods.base import AddsUniformNoise
-from sordino.plan import Plan
+from sordino.audit.noise_check import NoiseCheck
+from sordino.plan.core import Plan
 from sordino.release import Laplace
 from sordino.sampling import Partition, Poisson, WithoutReplacement
 
@@ -38,8 +37,37 @@ ALTERNATIVE = 0.5
 """The number of guesses is chosen to be good at finding noise that is this factor too small."""
 
 
+class StepScorer:
+    """How one step is scored, canary by canary. Nothing in it depends on the records."""
+
+    scale: float
+    laplace: bool
+    knows_sum: bool
+    knows_draws: bool
+
+    def step(self, observed: Tensor, values: Tensor, drawn: Tensor | None, gaps: Tensor, step: int) -> Tensor:
+        """(m, s) observed coordinates, canary values and gaps → what `final` makes scores of, summed over steps."""
+        raise NotImplementedError
+
+    def final(self, total: Tensor) -> Tensor:
+        """From the sum over the steps to the score of each canary."""
+        raise NotImplementedError
+
+    def simulate(self, values: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+        """Coins and scores of simulated canaries under the alternative that guesses are chosen for."""
+        raise NotImplementedError
+
+    def noise_check(self) -> NoiseCheck | None:
+        """A test of the noise itself, where it has a uniform part."""
+        return None
+
+    def widths(self, gaps: Tensor, step: int) -> Tensor:
+        """The widths that the plan states for the uniform part."""
+        return gaps
+
+
 @dataclass(frozen=True)
-class Scorer:
+class Scorer(StepScorer):
     """The score of one step under a plan. Nothing in it depends on the records."""
 
     scale: float  # of the noise on each coordinate
@@ -100,12 +128,9 @@ class Scorer:
         return torch.logaddexp(kept, likelihood + math.log(self.rate))
 
 
-AnyScorer = Scorer | MixedScorer
-
-
-def scorer_of(plan: Plan) -> AnyScorer:
+def scorer_of(plan: Plan) -> StepScorer:
     """The score that fits what the plan releases."""
-    return MixedScorer.of(plan) if isinstance(plan.method, AddsUniformNoise) else Scorer.of(plan)
+    return plan.method.scorer(plan) or Scorer.of(plan)
 
 
 @dataclass(frozen=True)
@@ -125,7 +150,9 @@ class Guesses:
         return int(coins[top].sum()) + int((~coins[bottom]).sum())
 
 
-def choose_guesses(scorer: AnyScorer, values: Tensor, steps: int, canaries: int, curve: Curve, level: float) -> Guesses:
+def choose_guesses(
+    scorer: StepScorer, values: Tensor, steps: int, canaries: int, curve: Curve, level: float
+) -> Guesses:
     """The numbers of guesses with the most power, by a simulation that sees public constants only.
 
     Fixed before the run and independent of it, so the test stays valid without a correction.

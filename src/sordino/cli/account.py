@@ -2,24 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
-
-from sordino.cli import hidden_state, modelmix
-from sordino.cli.common import Commands, add_json, emit
-
-SHARED = (
-    "steps",
-    "delta",
-    "sampling_rate",
-    "sampling",
-    "records",
-    "batch",
-    "cap",
-    "relation",
-    "accountant",
-    "mechanism",
-)
+from sordino.console import Commands
+from sordino.registry import flag_modules, other_methods
 
 
 def add(commands: Commands) -> None:
@@ -31,77 +15,7 @@ def add(commands: Commands) -> None:
     )
     methods = {"title": "methods", "metavar": "METHOD", "required": True}
     parsers = account.add_subparsers(**methods), calibrate.add_subparsers(**methods)
-    for add_method in (_add_dpsgd, modelmix.add, hidden_state.add):  # each method adds its own
-        add_method(*parsers)
-
-
-def _add_dpsgd(account: Commands, calibrate: Commands) -> None:
-    _add_parser(
-        account,
-        "the ε of DP-SGD with every iterate visible",
-        "example: sordino account dpsgd --sampling-rate 0.01 --noise-multiplier 1.1 --steps 10000 --delta 1e-5",
-        "--noise-multiplier",
-        "standard deviation of the noise, in clip norms",
-        _account,
-    )
-    _add_parser(
-        calibrate,
-        "the smallest noise multiplier of DP-SGD for a target ε",
-        "example: sordino calibrate dpsgd --epsilon 3 --delta 1e-5 --sampling-rate 0.01 --steps 10000",
-        "--epsilon",
-        "the target; the result never exceeds it",
-        _calibrate,
-    )
-
-
-def _add_parser(methods: Commands, summary: str, epilog: str, flag: str, flag_help: str, run: Any) -> None:
-    dpsgd = methods.add_parser("dpsgd", help=summary, description=summary[0].upper() + summary[1:] + ".", epilog=epilog)
-    dpsgd.add_argument(flag, type=float, required=True, metavar="X", help=flag_help)
-    dpsgd.add_argument("--steps", type=int, required=True, metavar="T")
-    dpsgd.add_argument("--delta", type=float, required=True, metavar="δ")
-    rate = dpsgd.add_argument_group("sampling: give the rate, or the records and the (expected) batch")
-    rate.add_argument("--sampling-rate", type=float, metavar="q")
-    rate.add_argument("--records", type=int, metavar="N", help="public number of records")
-    rate.add_argument("--batch", type=int, metavar="B", help="batch, or expected batch of Poisson sampling")
-    rate.add_argument(
-        "--sampling",
-        default="poisson",
-        choices=("poisson", "truncated-poisson", "partition", "without-replacement"),
-        help="how batches are drawn (default: poisson)",
-    )
-    rate.add_argument("--cap", type=int, metavar="B", help="largest batch of truncated Poisson sampling")
-    how = dpsgd.add_argument_group("accounting")
-    how.add_argument("--relation", choices=("add-remove", "replace-one"), help="default: the sampler's own")
-    how.add_argument("--accountant", default="pld", choices=("pld", "rdp"), help="default: pld")
-    how.add_argument("--mechanism", default="gaussian", choices=("gaussian", "laplace"), help="default: gaussian")
-    add_json(dpsgd)
-    dpsgd.set_defaults(run=run)
-
-
-def _account(arguments: argparse.Namespace) -> int:
-    from sordino.accounting import account_dpsgd
-
-    shared = {name: getattr(arguments, name) for name in SHARED}
-    found = account_dpsgd(arguments.noise_multiplier, **shared)
-    emit(arguments, found, _rows(found))
-    return 0
-
-
-def _calibrate(arguments: argparse.Namespace) -> int:
-    from sordino.accounting import calibrate_dpsgd
-
-    shared = {name: getattr(arguments, name) for name in SHARED}
-    found = calibrate_dpsgd(arguments.epsilon, **shared)
-    emit(arguments, found, {"noise multiplier": f"{found['noise_multiplier']:.6g}", **_rows(found)})
-    return 0
-
-
-def _rows(found: dict[str, Any]) -> dict[str, str]:
-    rdp = found["epsilon_rdp"]
-    return {
-        "ε": f"{found['epsilon']:.6g} at δ = {found['delta']:g} ({found['accountant']})",
-        "ε by Rényi": "no bound" if rdp is None else f"{rdp:.6g}",
-        "relation": found["relation"],
-        "sampler": found["sampler"],
-        "theorem": found["theorem"],
-    }
+    for flags in flag_modules():  # each method adds its own
+        flags.add(*parsers)
+    for method in other_methods():
+        method.add_flags(*parsers)

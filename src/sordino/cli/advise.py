@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sordino.cli.common import Commands, add_json, emit
+from sordino.console import Commands, add_json, emit
 
 
 def add(commands: Commands) -> None:
@@ -15,8 +15,8 @@ def add(commands: Commands) -> None:
         "clipping",
         help="the clipping threshold against the sampling noise",
         description="Measures, on public rows, how far single records' gradients lie from the mean gradient, and says "
-        "where the recipe's clipping threshold stands against Thm 3.2 of the ModelMix paper (c ≥ 4·κ·log 10). The rows "
-        "are the first N of the TEST split, which recipes take to be public. An estimate at the given weights.",
+        "where the recipe's clipping threshold stands against Thm 3.2 of Xiao, Wan & Devadas 2022 (c ≥ 4·κ·log 10). "
+        "The rows are the first N of the TEST split, which recipes take to be public: an estimate at these weights.",
         epilog="example: sordino advise clipping experiments/recipes/fashion_mnist_scattering_linear.toml --public 500",
     )
     clipping.add_argument("recipe", type=Path, metavar="RECIPE.toml")
@@ -32,11 +32,11 @@ def _clipping(arguments: argparse.Namespace) -> int:
     from safetensors.torch import load_file
     from torch.nn.functional import cross_entropy
 
-    from sordino.clip_advice import advise_clipping
+    from sordino.diagnostics.threshold import advise_clipping
     from sordino.errors import InputError
-    from sordino.recipe import Recipe
-    from sordino.run import prepare
-    from sordino.state import load_model
+    from sordino.runs.prepared import prepare
+    from sordino.runs.recipe import Recipe
+    from sordino.training.state import load_model
 
     prepared = prepare(Recipe.read(arguments.recipe, arguments.set), arguments.data_dir)
     plan, model, split = prepared.plan, prepared.model(), prepared.dataset.test

@@ -7,12 +7,12 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sordino.cli.common import Commands, add_json, emit
+from sordino.console import Commands, add_json, emit
 from sordino.errors import InputError
 
 if TYPE_CHECKING:
     from sordino.audit import AuditResult
-    from sordino.recipe import Recipe
+    from sordino.runs.recipe import Recipe
 
 
 def add(commands: Commands) -> None:
@@ -38,7 +38,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument(
         "--width-scale", type=float, default=1.0, metavar="F",
-        help="scale the real uniform noise of modelmix, not the claim (0: the gap is not enforced)",
+        help="scale the real uniform noise, where the method adds some, not the claim (0: the gap is not enforced)",
     )  # fmt: skip
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write audit.json there; if it is a run, its report shows it"
@@ -68,32 +68,17 @@ def _audit(arguments: argparse.Namespace) -> int:
 
 
 def _result(arguments: argparse.Namespace, recipe: Recipe) -> AuditResult:
-    from torch.nn.functional import cross_entropy
-
-    from sordino.audit import audit_plan
-    from sordino.audit.mac import audit_recipe
-    from sordino.building import public_use
-    from sordino.run import prepare
+    from sordino.runs.run import audit_recipe
 
     options = {key: getattr(arguments, key) for key in ("canaries", "steps", "confidence", "seed", "noise_scale")}
-    if recipe.method.name == "dp-mac":
-        return audit_recipe(recipe, arguments.data_dir, **options)
-    prepared = prepare(recipe, arguments.data_dir)
-    if recipe.method.name == "hidden-state":
-        from sordino.audit.last_iterate import audit_last_iterate
-
-        return audit_last_iterate(prepared.plan, **options)
-    model, chunk = prepared.model(), prepared.settings.chunk
-    public = public_use(recipe, prepared.public) if recipe.method.name == "coupling" else None
-    return audit_plan(
-        prepared.plan, model, cross_entropy, prepared.dataset.train, **options, width_scale=arguments.width_scale,
-        chunk=chunk, public=public,
-    )  # fmt: skip
+    if arguments.width_scale != 1.0:
+        options["width_scale"] = arguments.width_scale
+    return audit_recipe(recipe, arguments.data_dir, **options)
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:
     """The recipe given, else that of the run whose report will show the audit, else our own."""
-    from sordino.recipe import Recipe
+    from sordino.runs.recipe import Recipe
 
     run = arguments.out / "recipe.toml" if arguments.out else None
     if run is not None and run.exists():

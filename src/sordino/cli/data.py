@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sordino.cli.common import Commands, add_json, emit
+from sordino.console import Commands, add_json, emit
 
 if TYPE_CHECKING:
     from sordino.data import Entry, Finding
-    from sordino.progress import ProgressBar
+    from sordino.training.progress import ProgressBar
 
 
 def add(commands: Commands) -> None:
@@ -64,7 +64,7 @@ def _is_here(entry: Entry, data_dir: Path | None) -> bool:
 
 def _fetch(arguments: argparse.Namespace) -> int:
     from sordino.data import fetch
-    from sordino.progress import ProgressBar
+    from sordino.training.progress import ProgressBar
 
     bars: dict[str, ProgressBar] = {}
     with ExitStack() as stack:

@@ -8,13 +8,14 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sordino.cli.common import Commands, add_json, finite
+from sordino.console import Commands, add_json, finite
+from sordino.errors import InputError, Refused
 
 if TYPE_CHECKING:
-    from sordino.doctor import Diagnosis
+    from sordino.diagnostics.doctor import Diagnosis
     from sordino.plan import Plan
-    from sordino.recipe import Recipe
-    from sordino.run import Prepared
+    from sordino.runs.prepared import Prepared
+    from sordino.runs.recipe import Recipe
 
 
 def add(commands: Commands) -> None:
@@ -44,8 +45,7 @@ def add(commands: Commands) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from sordino.errors import InputError
-    from sordino.recipe import Recipe
+    from sordino.runs.recipe import Recipe
 
     recipe = Recipe.read(arguments.recipe, arguments.set)
     for name, least in (("steps", 1), ("rows", 2)):
@@ -64,10 +64,10 @@ def _doctor(arguments: argparse.Namespace) -> int:
 def examine(recipe: Recipe, arguments: argparse.Namespace) -> Diagnosis:
     """Checks what may be looked at before any data is read, then diagnoses."""
     from sordino import data
-    from sordino.building import PLANS, clipping_of
-    from sordino.doctor import diagnose
-    from sordino.progress import working
-    from sordino.run import prepare
+    from sordino.diagnostics.doctor import diagnose
+    from sordino.runs.build import clipping_of, plan_from
+    from sordino.runs.prepared import prepare
+    from sordino.training.progress import working
 
     caveats = _check(recipe, arguments)
     bare = replace(recipe, instruments=type(recipe.instruments)())  # of a run; the doctor has its own
@@ -75,8 +75,9 @@ def examine(recipe: Recipe, arguments: argparse.Namespace) -> Diagnosis:
     origin, split = _rows(prepared, arguments)
     rows, others = (data.Split(split.inputs[part], split.targets[part]) for part in _parts(len(split), arguments.rows))
     section, plan = recipe.train, prepared.plan
-    assert prepared.optimizer is not None
-    assert section.lr is not None
+    lr = section.lr
+    if prepared.optimizer is None or lr is None:
+        raise InputError("the doctor rehearses steps of an optimizer: give [train] optimizer and lr")
 
     @cache
     def epsilon() -> float:
@@ -86,13 +87,13 @@ def examine(recipe: Recipe, arguments: argparse.Namespace) -> Diagnosis:
         sampling = replace(bare.sampling, expected_batch=round(batch))
         privacy = replace(bare.privacy, epsilon=epsilon(), noise_multiplier=None)
         again = replace(bare, sampling=sampling, privacy=privacy, train=replace(section, steps=plan.steps, epochs=None))
-        return PLANS["dpsgd"](again, clipping_of(again), plan.records)
+        return plan_from(again, clipping_of(again), plan.records)
 
     with working("examining", None) as say:
         import torch
 
         found = diagnose(
-            prepared.model(), torch.nn.functional.cross_entropy, rows, plan, lr=section.lr,
+            prepared.model(), torch.nn.functional.cross_entropy, rows, plan, lr=lr,
             optimizer=partial(prepared.optimizer, **prepared.settings.optimizer_options),
             averaging=prepared.settings.averaging, pool=others, steps=arguments.steps, larger=larger, public=origin,
             not_private=origin is None, seed=recipe.run.seed, say=say,
@@ -109,11 +110,11 @@ def _parts(count: int, rows: int) -> tuple[slice, slice]:
 def _check(recipe: Recipe, arguments: argparse.Namespace) -> tuple[str, ...]:
     """Refusals, and what the advice leaves out."""
     from sordino import data
-    from sordino.errors import InputError, Refused
+    from sordino.runs.build import method_of
 
-    if recipe.method.name != "dpsgd":
+    if not method_of(recipe).rehearsed:
         raise InputError(
-            f"the doctor rehearses DP-SGD; the method {recipe.method.name} moves the weights otherwise "
+            f"the doctor can't rehearse the method {recipe.method.name}, which moves the weights in a way of its own "
             "(`sordino advise clipping` reads its threshold)"
         )
     if recipe.features.private is not None:
@@ -136,14 +137,15 @@ def _check(recipe: Recipe, arguments: argparse.Namespace) -> tuple[str, ...]:
 
 def _rows(prepared: Prepared, arguments: argparse.Namespace) -> tuple[str | None, Any]:
     """(origin, rows); None as origin: not private, with consent."""
-    from sordino.building import public_origin
+    from sordino.runs.build import public_origin
 
     recipe = prepared.recipe
     if arguments.not_private:
         return None, prepared.dataset.train
     if arguments.test_rows:
         return f"the test split of {recipe.data.name}, declared public", prepared.dataset.test
-    assert prepared.public is not None
+    if prepared.public is None:
+        raise InputError("the recipe sets no public rows aside: say which in [public]")
     return public_origin(recipe), prepared.public
 
 

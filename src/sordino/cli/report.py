@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sordino.cli.common import Commands, add_json, emit
+from sordino.console import Commands, add_json, emit
 
 
 def add(commands: Commands) -> None:

@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sordino.choices import SHAPES
-from sordino.cli.common import Commands, add_json, emit
+from sordino.checks import SHAPES
+from sordino.console import Commands, add_json, emit
 from sordino.errors import InputError
 
 if TYPE_CHECKING:
-    from sordino.recipe import Recipe
+    from sordino.runs.recipe import Recipe
 
 _EXAMPLES = """examples:
   sordino sweep recipe.toml --over method.alpha=0,0.2,0.5 --over train.lr=0.1,0.5 --seeds 3
@@ -69,8 +69,8 @@ def add(commands: Commands) -> None:
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
-    from sordino.recipe import Recipe
-    from sordino.sweep import Axis, Sweep, run_sweep
+    from sordino.runs.recipe import Recipe
+    from sordino.runs.sweep import Axis, Sweep, run_sweep
 
     sweep = Sweep(
         arguments.recipe,
@@ -97,7 +97,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
 def _pay(arguments: argparse.Namespace, sweep: Any, base: Recipe, out: Path) -> int:
     from sordino.accounting.selection import Repetition
-    from sordino.sweep_paid import Price, run_paid
+    from sordino.runs.selection import Price, run_paid
 
     if arguments.epsilon is None:
         raise InputError("--pay needs --epsilon: what the whole sweep may cost")

@@ -7,10 +7,10 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sordino.cli.common import Commands, add_json, emit
+from sordino.console import Commands, add_json, emit
 
 if TYPE_CHECKING:
-    from sordino.recipe import Recipe
+    from sordino.runs.recipe import Recipe
 
 
 def add(commands: Commands) -> None:
@@ -50,20 +50,20 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from sordino.recipe import Recipe
+    from sordino.runs.recipe import Recipe
 
     return _run(arguments, Recipe.read(arguments.recipe, arguments.set), arguments.resume)
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from sordino.recipe import Recipe
+    from sordino.runs.recipe import Recipe
 
     with as_file(files("sordino") / "recipes" / "demo.toml") as path:
         return _run(arguments, Recipe.read(path), resume=True)
 
 
 def _run(arguments: argparse.Namespace, recipe: Recipe, resume: bool) -> int:
-    from sordino.run import run_recipe
+    from sordino.runs.run import run_recipe
 
     out = arguments.out or Path("runs") / recipe.run.name
     result = run_recipe(recipe, out, resume=resume, data_dir=arguments.data_dir)

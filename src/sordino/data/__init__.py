@@ -13,7 +13,8 @@ from sordino.data.download import fetch
 from sordino.data.files import data_directory
 from sordino.data.loading import load, load_texts
 from sordino.data.text import HashingTokenizer
-from sordino.data.types import Dataset, Split, TextSplit
+from sordino.data.types import Dataset, TextSplit
+from sordino.split import Split
 
 __all__ = [
     "Dataset",

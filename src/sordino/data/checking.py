@@ -9,8 +9,9 @@ from typing import Literal
 from sordino.data.catalogue import Content, Entry, entry
 from sordino.data.files import data_directory, find_content, read_bytes, sha256_of_bytes, sha256_of_file
 from sordino.data.loading import embedded_findings, load, load_texts
-from sordino.data.types import Dataset, Split
+from sordino.data.types import Dataset
 from sordino.errors import SordinoError
+from sordino.split import Split
 
 Status = Literal["ok", "missing", "wrong"]
 

@@ -15,8 +15,9 @@ from sordino.data.catalogue import Entry, entry
 from sordino.data.files import data_directory, find_content, missing, read_bytes, sha256_of_bytes
 from sordino.data.glove import VectorTokenizer, read_glove, standardised
 from sordino.data.text import HashingTokenizer, read_text_csv, read_text_folders, text_bytes
-from sordino.data.types import Dataset, Split, TextSplit
+from sordino.data.types import Dataset, TextSplit
 from sordino.errors import InputError, SordinoError
+from sordino.split import Split
 
 EMBEDDED = Path(__file__).parent / "embedded"
 

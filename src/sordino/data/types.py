@@ -6,19 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Split:
-    """inputs (n, ...): float32 images or rows, or int64 token ids. targets (n,): int64 classes."""
-
-    inputs: Tensor
-    targets: Tensor
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.inputs[index], self.targets[index]
+from sordino.split import Split
 
 
 @dataclass(frozen=True)

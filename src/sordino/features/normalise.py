@@ -19,8 +19,8 @@ from torch import Tensor
 from sordino.errors import InputError
 
 if TYPE_CHECKING:
-    from sordino.ledger import Ledger
     from sordino.randomness import RandomSource
+    from sordino.release.ledger import Ledger
 
 PURPOSE = "statistics"
 RELEASES = 2  # means, then means of squares

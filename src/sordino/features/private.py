@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -29,11 +29,11 @@ from torch import Tensor
 
 from sordino.errors import InputError, SordinoError, did_you_mean
 from sordino.features.normalise import PURPOSE, ChannelBudget, _clip, private_statistics, standardise
-
-if TYPE_CHECKING:
-    from sordino.ledger import Ledger
-    from sordino.plan import Plan, Statistic
-    from sordino.randomness import RandomSource
+from sordino.files import write_atomically
+from sordino.plan.core import ROUNDING_MARGIN, Plan, Statistic
+from sordino.randomness import RandomSource
+from sordino.release import Entry, Gaussian, release
+from sordino.release.ledger import Ledger
 
 KINDS = ("centre", "channels")
 FILE = "statistics.safetensors"
@@ -57,8 +57,6 @@ class PrivateNormalisation:
 
     def statistic(self) -> Statistic:
         """What the plan declares."""
-        from sordino.plan import Statistic
-
         return Statistic(PURPOSE, self.noise_multiplier, count=1 if self.kind == "centre" else 2)
 
     def release(self, maps: Tensor, plan: Plan, source: RandomSource, ledger: Ledger) -> dict[str, Tensor]:
@@ -99,8 +97,6 @@ class Normaliser:
         return replace(dataset, inputs=normalised(dataset.inputs, self.statistics))
 
     def _release(self, maps: Tensor, source: RandomSource, ledger: Ledger) -> dict[str, Tensor]:
-        from sordino.state import write_atomically
-
         if ledger.last_step(PURPOSE) >= 0 and source.secure:
             raise SordinoError(
                 f"{ledger.path}: the statistics were released, but the run was killed before they were written down; "
@@ -125,9 +121,6 @@ def _private_mean(
     maps: Tensor, settings: PrivateNormalisation, plan: Plan, source: RandomSource, ledger: Ledger
 ) -> Tensor:
     """One Gaussian release, at sampling rate 1, of the sum of flattened features clipped to the public bound."""
-    from sordino.plan import ROUNDING_MARGIN
-    from sordino.release import Entry, Gaussian, release
-
     total = torch.zeros(maps[0].numel(), dtype=torch.float64)
     for rows in torch.split(maps.flatten(1), 4096):
         total += _clip(rows, settings.bound).double().sum(0)

@@ -16,7 +16,7 @@ from sordino.gradients.depthwise import Window, grouped_gradients
 from sordino.gradients.layout import Frame
 from sordino.gradients.memory import Pool, blocks, by_record, compact, squares
 from sordino.gradients.tape import Slot, Tape, Use, hold
-from sordino.kernels import compiled
+from sordino.native.kernels import compiled
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")

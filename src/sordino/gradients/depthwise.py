@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino.gradients.memory import compact
-from sordino.kernels import Pair, compiled
+from sordino.native.kernels import Pair, compiled
 
 _COMPILED = (torch.float32, torch.float64)
 

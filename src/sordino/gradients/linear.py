@@ -14,7 +14,7 @@ from sordino.gradients.layout import Frame, full
 from sordino.gradients.memory import CACHE_BYTES, blocks, reads_memory, squares
 from sordino.gradients.single import Scaled, Shift, Single, too_long
 from sordino.gradients.tape import Emit, Slot, Tape, Use, hold
-from sordino.kernels import compiled, readable
+from sordino.native.kernels import compiled, readable
 
 _FEW = (
     16  # outputs for which the compiled loop is faster than a matrix product: 4.0 ms against 6.9 for 2048 × 4096 → 10

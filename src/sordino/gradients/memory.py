@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sordino.kernels import compiled, readable
+from sordino.native.kernels import compiled, readable
 
 BLOCK_BYTES = 8 << 20  # dense per-record gradients are made in blocks of about this size
 CACHE_BYTES = 2 << 20  # what stays in a core's cache between a product and its norm

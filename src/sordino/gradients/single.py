@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sordino.gradients.contributions import Dense, Outer, masked
 from sordino.gradients.memory import blocked, cross, scaled
-from sordino.ownership import alone
+from sordino.native.ownership import alone
 
 
 class Scaled:

@@ -1,20 +1,53 @@
-"""How released values become weights, as far as the guarantee depends on it: one module for each method."""
+"""The methods, each in a folder: its plan, accountant, training hooks, audit, recipe keys and command-line flags.
 
-from sordino.methods.base import Accounted, Assumption, Method, method_from_dict
-from sordino.methods.coupling import Coupling
-from sordino.methods.dp_mac import DPMAC
-from sordino.methods.dpsgd import DPSGD
-from sordino.methods.hidden_state import HiddenState
-from sordino.methods.modelmix import ModelMix
+No method imports another. The rest of the package finds them through `sordino.registry`, which reads the two tables
+below by name and knows further methods from entry points.
+"""
 
-__all__ = [
-    "DPMAC",
-    "DPSGD",
-    "Accounted",
-    "Assumption",
-    "Coupling",
-    "HiddenState",
-    "Method",
-    "ModelMix",
-    "method_from_dict",
-]
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sordino.lazy import lazy_names
+
+METHODS = {
+    "dpsgd": "sordino.methods.dpsgd.method:DPSGD",
+    "modelmix": "sordino.methods.modelmix.method:ModelMix",
+    "hidden-state": "sordino.methods.hidden_state.method:HiddenState",
+    "dp-mac": "sordino.methods.dp_mac.method:DPMAC",
+    "coupling": "sordino.methods.coupling.method:Coupling",
+}
+"""Where each method's class is: one line for each method."""
+
+FLAGS = {
+    "dpsgd": "sordino.methods.dpsgd.flags",
+    "modelmix": "sordino.methods.modelmix.flags",
+    "hidden-state": "sordino.methods.hidden_state.flags",
+}
+"""Modules with command-line flags. They import nothing slow, so that help is there at once."""
+
+COMMANDS = ("sordino.methods.hidden_state.command",)
+"""Modules with further commands; likewise."""
+
+DEFAULT = "dpsgd"
+"""The method of a recipe that names none."""
+
+if TYPE_CHECKING:
+    from sordino.methods.coupling.method import Coupling
+    from sordino.methods.dp_mac.method import DPMAC
+    from sordino.methods.dpsgd.method import DPSGD
+    from sordino.methods.hidden_state.method import HiddenState
+    from sordino.methods.modelmix.method import ModelMix
+else:
+    __getattr__, _ = lazy_names(
+        __name__,
+        {
+            "coupling.method": ["Coupling"],
+            "dp_mac.method": ["DPMAC"],
+            "dpsgd.method": ["DPSGD"],
+            "hidden_state.method": ["HiddenState"],
+            "modelmix.method": ["ModelMix"],
+        },
+    )
+
+__all__ = ["COMMANDS", "DEFAULT", "DPMAC", "DPSGD", "FLAGS", "METHODS", "Coupling", "HiddenState", "ModelMix"]

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sordino.files import write_atomically
 from sordino.report.page import render
 from sordino.report.reading import read_run
-from sordino.state import write_atomically
 
 __all__ = ["read_run", "render", "write"]
 

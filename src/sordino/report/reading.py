@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sordino.accounting import from_ledger
 from sordino.errors import InputError, SordinoError
-from sordino.ledger import read_ledger
+from sordino.plan.spent import from_ledger
+from sordino.release.ledger import read_ledger
 
 REQUIRED = ("recipe.toml", "ledger.jsonl", "metrics.jsonl", "result.json")
 

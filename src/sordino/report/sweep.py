@@ -14,10 +14,10 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from sordino.errors import Refused
+from sordino.files import write_atomically
 from sordino.report import numbers
 from sordino.report.heatmap import STYLE, Grid, heat_map, heat_map_file
 from sordino.report.page import _resource
-from sordino.state import write_atomically
 
 
 def write_page(out: Path, document: Mapping[str, Any]) -> Path:

@@ -1,0 +1,94 @@
+"""Validation of values that users give: a wrong one is an InputError that names it and says what it must be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+
+from sordino.errors import InputError, did_you_mean
+
+RELATIONS = ("add-remove", "replace-one")
+ACCOUNTANTS = ("pld", "rdp")
+SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}  # laws of the number of runs of a paid sweep
+
+
+def real(name: str, value: object) -> float:
+    """`value` as a finite float; bool, text, NaN and infinities are refused."""
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise InputError(f"{name} must be a number, got {value!r}")
+    number = float(value)
+    if not math.isfinite(number):
+        raise InputError(f"{name} must be a finite number, got {number}")
+    return number
+
+
+def positive(name: str, value: object) -> float:
+    number = real(name, value)
+    if number <= 0:
+        raise InputError(f"{name} must be greater than 0, got {number}")
+    return number
+
+
+def probability(name: str, value: object, *, allow_one: bool) -> float:
+    """A number in (0, 1] or (0, 1)."""
+    number = real(name, value)
+    if not 0 < number <= 1 or (number == 1 and not allow_one):
+        raise InputError(f"{name} must lie in (0, 1{']' if allow_one else ')'}, got {number}")
+    return number
+
+
+def delta_value(value: object) -> float:
+    """δ in (0, 1). δ = 0 has no finite ε for Gaussian noise; δ = 1 says nothing."""
+    return probability("delta", value, allow_one=False)
+
+
+def count(name: str, value: object, *, minimum: int = 1) -> int:
+    """An integer of at least `minimum`; 10.0 is accepted as 10, 10.5 is not."""
+    number = real(name, value)
+    if not number.is_integer():
+        raise InputError(f"{name} must be a whole number, got {number}")
+    whole = int(value) if isinstance(value, int) else int(number)
+    if whole < minimum:
+        raise InputError(f"{name} must be at least {minimum}, got {whole}")
+    return whole
+
+
+def whole(name: str, value: object, *, minimum: int = 0) -> int:
+    """An int of at least `minimum`; neither bool nor 10.0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise InputError(f"{name} = {value!r} must be a whole number, at least {minimum}")
+    return value
+
+
+def within(
+    name: str, value: object, low: float, high: float, *, open_low: bool = False, open_high: bool = False
+) -> float:
+    """A number between `low` and `high`, both allowed unless that end is open."""
+    number = real(name, value)
+    inside = (low < number if open_low else low <= number) and (number < high if open_high else number <= high)
+    if not inside:
+        left, right = "(" if open_low else "[", ")" if open_high else "]"
+        raise InputError(f"{name} = {value!r} must lie in {left}{low:g}, {high:g}{right}")
+    return number
+
+
+def known_keys(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Every key that is given is known; `where` is the section's name as the message has it."""
+    allowed = list(known)
+    for key in given:
+        if key not in allowed:
+            raise InputError(f"unknown key in {where}: {key!r}: {did_you_mean(key, allowed)}")
+
+
+def choice(name: str, value: object, allowed: Collection[str]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise InputError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
+    return value
+
+
+def noise_multiplier_value(value: object) -> float:
+    """A noise multiplier within the range that doubles can account for."""
+    number = positive("noise_multiplier", value)
+    if not 1e-3 <= number <= 1e12:
+        raise InputError(f"noise_multiplier must lie between 0.001 and 1e12, got {number}")
+    return number

@@ -1,0 +1,1 @@
+"""What clipping and noise do to a training, measured on rows that may be looked at: instruments, doctor, threshold."""

@@ -1,0 +1,282 @@
+"""What is wrong with a recipe's clipping threshold, batch or step size: measured on rows that may be looked at.
+
+Readings at fresh weights and after a short rehearsal of the training (`diagnostics.instruments`), and four findings:
+
+    bias       does clipping turn the gradient?            Thms 3.1, 3.2 of paper 002: as far as the sampling noise τ
+    clip_norm  the threshold whose released gradients are best aligned with the true one    the inequality (22)
+    batch      noise against gradient over the whole run    the first term of (9): noise²/T
+    lr         does the loss fall, without noise and with it?    (22): η⟨∇F, Ḡ⟩ against βη²E‖Ḡ + Δ‖²/2
+
+Everything is an estimate on some rows at some weights. No guarantee depends on it and nothing is released; rows that
+need protection must not be given to it, and settings chosen by looking at private rows are themselves a leak.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sordino import checks
+from sordino.clipping import AutomaticClip, NormalisedClip
+from sordino.diagnostics.instruments import Reading, measure
+from sordino.diagnostics.instruments.signal import Signal, clip_curve, noise_length, signal_of
+from sordino.diagnostics.instruments.theory import FLOOR, PRINTED_FLOOR
+from sordino.diagnostics.instruments.trial import Trial, trial
+from sordino.plan import Plan
+from sordino.training.updates import Averaging
+
+BETTER = 1.25  # a threshold is recommended if the alignment gains this factor
+AS_GOOD = 0.95  # of the best alignment: among those the threshold nearest to the recipe's is named
+DROWNED = 2.0  # signal to noise of the whole run below which noise has the last word
+TRIES = (4.0, 16.0, 64.0, 256.0)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One answer: `verdict` is "fine", "lower", "raise" or "watch"; `value` what to set instead, if known."""
+
+    topic: str
+    verdict: str
+    sentence: str
+    theorem: str
+    value: float | None = None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The findings, and what they were made of."""
+
+    origin: str
+    not_private: bool
+    parameters: int
+    findings: tuple[Finding, ...]
+    readings: tuple[Reading, ...]
+    signals: tuple[Signal, ...]
+    trials: tuple[Trial, ...]
+    caveats: tuple[str, ...] = ()
+
+    def finding(self, topic: str) -> Finding:
+        (found,) = [one for one in self.findings if one.topic == topic]
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {
+            "origin": self.origin,
+            "not_private": self.not_private,
+            "parameters": self.parameters,
+            "findings": [asdict(one) for one in self.findings],
+            "readings": [one.to_dict() for one in self.readings],
+            "signals": [{**asdict(one), "alignment": one.alignment} for one in self.signals],
+            "trials": [
+                {"lr": t.lr, "steps": t.steps, "noisy": t.noisy, "before": t.before, "after": t.after}
+                for t in self.trials
+            ],
+            "caveats": list(self.caveats),
+        }
+
+
+def diagnose(
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    rows: Any,
+    plan: Plan,
+    *,
+    lr: float,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    averaging: Averaging | None = None,
+    pool: Any = None,
+    steps: int = 20,
+    larger: Callable[[float], Plan] | None = None,
+    public: str | None = None,
+    not_private: bool = False,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda text: None,
+) -> Diagnosis:
+    """Reads, rehearses `steps` steps and judges. The model stays as it is.
+
+    `pool`: rows to rehearse on, where there are others than `rows`: what was fitted is a poor guide to what was not.
+    `larger` gives the plan with another expected batch at the same ε, for the advice on the batch.
+    """
+    whose: dict[str, Any] = {"public": public, "not_private": not_private, "seed": seed}
+    views = getattr(plan.method, "augmentation", None)
+    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    steps = checks.count("steps", steps)
+
+    def rehearse(rate: float, noisy: bool) -> Trial:
+        say(f"rehearsing {steps} steps with lr {rate:g}, {'with' if noisy else 'without'} noise")
+        return trial(
+            model,
+            loss,
+            rows,
+            plan,
+            optimizer,
+            lr=rate,
+            steps=steps,
+            noisy=noisy,
+            averaging=averaging,
+            pool=pool,
+            seed=seed,
+        )
+
+    say("reading the rows at fresh weights")
+    readings = [measure(model, loss, rows, plan.clipping, views=views, **whose)]
+    clean, noisy = rehearse(lr, noisy=False), rehearse(lr, noisy=True)
+    places = [model]
+    if math.isfinite(noisy.after):
+        readings.append(measure(noisy.model, loss, rows, plan.clipping, views=views, **whose))
+        places.append(noisy.model)
+    signals = [signal_of(reading, plan, parameters) for reading in readings]
+    say("trying other thresholds")
+    candidates = clip_candidates(readings)
+    curves = [clip_curve(place, loss, rows, plan, candidates, views=views, **whose) for place in places]
+    rate = judge_lr(clean, noisy, plan.steps, rehearse)
+    return Diagnosis(
+        origin=readings[0].origin,
+        not_private=not_private,
+        parameters=parameters,
+        findings=(
+            judge_bias(readings),
+            judge_clip(plan, readings, signals, curves),
+            judge_batch(plan, signals, parameters, larger),
+            rate,
+        ),
+        readings=tuple(readings),
+        signals=tuple(signals),
+        trials=(clean, noisy),
+    )
+
+
+def judge_bias(readings: Sequence[Reading]) -> Finding:
+    """The cosine between the clipped and the true gradient, where it was worst."""
+    worst = min(readings, key=lambda reading: 1.0 if reading.cosine is None else reading.cosine)
+    theorem = f"Thms 3.1, 3.2 promise ‖∇F‖ down to {FLOOR:g}τ (printed: {PRINTED_FLOOR:g}τ) and no further"
+    facts = (
+        f"A record's gradient lies τ = {worst.tau:.3g} from the mean, whose length is {worst.gradient_norm:.3g}; "
+        f"{worst.clipped_share:.0%} of the rows are clipped"
+    )
+    if worst.cosine is None:
+        return Finding("bias", "watch", f"{facts}; there is no gradient to compare with at these weights.", theorem)
+    angle = f"the mean of the clipped gradients has cosine {worst.cosine:.3f} with the true one"
+    if worst.cosine < 0.5:
+        advice = (
+            "Clipping turns the gradient away. What helps is less sampling noise: views of each record "
+            "([augmentation]), inner momentum, a normalised net or features; or a larger clip_norm, if noise allows."
+        )
+        return Finding("bias", "watch", f"{facts}, and {angle}. {advice}", theorem)
+    return Finding("bias", "fine", f"{facts}, and {angle}: the direction is kept.", theorem)
+
+
+def clip_candidates(readings: Sequence[Reading]) -> list[float]:
+    """Thresholds from well below the records' norms to well above them."""
+    means = {q: math.fsum(r.norm_quantiles[q] for r in readings) / len(readings) for q in readings[0].norm_quantiles}
+    wanted = [means["0.05"] / 2, means["0.05"], means["0.25"], means["0.5"], means["0.75"], means["0.95"]]
+    wanted += [2 * means["0.95"]]
+    return sorted({value for value in wanted if value > 0})
+
+
+def judge_clip(
+    plan: Plan, readings: Sequence[Reading], signals: Sequence[Signal], curves: Sequence[Sequence[Signal]]
+) -> Finding:
+    """The threshold with the largest mean alignment; "fine" where no other gains BETTER."""
+    theorem = "(22) at its best step: the loss falls by ‖∇F‖²·alignment²/2β; Thm 3.2: noise grows with c, bias falls"
+    clip_norm, share = plan.clipping.clip_norm, max(reading.clipped_share for reading in readings)
+    if isinstance(plan.clipping, NormalisedClip | AutomaticClip):
+        sentence = (
+            "Gradients are normalised: clip_norm and lr count as their product alone, and there is nothing to choose."
+        )
+        return Finding("clip_norm", "fine", sentence, theorem)
+    own = math.fsum(signal.alignment for signal in signals) / len(signals)
+    gains = {
+        column[0].clip_norm: math.fsum(signal.alignment for signal in column) / len(column)
+        for column in zip(*curves, strict=True)
+    }
+    best = max(gains.values(), default=own)
+    facts = (
+        f"c = {clip_norm:g} clips {share:.0%} of the rows (median norm {readings[0].norm_quantiles['0.5']:.3g}); a "
+        f"released gradient has cosine {own:.3f} with the true one"
+    )
+    if best <= max(own, 1e-6) * BETTER:
+        tail = (
+            " Every row is clipped, so c scales the step and its noise alike: below this, lr·c is all that counts."
+            if share == 1 and min(reading.clipped_share for reading in readings) == 1
+            else ""
+        )
+        return Finding("clip_norm", "fine", f"{facts}; no other threshold gains a quarter.{tail}", theorem)
+    good = [value for value, gain in gains.items() if gain >= AS_GOOD * best]
+    value = min(good, key=lambda candidate: abs(math.log(candidate / clip_norm)))
+    verdict = "lower" if value < clip_norm else "raise"
+    why = "noise goes with c, and the gradient does not" if verdict == "lower" else "clipping less keeps the direction"
+    sentence = (
+        f"{facts}; with c = {value:.3g} it would have {gains[value]:.3f}: {why}. {verdict.capitalize()} it, and "
+        f"multiply lr by about {clip_norm / value:.3g} as far as rows are clipped, so that the steps stay as long."
+    )
+    return Finding("clip_norm", verdict, sentence, theorem, value)
+
+
+def judge_batch(
+    plan: Plan, signals: Sequence[Signal], parameters: int, larger: Callable[[float], Plan] | None
+) -> Finding:
+    """Whether the noise of the whole run drowns its gradient, and which batch would not let it, at the same ε."""
+    theorem = "Thm 3.1: the first term of (9) is √(noise²·2βF/T); gradients add up over T steps, noise as √T"
+    best = max(signals, key=lambda signal: signal.gradient)
+    ratio = best.over(plan.steps)
+    facts = (
+        f"Noise σ·c·√d/B = {best.noise:.3g} against a clipped gradient of {best.gradient:.3g}, a step; over "
+        f"{plan.steps} steps the gradient is {ratio:.2g} times the noise"
+    )
+    if ratio >= DROWNED:
+        return Finding("batch", "fine", f"{facts}.", theorem)
+    for factor in (2, 4, 8, 16) if larger is not None else ():
+        batch = factor * plan.expected_batch
+        if batch > plan.records or larger is None:
+            break
+        other = larger(batch)
+        noise = noise_length(other, parameters)
+        there = best.gradient / noise * math.sqrt(other.steps)
+        if there >= DROWNED:
+            sentence = (
+                f"{facts}: noise dominates. A batch of {batch:g} at the same ε and steps needs σ = "
+                f"{other.noise.noise_multiplier:.3g} and has {noise:.3g} of noise, and a ratio of {there:.2g}."
+            )
+            return Finding("batch", "raise", sentence, theorem, batch)
+    sentence = (
+        f"{facts}: noise dominates, and a larger batch alone does not change that: fewer parameters (features, a "
+        "smaller net), more records, or a larger ε would."
+    )
+    return Finding("batch", "raise", sentence, theorem)
+
+
+def judge_lr(clean: Trial, noisy: Trial, steps: int, rehearse: Callable[[float, bool], Trial]) -> Finding:
+    """The loss of the rehearsals; smaller and larger steps are tried only where there is reason to."""
+    theorem = "(22): a step gains η⟨∇F, Ḡ⟩ and costs βη²E‖Ḡ + Δ‖²/2"
+    facts = f"In {clean.steps} steps with lr {clean.lr:g} the loss goes from {clean.before:.3g} to "
+    if not clean.after < clean.before or not noisy.after < noisy.before:
+        with_noise = clean.after < clean.before
+        reason = (
+            f"{clean.after:.3g} without noise, but to {noisy.after:.3g} with it: the step is too large for this noise"
+            if with_noise
+            else f"{clean.after:.3g} even without noise: the step is too large"
+        )
+        for factor in TRIES:
+            again = rehearse(clean.lr / factor, with_noise)
+            if again.after < again.before:
+                text = f"{facts}{reason}. With lr {again.lr:.3g} it falls to {again.after:.3g}."
+                return Finding("lr", "lower", text, theorem, again.lr)
+        text = f"{facts}{reason}; it does not fall with a step {TRIES[-1]:g} times smaller either."
+        return Finding("lr", "watch", text, theorem)
+    facts += f"{noisy.after:.3g} ({clean.after:.3g} without noise)"
+    if noisy.fell / noisy.steps * steps < noisy.before / 2:
+        again = rehearse(TRIES[0] * clean.lr, True)
+        if again.fell > 1.5 * noisy.fell:
+            text = (
+                f"{facts}: at this pace all {steps} steps would not take off half of it. With lr {again.lr:.3g} it "
+                f"falls to {again.after:.3g}."
+            )
+            return Finding("lr", "raise", text, theorem, again.lr)
+    return Finding("lr", "fine", f"{facts}: it falls, and the noise lets it.", theorem)

@@ -1,0 +1,293 @@
+"""Public rows in a run of private steps: what is done with them, and the update that does it.
+
+Formal guarantee. Everything below is a function of public rows and of values that were released before; the private
+sums go through `private_steps` and its one door unchanged. Where public values enter *before* the noise (centring,
+thresholds), a record's share is still clipped by the plan's own clipping afterwards (docs/guarantees/coupling.md).
+
+A killed run is resumed as any other: the public batch of a step is a function of (seed, step), and what a rule found
+at an earlier step is kept in the checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sordino import checks
+from sordino.clipping import Clipping
+from sordino.errors import InputError, Refused
+from sordino.gradients import ClippedSum, Rows, clipped_sum
+from sordino.gradients.assurance import Assurance
+from sordino.gradients.memory import Pool
+from sordino.gradients.spectral import advance
+from sordino.methods.coupling.estimates import Gradient, gradient_and_norms, mean_gradient, quantile_of_norms
+from sordino.methods.coupling.weights import LeastError, Rule, Situation, Weight
+from sordino.plan.contribution import Contribution
+from sordino.plan.core import Plan
+from sordino.plan.public import refuse_shared_rows, split_public
+from sordino.records.gradients import LONGEST_SUM, add_sums, empty_sum
+from sordino.records.momentum import PastIterates
+from sordino.records.reading import row_reader, splits, tensors_of
+from sordino.sampling import LogicalBatch
+from sordino.split import Split
+from sordino.training.steps import PrivateStep
+from sordino.training.updates import Running, Update
+
+if TYPE_CHECKING:
+    from sordino.methods.coupling.method import Coupling
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """SGD on public rows before the first private step: `steps` steps of size `lr`, with `momentum`."""
+
+    steps: int
+    lr: float
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        checks.count("warm_up", self.steps)
+        checks.positive("warm_up_lr", self.lr)
+        checks.within("warm_up_momentum", self.momentum, 0, 1, open_high=True)
+
+
+@dataclass(frozen=True)
+class PublicUse:
+    """What the public rows are used for beside a plan of `methods.coupling`. None of it changes ε.
+
+    rule: the weight of the public gradient. expected_batch: public rows in a step (None: as many as private ones).
+    projection: the released gradient of the last linear layer is projected on so many directions of the public one.
+    """
+
+    rows: Split
+    rule: Rule = field(default_factory=LeastError)
+    expected_batch: int | None = None
+    warm_up: WarmUp | None = None
+    projection: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("expected_batch", "projection"):
+            if getattr(self, name) is not None:
+                checks.count(name, getattr(self, name))
+        checks.count("seed", self.seed, minimum=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the rows, for the checkpoint's fingerprint."""
+        options = {"rule": self.rule.name, "options": repr(self.rule), "warm_up": repr(self.warm_up)}
+        return options | {key: getattr(self, key) for key in ("expected_batch", "projection", "seed")}
+
+
+class CoupledUpdate(Update):
+    """One run's use of its public rows: what is summed, and what is made of every released step."""
+
+    def __init__(self, use: PublicUse, plan: Plan, model: nn.Module, loss: Any) -> None:
+        super().__init__(plan, model, loss)
+        self.use = use
+        if not plan.method.combines_public or plan.public is None:
+            raise Refused(
+                f"public rows are used by plans of the method coupling, and this one is {plan.method.name}: make it "
+                "with sordino.methods.coupling.plan, which declares them"
+            )
+        plan.public.check(use.rows)
+        self.method: Coupling = plan.method  # type: ignore[assignment]
+        if self.method.centring and isinstance(use.rule, LeastError):
+            raise Refused(
+                "the mse rule is derived for gradients that are not centred: with centring give alpha or another rule"
+            )
+        self.rows, self.held_back = _apart(use)
+        self.batch = min(use.expected_batch or max(1, round(plan.expected_batch)), len(self.rows))
+        self.projected = _last_linear(model) if use.projection is not None else None
+        self._kept: Weight | None = None
+        self._public: tuple[int, _Public] | None = None
+
+    def check(self, dataset: Any) -> None:
+        """InputError where a private row is among the public ones."""
+        pair = tensors_of(dataset)
+        whole = pair is not None and isinstance(pair[0], Tensor)
+        for rows in [Split(*pair)] if pair is not None and whole else splits(dataset):
+            if isinstance(rows.inputs, Tensor):  # rows of another structure are no rows of the public tensor
+                refuse_shared_rows(self.use.rows, rows)
+
+    def begin(self, scalars: Mapping[str, Any], running: Running | None) -> None:
+        """At the start: the warm-up, or what the checkpoint remembers of a run that was begun before."""
+        if "alpha" in scalars:
+            self._kept = Weight(float(scalars["alpha"]), float(scalars["private_scale"]))
+        elif self.use.warm_up is not None:
+            self._warm_up(self.use.warm_up)
+
+    def logged(self) -> dict[str, float]:
+        """The weight of the public gradient."""
+        kept = self._kept
+        return {} if kept is None else {"alpha": kept.alpha, "private_scale": kept.scale}
+
+    def gradient_sum(
+        self, dataset: Any, *, past: Callable[[], PastIterates] = PastIterates, seed: int = 0
+    ) -> CoupledGradients:
+        """The clipped sum of private batches, centred or scaled by what the public rows say at that moment."""
+        return CoupledGradients(self, row_reader(dataset))
+
+    def combined(self, private: PrivateStep) -> PrivateStep:
+        """α · public + (1 − α) · private: post-processing of a released gradient, at the weights it was taken at."""
+        known = self._public
+        public = known[1] if known is not None and known[0] == private.step else self.public(private.step)
+        self._public = None
+        weight = self._weight(private.step, public.scale)
+        factor = weight.scale / public.scale
+        gradients = {}
+        for name, released in private.gradients.items():
+            ours = public.gradient[name].to(released.dtype)
+            theirs = self._projected(name, released, ours) * factor
+            if self.method.centring:
+                theirs = theirs + ours * (self.plan.expected_batch / self.plan.divisor)
+            gradients[name] = theirs.mul_(1 - weight.alpha).add_(ours, alpha=weight.alpha)
+        return PrivateStep(private.step, gradients)
+
+    def public(self, step: int) -> _Public:
+        """The public gradient at the present weights, and what records are multiplied by before they are clipped."""
+        rows = self._rows(step, "batch", self.batch)
+        with _seeded(self.use.seed, step):
+            if self.method.quantile is None:
+                return _Public(mean_gradient(self.model, self.loss, rows)[0], 1.0)
+            gradient, norms = gradient_and_norms(self.model, self.loss, rows)
+        clip_norm = self.plan.clipping.clip_norm
+        return _Public(gradient, clip_norm / quantile_of_norms(norms, self.method.quantile, clip_norm))
+
+    def for_sum(self, step: int) -> _Public:
+        """`public`, kept for when the released sum of this step comes back."""
+        found = self.public(step)
+        self._public = (step, found)
+        return found
+
+    def _weight(self, step: int, scale: float) -> Weight:
+        every = self.use.rule.every
+        if self._kept is None or (every and step % every == 0):
+            at = Situation(
+                plan=self.plan, step=step, public_records=len(self.rows), public_batch=self.batch,
+                model=self.model, loss=self.loss, scale=scale,
+                draw=lambda count: self._rows(step, "estimate", count),
+                held_back=None if self.held_back is None else partial(self._rows, step, "held back"),
+            )  # fmt: skip
+            with _seeded(self.use.seed, step):
+                self._kept = self.use.rule.weight(at)
+        return self._kept
+
+    def _projected(self, name: str, released: Tensor, public: Tensor) -> Tensor:
+        """The released gradient of the last layer within the span of the public one's leading input directions."""
+        if name != self.projected:
+            return released
+        rank = min(self.use.projection or 0, *public.shape)
+        basis = torch.linalg.svd(public.double(), full_matrices=False).Vh[:rank].to(released.dtype)
+        kept: Tensor = (released @ basis.mT) @ basis
+        return kept
+
+    def _warm_up(self, warm_up: WarmUp) -> None:
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=warm_up.lr, momentum=warm_up.momentum)
+        for step in range(warm_up.steps):
+            with _seeded(self.use.seed, -1 - step):
+                rows = self._rows(step, "warm-up", self.batch)
+                PrivateStep(step, mean_gradient(self.model, self.loss, rows)[0]).assign(self.model)
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def _rows(self, step: int, purpose: str, count: int) -> Rows:
+        """`count` public rows without replacement: a function of (seed, purpose, step)."""
+        rows = self.held_back if purpose == "held back" and self.held_back is not None else self.rows
+        if count >= len(rows):
+            return Rows(rows.inputs, rows.targets)
+        generator = torch.Generator().manual_seed(_address(self.use.seed, purpose, step))
+        at = torch.randperm(len(rows), generator=generator)[:count]
+        return Rows(rows.inputs[at], rows.targets[at])
+
+
+@dataclass(frozen=True)
+class _Public:
+    gradient: Gradient
+    scale: float
+
+
+@dataclass(frozen=True, eq=False)
+class CoupledGradients:
+    """Σ clip(scale · (g_i − centre)), by the plan's clipping, chunk by chunk; scale and centre are public."""
+
+    update: CoupledUpdate
+    fetch: Any
+    pool: Pool = field(default_factory=Pool, repr=False)
+    assurance: Assurance = field(default_factory=Assurance, repr=False)
+
+    @property
+    def clipping(self) -> Clipping:
+        return self.update.plan.clipping
+
+    @property
+    def contribution(self) -> Contribution:
+        return Contribution()
+
+    def __call__(self, batch: LogicalBatch) -> ClippedSum:
+        update, centre, scale = self.update, None, 1.0
+        advance(update.model)
+        if update.method.centring or update.method.quantile is not None:
+            public = update.for_sum(batch.step)
+            scale = public.scale
+            centre = {k: scale * v for k, v in public.gradient.items()} if update.method.centring else None
+        total = empty_sum(update.model)
+        for chunk in batch.chunks():
+            for indices in torch.split(chunk, LONGEST_SUM):
+                if len(indices):
+                    rows = self.fetch(indices)
+                    if scale != 1.0:
+                        rows = replace(rows, coefficient=torch.full((len(indices),), scale))
+                    part = clipped_sum(
+                        update.model, update.loss, rows, self.clipping, centre=centre, pool=self.pool,
+                        assurance=self.assurance,
+                    )  # fmt: skip
+                    total = add_sums(total, part)
+        return total
+
+
+def _apart(use: PublicUse) -> tuple[Split, Split | None]:
+    """(rows that gradients are taken of, rows that the rule holds back for its estimates)."""
+    share = getattr(use.rule, "held_back", 0.0)
+    if not share:
+        return use.rows, None
+    count = round(share * len(use.rows))
+    if not 2 <= count < len(use.rows):
+        raise InputError(
+            f"{count} of {len(use.rows)} public rows would be held back for estimates: at least two, and not all; "
+            "change held_back, or take a rule that estimates nothing"
+        )
+    held, stepped = split_public(use.rows, records=count, seed=use.seed)
+    return stepped, held
+
+
+def _last_linear(model: nn.Module) -> str:
+    """The weight of the last linear layer that is trained."""
+    found = [
+        f"{name}.weight" if name else "weight"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module.weight.requires_grad
+    ]
+    if not found:
+        raise InputError("projection works on the last linear layer, and the model trains none: leave it out")
+    return found[-1]
+
+
+def _address(seed: int, purpose: str, step: int) -> int:
+    digest = hashlib.sha256(f"sordino/coupling/{seed}/{purpose}/{step}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+@contextmanager
+def _seeded(seed: int, step: int) -> Iterator[None]:
+    """Dropout of a public pass is a function of (seed, step), and private passes do not notice that there was one."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_address(seed, "dropout", step))
+        yield

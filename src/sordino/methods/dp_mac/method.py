@@ -1,0 +1,108 @@
+"""DP-MAC as a plan sees it: noisy sums of scaled Taylor coefficients, all of them visible.
+
+A record's coefficients of all layers are one vector of norm at most 1 (mac.coefficients, by construction), summed over
+a Poisson batch and released once per step. That is the subsampled Gaussian mechanism with clip norm 1, accounted for
+as DP-SGD is (Abadi et al. 2016; docs/guarantees/dp_mac.md, Theorem 1). DP-PCA and private thresholds are
+`Statistic`s of the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from sordino import checks
+from sordino.clipping import FlatClip
+from sordino.errors import InputError, Refused
+from sordino.methods.dp_mac.recipe import read
+from sordino.methods.dp_mac.run import MacWork
+from sordino.plan.core import Plan, Statistic
+from sordino.plan.make import make_plan
+from sordino.plan.method import Assumption, Method, Request
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sordino.runs.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class DPMAC(Method):
+    """Harder et al. 2018. `parts`: how many bounded parts (layers × coefficients) make up a record's vector."""
+
+    parts: int = 1
+    name: ClassVar[str] = "dp-mac"
+    trained_by: ClassVar[str | None] = "sordino.methods.dp_mac.training.train_mac"
+    threat_model: ClassVar[str] = (
+        "the adversary sees every noisy vector of Taylor coefficients that was released, hence every iterate and the "
+        "final model; the auxiliary coordinates are never released"
+    )
+    reads_own_data: ClassVar[bool] = True
+
+    @classmethod
+    def plan(cls, **options: Any) -> Plan:
+        return plan(**options)
+
+    def check(self, plan: Plan) -> None:
+        checks.count("parts", self.parts)
+        if plan.clipping != FlatClip(1.0):
+            raise Refused(f"DP-MAC scales a record's coefficients to norm 1: clip_norm is 1, not {plan.clipping}")
+        if plan.relation != "add-remove" or plan.sampling.name != "poisson":
+            raise Refused("DP-MAC is proven for Poisson sampling under add-remove: choose these")
+        super().check(plan)
+
+    def assumptions(self, plan: Plan) -> tuple[Assumption, ...]:
+        return (
+            Assumption(
+                f"a record's {self.parts} coefficient blocks, each divided by its bound and √{self.parts}, have joint "
+                "norm at most 1",
+                "every block of every record is clipped to its bound, also where the bound is an analytic one",
+            ),
+            Assumption(
+                "a record's auxiliary coordinates depend on no other record",
+                "they are started from the record and the released weights, and moved coordinate by coordinate",
+            ),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "parts": self.parts}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        if set(values) != {"parts"}:
+            raise InputError(f"the method {cls.name} has the option parts, got {', '.join(values) or 'none'}")
+        return cls(**values)
+
+    @classmethod
+    def from_recipe(cls, request: Request) -> Plan:
+        return read(request.recipe).plan
+
+    @classmethod
+    def work(cls, recipe: Recipe, data_dir: Path | None, progress: bool | None) -> MacWork:
+        return MacWork.of(recipe, data_dir, progress)
+
+    def result_entries(self, metrics: Mapping[str, Any], noise_free: Mapping[str, Any] | None) -> dict[str, Any]:
+        return {"test_error": metrics.get("test_error"), "noise_free_error": (noise_free or {}).get("test_error")}
+
+
+def plan(
+    *,
+    parts: int,
+    delta: float,
+    records: int,
+    expected_batch: float,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    accountant: str = "pld",
+    insecure_seed: int | None = None,
+    statistics: Sequence[Statistic] = (),
+) -> Plan:
+    """A DP-MAC plan for a target `epsilon` of everything, statistics included, or a given `noise_multiplier`."""
+    return make_plan(
+        DPMAC(parts), delta=delta, records=records, expected_batch=expected_batch, epsilon=epsilon,
+        noise_multiplier=noise_multiplier, epochs=epochs, steps=steps, accountant=accountant,
+        insecure_seed=insecure_seed, statistics=statistics,
+    )  # fmt: skip

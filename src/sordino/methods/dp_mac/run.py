@@ -1,0 +1,144 @@
+"""A DP-MAC recipe, carried out into a run directory: as `sordino.runs.run`, and
+
+    projection.safetensors   the released directions of DP-PCA, which whoever uses the model needs
+    pictures.json            reconstructions of test images, learned features: from public images and released weights
+
+Resume: the ledger, the checkpoints and projection.safetensors are all that is needed. A run that was killed between
+the release of DP-PCA and the writing of its file can be resumed with an insecure seed only; else it is refused, for the
+same statistic must not be drawn twice.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from sordino import data
+from sordino.audit.one_run import AuditResult
+from sordino.errors import Refused
+from sordino.files import write_atomically
+from sordino.methods.dp_mac.audit import audit_mac
+from sordino.methods.dp_mac.network import Network
+from sordino.methods.dp_mac.pca import PURPOSE, Projection, private_projection
+from sordino.methods.dp_mac.pictures import pictures
+from sordino.methods.dp_mac.recipe import MacRecipe, read
+from sordino.methods.dp_mac.training import Data, train_mac, train_mac_without_privacy
+from sordino.plan.core import Plan
+from sordino.randomness import RandomSource
+from sordino.release.ledger import Ledger
+from sordino.training.fit import Result
+from sordino.training.progress import working
+from sordino.training.steps import check_records
+
+if TYPE_CHECKING:
+    from sordino.runs.recipe import Recipe
+
+PROJECTION = "projection.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class Sets:
+    """The private records as DP-MAC takes them, and the public test images."""
+
+    train: Data
+    test: Data
+    classes: Tensor  # of the test images
+
+
+@dataclass(eq=False)
+class MacWork:
+    """A DP-MAC recipe with its records in memory; nothing has been written or released."""
+
+    made: MacRecipe
+    raw: data.Dataset
+    progress: bool | None = None
+    _sets: Sets | None = None
+
+    @classmethod
+    def of(cls, recipe: Recipe, data_dir: Path | None, progress: bool | None) -> MacWork:
+        made = read(recipe, progress)
+        with working(f"reading {recipe.data.name}", progress):
+            raw = data.load(recipe.data.name, data_dir, normalise=False)
+        check_records(made.plan, len(raw.train))  # before anything is released
+        return cls(made, raw, progress)
+
+    @property
+    def plan(self) -> Plan:
+        return self.made.plan
+
+    def train(self, out: Path, *, resume: bool) -> Result:
+        made, source = self.made, self.made.plan.source()
+        with working("DP-PCA", self.progress):
+            projection = released_projection(made, self.raw.train.inputs, out, source)
+        sets = self._sets = prepare_sets(made, self.raw, projection)
+        network = made.network()
+        result = train_mac(
+            network, sets.train, made.plan, made.mac, settings=made.settings,
+            evaluate=lambda net: test_metrics(net, sets, made.autoencoder), out=out, resume=resume, source=source,
+        )  # fmt: skip
+        images = pictures(network, projection, self.raw.test.inputs, sets.test[0], made)
+        write_atomically(out / "pictures.json", (json.dumps({"pictures": images}) + "\n").encode())
+        return result
+
+    def without_noise(self) -> Result:
+        """The same run without clipping and noise, behind the released projection: NOT private."""
+        made, sets = self.made, self._sets
+        if sets is None:
+            raise Refused("the run without noise uses the projection that the private run released: train first")
+        return train_mac_without_privacy(
+            made.network(), sets.train, made.plan, made.mac, settings=made.settings,
+            evaluate=lambda net: test_metrics(net, sets, made.autoencoder),
+        )  # fmt: skip
+
+    def audit(self, **options: Any) -> AuditResult:
+        """`audit_mac` of the recipe's plan, network and records, behind a DP-PCA of the audit's own."""
+        made, source = self.made, self.made.plan.source()
+        sets = prepare_sets(made, self.raw, released_projection(made, self.raw.train.inputs, None, source))
+        return audit_mac(made.plan, made.network(), sets.train, made.mac, chunk=made.settings.chunk, **options)
+
+
+def released_projection(made: MacRecipe, inputs: Tensor, out: Path | None, source: RandomSource) -> Projection | None:
+    """The projection of the run: made once, through the run's own ledger, and read from its file afterwards."""
+    if made.pca is None:
+        return None
+    path = out / PROJECTION if out is not None else None
+    if path is not None and path.exists():
+        return Projection(load_file(path)["matrix"], made.pca.scale)
+    with Ledger.open(out / "ledger.jsonl" if out else None, made.plan.to_dict()) as ledger:
+        if source.secure and ledger.last_step(PURPOSE) >= 0:
+            raise Refused(
+                f"{path} is missing, but the ledger holds its release: with secure noise it can't be made again "
+                "without paying again; start anew in another directory"
+            )
+        found = private_projection(inputs, made.pca, source=source, ledger=ledger)
+    if path is not None:
+        write_atomically(path, save({"matrix": found.matrix.contiguous()}))
+    return found
+
+
+def prepare_sets(made: MacRecipe, raw: data.Dataset, projection: Projection | None) -> Sets:
+    """Records through the released projection and the public factor; targets as the output layer wants them."""
+
+    def inputs(split: data.Split) -> Tensor:
+        rows = split.inputs.flatten(1) if projection is None else projection(split.inputs)
+        return rows * made.multiply
+
+    train, test = inputs(raw.train), inputs(raw.test)
+    if made.autoencoder:
+        return Sets((train, train), (test, test), raw.test.targets)
+    hot = [nn.functional.one_hot(split.targets, raw.classes).float() for split in (raw.train, raw.test)]
+    return Sets((train, hot[0]), (test, hot[1]), raw.test.targets)
+
+
+def test_metrics(network: Network | nn.Module, sets: Sets, autoencoder: bool) -> dict[str, float]:
+    """Accuracy, or the mean squared error per pixel, on the public test images."""
+    inputs, targets = sets.test
+    outputs = network(inputs)
+    if autoencoder:
+        return {"test_error": float((outputs - targets).square().mean())}
+    return {"test_accuracy": float((outputs.argmax(1) == sets.classes).float().mean())}

@@ -1,0 +1,131 @@
+"""The Taylor coefficients of a layer's objective in its own weights, per record and in closed form.
+
+With ũ = (z, 1) (or z without bias), a = W̃·ũ and t = Σ_h t_h(a_h), the objective of one record is a sum of functions of
+one inner product each, so all its derivatives are outer products with ũ (paper 003, eq. (4), for ½T instead of T):
+
+    ∂t/∂w̃_h = s_h·ũ            hidden, squared:  s = μ(f − z)·f′          sigmoid:  s = sigmoid(a) − y
+    ∂²t/∂w̃_h² = c_h·ũũᵀ        c = μ(f′² + (f − z)·f″)                     c = sigmoid(a)·(1 − sigmoid(a))
+    ∂²t/∂w̃_h∂w̃_g = 0  for h ≠ g
+
+So a layer needs (n, out) slopes and curvatures, never an (n, out, in, in) tensor. The expansion is kept in d = w − ŵ:
+t ≈ t(ŵ) + ⟨∂t, d⟩ + ⟨d, ½∂²t·d⟩. The paper's a, b, C are functions of these three (`paper_form`), but have a larger
+sensitivity: b = ∂t − ∂²t·ŵ pays for the curvature a second time.
+
+A symmetric matrix is released as its upper triangle with off-diagonal entries times √2 (`triangle`): an isometry from
+the Frobenius norm to l2, so the sensitivity is the same; the noise is that of independent noise on all entries, made
+symmetric, in half the numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from sordino.methods.dp_mac.network import Layer
+
+CURVATURES = ("full", "diagonal")
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """A layer's objective on each of n records, expanded at the layer's present weights."""
+
+    inputs: Tensor  # (n, in), or (n, in + 1) with a last column of ones where the layer has a bias
+    pre: Tensor  # (n, out)
+    value: Tensor  # (n,)
+    slope: Tensor  # (n, out)
+    curvature: Tensor  # (n, out)
+
+    def gradient_norms(self) -> Tensor:
+        """‖∂t‖_F of each record: the norm of an outer product."""
+        return _row_norms(self.slope) * _row_norms(self.inputs)
+
+    def curvature_norms(self, kind: str) -> Tensor:
+        """‖½∂²t‖_F of each record, or of the diagonals alone."""
+        spread = _row_norms(self.inputs).square() if kind == "full" else _row_norms(self.inputs.double().square())
+        return 0.5 * _row_norms(self.curvature) * spread
+
+    def gradient_sum(self, factors: Tensor) -> Tensor:
+        """Σ_n factor_n·∂t_n, (out, in)."""
+        return _weighted(self.slope, factors).T @ self.inputs
+
+    def curvature_sum(self, factors: Tensor, kind: str) -> Tensor:
+        """Σ_n factor_n·½∂²t_n: (out, in·(in+1)/2) in the triangle's form, or the diagonals, (out, in)."""
+        weighted = 0.5 * _weighted(self.curvature, factors).T
+        if kind == "diagonal":
+            return weighted @ self.inputs.square()
+        row, column, scale = _triangle_of(self.inputs.shape[1], self.inputs)
+        return weighted @ (self.inputs[:, row] * self.inputs[:, column] * scale)
+
+    def finite(self) -> tuple[Terms, Tensor]:
+        """The same with every record that is not finite turned into zeros, and which records those were."""
+        good = torch.isfinite(self.gradient_norms() + self.curvature_norms("full") + self.value)
+        good &= torch.isfinite(self.inputs.square().sum(1))  # products of inputs stay within the dtype
+        if bool(good.all()):
+            return self, ~good
+
+        def keep(part: Tensor) -> Tensor:
+            return torch.where(good.view(-1, *[1] * (part.dim() - 1)), part, torch.zeros_like(part))
+
+        return Terms(*(keep(p) for p in (self.inputs, self.pre, self.value, self.slope, self.curvature))), ~good
+
+
+def expand(layer: Layer, z: Tensor, target: Tensor, mu: float = 1.0) -> Terms:
+    """The terms of a layer with inputs z (n, in) and targets (n, out): auxiliary coordinates, or y for the last."""
+    a = layer.pre(z)
+    inputs = z if layer.bias is None else torch.cat([z, z.new_ones(len(z), 1)], dim=1)
+    if layer.output == "sigmoid":
+        p = torch.sigmoid(a)
+        return Terms(inputs, a, (softplus(a) - target * a).sum(1), p - target, p * (1 - p))
+    weight = mu if layer.output is None else 1.0
+    miss, first = layer.activation.value(a) - target, layer.activation.first(a)
+    curvature = weight * (first.square() + miss * layer.activation.second(a))
+    return Terms(inputs, a, 0.5 * weight * miss.square().sum(1), weight * miss * first, curvature)
+
+
+def paper_form(terms: Terms, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The paper's a (n,), b (n, out, in) and C (n, out, in, in) of each record, for ½T. For tests: it is large."""
+    value = terms.value - (terms.slope * terms.pre).sum(1) + 0.5 * (terms.curvature * terms.pre.square()).sum(1)
+    slope = terms.slope - terms.curvature * terms.pre
+    b = slope[:, :, None] * terms.inputs[:, None, :]
+    outer = terms.inputs[:, :, None] * terms.inputs[:, None, :]
+    assert weight.shape == b.shape[1:]
+    return value, b, 0.5 * terms.curvature[:, :, None, None] * outer[:, None]
+
+
+def triangle(matrix: Tensor) -> Tensor:
+    """(…, d, d) symmetric → (…, d·(d+1)/2) with the Frobenius norm as its l2 norm."""
+    row, column, scale = _triangle_of(matrix.shape[-1], matrix)
+    return matrix[..., row, column] * scale
+
+
+def from_triangle(vector: Tensor) -> Tensor:
+    """The inverse of `triangle`."""
+    size = (math.isqrt(8 * vector.shape[-1] + 1) - 1) // 2
+    row, column, scale = _triangle_of(size, vector)
+    matrix = vector.new_zeros(*vector.shape[:-1], size, size)
+    matrix[..., row, column] = vector / scale
+    matrix[..., column, row] = vector / scale
+    return matrix
+
+
+def _row_norms(rows: Tensor) -> Tensor:
+    """In double precision: the squares of small single-precision numbers would underflow, and a record whose norm is
+    underestimated would be scaled up too far."""
+    return rows.double().square().sum(1).sqrt()
+
+
+def _weighted(rows: Tensor, factors: Tensor) -> Tensor:
+    """rows·factor, zero where that leaves the range of the rows' dtype."""
+    scaled = (rows.double() * factors[:, None].double()).to(rows.dtype)
+    return torch.where(torch.isfinite(scaled), scaled, torch.zeros_like(scaled))
+
+
+def _triangle_of(size: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    row, column = torch.triu_indices(size, size, device=like.device).unbind(0)
+    scale = torch.where(row == column, 1.0, math.sqrt(2.0)).to(like.dtype)
+    return row, column, scale

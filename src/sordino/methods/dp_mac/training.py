@@ -1,0 +1,210 @@
+"""DP-MAC's training: Z-steps, one release of all coefficients, W-steps, in the one loop of `sordino.training`.
+
+Formal guarantee: everything this module writes or returns, but for the `not_private` field of the result, is a
+function of values released through `sordino.release` under the plan (and of public data), so `plan.guarantee()` holds
+for all of it together. Killed and resumed it behaves as `sordino.train` does: with an insecure seed steps are made
+again bit for bit, with secure noise the steps that the ledger holds but whose update was lost are skipped, and lost
+thresholds are done without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sordino.clipping import Clipping
+from sordino.errors import InputError
+from sordino.gradients import ClippedSum
+from sordino.methods.dp_mac.coefficients import (
+    CONCATENATED,
+    Bounds,
+    Coefficients,
+    Expansion,
+    fixed_bounds,
+    polynomials,
+)
+from sordino.methods.dp_mac.network import Network
+from sordino.methods.dp_mac.optimise import WSteps, w_step
+from sordino.methods.dp_mac.thresholds import PURPOSE, PrivateThresholds, declared, measure
+from sordino.methods.dp_mac.zsteps import ZSteps
+from sordino.plan.contribution import Contribution
+from sordino.plan.core import Plan
+from sordino.randomness import RandomSource
+from sordino.records.momentum import PastIterates
+from sordino.records.reading import count_records, row_reader
+from sordino.sampling import LogicalBatch
+from sordino.training.fit import Job, Result, digest, fit, fit_without_noise
+from sordino.training.loop import Evaluate, Settings
+from sordino.training.steps import PrivateStep, check_records
+from sordino.training.updates import Running, Update
+
+Data = tuple[Tensor, Tensor]
+_UNBOUNDED = 2.0**40  # far beyond any coefficient, so that nothing is clipped
+
+
+@dataclass(frozen=True)
+class Mac:
+    """How DP-MAC trains. `bounds[part]`: a public threshold for all layers, or one for each (not with "analytic")."""
+
+    z: ZSteps = field(default_factory=ZSteps)
+    expansion: Expansion = field(default_factory=Expansion)
+    w: WSteps = field(default_factory=WSteps)
+    bounds: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
+    private: PrivateThresholds | None = None
+
+    def __post_init__(self) -> None:
+        if self.expansion.bounding != "clip" and (self.bounds or self.private):
+            raise InputError(f"bounds and private thresholds belong to clipping, not to {self.expansion.bounding!r}")
+        if self.w.optimizer == "cg" and self.expansion.order != 2:
+            raise InputError("conjugate gradients need order = 2: a linear polynomial has no minimum")
+
+    def parts(self, layers: int) -> int:
+        return layers * len(self.expansion.parts)
+
+    def start(self, layers: int) -> Bounds | None:
+        """The bounds of the first step; None where they follow from the weights."""
+        if self.expansion.bounding == "analytic":
+            return None
+        return fixed_bounds(layers, self.expansion, self.bounds)
+
+
+class MacUpdate(Update):
+    """W-steps on the released polynomials. `thresholds` are the bounds of the moment; None: analytic ones."""
+
+    def __init__(self, plan: Plan, network: Network, mac: Mac, noise: float) -> None:
+        """`noise`: the standard deviation of what is added to a released coefficient."""
+        super().__init__(plan, network, _no_loss, lr=mac.w.lr)
+        self.network, self.mac, self.noise = network, mac, noise
+        self.layers = len(network.layers)
+        self.thresholds: Bounds | None = mac.start(self.layers)
+        self.coefficients: Coefficients | None = None
+        self.running: Running | None = None
+
+    def make_optimizer(self, trained: Sequence[nn.Parameter], options: Mapping[str, Any]) -> Optimizer:
+        return self.mac.w.make(self.network)
+
+    def gradient_sum(self, dataset: Any, *, past: Callable[[], PastIterates], seed: int) -> MeasuredCoefficients:
+        return MeasuredCoefficients(self, row_reader(dataset))
+
+    def begin(self, scalars: Mapping[str, Any], running: Running | None) -> None:
+        self.thresholds = scalars.get("bounds", self.thresholds)
+        self.running = running
+
+    def move(self, private: PrivateStep, optimizer: Optimizer) -> None:
+        assert self.coefficients is not None, "a step is released after its coefficients were summed"
+        bounds = self.coefficients.bounds()
+        noisy = polynomials(private.gradients, self.mac.expansion, bounds, self.layers, self.noise)
+        w_step(self.network, noisy, self.mac.w, optimizer)
+
+    def kept(self) -> dict[str, Any]:
+        return {"bounds": self.thresholds}
+
+    def measured(self, coefficients: Coefficients, step: int) -> Bounds | None:
+        """The bounds from `step` on: measured anew where the schedule says so, and kept where that was lost."""
+        private, running = self.mac.private, self.running
+        if private is None or running is None or step % private.every:
+            return coefficients.thresholds
+        number = step // private.every
+        if running.source.secure and running.ledger.last_step(PURPOSE) >= number:
+            return coefficients.thresholds
+        return measure(
+            self.plan, coefficients, private, number, records=running.records, source=running.source,
+            ledger=running.ledger, chunk=running.chunk,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredCoefficients:
+    """The coefficients of a batch under the update's bounds, which are measured before the sum where that is due."""
+
+    update: MacUpdate
+    fetch: Any
+    clipping: Clipping = CONCATENATED
+    contribution: Contribution = field(default_factory=Contribution)
+
+    def __call__(self, batch: LogicalBatch) -> ClippedSum:
+        update, mac = self.update, self.update.mac
+        coefficients = Coefficients(update.network, self.fetch, mac.z, mac.expansion, update.thresholds)
+        update.thresholds = update.measured(coefficients, batch.step)
+        update.coefficients = replace(coefficients, thresholds=update.thresholds)
+        return update.coefficients(batch)
+
+
+def train_mac(
+    network: Network,
+    dataset: Data,
+    plan: Plan,
+    mac: Mac,
+    *,
+    settings: Settings | None = None,
+    evaluate: Evaluate | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    source: RandomSource | None = None,
+) -> Result:
+    """Trains `network` in place under a DP-MAC plan.
+
+    Args:
+        network: what is trained.
+        dataset: records (n, in) and targets (n, out).
+        plan: a plan of the method dp-mac with as many parts as the network and the expansion have.
+        mac: how the coefficients are made, bounded and used.
+        settings: everything that the guarantee does not depend on.
+        evaluate: must look at public data only.
+        out: a directory for ledger.jsonl, metrics.jsonl and checkpoints.
+        resume: go on with the run in `out`.
+        source: where it was needed before (DP-PCA in the same run), else the plan's own.
+    """
+    settings = settings or Settings()
+    check_mac_plan(plan, mac, len(network.layers))
+    check_records(plan, count_records(dataset))
+    noise = plan.noise.noise_multiplier * plan.sensitivity / plan.divisor
+    update = MacUpdate(plan, network, mac, noise)
+    fingerprint = digest(
+        {
+            "plan": plan.to_dict(), "mac": asdict(mac), "averaging": repr(settings.averaging),
+            "seed": settings.seed, "widths": network.widths, "activations": network.activations,
+        }
+    )  # fmt: skip
+    job = Job(network, dataset, plan, update, settings, evaluate, out, fingerprint, "DP-MAC")
+    return fit(job, source or plan.source(), plan.guarantee(), resume=resume)
+
+
+def train_mac_without_privacy(
+    network: Network,
+    dataset: Data,
+    plan: Plan,
+    mac: Mac,
+    *,
+    settings: Settings | None = None,
+    evaluate: Evaluate | None = None,
+) -> Result:
+    """MAC with the same sampling and Z-steps, its coefficients neither bounded nor noisy: NO guarantee.
+
+    For public data only: a yardstick.
+    """
+    free = replace(mac, expansion=replace(mac.expansion, bounding="clip"), private=None)
+    update = MacUpdate(plan, network, free, 0.0)
+    update.thresholds = {
+        f"layers.{k}.{part}": _UNBOUNDED for k in range(len(network.layers)) for part in mac.expansion.parts
+    }
+    job = Job(network, dataset, plan, update, settings or Settings(), evaluate, label="without noise")
+    return fit_without_noise(job)
+
+
+def check_mac_plan(plan: Plan, mac: Mac, layers: int) -> None:
+    """The plan must be of this very mechanism, and pay for its thresholds."""
+    parts = getattr(plan.method, "parts", None)
+    if plan.method.name != "dp-mac" or parts != mac.parts(layers):
+        raise InputError(f"the plan is for {plan.method.to_dict()}; this is DP-MAC with {mac.parts(layers)} parts")
+    if mac.private is not None:
+        declared(plan, mac.private)
+
+
+def _no_loss(*_: Any) -> Tensor:
+    raise InputError("DP-MAC takes no loss: its layers have their own objectives")

@@ -1,0 +1,142 @@
+"""DP-SGD from plain numbers to plain numbers: what `sordino account dpsgd` and `sordino calibrate dpsgd` print."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from sordino import checks
+from sordino.accounting.account import account
+from sordino.accounting.calibration import calibrate, noise_guess
+from sordino.accounting.events import DpEvent, compose_events
+from sordino.accounting.schemes import check_scheme, default_relation, releases_of, theorem
+from sordino.errors import InputError
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A DP-SGD run with everything but its noise multiplier, checked."""
+
+    sampling: str
+    sampling_rate: float
+    steps: int
+    relation: str
+    mechanism: str
+    records: int | None
+    cap: int | None
+
+    def description(self) -> dict[str, Any]:
+        """The sampler's own to_dict()."""
+        if self.sampling == "poisson":
+            return {"name": "poisson", "sampling_rate": self.sampling_rate}
+        if self.sampling == "truncated-poisson":
+            return {"name": "truncated-poisson", "sampling_rate": self.sampling_rate, "cap": self.cap}
+        assert self.records is not None
+        return {"name": self.sampling, "batch": round(self.sampling_rate * self.records)}
+
+    def event(self, noise_multiplier: float) -> DpEvent:
+        releases = releases_of(self.description(), self.mechanism, noise_multiplier, self.records or 1, self.steps)
+        return compose_events(releases)
+
+
+def account_dpsgd(
+    noise_multiplier: float,
+    steps: int,
+    delta: float,
+    *,
+    sampling_rate: float | None = None,
+    sampling: str = "poisson",
+    records: int | None = None,
+    batch: int | None = None,
+    cap: int | None = None,
+    relation: str | None = None,
+    accountant: str = "pld",
+    mechanism: str = "gaussian",
+) -> dict[str, Any]:
+    """ε of DP-SGD at δ. JSON-able; `noise_multiplier` is the noise's standard deviation divided by the clip norm.
+
+    Give `sampling_rate`, or `records` and `batch` (the expected batch of Poisson sampling); the samplers other than
+    Poisson need `records`. Keys: epsilon, delta, relation, accountant, theorem, epsilon_rdp, sampler, mechanism,
+    noise_multiplier, sampling_rate, steps, records, batch, cap.
+    """
+    run = _run(sampling, sampling_rate, records, batch, cap, steps, relation, mechanism)
+    sigma = checks.noise_multiplier_value(noise_multiplier)
+    return _result(run, sigma, delta, accountant)
+
+
+def calibrate_dpsgd(
+    epsilon: float,
+    steps: int,
+    delta: float,
+    *,
+    sampling_rate: float | None = None,
+    sampling: str = "poisson",
+    records: int | None = None,
+    batch: int | None = None,
+    cap: int | None = None,
+    relation: str | None = None,
+    accountant: str = "pld",
+    mechanism: str = "gaussian",
+) -> dict[str, Any]:
+    """The smallest noise multiplier with which DP-SGD spends at most `epsilon` at δ; keys as in account_dpsgd, and
+    `target_epsilon`."""
+    run = _run(sampling, sampling_rate, records, batch, cap, steps, relation, mechanism)
+    target, delta = checks.positive("epsilon", epsilon), checks.delta_value(delta)
+    checks.choice("accountant", accountant, checks.ACCOUNTANTS)
+    guess = noise_guess(run.description(), run.steps, run.records or 1, target, delta)
+    sigma, _ = calibrate(run.event, target, delta, run.relation, accountant, guess=guess)
+    return {"target_epsilon": target} | _result(run, sigma, delta, accountant)
+
+
+def _result(run: _Run, sigma: float, delta: float, accountant: str) -> dict[str, Any]:
+    found = account(run.event(sigma), delta, run.relation, accountant)
+    described = asdict(replace(run))
+    sampler = described.pop("sampling")
+    return {
+        **asdict(found),
+        "epsilon_lower": None if sampler == "partition" else found.epsilon_lower,
+        "theorem": theorem(sampler, run.mechanism, run.relation, found.accountant),
+        "sampler": sampler,
+        "noise_multiplier": sigma,
+        **{key: described[key] for key in ("mechanism", "sampling_rate", "steps", "records", "cap")},
+    }
+
+
+def _run(
+    sampling: str,
+    sampling_rate: float | None,
+    records: int | None,
+    batch: int | None,
+    cap: int | None,
+    steps: int,
+    relation: str | None,
+    mechanism: str,
+) -> _Run:
+    relation = default_relation(sampling) if relation is None else relation
+    check_scheme(sampling, mechanism, relation)
+    steps = checks.count("steps", steps)
+    size = None if records is None else checks.count("records", records)
+    rate = _rate(sampling, sampling_rate, size, batch)
+    if sampling == "truncated-poisson":
+        if cap is None or size is None:
+            raise InputError("truncated-poisson needs cap and records: how often the cap is met depends on both")
+        cap = checks.count("cap", cap)
+    elif cap is not None:
+        raise InputError(f"cap belongs to truncated-poisson sampling, not to {sampling}")
+    return _Run(sampling, rate, steps, relation, mechanism, size, cap)
+
+
+def _rate(sampling: str, sampling_rate: float | None, records: int | None, batch: int | None) -> float:
+    """The sampling rate, from itself or from records and batch; a fixed batch must be a whole number."""
+    if sampling in ("partition", "without-replacement") and (records is None or batch is None):
+        raise InputError(f"{sampling} draws a fixed number of a public number of records: give records and batch")
+    if (sampling_rate is None) == (batch is None):
+        raise InputError("give either sampling_rate, or records and batch")
+    if sampling_rate is not None:
+        return checks.probability("sampling_rate", sampling_rate, allow_one=True)
+    if records is None:
+        raise InputError("batch needs records: the sampling rate is batch / records")
+    size = checks.positive("batch", batch) if sampling.endswith("poisson") else checks.count("batch", batch)
+    if size > records:
+        raise InputError(f"batch ({size}) exceeds records ({records})")
+    return size / records

@@ -1,0 +1,109 @@
+"""The certificate: what a loss has shown before "the adversary sees the last iterate only" is believed.
+
+    φ(w) = w − η·(1/b)·Σ ∇ℓ_i(w) − η·λ·w      with ℓ_i(w) = f_{t_i}(W·x̃_i),  x̃ = (x, bias),  ‖x‖ ≤ feature_norm
+
+- m = λ: every ℓ_i is convex (the loss shows it), and the regulariser acts outside of whatever bounds the gradients.
+- M = λ + H·R², R² = feature_norm² + bias²: ∇²ℓ_i = ∇²f ⊗ x̃x̃ᵀ ⪯ H·‖x̃‖² (Kronecker products multiply eigenvalues).
+- S = 2·G·R: ‖∇ℓ_i‖ = ‖∇f‖·‖x̃‖ ≤ G·R, and replacing a record takes one such vector away and adds another.
+
+With these, φ is max(|1 − ηm|, |1 − ηM|)-Lipschitz for η ≤ 2/M (the mean of functions that are m-strongly convex and
+M-smooth is one; Nesterov 2018, Thm 2.1.12) and two neighbouring maps differ by at most η·S/b everywhere. That is all
+that docs/guarantees/hidden_state.md assumes. Features are scaled down to their norm record by record during training,
+so the norm bound is no assumption on the data.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from sordino import checks
+from sordino.errors import InputError, Refused
+from sordino.methods.hidden_state.losses import Loss
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Constants of the regularised objective of every batch, each with how it is known."""
+
+    strong_convexity: float
+    smoothness: float
+    sensitivity: float
+    how_strong_convexity: str
+    how_smoothness: str
+    how_sensitivity: str
+
+    @property
+    def largest_lr(self) -> float:
+        """From here on a step may expand."""
+        return 2.0 / self.smoothness
+
+    @property
+    def best_lr(self) -> float:
+        """The step size that contracts most: |1 − ηm| = |1 − ηM|."""
+        return 2.0 / (self.strong_convexity + self.smoothness)
+
+    def contraction(self, lr: float) -> float:
+        """The Lipschitz constant of a step of size `lr` ≤ 2/M."""
+        return max(abs(1 - lr * self.strong_convexity), abs(1 - lr * self.smoothness))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "strong_convexity": {"value": self.strong_convexity, "how": self.how_strong_convexity},
+            "smoothness": {"value": self.smoothness, "how": self.how_smoothness},
+            "sensitivity": {"value": self.sensitivity, "how": self.how_sensitivity},
+        }
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where features and weights live. `bias`: the constant feature that is appended (0: none).
+
+    `radius`: weights are projected to this ball after each step (a non-expansive map, so that it costs nothing).
+    """
+
+    feature_norm: float = 1.0
+    bias: float = 1.0
+    radius: float | None = None
+
+    def __post_init__(self) -> None:
+        checks.positive("feature_norm", self.feature_norm)
+        if checks.real("bias", self.bias) < 0 or not math.isfinite(self.bias):
+            raise InputError(f"bias = {self.bias}: the constant feature is positive, or 0 for none")
+        if self.radius is not None:
+            checks.positive("radius", self.radius)
+
+    @property
+    def record_norm(self) -> float:
+        """R: the norm of a record's features and its constant together, at most."""
+        return math.hypot(self.feature_norm, self.bias)
+
+    @property
+    def score_norm(self) -> float:
+        """‖z‖ at most, over all weights that gradients are taken at."""
+        return math.inf if self.radius is None else self.radius * self.record_norm
+
+
+def certify(loss: Loss, geometry: Geometry, regularisation: float) -> Certificate:
+    """The certificate of a loss on clipped features with an l2 regulariser; Refused where a constant can't be shown."""
+    if not checks.real("regularisation", regularisation) > 0:
+        raise Refused(
+            f"regularisation = {regularisation}: without one the objective is not strongly convex, steps do not "
+            "contract and hiding the iterates has no effect that is proven here; give a positive one, or use dpsgd"
+        )
+    checks.positive("regularisation", regularisation)
+    reasons, R = loss.reasons(), geometry.record_norm
+    slope = loss.slope(geometry.score_norm)
+    norm = f"features scaled down to norm {geometry.feature_norm:g} record by record" + (
+        f", a constant feature {geometry.bias:g}" if geometry.bias else ", no bias"
+    )
+    return Certificate(
+        strong_convexity=regularisation,
+        smoothness=regularisation + loss.curvature * R**2,
+        sensitivity=2 * slope * R,
+        how_strong_convexity=f"λ of the regulariser, which acts outside of all bounds; the loss is convex: "
+        f"{reasons['convexity']}",
+        how_smoothness=f"λ + {loss.curvature:.6g}·{R**2:.6g}; curvature of the loss: {reasons['curvature']}; {norm}",
+        how_sensitivity=f"2·{slope:.6g}·{R:.6g} for replacing one record; slope: {reasons['slope']}; {norm}",
+    )

@@ -1,0 +1,414 @@
+"""Hidden state: noisy gradient descent on a certified loss of which the last iterate alone is published.
+
+    plan(loss=Softmax(10, cap=0.1), features=1296, records=60000, batch=128, epochs=100, regularisation=1e-6,
+         epsilon=3.0, delta=1e-5)
+
+The relation is replace-one. The guarantee is that of `accountant` (shifted interpolation for any schedule of step sizes
+and noise, averaged over the record's hidden batch; composition where that is smaller), and holds for an
+adversary who sees the published weights and nothing that depends on an earlier iterate.
+
+Units. As in every plan, `noise_multiplier` is the standard deviation of the noise on the *summed* gradient over the
+bound on one record, here S/2 with the certificate's S. The paper's σ_mul is the same number: its noise on the mean
+gradient is σ_mul·S/(2b). `noise_factors` multiply it step by step.
+
+Rounding. A step is computed in double precision and rounded to a public grid at the door. Neither is a function of the
+step's exact value, so both go into the accountant as a disparity of every step (`rounding`); to bound them beforehand
+the iterates are kept in a ball, whose projection is non-expansive, even where the user asks for none.
+
+| refused                                            | why                                                        |
+|----------------------------------------------------|------------------------------------------------------------|
+| add-remove                                         | the batches are cut from a public number of records        |
+| Poisson sampling                                   | no theorem for the last iterate; every iterate: dpsgd      |
+| a step size above 2/M                              | a step may expand                                          |
+| a clip norm other than S/2, another divisor than b | the run would not be the one that is accounted             |
+| statistics that are not Gaussian or are sampled    | only those add to the iterate's guarantee in squares       |
+| momentum, Adam, averages of iterates               | they are not made here: the update is the plan's           |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from sordino import checks
+from sordino.clipping import FlatClip
+from sordino.errors import InputError, Refused
+from sordino.methods.hidden_state import audit, recipe, training
+from sordino.methods.hidden_state.accountant import (
+    account_hidden_state,
+    calibrate_hidden_state,
+    hidden_epsilon_curve,
+)
+from sordino.methods.hidden_state.certificate import Certificate, Geometry, certify
+from sordino.methods.hidden_state.gaussian_mixture import gaussian_epsilon
+from sordino.methods.hidden_state.losses import Loss, loss_from_dict
+from sordino.methods.hidden_state.rounding import iterate_radius, step_error
+from sordino.methods.hidden_state.run import HiddenRun
+from sordino.plan.core import Plan, Statistic
+from sordino.plan.make import make_sampling
+from sordino.plan.method import Accounted, Assumption, Method, Request
+from sordino.release import Gaussian, fine_rounding
+from sordino.sampling import Partition, WithoutReplacement
+from sordino.schedule import Schedule, constant
+
+if TYPE_CHECKING:
+    from sordino.accounting.events import Release
+    from sordino.audit.one_run import AuditResult
+    from sordino.runs.recipe import Recipe
+    from sordino.training.fit import Result
+
+PURPOSE = training.PURPOSE
+
+
+@dataclass(frozen=True)
+class HiddenState(Method):
+    """The update and its certificate. `features`: inputs of the linear model, without the constant one."""
+
+    loss: Loss
+    features: int
+    regularisation: float
+    lr: Schedule
+    noise_factors: Schedule
+    feature_norm: float = 1.0
+    bias: float = 1.0
+    radius: float | None = None
+    unit: bool = False  # features are scaled to their norm, up as well as down
+    name: ClassVar[str] = "hidden-state"
+    threat_model: ClassVar[str] = (
+        "the adversary sees the last iterate only: no earlier iterate, and no metric of one, is ever published"
+    )
+
+    composes: ClassVar[bool] = False
+    holds_update: ClassVar[bool] = True
+    publishes: ClassVar[str | None] = "the last iterate"
+    trained_by: ClassVar[str | None] = "sordino.methods.hidden_state.training.train_hidden"
+    needs_shape: ClassVar[bool] = True
+    bounded_by: ClassVar[str] = "no gradient of the loss is longer, whatever the record: see its certificate below"
+
+    @classmethod
+    def plan(cls, **options: Any) -> Plan:
+        return plan(**options)
+
+    def __post_init__(self) -> None:
+        checks.count("features", self.features)
+        self.certificate  # noqa: B018 (Refused where the loss can't show its constants)
+
+    @property
+    def geometry(self) -> Geometry:
+        return Geometry(self.feature_norm, self.bias, self.radius)
+
+    @property
+    def certificate(self) -> Certificate:
+        return certify(self.loss, self.geometry, self.regularisation)
+
+    @property
+    def coordinates(self) -> int:
+        """Of an iterate."""
+        return self.loss.outputs * (self.features + (1 if self.bias else 0))
+
+    def check(self, plan: Plan) -> None:
+        if plan.relation != "replace-one":
+            raise Refused("hidden state is proven for replace-one: the batches are cut from a public number of records")
+        if not isinstance(plan.sampling, Partition | WithoutReplacement):
+            raise Refused(
+                f"there is no theorem for the last iterate under {plan.sampling.name} sampling: use partition or "
+                "without-replacement, or dpsgd, whose guarantee covers every iterate"
+            )
+        if not isinstance(plan.noise, Gaussian):
+            raise Refused("hidden state is proven for Gaussian noise")
+        if plan.clipping != FlatClip(self.certificate.sensitivity / 2):
+            raise Refused(
+                f"the certificate bounds one record by S/2 = {self.certificate.sensitivity / 2:.6g} without clipping, "
+                f"the plan has {plan.clipping}: make the plan with sordino.methods.hidden_state.plan"
+            )
+        if plan.divisor != plan.sampling.batch:
+            raise Refused(f"a step takes the mean over its batch of {plan.sampling.batch}, not over {plan.divisor:g}")
+        largest = float(self.lr.over(plan.steps).max())
+        if largest > self.certificate.largest_lr:
+            raise Refused(
+                f"a step of size {largest:.6g} on an objective of smoothness {self.certificate.smoothness:.6g} may "
+                f"expand distances: step sizes must not exceed 2/M = {self.certificate.largest_lr:.6g}"
+            )
+        self.run(plan)
+        _further(plan.statistics)
+
+    def noise_factor(self, step: int, steps: int) -> float:
+        return float(_values(self.noise_factors, steps)[step])
+
+    def run(self, plan: Plan) -> HiddenRun:
+        """What the accountant is told: step sizes, noise, certificate, and how far rounding may move a step."""
+        assert isinstance(plan.sampling, Partition | WithoutReplacement)
+        assert isinstance(plan.noise, Gaussian)
+        batch, full = plan.sampling.batch, plan.sampling.batch == plan.records
+        sizes, factors = _values(self.lr, plan.steps), _values(self.noise_factors, plan.steps)
+        unit = plan.noise.noise_multiplier * plan.sensitivity / batch
+        certificate = self.certificate
+        return HiddenRun(
+            records=plan.records,
+            batch=batch,
+            sampling="full" if full else plan.sampling.name,
+            step_sizes=sizes,
+            noise_stds=unit * factors,
+            strong_convexity=certificate.strong_convexity,
+            smoothness=certificate.smoothness,
+            sensitivity=2 * plan.sensitivity,  # the certificate's, and the plan's margin
+            disparity_slack=self.rounding(plan),
+        )
+
+    def ball(self, plan: Plan) -> float:
+        """The radius that iterates are kept in: the user's, or one that they do not reach."""
+        sizes, factors = _values(self.lr, plan.steps), _values(self.noise_factors, plan.steps)
+        stds = sizes * factors * (plan.noise.noise_multiplier * plan.sensitivity / plan.divisor)
+        return iterate_radius(self.radius, float(stds.max()), float(sizes.max()) * plan.sensitivity)
+
+    def rounding(self, plan: Plan) -> float:
+        """How far rounding may drive two runs apart in one step, at most, in units of the iterate.
+
+        Two runs, each moved before the noise (arithmetic, and half a grid spacing) and after it (half a spacing).
+        """
+        assert isinstance(plan.noise, Gaussian)
+        sizes, factors = _values(self.lr, plan.steps), _values(self.noise_factors, plan.steps)
+        largest = Gaussian(plan.noise.noise_multiplier * float(factors.max()))
+        grid = fine_rounding(largest, plan.sensitivity, self.coordinates)
+        size = float(sizes.max())
+        arithmetic = step_error(
+            self.loss, self.geometry, self.features, int(plan.divisor), size / plan.divisor, self.ball(plan)
+        )
+        return 2 * (grid * size / plan.divisor + arithmetic)
+
+    def account(self, plan: Plan, delta: float) -> Accounted:
+        found = account_hidden_state(self.run(plan), delta, further=_further(plan.statistics))
+        beside = {"epsilon_of_the_worst_batch": found.epsilon_worst_position}
+        if found.epsilon_composition is not None:
+            beside["epsilon_if_every_iterate_were_seen"] = found.epsilon_composition
+        return Accounted(found.epsilon, delta, found.accountant, found.theorem, beside=beside)
+
+    def epsilons(self, plan: Plan, steps: Sequence[int]) -> list[float]:
+        """Of publishing the iterate after t steps, and no other one; t = 0: of the statistics alone."""
+        wanted = sorted({t for t in steps if t > 0})
+        found = dict(
+            zip(
+                wanted,
+                hidden_epsilon_curve(self.run(plan), plan.delta, wanted, _further(plan.statistics)),
+                strict=True,
+            )
+        )
+        return [found[t] if t else self._statistics_alone(plan, plan.delta) for t in steps]
+
+    def spent(self, plan: Plan, entries: Sequence[Mapping[str, Any]], delta: float) -> Accounted:
+        """ε of publishing the iterate after the recorded steps. A run that was killed has published nothing of it."""
+        done = _recorded_steps(plan, entries)
+        if done == 0:
+            return Accounted(self._statistics_alone(plan, delta, entries), delta, "hidden-state", "statistics alone")
+        found = account_hidden_state(self.run(plan).until(done), delta, further=_further(plan.statistics))
+        return Accounted(found.epsilon, delta, found.accountant, found.theorem)
+
+    def calibrated(self, plan: Plan, epsilon: float) -> Plan:
+        further = _further(plan.statistics)
+        slack_free = plan.with_noise(1.0)
+        factor = 1.0
+        for _ in range(4):  # rounding grows with the noise, by parts in a million: two rounds settle it
+            run = self.run(slack_free.with_noise(factor))
+            again, _ = calibrate_hidden_state(epsilon, run, plan.delta, further)
+            factor *= again
+            if abs(again - 1) < 1e-9:
+                break
+        while self.account(slack_free.with_noise(factor), plan.delta).epsilon > epsilon:
+            factor *= 1 + 1e-7
+        return plan.with_noise(factor)
+
+    def assumptions(self, plan: Plan) -> tuple[Assumption, ...]:
+        shown = self.certificate
+        return (
+            Assumption(
+                f"every batch's objective is {shown.strong_convexity:.6g}-strongly convex", shown.how_strong_convexity
+            ),
+            Assumption(f"every batch's objective is {shown.smoothness:.6g}-smooth", shown.how_smoothness),
+            Assumption(
+                f"replacing a record moves a sum of gradients by at most {shown.sensitivity:.6g}", shown.how_sensitivity
+            ),
+            Assumption(
+                "nobody sees an earlier iterate or anything computed from one",
+                "they are kept in memory only: no checkpoint, no metric before the end, no resume",
+            ),
+            Assumption(
+                f"rounding moves two runs apart by at most {self.rounding(plan):.3g} in a step",
+                "bounded from the arithmetic and the grid of the release, and accounted as a disparity of every step",
+            ),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "loss": self.loss.to_dict(),
+            "features": self.features,
+            "regularisation": self.regularisation,
+            "lr": self.lr.to_dict(),
+            "noise_factors": self.noise_factors.to_dict(),
+            "feature_norm": self.feature_norm,
+            "bias": self.bias,
+            "radius": self.radius,
+            "unit": self.unit,
+            "certificate": self.certificate.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of to_dict; the certificate is made anew and must be the one that is written there."""
+        given = dict(values)
+        shown = given.pop("certificate", None)
+        try:
+            method = cls(
+                **given
+                | {
+                    "loss": loss_from_dict(given["loss"]),
+                    "lr": Schedule.from_dict(given["lr"]),
+                    "noise_factors": Schedule.from_dict(given["noise_factors"]),
+                }
+            )
+        except (TypeError, KeyError) as error:
+            raise InputError(f"a hidden-state method is incomplete or has a key too many: {error}") from None
+        if shown is not None and shown != method.certificate.to_dict():
+            raise InputError("the certificate in the plan is not the one that its loss has: the plan was edited")
+        return method
+
+    def train(self, plan: Plan, dataset: Any, **options: Any) -> Result:
+        settings = options.pop("settings", None)
+        return training.train_hidden(plan, dataset, progress=settings.progress if settings else None, **options)
+
+    @classmethod
+    def check_recipe(cls, recipe_: Recipe) -> None:
+        recipe.check_recipe(recipe_)
+
+    @classmethod
+    def from_recipe(cls, request: Request) -> Plan:
+        return plan(**recipe.arguments(request))
+
+    def result_entries(self, metrics: Mapping[str, Any], noise_free: Mapping[str, Any] | None) -> dict[str, Any]:
+        return {"certificate": self.certificate.to_dict()}
+
+    def audit(self, plan: Plan, **options: Any) -> AuditResult:
+        return audit.audit_last_iterate(plan, **options)
+
+    def _statistics_alone(self, plan: Plan, delta: float, entries: Sequence[Mapping[str, Any]] | None = None) -> float:
+        multipliers = (
+            [s.noise_multiplier for s in plan.statistics for _ in range(s.count)]
+            if entries is None
+            else [checks.noise_multiplier_value(entry.get("noise_multiplier")) for entry in entries]
+        )
+        square = sum((2 / multiplier) ** 2 for multiplier in multipliers)
+        return gaussian_epsilon(math.sqrt(square) * (1 + 1e-12), delta) if square else 0.0
+
+
+def plan(
+    *,
+    loss: Loss,
+    features: int,
+    records: int,
+    batch: int,
+    delta: float,
+    regularisation: float,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    sampling: str = "partition",
+    feature_norm: float = 1.0,
+    bias: float = 1.0,
+    radius: float | None = None,
+    unit: bool = False,
+    lr: Schedule | float | None = None,
+    noise_factors: Schedule | float = 1.0,
+    insecure_seed: int | None = None,
+    statistics: Sequence[Statistic] = (),
+) -> Plan:
+    """A plan that publishes the last iterate: for a target `epsilon`, or with a given `noise_multiplier`.
+
+    `lr` defaults to the step that contracts most, 2/(m + M) of the certificate. sampling "full": batch = records.
+    Either `epochs` (of ⌊records/batch⌋ steps) or `steps`.
+    """
+    if (epsilon is None) == (noise_multiplier is None):
+        raise InputError("give either epsilon (the target) or noise_multiplier, not both and not neither")
+    if (epochs is None) == (steps is None):
+        raise InputError("give either epochs or steps, not both and not neither")
+    if sampling == "full" and batch != records:
+        raise InputError(f"sampling = 'full' takes all records in every step: batch must be {records}, got {batch}")
+    sampler = make_sampling("partition" if sampling == "full" else sampling, batch, checks.count("records", records))
+    geometry = Geometry(feature_norm, bias, radius)
+    certificate = certify(loss, geometry, regularisation)
+    sizes = certificate.best_lr if lr is None else lr
+    method = HiddenState(
+        loss=loss,
+        features=features,
+        regularisation=float(regularisation),
+        lr=sizes if isinstance(sizes, Schedule) else constant(checks.positive("lr", sizes)),
+        noise_factors=noise_factors if isinstance(noise_factors, Schedule) else constant(float(noise_factors)),
+        feature_norm=float(feature_norm),
+        bias=float(bias),
+        radius=radius,
+        unit=unit,
+    )
+    per_epoch = records // checks.count("batch", batch)
+    made = Plan(
+        method=method,
+        records=records,
+        sampling=sampler,
+        clipping=FlatClip(certificate.sensitivity / 2),
+        noise=Gaussian(1.0 if noise_multiplier is None else checks.noise_multiplier_value(noise_multiplier)),
+        steps=max(1, math.ceil(checks.positive("epochs", epochs) * per_epoch - 1e-9)) if steps is None else steps,
+        delta=checks.delta_value(delta),
+        divisor=float(batch),
+        relation="replace-one",
+        insecure_seed=insecure_seed,
+        statistics=tuple(statistics),
+    )
+    return made if epsilon is None else made.calibrated(epsilon)
+
+
+def _further(statistics: Sequence[Statistic]) -> list[tuple[Release, int]]:
+    for statistic in statistics:
+        if statistic.mechanism != "gaussian" or statistic.sampling_rate != 1:
+            raise Refused(
+                f"the statistic {statistic.purpose!r} must be Gaussian and on all records: only then does it add to "
+                "the guarantee of the last iterate in squares"
+            )
+    return [statistic.release() for statistic in statistics]
+
+
+@lru_cache(maxsize=16)
+def _values(schedule: Schedule, steps: int) -> npt.NDArray[np.float64]:
+    values = schedule.over(steps)
+    values.setflags(write=False)
+    return values
+
+
+def _recorded_steps(plan: Plan, entries: Sequence[Mapping[str, Any]]) -> int:
+    """How many steps the entries record; InputError for one that the plan does not explain."""
+    declared = {s.purpose: s for s in plan.statistics}
+    steps = []
+    for entry in entries:
+        purpose, step = entry.get("purpose"), entry.get("step")
+        if purpose in declared:
+            expected: Mapping[str, Any] = {"noise_multiplier": declared[str(purpose)].noise_multiplier}
+        elif purpose == PURPOSE and isinstance(step, int) and 0 <= step < plan.steps:
+            steps.append(step)
+            expected = {
+                "noise_multiplier": plan.noise_at(step).noise_multiplier,
+                "sensitivity": plan.sensitivity,
+                "sampling": plan.sampling.to_dict(),
+                "fine": True,
+            }
+        else:
+            raise InputError(f"the plan of this ledger has no release {purpose!r}, step {step}")
+        wrong = [key for key, value in expected.items() if entry.get(key) != value]
+        if wrong:
+            raise InputError(f"release {purpose!r}, step {step}: {', '.join(wrong)} differ from the plan's")
+    if sorted(steps) != list(range(len(steps))):
+        raise InputError("the ledger lacks a step of the run: its ε can't be told")
+    return len(steps)

@@ -1,0 +1,253 @@
+"""Noisy gradient descent of which only the last iterate leaves: Algorithms 1, 2 and 3 of Ye and Shokri 2022.
+
+Formal guarantee: what `train_hidden` writes or returns, but for `not_private`, is a function of the plan's statistics
+and of the *last* iterate (and of public data), so `plan.guarantee()` holds for all of it together. Earlier iterates
+exist in memory only. There is no checkpoint, no metric before the end, and no log line that depends on one.
+
+One step, with η and λ of the plan and b its batch:
+
+    v       = Σ_{i in batch} ∇f_{t_i}(W·x̃_i) ⊗ x̃_i − (b/η)·(1 − ηλ)·W
+    W_next  = −(η/b)·release(v)          = W − η·(mean gradient + λ·W) − (η/b)·noise
+
+The next iterate itself goes through the door, in units of summed gradients. So the published weights are a value of
+the release's grid times a public number, and no rounding of an earlier sum can tell what the noise hides. The
+regulariser stands outside of everything that bounds a record.
+
+A run that is killed has published nothing: its ledger holds steps that nobody saw. With secure noise it is not resumed
+(that would take the iterate, or the key, on disk: both are secrets); start anew, in another directory, with fresh
+noise. With an insecure seed it may be repeated from the start in the same directory, bit for bit.
+
+| edge case                                  | what happens                                                        |
+|--------------------------------------------|---------------------------------------------------------------------|
+| a record with a non-finite feature         | its features count as zeros; their number goes to `not_private`     |
+| features longer than the plan's norm       | scaled down, record by record, in training and in the model         |
+| an iterate beyond the ball of the plan     | projected back (non-expansive, hence covered by the proof)          |
+| other model, optimizer, momentum, average  | not possible here: the update is the plan's                         |
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sordino.errors import InputError, Refused, SordinoError
+from sordino.methods.hidden_state.losses import Loss
+from sordino.plan.core import Plan
+from sordino.randomness import RandomSource
+from sordino.records.reading import count_records, tensors_of
+from sordino.release import Entry, release
+from sordino.release.ledger import Ledger
+from sordino.sampling import LogicalBatch
+from sordino.training.fit import First, Result
+from sordino.training.metrics import MetricsLog
+from sordino.training.progress import ProgressBar
+from sordino.training.steps import check_records, plan_batches
+
+if TYPE_CHECKING:
+    from sordino.methods.hidden_state.method import HiddenState
+
+PURPOSE = "iterate"
+"""What the ledger calls the release of a step."""
+
+CHUNK = 4096
+"""Records in work at once, in double precision."""
+
+HELD = 2**31
+"""Features are kept in double precision as a whole if they take no more bytes than this; else chunk by chunk."""
+
+
+class ClippedLinear(nn.Module):
+    """The published model: a linear layer on flattened features that are scaled down to the plan's norm."""
+
+    def __init__(self, method: HiddenState) -> None:
+        super().__init__()
+        outputs = method.loss.outputs
+        self.feature_norm, self.unit = method.feature_norm, method.unit
+        self.weight = nn.Parameter(torch.zeros(outputs, method.features, dtype=torch.float64))
+        self.bias = nn.Parameter(torch.zeros(outputs, dtype=torch.float64)) if method.bias else None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        rows = bounded(inputs, self.feature_norm, self.unit)
+        return nn.functional.linear(rows, self.weight, self.bias)
+
+
+def train_hidden(
+    plan: Plan,
+    dataset: Any,
+    *,
+    evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
+    first: First | None = None,
+    chunk: int = CHUNK,
+    progress: bool | None = None,
+) -> Result:
+    """Trains as the plan says, from zero weights, and returns the last iterate with its guarantee.
+
+    `evaluate(model)` sees the published model, once. `out`: a directory for ledger.jsonl and metrics.jsonl.
+    """
+    method = _method(plan)
+    check_records(plan, count_records(dataset))
+    folder = Path(out) if out is not None else None
+    guarantee, source = plan.guarantee(), plan.source()
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    with Ledger.open(folder / "ledger.jsonl" if folder else None, plan.to_dict()) as ledger:
+        _check_resume(ledger, source, resume, folder)
+        seen = first(dataset, source, ledger) if first is not None else dataset
+        records = Records.of(seen, method)
+        check_gradients(method.loss, records)
+        iterate = descend(plan, records, source=source, ledger=ledger, chunk=chunk, progress=progress)
+    model = published_model(method, iterate)
+    log = MetricsLog(folder / "metrics.jsonl" if folder else None)
+    log.cut(0)
+    row: dict[str, float] = {"step": plan.steps, "epsilon": guarantee.epsilon}
+    if evaluate is not None:
+        with torch.no_grad():
+            row |= {name: float(value) for name, value in evaluate(model).items()}
+    seconds = time.monotonic() - started
+    log.append(row | {"seconds": round(seconds, 3)})
+    return Result(model, guarantee, log.rows, seconds, 0, {"dropped_records": records.dropped})
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Features (any float type), targets, and how to make bounded rows with the constant feature of some of them."""
+
+    inputs: Tensor
+    targets: Tensor
+    feature_norm: float
+    bias: float
+    unit: bool
+    held: Tensor | None  # the bounded rows of all records, where they fit
+    dropped: int
+
+    @classmethod
+    def of(cls, dataset: Any, method: HiddenState) -> Records:
+        pair = tensors_of(dataset)
+        if pair is None or not isinstance(pair[0], Tensor):
+            raise InputError("hidden-state training takes a pair of tensors (features, targets)")
+        inputs, targets = pair[0].flatten(1), pair[1]
+        if inputs.shape[1] != method.features:
+            raise InputError(f"the plan is for {method.features} features, the dataset has {inputs.shape[1]}")
+        dropped = int((~inputs.isfinite().all(1)).sum())
+        made = cls(inputs, targets, method.feature_norm, method.bias, method.unit, None, dropped)
+        if inputs.numel() * 8 > HELD:
+            return made
+        held = torch.cat([made.rows(indices)[0] for indices in torch.split(torch.arange(len(inputs)), CHUNK)])
+        return replace(made, held=held)
+
+    def rows(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """(x̃, targets) of the records: double precision, ‖x‖ ≤ feature_norm, the constant feature last."""
+        targets = self.targets[indices]
+        if self.held is not None:
+            return self.held[indices], targets
+        rows = bounded(self.inputs[indices], self.feature_norm, self.unit)
+        if self.bias:
+            rows = torch.cat([rows, torch.full((len(rows), 1), self.bias, dtype=torch.float64)], dim=1)
+        return rows, targets
+
+
+def bounded(inputs: Tensor, bound: float, unit: bool = False) -> Tensor:
+    """Flattened rows in double precision, scaled down to norm `bound` (`unit`: up as well); non-finite: zero."""
+    rows = inputs.flatten(1).double()
+    rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, torch.zeros_like(rows))
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    least = torch.finfo(torch.float64).tiny if unit else bound
+    return rows * (bound / norms.clamp(min=least))
+
+
+def gradient_sum(loss: Loss, records: Records, weights: Tensor, batch: LogicalBatch) -> Tensor:
+    """Σ ∇ℓ_i over the batch: (K, features + constant), in double precision, chunk by chunk."""
+    total = torch.zeros_like(weights)
+    for indices in batch.chunks():
+        rows, targets = records.rows(indices)
+        total += loss.residual(rows @ weights.T, targets).T @ rows  # this order reads the rows as they lie in memory
+    return total
+
+
+def descend(
+    plan: Plan,
+    records: Records,
+    *,
+    source: RandomSource,
+    ledger: Ledger,
+    chunk: int = CHUNK,
+    progress: bool | None = False,
+) -> Tensor:
+    """The last iterate. The loop is all that ever holds an earlier one."""
+    method = _method(plan)
+    ball, sizes = method.ball(plan), method.lr.over(plan.steps)
+    weights = torch.zeros(method.loss.outputs, method.coordinates // method.loss.outputs, dtype=torch.float64)
+    count = len(records.targets)
+    with ProgressBar(plan.steps, 0, progress, "training") as bar:
+        for batch in plan_batches(plan, records=count, source=source, chunk=chunk):
+            size = float(sizes[batch.step])
+            summed = gradient_sum(method.loss, records, weights, batch)
+            summed -= (plan.divisor / size) * (1.0 - size * method.regularisation) * weights
+            noisy = release(
+                {PURPOSE: summed},
+                sensitivity=plan.sensitivity,
+                norm="l2",
+                noise=plan.noise_at(batch.step),
+                source=source,
+                ledger=ledger,
+                entry=Entry(PURPOSE, batch.step, plan.sampling.to_dict(), plan.relation),
+                fine=True,
+            )[PURPOSE]
+            weights = noisy.mul_(-size / plan.divisor)
+            norm = float(torch.linalg.vector_norm(weights))
+            if norm > ball:
+                weights *= ball / norm
+            bar.advance(batch.step + 1, None)
+    return weights
+
+
+def published_model(method: HiddenState, iterate: Tensor) -> ClippedLinear:
+    """The last iterate as a model; the weight of the constant feature becomes the bias."""
+    model = ClippedLinear(method)
+    with torch.no_grad():
+        model.weight.copy_(iterate[:, : method.features])
+        if model.bias is not None:
+            model.bias.copy_(method.bias * iterate[:, method.features])
+    return model
+
+
+def check_gradients(loss: Loss, records: Records, count: int = 32) -> None:
+    """The closed form against autograd, and each record's norm against the slope, at public random weights."""
+    rows, targets = records.rows(torch.arange(min(count, len(records.targets))))
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(loss.outputs, rows.shape[1], generator=generator, dtype=torch.float64).requires_grad_()
+    with torch.enable_grad():
+        (expected,) = torch.autograd.grad(loss.value(rows @ weights.T, targets).sum(), weights)
+    residual = loss.residual(rows @ weights.detach().T, targets)
+    scores = float(torch.linalg.vector_norm(rows @ weights.detach().T, dim=1).max())
+    if not torch.allclose(residual.T @ rows, expected, rtol=1e-9, atol=1e-9):
+        raise SordinoError(f"the gradient of the loss {loss.name!r} is not that of its value; nothing was released")
+    if float(torch.linalg.vector_norm(residual, dim=1).max()) > loss.slope(scores) * (1 + 1e-9):
+        raise SordinoError(f"a gradient of the loss {loss.name!r} is longer than certified; nothing was released")
+
+
+def _method(plan: Plan) -> HiddenState:
+    if plan.method.name != "hidden-state":
+        raise InputError(f"train_hidden carries out hidden-state plans, this one is of the method {plan.method.name!r}")
+    return plan.method  # type: ignore[return-value]
+
+
+def _check_resume(ledger: Ledger, source: RandomSource, resume: bool, folder: Path | None) -> None:
+    if ledger.last_step(PURPOSE) < 0 and not ledger.entries:
+        return
+    if not resume:
+        raise InputError(f"{folder} holds a run already: give another directory")
+    if source.secure:
+        raise Refused(
+            f"{folder}: a hidden-state run can't be resumed: its iterate was in memory only, by intent. It has "
+            "published nothing, so nothing was spent; start anew in another directory"
+        )

@@ -1,0 +1,57 @@
+"""ModelMix's update: the descent from the mean of the last two iterates, and the uniform noise that stands for mixing.
+
+methods/modelmix/method.py says why that is the same in distribution as mixing the two iterates at random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sordino.errors import InputError
+from sordino.plan.core import Plan
+from sordino.schedule import Schedule
+from sordino.training.steps import Widths
+from sordino.training.updates import AveragingSGD, Update, trainable
+
+if TYPE_CHECKING:
+    from sordino.methods.modelmix.method import ModelMix
+
+
+class MixingUpdate(Update):
+    """`AveragingSGD` with the plan's step sizes."""
+
+    def __init__(self, plan: Plan, model: nn.Module, loss: Callable[..., Tensor], lr: Schedule) -> None:
+        rates = tuple(float(rate) for rate in lr.over(plan.steps))
+        super().__init__(plan, model, loss, AveragingSGD, rates[0], rates)
+
+    def widths(self, optimizer: Optimizer) -> Widths | None:
+        return mixing_widths(self.plan, self.model, optimizer)
+
+
+def mixing_widths(plan: Plan, model: nn.Module, optimizer: Optimizer) -> Widths:
+    """max(|w_{k−1} − w_{k−2}|/η_k · divisor, the plan's least width) on every trainable coordinate, at each step.
+
+    In double precision: a width that was rounded down would be refused.
+
+    Raises:
+        InputError: the plan's method does not mix iterates, or the optimizer does not keep the last one.
+    """
+    method: ModelMix = plan.method  # type: ignore[assignment]
+    if not method.adds_uniform_noise or not isinstance(optimizer, AveragingSGD):
+        raise InputError(f"the method {plan.method.name} does not mix iterates, or the optimizer is not AveragingSGD")
+    rates = method.lr.over(plan.steps)
+
+    @torch.no_grad()
+    def widths(step: int) -> dict[str, Tensor]:
+        least, per_sum = method.least_width(plan, step), plan.divisor / float(rates[step])
+        return {
+            name: (parameter.double() - optimizer.previous(parameter).double()).abs().mul_(per_sum).clamp_min_(least)
+            for name, parameter in trainable(model).items()
+        }
+
+    return widths

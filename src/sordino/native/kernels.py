@@ -1,0 +1,351 @@
+"""Loops in C, where a compiler was there at the installation: faster, and no other results.
+
+| loop            | stands in for                          | its results                                              |
+|-----------------|----------------------------------------|----------------------------------------------------------|
+| `rounded_sum`   | `boxmuller.Pairs.single`, pass by pass | the same integers; both leave open what they can't decide |
+| `rounded_again` | `boxmuller.double`, pass by pass       | the same integers, likewise                               |
+| `key_stream`    | OpenSSL's AES-256-CTR (`keystream`)    | the same bytes; it does not hold Python's global lock     |
+| `squares`       | products in double, and their sums     | the same up to 2⁻¹⁷ (docs/guarantees/noise.md, section 6) |
+| `scaled`        | a product, and another one for the sum | the same up to the rounding of double precision           |
+| `gathered`      | a vector times a matrix, in double     | likewise                                                  |
+| `scattered`     | torch's `index_add_`, in double        | likewise                                                  |
+| `crossed`       | a product of matrices, in double       | likewise                                                  |
+| `blocked`       | a product of matrices for each block   | the same up to the rounding of a block                    |
+| `lengths`       | numpy's sums and its square root       | the same                                                  |
+| `factors`       | numpy's quotient and its minimum       | the same                                                  |
+| `largest`       | a minimum and a maximum                | the same                                                  |
+| `few_outputs`   | a linear map, and `squares` of its input | likewise                                                |
+| `patches`       | a contiguous copy of strided windows   | the same                                                  |
+| `depthwise`     | a convolution's gradient, one group for each channel of each record | the same up to rounding      |
+
+`compiled()` is None without the library, and also if the library, tried on a block of digits, rounds otherwise than
+exact arithmetic does (a stale build, a broken compiler): then numpy does the work. So whether it is there can't be told
+from the noise, only from the clock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import math
+from array import array
+from collections.abc import Callable, Sequence
+from ctypes import c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sordino.native.boxmuller import DOUBLE_LOGS, DOUBLE_TOLERANCE, SINGLE_LOGS, single_limit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Array = npt.NDArray[Any]
+Pair = tuple[int, int]
+Window = tuple[Pair, Pair, Pair]  # stride, dilation, padding
+_OPEN = np.dtype([("cosine", np.int64), ("sine", np.int64), ("u", np.uint32), ("v", np.uint32)])
+_SUFFIX = {4: "f32", 8: "f64"}  # by the bytes of a number
+
+
+def readable(t: Tensor) -> bool:
+    """Numbers that lie in memory as they are: not on a device, not a view that negates, not zeros without memory."""
+    return t.is_cpu and not t.is_neg() and (t.data_ptr() != 0 or t.numel() == 0)
+
+
+class Parts:
+    """Vectors of one dtype whose values follow one another; the memory is read where it lies.
+
+    places: (address, how many numbers) of each. arrays: makes them for who wants them as arrays; it, and so the memory,
+    lives as long as this object.
+    """
+
+    def __init__(
+        self, places: Sequence[tuple[int, int]], dtype: np.dtype[Any], arrays: Callable[[], list[Array]]
+    ) -> None:
+        self._table = array("q", [number for place in places for number in place])
+        self._arrays = arrays
+        self.at, self.count, self.dtype = self._table.buffer_info()[0], len(places), dtype
+        self.size = sum(n for _, n in places)
+
+    @classmethod
+    def of(cls, vectors: Sequence[Array]) -> Parts:
+        if any(vector.dtype != vectors[0].dtype for vector in vectors):
+            raise TypeError("parts have one dtype")
+        flat = [np.ascontiguousarray(vector) for vector in vectors]  # a column is not what its pointer points at
+        return cls([(v.ctypes.data, v.size) for v in flat], flat[0].dtype, lambda: flat)
+
+    def joined(self, out: Array | None = None) -> Array:
+        """The values as one vector."""
+        return np.concatenate(self._arrays(), out=out)
+
+    def store(self, flat: Array) -> None:
+        """Put such a vector in the place of the values."""
+        start = 0
+        for array_ in self._arrays():
+            array_[:] = flat[start : start + array_.size]
+            start += array_.size
+
+    def arrays(self) -> list[Array]:
+        return self._arrays()
+
+
+class Room:
+    """What blocks of values are worked in: the random words of one, and what the first stage left open in several.
+
+    words: the digits of U, 32 for each pair, then those of V. ready: so many pairs may be open before a block.
+    """
+
+    def __init__(self, values: int) -> None:
+        self.ready = pairs = (values + 1) // 2
+        self._memory = np.empty(105 * pairs, np.uint8)  # words, then for twice as many pairs the rest, and a mask
+        self.words_at = at = self._memory.ctypes.data
+        self.open_at, self.counters_at, self.left_at = at + 8 * pairs, at + 56 * pairs, at + 88 * pairs
+        self.mask_at = at + 104 * pairs
+
+    def words(self, pairs: int) -> npt.NDArray[np.uint64]:
+        return self._memory[: 8 * pairs].view("<u8")
+
+    def open(self, count: int) -> Array:
+        """The open pairs: the addresses of their values, and their digits."""
+        return self._memory[8 * self.ready :][: _OPEN.itemsize * count].view(_OPEN)
+
+    def counters(self, count: int) -> bytes:
+        """Where in the stream their digits come from, as blocks of 16 bytes."""
+        return self._memory[56 * self.ready :][: 16 * count].tobytes()
+
+    def left(self, count: int) -> list[int]:
+        """The numbers of those that the second stage left open."""
+        numbers: list[int] = self._memory[88 * self.ready :][: 8 * count].view(np.int64).tolist()
+        return numbers
+
+
+class Rules:
+    """What the two stages are told: the scale of the noise, the grid, and what a step of the grid becomes."""
+
+    def __init__(self, scale: float, spacing: float, step: float) -> None:
+        self.scale, self.spacing, self.step = scale, spacing, step
+        first = float(single_limit(scale)), -SINGLE_LOGS[1], -SINGLE_LOGS[0]
+        second = 0.5 - scale * DOUBLE_TOLERANCE, -DOUBLE_LOGS[1], -DOUBLE_LOGS[0]
+        self._table = array("d", [scale, spacing, step, *first, scale, spacing, step, *second])
+        self.first_at = self._table.buffer_info()[0]
+        self.second_at = self.first_at + 6 * self._table.itemsize
+
+
+class Kernels:
+    """The functions of the library. Memory is given by its address; the caller vouches for its size and form."""
+
+    def __init__(self, path: str) -> None:
+        library = ctypes.CDLL(path)
+
+        def functions(name: str, result: Any, *arguments: Any) -> dict[int, Any]:
+            found = {}
+            for size, suffix in _SUFFIX.items():
+                found[size] = library[name.replace("*", suffix)]
+                found[size].argtypes, found[size].restype = arguments, result
+            return found
+
+        sizes, pointers = [c_int64] * 3, [c_void_p] * 3
+        block = c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_uint64, *pointers, c_int64
+        self._sums = functions("rounded_sum_*", c_int64, *block)
+        self._again = functions("rounded_sum_*_again", c_int64, c_void_p, c_int64, *pointers)
+        self.squares = functions("squares_*", None, c_void_p, *sizes, c_void_p, c_void_p)
+        self.scaled = functions("scaled_*", None, c_void_p, *sizes, *pointers)
+        self.gathered = functions("gathered_*", None, c_void_p, *sizes, c_void_p, c_void_p)
+        self.scattered = functions("scattered_*", None, c_void_p, c_int64, c_int64, *pointers, c_void_p)
+        self.crossed = functions("crossed_*", None, c_void_p, c_void_p, *sizes, c_int64, c_void_p)
+        self._blocked, self._blocked_room = library["blocked_f32"], library["blocked_room"]
+        self._blocked.argtypes, self._blocked.restype = [c_void_p] * 7, None
+        self._blocked_room.argtypes, self._blocked_room.restype = [], c_int64
+        self.factors = functions("factors_*", None, c_void_p, c_int64, c_double, c_void_p)
+        self.lengths = functions("lengths_*", c_int32, c_void_p, c_int64, c_int64, c_void_p)
+        self._patches = functions("patches_*", None, c_void_p, c_void_p, c_int64, c_void_p)
+        dots = c_void_p, *sizes, c_void_p, c_int64, c_void_p, c_void_p, c_void_p
+        self.few_outputs = functions("few_outputs_*", None, *dots)
+        self._depthwise = functions("depthwise_*", None, *pointers, c_int64, c_void_p, c_void_p)
+        self._key_stream = library["key_stream"]
+        self._key_stream.argtypes, self._key_stream.restype = [c_char_p, c_uint64, c_int64, c_void_p], c_int32
+        self._largest = library["largest_f32"]
+        self._largest.argtypes, self._largest.restype = [c_void_p, c_int64], c_double
+
+    def rounded_sum(
+        self, parts: Parts, results: Parts, start: int, n: int, rules: Rules, room: Room, address: int, count: int
+    ) -> int:
+        """results ← step · round(values/spacing + scale · Z), for a block: n values from `start` on among the parts.
+
+        Cosines for its first half, sines for the second. `room` has its words, and the pairs that are open: `count`
+        before, and so many after as is returned. Those stay as they were; the last pair of an odd number of values is
+        always open. `address` is that of the first pair's digits. The results may be the parts.
+        """
+        rest = rules.first_at, address, room.mask_at, room.open_at, room.counters_at, count
+        after: int = self._sums[parts.dtype.itemsize](parts.at, results.at, start, n, room.words_at, *rest)
+        return after
+
+    def rounded_again(self, dtype: np.dtype[Any], further: bytes, rules: Rules, room: Room, count: int) -> int:
+        """The same for the open pairs, with 32 further digits of U and of V at the beginning of each 16 bytes.
+
+        Returns how many are open even now: `room.left` has their numbers.
+        """
+        left: int = self._again[dtype.itemsize](room.open_at, count, further, rules.second_at, room.left_at)
+        return left
+
+    def key_stream(self, key: bytes, first: int, words: npt.NDArray[np.uint64]) -> bool:
+        """words ← AES-256-CTR under the key from its block number `first` on; False without the instructions for it."""
+        if len(key) != 32 or not words.flags.c_contiguous:
+            raise ValueError("a key of 32 bytes and contiguous words are needed")
+        return bool(self._key_stream(key, first, words.nbytes, words.ctypes.data))
+
+    def blocked(
+        self, left: tuple[int, int], right: tuple[int, int], shape: Pair, bounds: Array, weights: Array, total: int
+    ) -> None:
+        """total (p, q) += Σ_b weights_b · Σ_k left_k ⊗ right_k over the rows bounds_b ≤ k < bounds_(b+1), in float32.
+
+        left and right: address and stride of the rows. Blocks are added up in double precision.
+        """
+        sizes = array("q", [len(weights), *shape, left[1], right[1]])
+        room = np.empty(self._blocked_room(), np.float32)
+        tables = sizes.buffer_info()[0], bounds.ctypes.data, weights.ctypes.data, room.ctypes.data
+        self._blocked(left[0], right[0], *tables, total)
+
+    def largest(self, parts: Parts) -> float:
+        """The largest magnitude among float32 values: NaN if there is one, 0 if there is none."""
+        most: float = self._largest(parts.at, parts.count)
+        return most
+
+    def patches(self, images: Array, kernel: Pair, stride: Pair, dilation: Pair, out: Array) -> bool:
+        """(n, C, H, W) → (n, places, C·kernel), what lies under the kernel at each of its places, into `out`.
+
+        False where the memory is not of a form that it knows, or of another size: nothing is written.
+        """
+        if images.dtype not in (np.float32, np.float64) or out.dtype != images.dtype:
+            return False
+        n, channels, *size = images.shape
+        places = [(i - d * (k - 1) - 1) // t + 1 for i, k, t, d in zip(size, kernel, stride, dilation, strict=True)]
+        fits = min(places) > 0 and out.size == n * places[0] * places[1] * channels * kernel[0] * kernel[1]
+        if not (fits and images.flags.c_contiguous and out.flags.c_contiguous):
+            return False
+        shape = np.array([channels, *size, *kernel, *stride, *dilation, *places], np.int64)
+        self._patches[images.itemsize](images.ctypes.data, out.ctypes.data, n, shape.ctypes.data)
+        return True
+
+    def depthwise(self, images: Array, gradients: Array, window: Window, out: Array) -> bool:
+        """(m, S, C, H, W) and (m, S, C, places) → (m, C, kernel): how the kernels of single channels move m losses.
+
+        False where the memory is not of a form that it knows, or of another size: nothing is written.
+        """
+        if out.dtype not in (np.float32, np.float64) or not images.dtype == gradients.dtype == out.dtype:
+            return False
+        m, many, channels, *size = images.shape
+        places, kernel, (stride, dilation, padding) = gradients.shape[3:], out.shape[2:], window
+        fits = gradients.shape[:3] == (m, many, channels) and out.shape[:2] == (m, channels)
+        ends = [s * (p - 1) + d * (k - 1) for s, p, d, k in zip(stride, places, dilation, kernel, strict=True)]
+        inside = all(e < i + 2 * p for e, i, p in zip(ends, size, padding, strict=True))
+        if not (fits and inside and all(a.flags.c_contiguous for a in (images, gradients, out))):
+            return False
+        shape = np.array([channels, *size, *kernel, *stride, *dilation, *places, *padding, many], np.int64)
+        lanes = 64 // out.itemsize
+        work = np.empty(lanes * (math.prod(size) + math.prod(places) + math.prod(kernel)), out.dtype)
+        memory = images.ctypes.data, gradients.ctypes.data, out.ctypes.data
+        self._depthwise[out.itemsize](*memory, m, shape.ctypes.data, work.ctypes.data)
+        return True
+
+
+@functools.cache
+def compiled() -> Kernels | None:
+    """The library, or None."""
+    spec = importlib.util.find_spec("sordino.native._kernels")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        found = Kernels(spec.origin)
+    except (OSError, AttributeError):
+        return None
+    return found if agrees(found) else None
+
+
+# of the 8,192 sums that `trial` describes, rounded exactly: tests/test_kernels.py has it from 176-bit arithmetic
+_ROUNDED_EXACTLY = "f084a03fdfa140f0a266ab66d88b6e3c"
+
+
+def trial(pairs: int = 4096) -> tuple[Array, Array, Array]:
+    """Digits of U and V, further digits of both, and offsets, for a block on which a library is tried."""
+    stream = hashlib.shake_128(b"sordino/kernels").digest(18 * pairs)
+    digits = np.frombuffer(bytearray(stream[: 8 * pairs]), "<u4").reshape(2, pairs)
+    digits[0, :2] = 0, (1 << 32) - 1  # never to be decided
+    further = np.frombuffer(stream[8 * pairs : 16 * pairs], "<u4").reshape(2, pairs)
+    return digits, further, np.frombuffer(stream[16 * pairs :], np.int8).astype(np.float32) / np.float32(256)
+
+
+def agrees(kernels: Kernels) -> bool:
+    """Does it round as exact arithmetic does, nearly always, and do the other loops add up?
+
+    Compared with what is known, not with numpy: that would page in a megabyte of functions which nothing else needs.
+    """
+    return _decides(kernels, *trial()) and _adds_up(kernels) and _encrypts(kernels)
+
+
+# blocks 0 to 36 of AES-256-CTR under the key 00 01 … 1f: tests/test_keystream.py has it from OpenSSL
+_ENCRYPTED = "e6ce71feb7f998d541dd6a06d6f236c1"
+
+
+def _encrypts(kernels: Kernels) -> bool:
+    """The same bytes as OpenSSL, where it has the instructions; in pieces that all its loops take part in."""
+    key, words = bytes(range(32)), np.zeros(74, np.uint64)
+    for first, last in ((0, 33), (33, 37)):
+        if not kernels.key_stream(key, first, words[2 * first : 2 * last]):
+            return True
+    return hashlib.blake2b(words.tobytes(), digest_size=16).hexdigest() == _ENCRYPTED
+
+
+def _decides(kernels: Kernels, digits: Array, further: Array, values: Array) -> bool:
+    pairs, rules = digits.shape[1], Rules(100.0, 1.0, 1.0)
+    room, parts = Room(2 * pairs), Parts.of([values])
+    room.words(pairs).view("<u4")[:] = digits.reshape(-1)
+    count = kernels.rounded_sum(parts, parts, 0, 2 * pairs, rules, room, 0, 0)
+    places, words = np.frombuffer(room.counters(count), np.int64)[::2], np.zeros((count, 4), "<u4")
+    words[:, :2] = further[:, places].T
+    left = kernels.rounded_again(values.dtype, words.tobytes(), rules, room, count)
+    return (
+        places[room.left(left)].tolist() == [0, 1]
+        and count < 0.02 * pairs
+        and hashlib.blake2b(values.tobytes(), digest_size=16).hexdigest() == _ROUNDED_EXACTLY
+    )
+
+
+def _adds_up(kernels: Kernels) -> bool:
+    """On small integers, of which all sums are exact."""
+    n, columns, weights = 5, 150, [1.0, 2.0, 0.0, 0.5, 4.0]
+    numbers = [[(7 * i + 3 * j) % 11 - 5.0 for j in range(columns)] for i in range(n)]
+    rows, out = (array("f", [x for row in numbers for x in row]) for _ in range(2))
+    weight = array("d", weights)
+    sizes = n, n, n, columns, columns**2, columns**2, n * columns
+    squares, lengths, factors, total, whole, tiles, apart = (array("d", [0.0] * size) for size in sizes)
+    room = rows, weight, squares, lengths, factors, out, total, whole, tiles, apart
+    at, scales, to, roots, shrunk, product, sums, square, tiled, spread = (a.buffer_info()[0] for a in room)
+    table, order = array("q", [scales] * 8), array("q", range(n))
+    kernels.squares[4](at, n, columns, columns, scales, to)
+    kernels.scaled[4](at, n, columns, columns, scales, product, sums)
+    kernels.gathered[4](at, n, columns, columns, scales, sums)
+    kernels.scattered[4](at, n, columns, order.buffer_info()[0], order.buffer_info()[0], scales, spread)
+    kernels.crossed[4](product, at, n, columns, columns, columns, square)
+    kernels.factors[8](scales, n, 2.0, shrunk)
+    finite = kernels.lengths[8](table.buffer_info()[0], 8, n, roots)
+    scaled = [[w * x for x in row] for w, row in zip(weights, numbers, strict=True)]
+    rows_of = np.array([0, 2, 2, 5], np.int64), np.array([1.0, 3.0, 2.0])
+    kernels.blocked((product, columns), (at, columns), (columns, columns), *rows_of, tiled)
+    terms = [[row[0] * x for row, x in zip(scaled, column, strict=True)] for column in zip(*numbers, strict=True)]
+    first, second = [sum(t) for t in terms], [sum(t[:2]) + 2 * sum(t[2:]) for t in terms]
+    return (
+        squares.tolist() == [w * sum(x * x for x in row) for w, row in zip(weights, numbers, strict=True)]
+        and factors.tolist() == [1.0, 1.0, 1.0, 1.0, 0.5]
+        and out.tolist() == [x for row in scaled for x in row]
+        and total.tolist() == [2 * sum(column) for column in zip(*scaled, strict=True)]
+        and whole[:columns].tolist() == first
+        and tiles[:columns].tolist() == second
+        and apart.tolist() == out.tolist()
+        and lengths.tolist()[2:4] == [0.0, 2.0]
+        and finite == 1
+        and kernels.largest(Parts.of([np.frombuffer(rows, np.float32)])) == 5.0
+    )

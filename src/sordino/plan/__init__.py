@@ -1,0 +1,32 @@
+"""The plan: everything that a guarantee depends on, in one frozen value; the base of methods; the guarantee."""
+
+from __future__ import annotations
+
+from sordino.plan.contribution import Augmentation, Companions, Contribution, InnerMomentum, RecordMomentum
+from sordino.plan.core import ROUNDING_MARGIN, Plan, Statistic
+from sordino.plan.guarantee import Guarantee
+from sordino.plan.make import make_plan, make_sampling
+from sordino.plan.method import Accounted, Assumption, Method, Request
+from sordino.plan.public import PublicSet
+from sordino.plan.spent import epsilon_curve, from_ledger
+
+__all__ = [
+    "ROUNDING_MARGIN",
+    "Accounted",
+    "Assumption",
+    "Augmentation",
+    "Companions",
+    "Contribution",
+    "Guarantee",
+    "InnerMomentum",
+    "Method",
+    "Plan",
+    "PublicSet",
+    "RecordMomentum",
+    "Request",
+    "Statistic",
+    "epsilon_curve",
+    "from_ledger",
+    "make_plan",
+    "make_sampling",
+]

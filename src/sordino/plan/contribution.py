@@ -1,0 +1,227 @@
+"""What one record contributes to a sum: one vector, clipped once. A part of the plan.
+
+| part              | the record's vector                                                                              |
+|-------------------|--------------------------------------------------------------------------------------------------|
+| (none)            | its gradient                                                                                     |
+| `augmentation`    | the mean of its gradients over random views of it                                                |
+| `inner`           | the sum of its gradients at the present and at past iterates                                     |
+| `record_momentum` | the momentum of its own gradients over all steps                                                 |
+| `companions`      | its gradient when it is normalised together with public rows                                     |
+
+None of this changes what is accounted (docs/guarantees/clipping_bias.md, docs/guarantees/batch_clipping.md), since the
+vector is bounded once, as a whole. It is part of the plan so that what is run is what is written down: a gradient sum
+states its contribution, and `private_steps` refuses one that is not the plan's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from sordino import checks
+from sordino.errors import InputError, Refused
+from sordino.sampling import Poisson
+
+if TYPE_CHECKING:
+    from sordino.plan.core import Plan
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How the views of a record are drawn; the recipe's section [augmentation].
+
+    Images (rows, channels, height, width): `crop` pads by so many pixels (zeros) and cuts the old size out at a random
+    place; `flip` mirrors left and right with probability ½; `erase` is the probability of a rectangle of zeros, its
+    sides between an eighth and a half of the image's; `mixup` mixes a view with a second one *of the same record*,
+    whose share is uniform on [0, mixup].
+    Texts (rows, length) of ids: `word_dropout` is the probability that a word becomes `unknown_id`; `padding_id` stays.
+    """
+
+    views: int = 1
+    crop: int = 0
+    flip: bool = False
+    erase: float = 0.0
+    mixup: float = 0.0
+    word_dropout: float = 0.0
+    unknown_id: int = 0
+    padding_id: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("views", 1), ("crop", 0), ("unknown_id", 0), ("padding_id", 0)):
+            checks.whole(f"augmentation: {name}", getattr(self, name), minimum=least)
+        for name, most in (("erase", 1.0), ("mixup", 0.5), ("word_dropout", 0.9)):
+            checks.within(f"augmentation: {name}", getattr(self, name), 0, most)
+        if self.of_images and self.word_dropout:
+            raise InputError("augmentation: crop, flip, erase and mixup are for images, word_dropout for texts")
+        if self.mixup and not (self.crop or self.flip or self.erase):
+            raise InputError(
+                "augmentation: mixup mixes two views of a record, which differ by crop, flip or erase only"
+            )
+        if self.views > 1 and not self.changes:
+            raise InputError(f"augmentation: {self.views} views are all equal: give crop, flip, erase or word_dropout")
+
+    @property
+    def of_images(self) -> bool:
+        return bool(self.crop or self.flip or self.erase or self.mixup)
+
+    @property
+    def changes(self) -> bool:
+        """Does a view ever differ from the record?"""
+        return self.of_images or bool(self.word_dropout)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        rules = {name: value for name, value in asdict(self).items() if value and name not in ("views", "unknown_id")}
+        how = ", ".join(name if value is True else f"{name} {value:g}" for name, value in rules.items())
+        return f"{self.views} view{'s' * (self.views > 1)} ({how.replace('_', ' ')})"
+
+
+@dataclass(frozen=True)
+class InnerMomentum:
+    """Algorithm 2, equation (13): the gradient at the last `length` iterates joins the present one's.
+
+    `decay` is the factor per iterate of age: the present gradient counts 1, the one before it `decay`, then decay².
+    """
+
+    length: int
+    decay: float
+
+    def __post_init__(self) -> None:
+        checks.whole("inner_length", self.length, minimum=1)
+        checks.within("inner_decay", self.decay, 0, 1, open_low=True)
+
+    def factors(self, past: int) -> list[float]:
+        """The weights of the oldest, …, the last of `past` iterates (at most `length` count)."""
+        return [float(self.decay) ** age for age in range(min(past, self.length), 0, -1)]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class RecordMomentum:
+    """Algorithm 1: every record's momentum over all steps, `kept` being the part of it that a step keeps (1 − γ)."""
+
+    kept: float
+
+    def __post_init__(self) -> None:
+        checks.within("record_momentum_kept", self.kept, 0, 1, open_low=True, open_high=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Companions:
+    """Public rows that each record is normalised with: how many, and the SHA-256 of the rows they are drawn from."""
+
+    rows: int
+    digest: str
+
+    def __post_init__(self) -> None:
+        checks.whole("companions", self.rows, minimum=1)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """The parts of a record's one vector; the default is its gradient.
+
+    Example:
+        >>> Contribution(inner=InnerMomentum(length=2, decay=0.5)).kinds
+        ('inner',)
+    """
+
+    inner: InnerMomentum | None = None
+    augmentation: Augmentation | None = None
+    record_momentum: RecordMomentum | None = None
+    companions: Companions | None = None
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The names of the parts that are there."""
+        return tuple(name for name in KINDS if getattr(self, name) is not None)
+
+    def check(self, plan: Plan) -> None:
+        """Refused for a combination that no theorem covers, or that the plan's method does not cover."""
+        uncovered = [kind for kind in self.kinds if kind not in plan.method.covers]
+        if uncovered:
+            raise Refused(
+                f"the method {plan.method.name} takes no {', '.join(_WORDS[kind] for kind in uncovered)}: its vector "
+                "of a record is another one; leave them out, or use another method"
+            )
+        if self.record_momentum is None:
+            return
+        if not (isinstance(plan.sampling, Poisson) and plan.sampling.sampling_rate == 1.0):
+            raise Refused(
+                "the momentum of single records over all steps (Algorithm 1) is proven for full batches alone: poisson "
+                "sampling with expected_batch = records; for sampled batches use inner_length and inner_decay"
+            )
+        if self.inner is not None:
+            raise Refused(
+                "momentum of single records is taken once: give inner_length or record_momentum_kept, not both"
+            )
+
+    def without_companions(self) -> Contribution:
+        """The parts that the plan has to state; companions may be stated by the model alone."""
+        return replace(self, companions=None)
+
+    def texts(self) -> tuple[tuple[str, str], ...]:
+        """(assumption, how it is ensured) of each part, for the guarantee."""
+        found = []
+        if self.inner is not None:
+            found.append(
+                (
+                    f"a record's vector is its gradient at the present and at the last {self.inner.length} iterates, "
+                    f"with factor {self.inner.decay:g} per iterate of age, summed and then clipped once",
+                    "past iterates are weights that were made of released values",
+                )
+            )
+        if self.record_momentum is not None:
+            found.append(
+                (
+                    f"a record's vector is the momentum of its own gradients, of which a step keeps "
+                    f"{self.record_momentum.kept:g}, clipped once",
+                    "every step takes all records; the momenta stay in memory and are never written",
+                )
+            )
+        if self.augmentation is not None:
+            found.append(
+                (
+                    f"a record's vector is the mean over {self.augmentation} of it, clipped once",
+                    "the views depend on the record's own content and on public values alone",
+                )
+            )
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The parts that are there. A plan writes them among its method's values."""
+        return {kind: getattr(self, kind).to_dict() for kind in self.kinds}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Contribution:
+        """The inverse of to_dict."""
+        try:
+            return cls(**{key: _PARTS[key](**value) for key, value in values.items()})
+        except TypeError as error:
+            raise InputError(f"what a record contributes is wrong in the plan's method: {error}") from None
+
+
+_PARTS: Mapping[str, Any] = {
+    "inner": InnerMomentum,
+    "augmentation": Augmentation,
+    "record_momentum": RecordMomentum,
+    "companions": Companions,
+}
+KINDS = tuple(_PARTS)
+_WORDS = {
+    "inner": "momentum over past iterates",
+    "augmentation": "views",
+    "record_momentum": "momentum of single records",
+    "companions": "public companions",
+}

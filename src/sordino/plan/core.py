@@ -1,0 +1,231 @@
+"""The plan: everything that a guarantee depends on, in one frozen value that training reads too.
+
+Conventions, the same in the ledger and on the command line (docs/guarantees/dpsgd.md):
+- `noise_multiplier` is the standard deviation of the noise (Laplace: its scale) divided by `clip_norm`, under either
+  relation. `sensitivity` is `clip_norm` with a margin of a thousandth for rounding: the bound on what *one record
+  contributes*, and the number that `release()` multiplies by. Under replace-one a sum moves by up to twice that; the
+  accountant counts it twice.
+- `records`, the expected batch and `divisor` are public constants that the user gives; nothing is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from sordino import checks
+from sordino.accounting.events import DpEvent, Release, compose_events
+from sordino.accounting.schemes import MECHANISMS, check_scheme, releases_of
+from sordino.clipping import Clipping, clipping_from_dict
+from sordino.errors import InputError, Refused
+from sordino.plan.contribution import KINDS, Contribution
+from sordino.plan.guarantee import Guarantee, plan_assumptions
+from sordino.plan.method import Method
+from sordino.plan.public import PublicSet
+from sordino.randomness import RandomSource
+from sordino.registry import method_class, method_from_dict
+from sordino.release import Gaussian, Laplace, Noise
+from sordino.sampling import Poisson, Sampling, TruncatedPoisson, sampling_from_dict
+
+ROUNDING_MARGIN = 2.0**-10  # of norms and sums as computed: theorem 2 of docs/guarantees/noise.md, section 6
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """`count` further releases in the same budget, each on a Poisson sample of the records (rate 1: on all of them).
+
+    `noise_multiplier` is the noise over the largest norm that one record contributes to the statistic.
+    """
+
+    purpose: str
+    noise_multiplier: float
+    sampling_rate: float = 1.0
+    count: int = 1
+    mechanism: str = "gaussian"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.purpose, str) or not self.purpose or self.purpose == "gradient":
+            raise InputError(f"a statistic needs a purpose other than 'gradient', got {self.purpose!r}")
+        checks.noise_multiplier_value(self.noise_multiplier)
+        checks.probability("sampling_rate", self.sampling_rate, allow_one=True)
+        checks.count("count", self.count)
+        checks.choice("mechanism", self.mechanism, MECHANISMS)
+
+    def release(self) -> tuple[Release, int]:
+        return Release(self.mechanism, self.noise_multiplier, self.sampling_rate), self.count
+
+
+class _Makers(type):
+    """`Plan.NAME(…)` makes a plan of the method NAME, as `sordino.NAME(…)` does (a hyphen is written as _)."""
+
+    def __getattr__(cls, name: str) -> Callable[..., Plan]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return method_class(name.replace("_", "-")).plan
+        except InputError as error:
+            raise AttributeError(f"a Plan has no attribute {name!r}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Plan(metaclass=_Makers):
+    """A private training, frozen. Each method makes its own (`sordino.dpsgd`, `sordino.modelmix`, …).
+
+    Every combination that no theorem covers is refused when the plan is made.
+    """
+
+    method: Method
+    records: int
+    sampling: Sampling
+    clipping: Clipping
+    noise: Noise
+    steps: int
+    delta: float
+    divisor: float
+    relation: str
+    accountant: str = "pld"
+    insecure_seed: int | None = None
+    statistics: tuple[Statistic, ...] = ()
+    public: PublicSet | None = None  # rows that the guarantee does not protect, beside the private ones
+    contribution: Contribution = field(default_factory=Contribution)  # what one record's vector is made of
+
+    def __post_init__(self) -> None:
+        checks.count("records", self.records)
+        checks.count("steps", self.steps)
+        checks.delta_value(self.delta)
+        checks.positive("divisor", self.divisor)
+        checks.choice("accountant", self.accountant, checks.ACCOUNTANTS)
+        checks.noise_multiplier_value(self.noise.noise_multiplier)
+        check_scheme(self.sampling.name, self.noise.name, self.relation)
+        if self.noise.norm != self.clipping.norm:
+            raise Refused(
+                f"{self.noise.name} noise needs {self.noise.norm} clipping, but {self.clipping.name} bounds the "
+                f"{self.clipping.norm} norm"
+            )
+        if self.insecure_seed is not None:
+            checks.count("insecure_seed", self.insecure_seed, minimum=0)
+        self.contribution.check(self)
+        self.method.check(self)
+
+    def calibrated(self, epsilon: float) -> Plan:
+        """The same plan with the smallest noise multiplier whose ε at its δ does not exceed `epsilon`."""
+        return self.method.calibrated(self, checks.positive("epsilon", epsilon))
+
+    def with_noise(self, noise_multiplier: float) -> Plan:
+        """The same plan with another noise multiplier."""
+        return replace(self, noise=replace(self.noise, noise_multiplier=noise_multiplier))
+
+    def noise_at(self, step: int) -> Noise:
+        """The noise of one step: the plan's, times the method's factor for it."""
+        factor = self.method.noise_factor(step, self.steps)
+        return self.noise if factor == 1 else replace(self.noise, noise_multiplier=self.noise.noise_multiplier * factor)
+
+    @property
+    def sampling_rate(self) -> float:
+        """The probability that a given record is in a given batch (before a cap cuts in)."""
+        if isinstance(self.sampling, (Poisson, TruncatedPoisson)):
+            return self.sampling.sampling_rate
+        return self.sampling.batch / self.records
+
+    @property
+    def expected_batch(self) -> float:
+        """The public expectation of the batch size (before a cap cuts in)."""
+        return self.sampling_rate * self.records
+
+    @property
+    def sensitivity(self) -> float:
+        """The bound on one record's contribution to a sum *as computed*: noise std = noise_multiplier × sensitivity.
+
+        It is `clip_norm`, and a thousandth more for the rounding of norms and sums (docs/guarantees/noise.md).
+        """
+        return self.clipping.sensitivity("add-remove") * (1 + ROUNDING_MARGIN)
+
+    def source(self) -> RandomSource:
+        """Where noise and batches come from: the operating system's key, or the insecure seed's."""
+        return RandomSource.from_os() if self.insecure_seed is None else RandomSource.seeded(self.insecure_seed)
+
+    def releases(self, steps: int | None = None) -> list[tuple[Release, int]]:
+        """What the statistics and the first `steps` steps (all, when None) release about one record."""
+        done = self.steps if steps is None else checks.count("steps", steps, minimum=0)
+        gradients = releases_of(
+            self.sampling.to_dict(), self.noise.name, self.noise.noise_multiplier, self.records, done
+        )
+        return gradients + [statistic.release() for statistic in self.statistics]
+
+    def event(self) -> DpEvent:
+        """All releases of the plan as one dp_accounting event."""
+        return compose_events(self.releases())
+
+    def guarantee(self, delta: float | None = None) -> Guarantee:
+        """(ε, δ) of the whole plan, at its own δ or another."""
+        found = self.method.account(self, checks.delta_value(self.delta if delta is None else delta))
+        return Guarantee(
+            epsilon=found.epsilon,
+            delta=found.delta,
+            relation=self.relation,
+            sampler=self.sampling.name,
+            mechanism=self.noise.name,
+            noise_multiplier=self.noise.noise_multiplier,
+            steps=self.steps,
+            accountant=found.accountant,
+            theorem=found.theorem,
+            threat_model=self.method.threat_model,
+            assumptions=plan_assumptions(self),
+            epsilon_rdp=found.epsilon_rdp,
+            epsilon_lower=found.epsilon_lower,
+            secure=self.insecure_seed is None,
+            method=self.method.name,
+            beside=found.beside,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; Plan.from_dict gives back an equal plan. `public` is there where rows are declared public."""
+        apart = ("public", "contribution")
+        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in apart}
+        return (
+            plain
+            | ({} if self.public is None else {"public": self.public.to_dict()})
+            | {
+                "method": {**self.method.to_dict(), **self.contribution.to_dict()},
+                "sampling": self.sampling.to_dict(),
+                "clipping": self.clipping.to_dict(),
+                "noise": self.noise.to_dict(),
+                "statistics": [asdict(statistic) for statistic in self.statistics],
+            }
+        )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Plan:
+        """The inverse of to_dict; missing and unknown keys are errors."""
+        known = {field.name for field in fields(cls)} - {"contribution"}
+        if set(values) | {"public"} != known:
+            wrong = ", ".join(sorted((set(values) | {"public"}) ^ known))
+            raise InputError(f"a plan has exactly the keys {', '.join(sorted(known))}; missing or unknown: {wrong}")
+        try:
+            statistics = tuple(Statistic(**statistic) for statistic in values["statistics"])
+        except TypeError as error:
+            raise InputError(f"a plan's statistics are wrong: {error}") from None
+        stated = values["method"] if isinstance(values["method"], Mapping) else {}
+        parts = {key: value for key, value in stated.items() if key in KINDS}
+        return cls(
+            **dict(values)
+            | {
+                "method": method_from_dict(
+                    {key: value for key, value in stated.items() if key not in KINDS} if stated else values["method"]
+                ),
+                "contribution": Contribution.from_dict(parts),
+                "sampling": sampling_from_dict(values["sampling"]),
+                "clipping": clipping_from_dict(values["clipping"]),
+                "noise": _noise_from_dict(values["noise"]),
+                "statistics": statistics,
+                "public": None if values.get("public") is None else PublicSet.from_dict(values["public"]),
+            }
+        )
+
+
+def _noise_from_dict(values: Mapping[str, Any]) -> Noise:
+    kinds: dict[str, type[Gaussian] | type[Laplace]] = {"gaussian": Gaussian, "laplace": Laplace}
+    if set(values) != {"name", "noise_multiplier"} or values["name"] not in kinds:
+        raise InputError(f"noise is {{name: gaussian|laplace, noise_multiplier}}, got {dict(values)!r}")
+    return kinds[values["name"]](values["noise_multiplier"])

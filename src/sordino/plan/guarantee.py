@@ -1,0 +1,108 @@
+"""The guarantee of a plan: ε and δ, the theorem they rest on, and everything that is assumed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sordino.plan.method import Assumption
+from sordino.plan.public import PublicSet
+
+if TYPE_CHECKING:
+    from sordino.plan.core import Plan
+
+_NO_PROTECTION = 50.0  # from here on the sentence says that ε promises nothing
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """(ε, δ)-differential privacy of a plan: the numbers, the theorem, and what it assumes. str() is a sentence."""
+
+    epsilon: float
+    delta: float
+    relation: str
+    sampler: str
+    mechanism: str
+    noise_multiplier: float
+    steps: int
+    accountant: str
+    theorem: str
+    threat_model: str
+    assumptions: tuple[Assumption, ...]
+    epsilon_rdp: float | None
+    epsilon_lower: float | None
+    secure: bool
+    method: str = field(kw_only=True)
+    beside: Mapping[str, float] = field(default_factory=dict)  # further figures that belong beside this ε
+
+    def __str__(self) -> str:
+        change = "adding or removing" if self.relation == "add-remove" else "replacing"
+        sentence = (
+            f"This training is (ε = {_up(self.epsilon)}, δ = {self.delta:g})-differentially private under {change} one "
+            f"record: {self.steps} steps with {self.sampler} sampling and {self.mechanism} noise (multiplier "
+            f"{self.noise_multiplier:.6g}), {self.accountant} accountant. {self.theorem[0].upper()}{self.theorem[1:]}. "
+            f"Threat model: {self.threat_model}. "
+        )
+        if self.beside:
+            figures = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in self.beside.items())
+            sentence += f"Beside it: {figures}. "
+        if not self.secure:
+            sentence += "It does NOT hold against whoever knows the insecure seed. "
+        if self.epsilon > _NO_PROTECTION:
+            sentence += "An ε of this size promises no protection. "
+        return sentence + "It assumes: " + "; ".join(f"{a.text} ({a.check})" for a in self.assumptions) + "."
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able: the fields, and the sentence."""
+        plain = {**asdict(self), "beside": dict(self.beside)}
+        return plain | {"assumptions": [asdict(a) for a in self.assumptions], "sentence": str(self)}
+
+
+_SAMPLER_ASSUMPTIONS = {
+    "poisson": "each record is in each batch independently with the plan's probability",
+    "truncated-poisson": "Poisson sampling, and a uniform subset of the cap's size where more were drawn",
+    "partition": "one secret uniform shuffle, the same disjoint batches every epoch",
+    "without-replacement": "each batch is a fresh uniform subset of fixed size",
+}
+
+
+def plan_assumptions(plan: Plan) -> tuple[Assumption, ...]:
+    known = "exact" if plan.relation == "replace-one" else "may be off by the one record that is protected"
+    noise = (
+        Assumption("noise and batches are secret", "drawn from a cryptographic generator with a key of the system's")
+        if plan.insecure_seed is None
+        else Assumption("nobody knows the insecure seed", f"NOT ensured: the plan names it, {plan.insecure_seed}")
+    )
+    return (
+        Assumption(_SAMPLER_ASSUMPTIONS[plan.sampling.name], "the plan's own sampler draws every batch"),
+        Assumption(
+            f"one record moves a sum by at most {plan.clipping.clip_norm:g} in {plan.clipping.norm} norm",
+            plan.method.bounded_by,
+        ),
+        Assumption(
+            f"records = {plan.records} and the divisor {plan.divisor:g} are public constants",
+            f"given in the plan, never measured; records {known}",
+        ),
+        Assumption("nothing else about the records is released", "one door adds noise and writes the ledger first"),
+        *(Assumption(text, check) for text, check in plan.contribution.texts()),
+        *plan.method.assumptions(plan),
+        *(() if plan.public is None else (_public(plan.public),)),
+        noise,
+    )
+
+
+def _public(declared: PublicSet) -> Assumption:
+    return Assumption(
+        f"{declared.records} rows are public and have no protection; their origin: {declared.origin}",
+        f"declared in the plan (SHA-256 {declared.digest[:12]}…); a recipe's run refuses private rows among them",
+    )
+
+
+def _up(value: float) -> str:
+    """Four digits, rounded up: the sentence must not promise more than the number."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    digits = 3 - math.floor(math.log10(value))
+    return f"{math.ceil(value * 10**digits) / 10**digits:.6g}"

@@ -1,0 +1,124 @@
+"""One way to make a plan: what all methods' plan makers share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from sordino import checks
+from sordino.accounting.schemes import SAMPLERS, default_relation
+from sordino.clipping import Clipping, FlatClip
+from sordino.errors import InputError
+from sordino.plan.contribution import Contribution
+from sordino.plan.core import Plan, Statistic
+from sordino.plan.method import Method
+from sordino.plan.public import PublicSet
+from sordino.release import Gaussian, Laplace
+from sordino.sampling import Partition, Poisson, Sampling, TruncatedPoisson, WithoutReplacement
+
+
+def make_plan(
+    method: Method,
+    *,
+    delta: float,
+    records: int,
+    expected_batch: float,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    clip_norm: float | None = None,
+    clipping: Clipping | None = None,
+    sampling: str = "poisson",
+    cap: int | None = None,
+    relation: str | None = None,
+    accountant: str = "pld",
+    divisor: float | None = None,
+    insecure_seed: int | None = None,
+    statistics: Sequence[Statistic] = (),
+    public: PublicSet | None = None,
+    contribution: Contribution | None = None,
+) -> Plan:
+    """A plan for a target `epsilon` (the smallest noise that meets it) or a given `noise_multiplier`.
+
+    Args:
+        method: what the guarantee depends on beyond sampling, clipping and noise.
+        delta: δ in (0, 1).
+        records: the public number of records.
+        expected_batch: the (expected) number of records in a step.
+        epsilon: the target; or give `noise_multiplier`.
+        noise_multiplier: standard deviation of the noise (Laplace: its scale) over the clip norm.
+        epochs: passes over the data; or give `steps`.
+        steps: the number of steps.
+        clip_norm: the bound of flat l2 clipping (default 1.0); or give `clipping`.
+        clipping: how a record is bounded. Its norm chooses the noise: l2 Gaussian, l1 Laplace.
+        sampling: poisson, truncated-poisson, partition or without-replacement.
+        cap: the largest batch of truncated-poisson sampling.
+        relation: add-remove or replace-one; the default is the sampler's own.
+        accountant: pld or rdp.
+        divisor: the public number that sums are divided by (default: the expected batch).
+        insecure_seed: makes the run repeatable, and the guarantee void for whoever knows it.
+        statistics: further releases in the same budget.
+        public: rows that the guarantee does not protect.
+        contribution: what one record's vector is made of (default: its gradient).
+
+    Raises:
+        InputError: a value is wrong, or one of a pair is missing.
+        Refused: no theorem covers the combination.
+    """
+    if (epsilon is None) == (noise_multiplier is None):
+        raise InputError("give either epsilon (the target) or noise_multiplier, not both and not neither")
+    if (epochs is None) == (steps is None):
+        raise InputError("give either epochs or steps, not both and not neither")
+    if clip_norm is not None and clipping is not None:
+        raise InputError("give either clip_norm (flat clipping) or clipping, not both")
+    records = checks.count("records", records)
+    sampler = make_sampling(sampling, expected_batch, records, cap)
+    count = _steps(sampler, records, epochs) if steps is None else checks.count("steps", steps)
+    chosen = clipping or FlatClip(checks.positive("clip_norm", 1.0 if clip_norm is None else clip_norm))
+    noise_type = Gaussian if chosen.norm == "l2" else Laplace
+    plan = Plan(
+        method=method,
+        records=records,
+        sampling=sampler,
+        clipping=chosen,
+        noise=noise_type(1.0 if noise_multiplier is None else checks.noise_multiplier_value(noise_multiplier)),
+        steps=count,
+        delta=checks.delta_value(delta),
+        divisor=checks.positive("divisor", expected_batch if divisor is None else divisor),
+        relation=default_relation(sampling) if relation is None else relation,
+        accountant=accountant,
+        insecure_seed=insecure_seed,
+        statistics=tuple(statistics),
+        public=public,
+        contribution=contribution or Contribution(),
+    )
+    return plan if epsilon is None else plan.calibrated(epsilon)
+
+
+def make_sampling(name: str, expected_batch: float, records: int, cap: int | None = None) -> Sampling:
+    """The sampler of that name for a public number of records."""
+    checks.choice("sampling", name, SAMPLERS)
+    if cap is not None and name != "truncated-poisson":
+        raise InputError(f"cap belongs to truncated-poisson sampling, not to {name}")
+    if checks.positive("expected_batch", expected_batch) > records:
+        raise InputError(f"expected_batch ({expected_batch:g}) exceeds the number of records ({records})")
+    if name in ("partition", "without-replacement"):
+        batch = checks.count("expected_batch", expected_batch)
+        return Partition(batch) if name == "partition" else WithoutReplacement(batch)
+    rate = expected_batch / records
+    if name == "poisson":
+        return Poisson(rate)
+    if cap is None:
+        raise InputError("truncated-poisson sampling needs a cap on the physical batch")
+    return TruncatedPoisson(rate, checks.count("cap", cap))
+
+
+def _steps(sampling: Sampling, records: int, epochs: float | None) -> int:
+    """Steps of that many epochs: the last, partial step counts."""
+    number = checks.positive("epochs", epochs)
+    if isinstance(sampling, Partition):
+        return max(1, math.ceil(number * (records // sampling.batch)))
+    if isinstance(sampling, WithoutReplacement):
+        return math.ceil(number * records / sampling.batch)
+    return math.ceil(number / sampling.sampling_rate - 1e-9)

@@ -1,0 +1,311 @@
+"""What a method is: everything that differs between methods, with DP-SGD's behaviour as the default.
+
+A plan holds exactly one method. The rest of the package asks it through this class and knows no method by name, so a
+further method is one class (in a folder of its own) and one line in the registry; see `sordino.registry`.
+
+| stage      | what is asked                                                                                          |
+|------------|--------------------------------------------------------------------------------------------------------|
+| plan       | `check`, `noise_factor`, `account`, `epsilons`, `spent`, `calibrated`, `assumptions`                   |
+| training   | `gradient_sum`, `update`, `least_width`; `train` where the guarantee is that of one training function  |
+| recipes    | `check_recipe`, `from_recipe`, `work`, `public_use`, `optimizer_options`, `result_entries`             |
+| audit      | `audit`, `scorer`, `audited_update`                                                                    |
+| commands   | `add_flags`                                                                                            |
+
+The adversary sees every released value, accounting composes the releases, the update is post-processing: that is what
+holds where a method overrides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sordino.accounting.account import TOLERANCE, account, checked_releases, composed_epsilon
+from sordino.accounting.calibration import calibrate, noise_guess
+from sordino.accounting.events import DpEvent
+from sordino.accounting.schemes import theorem
+from sordino.accounting.spent import composed_entries, growing_curve
+from sordino.errors import InputError, Refused
+from sordino.registry import names_with
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Self
+
+    from torch import Tensor, nn
+
+    from sordino.audit.one_run import AuditResult
+    from sordino.audit.scores import StepScorer
+    from sordino.audit.updates import AuditedUpdate
+    from sordino.clipping import Clipping
+    from sordino.plan.core import Plan, Statistic
+    from sordino.records.gradients import GradientSum
+    from sordino.records.momentum import PastIterates
+    from sordino.runs.recipe import Recipe
+    from sordino.runs.work import Work
+    from sordino.split import Split
+    from sordino.training.fit import Result
+    from sordino.training.updates import Update
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """Something the guarantee rests on, and how it is made sure of."""
+
+    text: str
+    check: str
+
+
+@dataclass(frozen=True)
+class Accounted:
+    """ε at δ of a plan, and what goes with it. `beside`: further figures that are always shown with this ε."""
+
+    epsilon: float
+    delta: float
+    accountant: str
+    theorem: str
+    epsilon_rdp: float | None = None
+    epsilon_lower: float | None = None
+    beside: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a recipe asks of its method's plan. `shape` and `classes` are known where `needs_shape` asks for them."""
+
+    recipe: Recipe
+    clipping: Clipping
+    records: int
+    statistics: tuple[Statistic, ...]
+    shape: tuple[int, ...] | None = None
+    classes: int | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """What every method's plan is made of, as keyword arguments."""
+        privacy, sampling, train = self.recipe.privacy, self.recipe.sampling, self.recipe.train
+        return {
+            "epsilon": privacy.epsilon,
+            "noise_multiplier": privacy.noise_multiplier,
+            "delta": privacy.delta,
+            "records": self.records,
+            "expected_batch": sampling.expected_batch,
+            "steps": train.steps,
+            "epochs": train.epochs,
+            "clipping": self.clipping,
+            "sampling": sampling.name,
+            "insecure_seed": privacy.insecure_seed,
+            "statistics": self.statistics,
+        }
+
+
+class Method:
+    """The base of all methods. Subclasses are frozen dataclasses; class constants say what they are capable of."""
+
+    name: ClassVar[str]
+    threat_model: ClassVar[str] = (
+        "the adversary sees every noisy sum that was released, hence every iterate and the final model"
+    )
+    bounded_by: ClassVar[str] = (
+        "the engine clips every record; which record an activation belongs to follows from the program of each pass, "
+        "or is measured; wherever the program is new the gradients are compared with plain autograd and the records "
+        "are tested for interaction"
+    )
+
+    composes: ClassVar[bool] = True
+    """plan.releases() says everything that the guarantee rests on, so runs compose and can be selected privately."""
+    holds_update: ClassVar[bool] = False
+    """The guarantee depends on the update: the plan holds the step sizes, and `update` gives the optimizer."""
+    adds_uniform_noise: ClassVar[bool] = False
+    """The guarantee counts on uniform noise of at least `least_width` on every coordinate of every release."""
+    publishes: ClassVar[str | None] = None
+    """What alone may leave a run; None: every released value."""
+    trained_by: ClassVar[str | None] = None
+    """The one training function whose guarantee this is; None: `sordino.train`."""
+    covers: ClassVar[frozenset[str]] = frozenset()
+    """Parts of `Contribution` that the proof covers."""
+    takes_public_rows: ClassVar[bool] = False
+    """Rows may be set aside as public."""
+    combines_public: ClassVar[bool] = False
+    """Released gradients are combined with gradients of public rows, which training is given (`public`)."""
+    needs_shape: ClassVar[bool] = False
+    """The plan depends on the shape of the features, so it is made after the data are read."""
+    reads_own_data: ClassVar[bool] = False
+    """`work` reads the data and makes the model itself."""
+    rehearsed: ClassVar[bool] = False
+    """`sordino doctor` can rehearse its steps: clipped gradients, noise, a torch optimizer."""
+
+    # --- plan
+
+    @classmethod
+    def plan(cls, **options: Any) -> Plan:
+        """A plan of this method; the options are those of its plan maker."""
+        raise Refused(f"the method {cls.name} gives no function that makes plans")
+
+    def check(self, plan: Plan) -> None:
+        """Refuses a plan that the method's theorem does not cover.
+
+        Raises:
+            Refused: the combination has no proof.
+            InputError: a value is wrong.
+        """
+        plan.releases()  # a batch larger than the data is found here
+
+    def noise_factor(self, step: int, steps: int) -> float:
+        """The factor on the plan's noise multiplier at this step."""
+        return 1.0
+
+    def account(self, plan: Plan, delta: float) -> Accounted:
+        """ε of the whole plan, statistics included; an upper bound."""
+        found = account(plan.event(), delta, plan.relation, plan.accountant)
+        # An adversary who knows the partition attains the bound; for one who does not, no lower bound is known.
+        below = None if plan.sampling.name == "partition" else found.epsilon_lower
+        said = theorem(plan.sampling.name, plan.noise.name, plan.relation, found.accountant)
+        return Accounted(found.epsilon, found.delta, found.accountant, said, found.epsilon_rdp, below)
+
+    def epsilons(self, plan: Plan, steps: Sequence[int]) -> list[float]:
+        """ε at the plan's δ after each of these numbers of steps, each an upper bound.
+
+        The last is as tight as `account`, the others within ten times the tolerance of it.
+        """
+
+        def after(count: int, last: bool) -> float:
+            releases = checked_releases(plan.releases(count))
+            tolerance = TOLERANCE if last else 10 * TOLERANCE
+            return composed_epsilon(releases, plan.delta, plan.relation, plan.accountant, tolerance=tolerance)[0]
+
+        return growing_curve(after, steps)
+
+    def spent(self, plan: Plan, entries: Sequence[Mapping[str, Any]], delta: float) -> Accounted:
+        """ε of what a ledger of this plan records.
+
+        Raises:
+            InputError: the plan does not explain an entry.
+        """
+        found = composed_entries(plan.to_dict(), entries, delta)
+        return Accounted(found["epsilon"], delta, found["accountant"], "composition", found["epsilon_rdp"])
+
+    def calibrated(self, plan: Plan, epsilon: float) -> Plan:
+        """The plan with the smallest noise multiplier whose ε does not exceed the target."""
+        guess = noise_guess(plan.sampling.to_dict(), plan.steps, plan.records, epsilon, plan.delta)
+
+        def event(noise_multiplier: float) -> DpEvent:
+            return plan.with_noise(noise_multiplier).event()
+
+        sigma, _ = calibrate(event, epsilon, plan.delta, plan.relation, plan.accountant, guess=guess)
+        return plan.with_noise(sigma)
+
+    def assumptions(self, plan: Plan) -> tuple[Assumption, ...]:
+        """What the method's theorem assumes beyond sampling, clipping and secret noise."""
+        return ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able, with the key `name`; `from_dict` of the rest gives back an equal method."""
+        return {"name": self.name}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of to_dict, without `name`.
+
+        Raises:
+            InputError: a key is missing or not known.
+        """
+        if values:
+            raise InputError(f"the method {cls.name} has no options, got {', '.join(values)}")
+        return cls()
+
+    # --- training
+
+    def gradient_sum(
+        self,
+        plan: Plan,
+        model: nn.Module,
+        loss: Callable[..., Tensor],
+        dataset: Any,
+        *,
+        past: Callable[[], PastIterates],
+        seed: int,
+        public: Any = None,
+    ) -> GradientSum | None:
+        """What is summed over a batch; None: every record's clipped gradient (`records.plan_gradients`).
+
+        Raises:
+            Refused: public rows are given that the method makes no use of.
+        """
+        self._refuse_public(public)
+        return None
+
+    def update(self, plan: Plan, model: nn.Module, loss: Callable[..., Tensor], public: Any = None) -> Update | None:
+        """What becomes of released steps: optimizer, rates, widths; None: the optimizer that the caller chose."""
+        self._refuse_public(public)
+        return None
+
+    def least_width(self, plan: Plan, step: int) -> float:
+        """The narrowest uniform noise that the guarantee allows at this step, in units of the summed gradient."""
+        return 0.0
+
+    def train(self, plan: Plan, dataset: Any, **options: Any) -> Result:
+        """Carries out a plan of a method with `trained_by`. Options: evaluate, out, resume, first, settings."""
+        raise Refused(f"the method {self.name} has no training of its own: use sordino.train")
+
+    def _refuse_public(self, public: Any) -> None:
+        if public is not None:
+            users = ", ".join(names_with(lambda method: method.combines_public))
+            raise Refused(
+                f"public rows are used by plans of the method {users}, and this one is {self.name}: make the plan with "
+                "that method, which declares them"
+            )
+
+    # --- recipes
+
+    @classmethod
+    def check_recipe(cls, recipe: Recipe) -> None:
+        """What can be told before data are read: unknown keys of [method], and what no proof covers."""
+
+    @classmethod
+    def from_recipe(cls, request: Request) -> Plan:
+        """The plan of a recipe of this method.
+
+        Raises:
+            InputError: a key is unknown, missing or wrong; Refused: no proof covers it.
+        """
+        raise Refused(f"the method {cls.name} can't be used from a recipe")
+
+    @classmethod
+    def optimizer_options(cls, recipe: Recipe, optimizer: Any) -> dict[str, Any]:
+        """Options of the optimizer that [method] stands for."""
+        return {}
+
+    @classmethod
+    def public_use(cls, recipe: Recipe, rows: Split | None) -> Any:
+        """What training is told of the public rows; None: nothing."""
+        return None
+
+    @classmethod
+    def work(cls, recipe: Recipe, data_dir: Path | None, progress: bool | None) -> Work:
+        """What a recipe comes to, of a method that reads its own data (`reads_own_data`)."""
+        raise Refused(f"the method {cls.name} does not read its own data")
+
+    def result_entries(self, metrics: Mapping[str, Any], noise_free: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Further entries of result.json."""
+        return {}
+
+    # --- audit
+
+    def audit(self, plan: Plan, **options: Any) -> AuditResult | None:
+        """An audit of its own, from the plan alone; None: `audit_plan`, with canaries among the records."""
+        return None
+
+    def scorer(self, plan: Plan) -> StepScorer | None:
+        """The score that fits what the plan releases; None: that of Gaussian or Laplace noise."""
+        return None
+
+    def audited_update(self, plan: Plan, model: nn.Module, width_scale: float) -> tuple[Plan, AuditedUpdate] | None:
+        """The plan that an audit runs, and its update; None: SGD, or what `update` prescribes."""
+        return None
+
+    # --- commands
+
+    @classmethod
+    def add_flags(cls, account: Any, calibrate: Any) -> None:
+        """Adds `sordino account NAME` and `sordino calibrate NAME` to argparse's subparsers."""

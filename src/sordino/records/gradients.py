@@ -1,0 +1,215 @@
+"""Gradient sums: from a logical batch to the sum of its records' bounded vectors.
+
+A gradient sum *states* how it bounds a record (`clipping`) and what the record's vector is made of (`contribution`), so
+that `private_steps` can refuse one that is not the plan's. Whoever wraps a gradient sum passes both on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sordino.clipping import Clipping
+from sordino.gradients import ClippedSum, Rows, clipped_sum
+from sordino.gradients.assurance import Assurance
+from sordino.gradients.memory import Pool
+from sordino.gradients.runs import stable
+from sordino.gradients.spectral import advance
+from sordino.plan.contribution import Augmentation, Contribution, InnerMomentum
+from sordino.plan.core import Plan
+from sordino.records.companions import companions_of, with_companions
+from sordino.records.momentum import PastIterates, RecordMomenta
+from sordino.records.reading import count_records, row_reader
+from sordino.records.views import with_views
+from sordino.sampling import LogicalBatch
+
+LONGEST_SUM = 4096
+"""Records in one pass, however large the chunk."""
+
+
+@runtime_checkable
+class GradientSum(Protocol):
+    """From a logical batch to the sum of its records' bounded vectors. An empty batch gives zeros."""
+
+    @property
+    def clipping(self) -> Clipping:
+        """What bounds a record's vector."""
+
+    @property
+    def contribution(self) -> Contribution:
+        """What a record's vector is made of."""
+
+    def __call__(self, batch: LogicalBatch) -> ClippedSum: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Stated:
+    """A function of one's own as a gradient sum: who writes it states its clipping and contribution.
+
+    Nothing can check the statement; `sordino.audit.check_neighbouring` looks for counter-examples.
+    """
+
+    function: Callable[[LogicalBatch], ClippedSum]
+    clipping: Clipping
+    contribution: Contribution = field(default_factory=Contribution)
+
+    def __call__(self, batch: LogicalBatch) -> ClippedSum:
+        return self.function(batch)
+
+
+class Counted:
+    """A gradient sum that counts dropped records on the way."""
+
+    def __init__(self, gradient_sum: GradientSum) -> None:
+        self._gradient_sum = gradient_sum
+        self.dropped = 0
+
+    @property
+    def clipping(self) -> Clipping:
+        return self._gradient_sum.clipping
+
+    @property
+    def contribution(self) -> Contribution:
+        return self._gradient_sum.contribution
+
+    def __call__(self, batch: LogicalBatch) -> ClippedSum:
+        total = self._gradient_sum(batch)
+        self.dropped += total.dropped
+        return total
+
+
+def record_gradients(
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    dataset: Any,
+    clipping: Clipping,
+    *,
+    views: Augmentation | None = None,
+    inner: InnerMomentum | None = None,
+    past: Callable[[], PastIterates] = PastIterates,
+    seed: int = 0,
+) -> RecordGradients:
+    """The clipped sum of each batch of `dataset`, chunk by chunk, at the model's weights of that moment.
+
+    `dataset`: a pair of tensors (inputs, targets), anything with `.inputs` and `.targets`, or a map-style
+    torch dataset of (inputs, target) pairs. Memory is bounded by the batch's chunk, in rows.
+    `views`: each record is the mean over that many random views of it, drawn by the public `seed` and the step.
+    `inner`: a record's vector is the sum over the present and past iterates; `past` is asked for them before each
+    batch, and they must be public (released before, or made of what was). Either way a record's vector is clipped once.
+    """
+    return RecordGradients(model, loss, row_reader(dataset), clipping, views, inner, past, seed)
+
+
+@dataclass(frozen=True, eq=False)
+class RecordGradients:
+    """A gradient sum that knows how it bounds each record, so that `private_steps` can refuse the wrong one."""
+
+    model: nn.Module
+    loss: Callable[..., Tensor]
+    fetch: Callable[[Tensor], Rows]
+    clipping: Clipping
+    views: Augmentation | None = None
+    inner: InnerMomentum | None = None
+    past: Callable[[], PastIterates] = PastIterates
+    seed: int = 0
+    pool: Pool = field(default_factory=Pool, repr=False)  # the memory of the last step's products, for the next one's
+    assurance: Assurance = field(default_factory=Assurance, repr=False)  # what was checked of the model's programs
+
+    @property
+    def contribution(self) -> Contribution:
+        return Contribution(inner=self.inner, augmentation=self.views, companions=companions_of(self.model))
+
+    def rows(self, indices: Tensor, step: int) -> Rows:
+        """The rows of these records, all views of them, at this step; with companions where the model takes any."""
+        rows = self.fetch(indices)
+        rows = rows if self.views is None else with_views(rows, self.views, seed=self.seed, step=step)
+        return with_companions(rows, self.model, seed=self.seed, step=step)
+
+    def __call__(self, batch: LogicalBatch) -> ClippedSum:
+        advance(self.model)
+        total = empty_sum(self.model)
+        iterates = None if self.inner is None else self.past().with_present(self.inner)
+        most = LONGEST_SUM if self.views is None else max(1, min(LONGEST_SUM, batch.chunk) // self.views.views)
+        for indices in stable_chunks(batch.indices, min(most, batch.chunk)):
+            rows, keys = self.rows(indices, batch.step), indices if rising(indices) else None
+            part = clipped_sum(
+                self.model, self.loss, rows, self.clipping, iterates=iterates, pool=self.pool,
+                assurance=self.assurance, keys=keys,
+            )  # fmt: skip
+            total = add_sums(total, part)
+        return total
+
+
+def stable_chunks(indices: Tensor, most: int) -> Sequence[Tensor]:
+    """The records of a batch, at most so many at a time: with one record less, the other chunks stay as they are."""
+    if not len(indices) or not rising(indices):  # a batch that somebody made by hand
+        return torch.split(indices, most) if len(indices) else ()
+    return torch.split(indices, np.diff(stable(indices.numpy(), most)).tolist())
+
+
+def rising(indices: Tensor) -> bool:
+    """Can they be the keys of records?"""
+    return bool((np.diff(indices.numpy(), prepend=-1) > 0).all())
+
+
+def plan_gradients(
+    plan: Plan,
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    dataset: Any,
+    *,
+    past: Callable[[], PastIterates] = PastIterates,
+    seed: int = 0,
+    public: Any = None,
+) -> GradientSum:
+    """The gradient sum that the plan states: its method's, its clipping, its contribution.
+
+    Args:
+        plan: what is accounted.
+        model: its weights of the moment are read at each batch.
+        loss: `loss(outputs, targets)` gives one value per row.
+        dataset: as for `record_gradients`.
+        past: the iterates before the present one, asked at each batch; who steps the weights keeps them.
+        seed: of views and other public randomness.
+        public: public rows and their use, for a method that combines them.
+    """
+    own = plan.method.gradient_sum(plan, model, loss, dataset, past=past, seed=seed, public=public)
+    if own is not None:
+        return own
+    stated = plan.contribution
+    made = record_gradients(
+        model, loss, dataset, plan.clipping, views=stated.augmentation, inner=stated.inner, past=past, seed=seed
+    )
+    if stated.record_momentum is None:
+        return made
+    return RecordMomenta(
+        model, loss, made.rows, plan.clipping, stated.record_momentum, count_records(dataset), made.contribution
+    )
+
+
+def empty_sum(model: nn.Module) -> ClippedSum:
+    """The sum over no records: zeros in the shape of every trainable parameter."""
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return ClippedSum(
+        sums={name: torch.zeros(p.shape, dtype=torch.float64, device=p.device) for name, p in trainable.items()},
+        norms=torch.zeros(0),
+        dropped=0,
+        losses=torch.zeros(0),
+    )
+
+
+def add_sums(left: ClippedSum, right: ClippedSum) -> ClippedSum:
+    """The sum over the records of both, in double precision (docs/guarantees/noise.md, section 6)."""
+    if not len(left.norms):
+        return right
+    return ClippedSum(
+        sums={name: value.double() + right.sums[name] for name, value in left.sums.items()},
+        norms=torch.cat([left.norms, right.norms]),
+        dropped=left.dropped + right.dropped,
+        losses=torch.cat([left.losses, right.losses]),
+    )

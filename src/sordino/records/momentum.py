@@ -1,0 +1,147 @@
+"""Momentum of single records, before clipping: Algorithms 1 and 2 of "Clipping bias reduction" (paper 002).
+
+Formal guarantee. What a record contributes is *one* vector, made of its own gradients at iterates that were released
+before, and clipped once. So a record moves the sum by at most `clip_norm`, whatever the lengths and factors, and the
+plan's accountant is that of plain DP-SGD (docs/guarantees/clipping_bias.md).
+
+    InnerMomentum    m_i = Σ_{age=0..length} decay^age · ∇f(w_{k−age}, x_i)         (13), for the sampled records
+    RecordMomentum   m_i ← kept · m_i + (1 − kept) · ∇f(w_k, x_i), m_i = ∇f(w_0, x_i) at first    Algorithm 1
+
+The outer momentum of Algorithm 2 works on released sums and is torch's own: `SGD(momentum=outer_kept)` makes
+M_k = outer_kept · M_{k−1} + G_k. Equation (14) as printed keeps 1 − γ₁ of the history, the authors' code keeps γ₁; so
+the key is named after what is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from sordino.clipping import Clipping
+from sordino.errors import Refused
+from sordino.gradients import ClippedSum, Rows
+from sordino.gradients.assurance import Assurance
+from sordino.gradients.contributions import Dense
+from sordino.gradients.engine import Iterates, add_clipped, per_record_gradients
+from sordino.gradients.spectral import advance
+from sordino.gradients.survey import trainable
+from sordino.plan.contribution import Contribution, InnerMomentum, RecordMomentum
+from sordino.sampling import LogicalBatch
+
+MEMORY = 2 << 30
+"""Bytes that the momenta of Algorithm 1 may take, where the caller does not say."""
+
+
+@dataclass(frozen=True)
+class PastIterates:
+    """The last weights that were published, the oldest first; kept once, whatever the number of records.
+
+    They are released values: part of every checkpoint, and no secret.
+    """
+
+    weights: tuple[Mapping[str, Tensor], ...] = ()
+
+    def followed_by(self, model: nn.Module, length: int) -> PastIterates:
+        """With the model's present weights at the end, and no more than `length` in all."""
+        now = {name: p.detach().clone() for name, p in trainable(model).items()}
+        return PastIterates((*self.weights, now)[-length:])
+
+    def with_present(self, inner: InnerMomentum) -> Iterates:
+        """(weights, factor) of every iterate that counts; the present one, {} with factor 1, is the last.
+
+        Early steps have fewer: w_{−1} and before do not exist, and add nothing.
+        """
+        factors = inner.factors(len(self.weights))
+        kept = self.weights[len(self.weights) - len(factors) :]
+        return [*zip(kept, factors, strict=True), ({}, 1.0)]
+
+
+def made_up_past(model: nn.Module, inner: InnerMomentum) -> PastIterates:
+    """Iterates a little way off the model's, for the comparison with a plain loop before the first step."""
+    generator = torch.Generator().manual_seed(0)
+    weights: list[dict[str, Tensor]] = []
+    for _ in range(inner.length):
+        values = {}
+        for name, p in trainable(model).items():
+            noise = torch.randn(p.shape, generator=generator).to(p.device, p.dtype)
+            values[name] = p.detach() + 0.01 * p.detach().abs().mean() * noise
+        weights.append(values)
+    return PastIterates(tuple(weights))
+
+
+def refuse_momenta(records: int, coordinates: int, itemsize: int, memory: int = MEMORY) -> None:
+    """Refused where the momenta of all records do not fit; the sentence says what they would take."""
+    needed = records * coordinates * itemsize
+    if needed > memory:
+        raise Refused(
+            f"the momentum of each of {records} records over {coordinates} weights takes {needed / 1e9:.3g} GB, more "
+            f"than the {memory / 1e9:.3g} GB allowed: use inner_length and inner_decay (Algorithm 2), which keep no "
+            "momentum per record, or fewer records or weights"
+        )
+
+
+@dataclass(eq=False)
+class RecordMomenta:
+    """The gradient sum of Algorithm 1: Σ over records of clip(momentum), on full batches only.
+
+    The momenta are functions of single private records. They live in this object, in memory, and go nowhere else: no
+    checkpoint holds them, so such a run can't be resumed. A record whose gradient was once not finite has no finite
+    momentum any more, and contributes zero from then on.
+    """
+
+    model: nn.Module
+    loss: Callable[..., Tensor]
+    fetch: Callable[[Tensor, int], Rows]  # (indices, step) → rows
+    clipping: Clipping
+    momentum: RecordMomentum
+    records: int
+    of: Contribution = field(default_factory=Contribution)  # what the gradient is whose momentum is kept
+    memory: int = MEMORY
+    _kept: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    _assurance: Assurance = field(default_factory=Assurance, repr=False)
+
+    @property
+    def contribution(self) -> Contribution:
+        return replace(self.of, record_momentum=self.momentum)
+
+    def __post_init__(self) -> None:
+        parameters = trainable(self.model)
+        first = next(iter(parameters.values()))
+        refuse_momenta(self.records, sum(p.numel() for p in parameters.values()), first.element_size(), self.memory)
+
+    def __call__(self, batch: LogicalBatch) -> ClippedSum:
+        if len(batch.indices) != self.records:
+            raise Refused(
+                f"step {batch.step} draws {len(batch.indices)} of {self.records} records: the momentum of single "
+                "records is proven for full batches only (expected_batch = records); sampled batches take inner_length"
+            )
+        advance(self.model)
+        parameters = trainable(self.model)
+        sums: dict[str, Tensor] = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in parameters.items()}
+        norms, losses, dropped, first = [], [], 0, not self._kept
+        for indices in batch.chunks():
+            rows = self.fetch(indices, batch.step)
+            gradients, values = per_record_gradients(self.model, self.loss, rows, self._assurance)
+            with torch.no_grad():
+                moved = {name: Dense(self._moved(name, indices, g, first)) for name, g in gradients.items()}
+                kind = next(iter(gradients.values())).dtype
+                part: dict[str, Tensor] = {}
+                found, bad = add_clipped(moved, self.clipping, parameters, part, len(indices), kind)
+                for name, value in part.items():
+                    sums[name] += value
+            norms.append(found)
+            losses.append(values)
+            dropped += bad
+        return ClippedSum(sums, torch.cat(norms), dropped, torch.cat(losses))
+
+    def _moved(self, name: str, indices: Tensor, gradient: Tensor, first: bool) -> Tensor:
+        """The momenta of these records after this step; kept for the next."""
+        if name not in self._kept:
+            self._kept[name] = gradient.new_zeros(self.records, *gradient.shape[1:])
+        kept = self.momentum.kept
+        now = gradient if first else kept * self._kept[name][indices] + (1 - kept) * gradient
+        self._kept[name][indices] = now
+        return now

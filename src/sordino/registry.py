@@ -1,0 +1,109 @@
+"""Where methods are found: the package's own by a table, others through the entry points `sordino.methods`.
+
+A method of another package names itself in its pyproject.toml:
+
+    [project.entry-points."sordino.methods"]
+    my-method = "my_package.my_method:MyMethod"
+
+`MyMethod` derives from `sordino.plan.Method`. From then on `[method] name = "my-method"` works in recipes, and so do
+accounting, training, sweeps, audits and reports. The classes are loaded by name when they are asked for: no module of
+the core imports a method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from sordino.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    from sordino.plan.method import Method
+
+GROUP = "sordino.methods"
+"""The group of entry points, and the package with the table of built-in methods (`METHODS`, …)."""
+
+
+def method_class(name: str, key: str = "the method") -> type[Method]:
+    """The class of the method called `name`.
+
+    Args:
+        name: as in a recipe's `[method] name`, or in a plan's ledger.
+        key: what the error message calls the value.
+
+    Raises:
+        InputError: no package provides it, two do, or what is provided is not a method of that name.
+    """
+    own, others = _built_in(), [point for point in _others() if point.name == name]
+    if len(others) + (name in own) > 1:
+        packages = ", ".join(sorted(point.value for point in others))
+        raise InputError(f"the method {name!r} is provided more than once (also by {packages}): uninstall one of them")
+    if name in own:
+        module, _, attribute = own[name].partition(":")
+        return _checked(getattr(import_module(module), attribute), name)
+    if others:
+        return _checked(others[0].load(), name)
+    raise InputError(f"{key} = {name!r} is unknown: {did_you_mean(str(name), names())}")
+
+
+def names() -> list[str]:
+    """All methods that there are, the built-in ones first."""
+    own = _built_in()
+    return [*own, *sorted({point.name for point in _others()} - set(own))]
+
+
+def names_with(capability: Callable[[type[Method]], bool]) -> list[str]:
+    """The methods whose class has a capability, for messages that say what to use instead."""
+    return [name for name in names() if capability(method_class(name))]
+
+
+def method_from_dict(values: Any) -> Method:
+    """The inverse of Method.to_dict."""
+    if not isinstance(values, Mapping) or "name" not in values:
+        raise InputError(f"a plan's method is {{name, …}}, got {values!r}")
+    found = method_class(values["name"], "a plan's method")
+    return found.from_dict({key: value for key, value in values.items() if key != "name"})
+
+
+def flag_modules() -> Iterator[ModuleType]:
+    """The modules with command-line flags of built-in methods; they load nothing slow."""
+    table: Mapping[str, str] = import_module(GROUP).FLAGS
+    yield from (import_module(module) for module in table.values())
+
+
+def command_modules() -> Iterator[ModuleType]:
+    """The modules with further commands of built-in methods; likewise."""
+    table: Iterable[str] = import_module(GROUP).COMMANDS
+    yield from (import_module(module) for module in table)
+
+
+def default() -> str:
+    """The method of a recipe that names none."""
+    name: str = import_module(GROUP).DEFAULT
+    return name
+
+
+def other_methods() -> Iterator[type[Method]]:
+    """The classes of methods from other packages."""
+    yield from (method_class(name) for name in names() if name not in _built_in())
+
+
+def _built_in() -> Mapping[str, str]:
+    table: Mapping[str, str] = import_module(GROUP).METHODS
+    return table
+
+
+def _others() -> list[EntryPoint]:
+    """Entry points of other packages. Those that repeat a line of the table are the package's own."""
+    own = _built_in()
+    return [point for point in entry_points(group=GROUP) if own.get(point.name) != point.value]
+
+
+def _checked(found: Any, name: str) -> type[Method]:
+    """A class by duck typing: this module must not load the base class."""
+    if not isinstance(found, type) or getattr(found, "name", None) != name or not hasattr(found, "from_dict"):
+        raise InputError(f"the method {name!r} must be a class derived from sordino.plan.Method with name = {name!r}")
+    return found

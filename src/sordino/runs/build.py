@@ -1,0 +1,187 @@
+"""From a recipe's sections to the values that a run is made of: optimizer, settings, clipping, statistics, plan.
+
+Functions from values to values; no data is read and nothing is written. Whatever a section says that its part does
+not know is an error here, before anything else happens.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TypeVar
+
+import torch
+
+from sordino import data
+from sordino.clipping import Clipping, clipping_from_dict
+from sordino.errors import InputError, Refused, did_you_mean
+from sordino.features.private import PrivateNormalisation
+from sordino.plan.core import Plan, Statistic
+from sordino.plan.method import Method, Request
+from sordino.plan.public import public_records
+from sordino.registry import method_class, names_with
+from sordino.runs.recipe import Recipe
+from sordino.training.histogram import norm_histogram
+from sordino.training.loop import Settings
+from sordino.training.settings import recipe_settings
+from sordino.training.updates import AveragingSGD
+
+T = TypeVar("T")
+
+OPTIMIZERS: Mapping[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "nadam": torch.optim.NAdam,
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
+    "averaging-sgd": AveragingSGD,
+}
+
+
+def method_of(recipe: Recipe) -> type[Method]:
+    """The class of the recipe's method."""
+    return method_class(recipe.method.name, "method.name")
+
+
+def optimizer_of(recipe: Recipe) -> type[torch.optim.Optimizer] | None:
+    """What [train] names; None where the method's guarantee depends on the update, and [method] holds it."""
+    section, method = recipe.train, method_of(recipe)
+    method.check_recipe(recipe)
+    if not method.holds_update:
+        return one_of(OPTIMIZERS, section.optimizer, "train.optimizer")
+    given = [
+        key for key, default in (("optimizer", "sgd"), ("scheduler", "constant")) if getattr(section, key) != default
+    ]
+    given += ["lr"] if section.lr is not None else []
+    given += [key for key in section.options if any(key in _options(known) for known in OPTIMIZERS.values())]
+    if given:
+        raise Refused(
+            f"[train] {', '.join(given)}: the guarantee of {recipe.method.name} depends on the update, so the plan "
+            "holds it: give lr (a number or a schedule) in [method]; its proof covers neither momentum nor Adam nor "
+            "weight decay"
+        )
+    return None
+
+
+def _options(optimizer: type[torch.optim.Optimizer] | None) -> list[str]:
+    parameters = inspect.signature(optimizer).parameters if optimizer is not None else ()
+    return [name for name in parameters if name not in ("params", "lr")]
+
+
+def settings_of(
+    recipe: Recipe, optimizer: type[torch.optim.Optimizer] | None, steps: int, progress: bool | None
+) -> Settings:
+    section, known = recipe.train, _options(optimizer)
+    for key in section.options:
+        if key not in known:
+            own = [name for name in type(section).__dataclass_fields__ if name != "options"]
+            raise InputError(f"unknown key in [train]: {key!r}: {did_you_mean(key, known + own)}")
+    options = {**section.options, **method_of(recipe).optimizer_options(recipe, optimizer)}
+    return recipe_settings(recipe, steps, progress, options)
+
+
+def clipping_of(recipe: Recipe) -> Clipping:
+    section = recipe.clipping
+    return clipping_from_dict({"name": section.name, "clip_norm": section.clip_norm, **section.options})
+
+
+def private_normalisation(recipe: Recipe) -> PrivateNormalisation | None:
+    section = recipe.features
+    if section.private is None:
+        given = [key for key in ("noise", "bound", "square_bound") if getattr(section, f"private_{key}") is not None]
+        if given:
+            raise InputError(f"[features] private_{given[0]} is given, but not private: it would be ignored")
+        return None
+    if section.private_noise is None or section.private_bound is None:
+        raise InputError("[features] private needs private_noise (its noise multiplier) and private_bound (public)")
+    return PrivateNormalisation(
+        section.private, section.private_noise, section.private_bound, section.private_square_bound
+    )
+
+
+def private_records(recipe: Recipe) -> int:
+    """The public number of private rows: what the recipe says, else the set's published size less its public rows."""
+    section = recipe.public
+    if section.given and not method_of(recipe).takes_public_rows:
+        raise Refused(
+            f"the method {recipe.method.name} makes no use of public rows: leave [public] out, or use one of "
+            f"{', '.join(names_with(lambda method: method.takes_public_rows))}"
+        )
+    if recipe.data.records is not None:
+        return recipe.data.records
+    return data.entry(recipe.data.name).records[0] - (public_size(recipe) if section.given else 0)
+
+
+def public_size(recipe: Recipe) -> int:
+    """How many rows [public] sets aside: of the published size, so that it is the same whatever the data holds."""
+    section, total = recipe.public, data.entry(recipe.data.name).records[0]
+    return public_records(total, fraction=section.fraction, records=section.records)
+
+
+def check_companions(recipe: Recipe) -> None:
+    """Refused or InputError for a [batch_clipping] that nothing covers or would be ignored."""
+    section, method = recipe.batch_clipping, recipe.method.name
+    if section.draws < 1:
+        raise InputError(f"[batch_clipping] draws = {section.draws}: give at least 1")
+    if not section.given:
+        if section != type(section)():
+            raise InputError("[batch_clipping] needs companions, the number of public rows beside each record")
+        return
+    if "companions" not in method_of(recipe).covers:
+        covered = ", ".join(names_with(lambda known: "companions" in known.covers))
+        raise Refused(
+            f"[batch_clipping] is covered by the proof of {covered}, not by that of {method}: leave one of them out"
+        )
+    if not recipe.public.given:
+        raise Refused(
+            "[batch_clipping] normalises private records with public ones, and the recipe declares none: say which in "
+            "[public] (records = 100)"
+        )
+    if recipe.features.private is not None:
+        raise Refused(
+            "[features] private normalises records by statistics that their companions would not have: leave it out "
+            "with [batch_clipping]"
+        )
+    most = public_size(recipe)
+    if not 1 <= (section.companions or 0) <= most:
+        raise InputError(
+            f"[batch_clipping] companions = {section.companions}: give 1 to {most}, the number of public rows"
+        )
+
+
+def public_origin(recipe: Recipe) -> str:
+    section = recipe.public
+    return (
+        section.origin or f"rows of the training split of {recipe.data.name}, drawn by the public seed {section.seed}"
+    )
+
+
+def statistics_of(recipe: Recipe) -> tuple[Statistic, ...]:
+    """What the recipe releases beside the steps."""
+    rate = recipe.sampling.expected_batch / private_records(recipe)
+    histogram = recipe.privacy.norm_histogram
+    private = private_normalisation(recipe)
+    return (
+        *(() if histogram is None else (norm_histogram(histogram, rate),)),
+        *(() if private is None else (private.statistic(),)),
+    )
+
+
+def plan_from(
+    recipe: Recipe,
+    clipping: Clipping,
+    records: int,
+    shape: tuple[int, ...] | None = None,
+    classes: int | None = None,
+) -> Plan:
+    """The plan of a recipe: its method makes it. `shape` and `classes` of the data where the method needs them."""
+    method = method_of(recipe)
+    method.check_recipe(recipe)
+    return method.from_recipe(Request(recipe, clipping, records, statistics_of(recipe), shape, classes))
+
+
+def one_of(known: Mapping[str, T], name: str, key: str) -> T:
+    if name not in known:
+        raise InputError(f"{key} = {name!r} is unknown: {did_you_mean(name, known)}")
+    return known[name]

@@ -1,0 +1,233 @@
+"""A recipe with its data: everything that a run or an audit needs, checked and in memory; nothing has been written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from sordino import data, features, nets
+from sordino.audit.one_run import AuditResult, audit_plan
+from sordino.diagnostics.instruments import Schedule, Watch
+from sordino.diagnostics.instruments.watch import check_watched, source_of_rows
+from sordino.errors import InputError, Refused
+from sordino.features.private import Normaliser
+from sordino.plan.core import Plan
+from sordino.plan.public import PublicSet, drop_shared_rows, refuse_shared_rows, split_public
+from sordino.records.companions import answers, companion_model, majority
+from sordino.runs.build import (
+    check_companions,
+    clipping_of,
+    method_of,
+    optimizer_of,
+    plan_from,
+    private_normalisation,
+    private_records,
+    public_origin,
+    public_size,
+    settings_of,
+)
+from sordino.runs.recipe import Recipe
+from sordino.runs.work import Work
+from sordino.training.fit import Result, train, train_without_noise
+from sordino.training.loop import Settings
+from sordino.training.progress import working
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything a run needs, checked and in memory; nothing has been written."""
+
+    recipe: Recipe
+    dataset: data.Dataset
+    plan: Plan
+    settings: Settings
+    optimizer: type[torch.optim.Optimizer] | None  # None: the plan brings the update
+    public: data.Split | None = None  # rows that were set aside; `dataset.train` holds the others
+
+    def model(self) -> nn.Module:
+        """A fresh model, initialised from the recipe's public seed."""
+        section = self.recipe.model
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.recipe.run.seed)
+            shape = tuple(self.dataset.train.inputs.shape[1:])
+            net = nets.build(section.name, shape, self.dataset.classes, self.dataset.vectors, **section.options)
+        if not self.recipe.batch_clipping.given:
+            return net
+        if self.public is None:
+            raise Refused("[batch_clipping] needs public rows: say which in [public]")
+        return companion_model(net, self.public, self.recipe.batch_clipping.companions)
+
+    def normaliser(self, out: Path | None) -> Normaliser | None:
+        """What makes the private statistics of this run, where the recipe asks for some."""
+        settings = private_normalisation(self.recipe)
+        return Normaliser(settings, self.plan, out) if settings is not None else None
+
+    def train(self, out: Path, *, resume: bool) -> Result:
+        """The private run; a method with a training of its own carries it out itself."""
+        normaliser = self.normaliser(out)
+        object.__setattr__(self, "_normaliser", normaliser)  # its statistics serve the run without noise as well
+        first = {} if normaliser is None else {"first": normaliser.first}
+        options: dict[str, Any] = {
+            "settings": self.settings, "evaluate": self._evaluate(normaliser), "out": out, "resume": resume, **first
+        }  # fmt: skip
+        if self.plan.method.trained_by is not None:
+            return self.plan.method.train(self.plan, self.dataset.train, **options)
+        if self.recipe.instruments.given:
+            options["watch"] = _watch(self, normaliser)
+        return train(self.model(), cross_entropy, self.dataset.train, self.plan, **options, **self._chosen())
+
+    def without_noise(self) -> Result:
+        """The same run without noise, on the statistics that the private run released."""
+        normaliser: Normaliser | None = getattr(self, "_normaliser", None)
+        split = self.dataset.train if normaliser is None else normaliser.apply(self.dataset.train)
+        return train_without_noise(
+            self.model(), cross_entropy, split, self.plan, settings=self.settings,
+            evaluate=self._evaluate(normaliser), **self._chosen(),
+        )  # fmt: skip
+
+    def audit(self, *, width_scale: float = 1.0, **options: Any) -> AuditResult:
+        """The method's own audit, or canaries among the records."""
+        own = self.plan.method.audit(self.plan, **options)
+        if own is not None:
+            return own
+        public = method_of(self.recipe).public_use(self.recipe, self.public)
+        return audit_plan(
+            self.plan, self.model(), cross_entropy, self.dataset.train, **options, width_scale=width_scale,
+            chunk=self.settings.chunk, public=public,
+        )  # fmt: skip
+
+    def _chosen(self) -> dict[str, Any]:
+        public = method_of(self.recipe).public_use(self.recipe, self.public)
+        return {"optimizer": self.optimizer, "lr": self.recipe.train.lr, "public": public}
+
+    def _evaluate(self, normaliser: Normaliser | None) -> Callable[[nn.Module], dict[str, float]]:
+        draws = self.recipe.batch_clipping.draws
+        return partial(test_metrics, split=self.dataset.test, normaliser=normaliser, draws=draws)
+
+
+def work_of(recipe: Recipe, data_dir: Path | None = None, progress: bool | None = None) -> Work:
+    """What a recipe comes to, whatever its method."""
+    method = method_of(recipe)
+    if method.reads_own_data:
+        method.check_recipe(recipe)
+        return method.work(recipe, data_dir, progress)
+    return prepare(recipe, data_dir, progress)
+
+
+def prepare(recipe: Recipe, data_dir: Path | None = None, progress: bool | None = None) -> Prepared:
+    """Checks the recipe against what there is, and loads the data."""
+    method = method_of(recipe)
+    if method.reads_own_data:
+        raise Refused(
+            f"the method {recipe.method.name} makes its own networks and features: use it with train or audit"
+        )
+    optimizer = optimizer_of(recipe)
+    clipping = clipping_of(recipe)
+    if recipe.instruments.given:
+        check_watched(recipe)
+        source_of_rows(recipe)  # rows that nobody declared public are refused before anything is read
+    records = private_records(recipe)
+    check_companions(recipe)
+    plan = None if method.needs_shape else plan_from(recipe, clipping, records)
+    settings = settings_of(recipe, optimizer, plan.steps if plan else 1, progress)
+    extract = features.build({"name": recipe.features.name, **recipe.features.options}, data_dir)
+    with working(f"reading {recipe.data.name} and computing its features (kept for the next run)", progress) as say:
+        raw = data.load(recipe.data.name, data_dir)
+        dataset = _with_features(raw, extract, say)
+    public = None
+    if plan is not None and recipe.public.given:
+        public, private = set_aside(recipe, raw.train, dataset.train)
+        dataset = replace(dataset, train=private)
+        plan = replace(plan, public=PublicSet.of(public, public_origin(recipe)))
+    if plan is None:
+        plan = plan_from(recipe, clipping, records, dataset.input_shape, dataset.classes)
+    prepared = Prepared(recipe, dataset, plan, settings, optimizer, public)
+    prepared.model()  # a wrong option of the net is found here
+    return prepared
+
+
+def set_aside(recipe: Recipe, raw: data.Split, seen: data.Split) -> tuple[data.Split, data.Split]:
+    """(public, private) rows of the training split as the model sees them; InputError where the two share content.
+
+    Content is compared before features are computed: an extractor's last bits may depend on a row's neighbours.
+    """
+    section = recipe.public
+    if section.shared not in ("refuse", "drop"):
+        raise InputError(f'public.shared = {section.shared!r} is unknown: use "refuse" or "drop"')
+    places = data.Split(torch.arange(len(raw)), raw.targets)
+    public, private = split_public(places, records=public_size(recipe), seed=section.seed)
+    contents = [data.Split(raw.inputs[side.inputs], side.inputs) for side in (public, private)]
+    if section.shared == "refuse":
+        refuse_shared_rows(*contents)
+    kept = drop_shared_rows(*contents).targets
+    ours, theirs = (data.Split(seen.inputs[at], seen.targets[at]) for at in (public.inputs, kept))
+    return ours, (drop_shared_rows(ours, theirs) if section.shared == "drop" else theirs)
+
+
+def _watch(prepared: Prepared, normaliser: Normaliser | None) -> Watch:
+    """The instruments of [instruments], on the rows that it names as the model sees them."""
+    recipe, section = prepared.recipe, prepared.recipe.instruments
+    origin, split = watched_rows(prepared)
+    some = data.Split(split.inputs[: section.rows], split.targets[: section.rows])
+    return Watch(
+        Schedule(section.every or 1, section.window),
+        cross_entropy,
+        lambda: some if normaliser is None else normaliser.apply(some),
+        prepared.plan.clipping,
+        public=origin,
+        not_private=origin is None,
+        views=prepared.plan.contribution.augmentation,
+        seed=recipe.run.seed,
+    )
+
+
+def watched_rows(prepared: Prepared) -> tuple[str | None, data.Split]:
+    """(where they are from, the rows): None for private ones, which [instruments] not_private asks for."""
+    recipe = prepared.recipe
+    source = source_of_rows(recipe)
+    if source == "train":
+        return None, prepared.dataset.train
+    if source == "test":
+        return f"the test split of {recipe.data.name}, which the recipe takes to be public", prepared.dataset.test
+    if prepared.public is None:
+        raise Refused("[instruments] reads public rows, and the recipe declares none: say which in [public]")
+    return public_origin(recipe), prepared.public
+
+
+def test_metrics(
+    model: nn.Module,
+    split: data.Split,
+    normaliser: Normaliser | None = None,  # noqa: PT028 (not a test)
+    draws: int = 10,  # noqa: PT028
+) -> dict[str, float]:
+    """Accuracy and mean cross-entropy on a public split, seen through the run's released statistics.
+
+    A network with companions answers by majority over `draws` draws of them; its loss is the mean over the draws.
+    """
+    split = split if normaliser is None else normaliser.apply(split)
+    right, total = 0, 0.0
+    for rows, outputs in answers(model, split.inputs, draws=draws):
+        targets = split.targets[rows]
+        right += int((majority(outputs) == targets).sum())
+        losses = cross_entropy(outputs.flatten(0, 1), targets.repeat(len(outputs)), reduction="sum")
+        total += float(losses) / len(outputs)
+    return {"test_accuracy": right / len(split.targets), "test_loss": total / len(split.targets)}
+
+
+def _with_features(
+    dataset: data.Dataset, extract: features.Extractor, say: Callable[[str], None] | None = None
+) -> data.Dataset:
+    """The same records seen through a public extractor; kept on disk, for it is the same every time."""
+    folder = features.default_folder()
+    return replace(
+        dataset,
+        train=data.Split(extract.cached(dataset.train.inputs, folder, say), dataset.train.targets),
+        test=data.Split(extract.cached(dataset.test.inputs, folder, say), dataset.test.targets),
+    )

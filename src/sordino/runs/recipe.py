@@ -1,0 +1,297 @@
+"""Recipes: a training run as a TOML file. Every key is known, typed, and has a default or is required.
+
+    [run]       name, seed, noise_free          [sampling]  name, expected_batch, cap
+    [data]      name, records                   [clipping]  name, clip_norm, …
+    [features]  name, normalise, private, …      [privacy]   epsilon | noise_multiplier, delta, relation, …
+    [model]     name, and the net's options     [method]    name, and what its guarantee depends on
+    [train]     steps | epochs, optimizer, lr, …
+    [public]    fraction | records, origin, seed, expected_batch, shared
+    [augmentation]  views, crop, flip, erase, mixup, word_dropout, unknown_id, padding_id
+    [instruments] every, rows, split, window, not_private
+    [batch_clipping] companions, draws
+
+A key that is not known is an error that names the nearest one; nothing is silently ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import tomli_w
+
+from sordino import registry
+from sordino.errors import InputError, Refused, did_you_mean
+from sordino.plan.contribution import Augmentation
+
+
+@dataclass(frozen=True)
+class RunSection:
+    name: str = "run"
+    seed: int = 0  # of initialisation and other public randomness; never of noise or sampling
+    noise_free: bool = False  # also train without noise, as a yardstick: NOT private, for public data only
+
+
+@dataclass(frozen=True)
+class DataSection:
+    name: str
+    records: int | None = None  # public; default: the published size of the set
+
+
+@dataclass(frozen=True)
+class PublicSection:
+    """Rows of the training split that are set aside as public; `data.records` is then the number of the others."""
+
+    fraction: float | None = None  # of the training split; or give the number of records
+    records: int | None = None
+    origin: str | None = None  # for the report; default: which rows of which set
+    seed: int = 0  # draws the rows, and the batch of each step
+    expected_batch: int | None = None  # public rows in a step; default: as many as private ones
+    shared: str = "refuse"  # private rows whose content is public: "refuse" them, or "drop" them from the private set
+
+    @property
+    def given(self) -> bool:
+        return self.fraction is not None or self.records is not None
+
+
+@dataclass(frozen=True)
+class BatchClippingSection:
+    """BatchNorm in which each private record meets companions from [public] alone (sordino.records.companions)."""
+
+    companions: int | None = None  # public rows beside each record, at most [public] records; more take as much longer
+    draws: int = 10  # of companions, whose majority is the prediction in the test metrics
+
+    @property
+    def given(self) -> bool:
+        return self.companions is not None
+
+
+@dataclass(frozen=True)
+class FeaturesSection:
+    name: str = "none"
+    private: str | None = None  # "centre" or "channels": normalisation by statistics that the plan pays for
+    private_noise: float | None = None
+    private_bound: float | None = None
+    private_square_bound: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PrivacySection:
+    delta: float
+    epsilon: float | None = None  # the target; or give the noise multiplier
+    noise_multiplier: float | None = None
+    relation: str | None = None  # default: the sampler's own
+    accountant: str = "pld"
+    insecure_seed: int | None = None  # makes the run repeatable, and the guarantee void for who knows the seed
+    norm_histogram: float | None = None  # noise multiplier of a paid histogram of record norms for the report
+
+
+@dataclass(frozen=True)
+class MethodSection:
+    name: str = field(default_factory=registry.default)
+    options: Mapping[str, Any] = field(default_factory=dict)  # what the method's guarantee depends on, lr included
+
+
+@dataclass(frozen=True)
+class SamplingSection:
+    expected_batch: int
+    name: str = "poisson"
+    cap: int | None = None
+
+
+@dataclass(frozen=True)
+class ClippingSection:
+    name: str = "flat"
+    clip_norm: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrainSection:
+    lr: float | None = None  # a method whose guarantee depends on the step size has it in [method]
+    steps: int | None = None
+    epochs: float | None = None
+    optimizer: str = "sgd"
+    scheduler: str = "constant"
+    average: str = "none"
+    average_decay: float = 0.99
+    average_tail: float = 0.5
+    eval_every: int = 0
+    checkpoint_every: int = 100
+    checkpoint_minutes: float = 5.0
+    chunk: int = 512
+    options: Mapping[str, Any] = field(default_factory=dict)  # momentum, weight_decay, …: the optimizer's own
+
+
+@dataclass(frozen=True)
+class InstrumentsSection:
+    """Readings of what clipping does, during training: of public rows, or kept apart as not private."""
+
+    every: int | None = None  # steps between two readings
+    rows: int = 500
+    split: str | None = None  # "public" (default: what [public] sets aside) or "test", where its rows are public
+    window: int = 0  # iterations over which the sampling noise is averaged, Fig. 5a of paper 002; 0: not
+    not_private: bool = False  # read the private rows, into not_private.json
+
+    @property
+    def given(self) -> bool:
+        return self.every is not None
+
+
+OPEN_SECTIONS = ("features", "model", "clipping", "train", "method")
+"""Sections whose further keys go to the part that they name, which checks them itself."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    data: DataSection
+    model: ModelSection
+    privacy: PrivacySection
+    sampling: SamplingSection
+    train: TrainSection
+    run: RunSection = field(default_factory=RunSection)
+    features: FeaturesSection = field(default_factory=FeaturesSection)
+    method: MethodSection = field(default_factory=MethodSection)
+    clipping: ClippingSection = field(default_factory=ClippingSection)
+    public: PublicSection = field(default_factory=PublicSection)
+    batch_clipping: BatchClippingSection = field(default_factory=BatchClippingSection)
+    instruments: InstrumentsSection = field(default_factory=InstrumentsSection)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+
+    def __post_init__(self) -> None:
+        if not self.augmentation.changes:
+            return
+        if "augmentation" not in registry.method_class(self.method.name, "method.name").covers:
+            covered = registry.names_with(lambda method: "augmentation" in method.covers)
+            raise Refused(
+                f"[augmentation]: the method {self.method.name} takes no views of a record: leave the section out, or "
+                f"use one of {', '.join(covered)}"
+            )
+        if self.features.name != "none":
+            raise Refused(
+                "[augmentation]: views are drawn of the records as the model sees them, and those are features of "
+                f"{self.features.name}, no images or texts: leave out [features] or [augmentation]"
+            )
+
+    @classmethod
+    def read(cls, path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
+        """The recipe in a file, with `section.key=value` overrides (values in TOML's own notation)."""
+        path = Path(path)
+        try:
+            document = tomllib.loads(path.read_text(encoding="utf8"))
+        except FileNotFoundError:
+            raise InputError(f"there is no recipe {path}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{path} can't be read: {error}") from error
+        except tomllib.TOMLDecodeError as error:
+            raise InputError(f"{path} is not valid TOML: {error}") from error
+        for override in overrides:
+            _override(document, override)
+        try:
+            return cls.from_dict(document)
+        except InputError as error:
+            raise type(error)(f"{path}: {error}") from error
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Recipe:
+        sections = get_type_hints(cls)
+        _no_unknown(document, sections, "section")
+        recipe = cls(
+            **{
+                name: _parse_section(name, kind, document.get(name, {}))
+                for name, kind in sections.items()
+                if name in document or _is_required(cls, name)
+            }
+        )
+        method = registry.method_class(recipe.method.name, "method.name")
+        if recipe.train.lr is None and not method.holds_update and "lr" not in recipe.method.options:
+            raise InputError("[train] needs lr" + _near_misses(["lr"], recipe.train.options))
+        if "public" in document and (recipe.public.fraction is None) == (recipe.public.records is None):
+            raise InputError("[public] needs either fraction or records: how many rows of the training split")
+        if "instruments" in document and not recipe.instruments.given:
+            raise InputError("[instruments] needs every: the number of steps between two readings")
+        return recipe
+
+    def to_toml(self) -> str:
+        """The whole recipe, all defaults filled in. Keys that are not set (None) are left out."""
+        document = {}
+        for section in fields(self):
+            value = getattr(self, section.name)
+            if (section.name in ("public", "instruments") and not value.given) or value == Augmentation():
+                continue
+            flat = {f.name: getattr(value, f.name) for f in fields(value) if f.name != "options"}
+            document[section.name] = {k: v for k, v in flat.items() if v is not None} | dict(
+                getattr(value, "options", {})
+            )
+        return tomli_w.dumps(document)
+
+
+def _is_required(cls: type, name: str) -> bool:
+    (spec,) = [f for f in fields(cls) if f.name == name]
+    return spec.default is MISSING and spec.default_factory is MISSING
+
+
+def _no_unknown(given: Mapping[str, Any], known: Mapping[str, Any], what: str) -> None:
+    for key in given:
+        if key not in known:
+            raise InputError(f"unknown {what} {key!r}: {did_you_mean(key, known)}")
+
+
+def _parse_section(name: str, kind: type, given: Any) -> Any:
+    if not isinstance(given, Mapping):
+        raise InputError(f"[{name}] must be a section, not {given!r}")
+    hints = {key: hint for key, hint in get_type_hints(kind).items() if key != "options"}
+    known = {key: value for key, value in given.items() if key in hints}
+    further = {key: value for key, value in given.items() if key not in hints}
+    if name not in OPEN_SECTIONS:
+        _no_unknown(further, hints, f"key in [{name}]:")
+    missing = [key for key in hints if _is_required(kind, key) and key not in known]
+    if missing:
+        raise InputError(f"[{name}] needs {', '.join(missing)}" + _near_misses(missing, further))
+    values = {key: _convert(f"{name}.{key}", hints[key], value) for key, value in known.items()}
+    return kind(**values, **({"options": further} if name in OPEN_SECTIONS else {}))
+
+
+def _near_misses(missing: Sequence[str], further: Mapping[str, Any]) -> str:
+    near = [k for k in further if difflib.get_close_matches(k, missing, n=1, cutoff=0.6)]
+    return f" (there is {near[0]!r}: a misspelling?)" if near else ""
+
+
+def _convert(key: str, hint: Any, value: Any) -> Any:
+    """The value as the type that the key is declared with; a whole number may stand for a float."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for option in options:
+        if option is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if isinstance(option, type) and isinstance(value, option) and isinstance(value, bool) == (option is bool):
+            return value
+    wanted = " or ".join(o.__name__ for o in options if o is not type(None))
+    raise InputError(f"{key} = {value!r} must be of type {wanted}")
+
+
+def _override(document: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    section, dot, name = key.strip().partition(".")
+    if not (equals and dot and section and name):
+        raise InputError(f"--set {override!r}: write section.key=value, for example train.lr=0.5")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # a bare word is a string
+    document.setdefault(section, {})
+    if not isinstance(document[section], dict):
+        raise InputError(f"--set {override!r}: [{section}] is not a section")
+    document[section][name] = value

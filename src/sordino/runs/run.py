@@ -1,0 +1,184 @@
+"""A recipe, carried out into a run directory.
+
+    recipe.toml        the recipe, all defaults filled in
+    ledger.jsonl       every release, written before its value existed
+    metrics.jsonl      ε and test metrics over the steps
+    model.safetensors  the published weights
+    result.json        the guarantee and the figures
+    report.html        the page a reviewer reads
+    not_private.json   for the data's owner only; no guarantee covers it
+
+Everything that can be wrong with the input is found before the directory is made.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+import sordino
+from sordino import report
+from sordino.audit.one_run import AuditResult
+from sordino.diagnostics.instruments.watch import check_watched
+from sordino.errors import InputError, SordinoError
+from sordino.files import json_bytes, write_atomically
+from sordino.runs.build import check_companions, private_records
+from sordino.runs.prepared import work_of
+from sordino.runs.recipe import Recipe
+from sordino.runs.work import Work
+from sordino.training.fit import Result
+from sordino.training.state import model_tensors
+
+
+def run_recipe(
+    recipe: Recipe,
+    out: Path,
+    *,
+    resume: bool = False,
+    data_dir: Path | None = None,
+    progress: bool | None = None,
+) -> dict[str, Any]:
+    """Trains as the recipe says, writes the run directory, and returns what result.json holds.
+
+    A run that is complete already is not made again: with `resume` its result is returned as it stands.
+
+    Args:
+        recipe: what to do.
+        out: the run directory; it must be new, or hold a run of the same recipe.
+        resume: go on with the run in `out`.
+        data_dir: where the datasets are.
+        progress: show a bar; None: on a terminal.
+
+    Raises:
+        InputError: the recipe is wrong; nothing was written.
+        Refused: no guarantee covers what it asks for.
+    """
+    if (done := _earlier_result(recipe, out, resume)) is not None:
+        return done
+    private_records(recipe)  # public rows under a method that would not look at them are refused here
+    check_watched(recipe)
+    check_companions(recipe)
+    work = work_of(recipe, data_dir, progress)
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "recipe.toml", recipe.to_toml().encode())
+    try:
+        result = work.train(out, resume=resume)
+    except InputError:
+        _take_back(out)
+        raise
+    noise_free = work.without_noise() if recipe.run.noise_free else None
+    return _write_results(recipe, work, result, noise_free, out)
+
+
+def audit_recipe(recipe: Recipe, data_dir: Path | None = None, **options: Any) -> AuditResult:
+    """The audit of a recipe's plan with its model and records."""
+    return work_of(recipe, data_dir, None).audit(**options)
+
+
+def _earlier_result(recipe: Recipe, out: Path, resume: bool) -> dict[str, Any] | None:
+    """What an earlier, complete run of the same recipe in `out` found; None when there is work to do."""
+    earlier = out / "recipe.toml"
+    if not earlier.exists():
+        if out.exists() and any(out.iterdir()):
+            raise InputError(f"{out} is not empty and holds no run: give another directory with --out")
+        return None
+    if not resume:
+        raise InputError(f"{out} holds a run already: go on with --resume, or give another directory with --out")
+    if Recipe.read(earlier) != recipe:
+        raise InputError(
+            f"{earlier} is not the recipe given: resume with the same one, or give another directory with --out"
+        )
+    finished = out / "result.json"
+    if not finished.exists():
+        return None
+    if not (out / "report.html").exists():
+        report.write(out)
+    document: dict[str, Any] = json.loads(finished.read_text(encoding="utf8"))
+    return document
+
+
+def _take_back(out: Path) -> None:
+    """The input was wrong after all: if nothing has been released, nothing stays behind."""
+    if not (out / "ledger.jsonl").exists():
+        (out / "recipe.toml").unlink()
+        if not any(out.iterdir()):
+            out.rmdir()
+
+
+def _write_results(recipe: Recipe, work: Work, result: Result, noise_free: Result | None, out: Path) -> dict[str, Any]:
+    """model.safetensors, result.json, report.html, in this order; then the checkpoints may go."""
+    plan, guarantee, last = work.plan, result.guarantee, result.metrics[-1]
+    if guarantee is None:
+        raise SordinoError("a run without a guarantee has no results to write")
+    plain = noise_free.metrics[-1] if noise_free else None
+    weights = {name: tensor.detach().contiguous() for name, tensor in model_tensors(result.model).items()}
+    write_atomically(out / "model.safetensors", save(weights))
+    document = {
+        "name": recipe.run.name,
+        "method": plan.method.name,
+        **{key: getattr(guarantee, key) for key in ("epsilon", "delta", "relation", "sampler", "accountant")},
+        **guarantee.beside,
+        "theorem": guarantee.theorem,
+        "secure": guarantee.secure,
+        "guarantee": {"sentence": str(guarantee), **guarantee.to_dict()},
+        "test_accuracy": last.get("test_accuracy"),
+        "noise_free_accuracy": (plain or {}).get("test_accuracy"),
+        "seconds": round(result.seconds, 3),
+        "seed": recipe.run.seed,
+        "insecure_seed": plan.insecure_seed,
+        "steps": plan.steps,
+        "skipped_steps": result.skipped_steps,
+        "records": plan.records,
+        "public": plan.public.to_dict() if plan.public is not None else None,
+        "expected_batch": plan.expected_batch,
+        "noise_multiplier": plan.noise.noise_multiplier,
+        "parameters": sum(p.numel() for p in result.model.parameters() if p.requires_grad),
+        "environment": environment(),
+        **plan.method.result_entries(last, plain),
+        **_companions(recipe),
+    }
+    if result.histogram is not None:
+        write_atomically(out / "histogram.json", json_bytes(result.histogram.to_dict()))
+    write_atomically(out / "not_private.json", json_bytes({"warning": NOT_PRIVATE, **result.not_private}))
+    write_atomically(out / "result.json", json_bytes(document))
+    report.write(out)
+    shutil.rmtree(out / "checkpoint", ignore_errors=True)
+    return document
+
+
+def _companions(recipe: Recipe) -> Mapping[str, Any]:
+    """What predictions of a network with companions need."""
+    section = recipe.batch_clipping
+    if not section.given:
+        return {}
+    return {
+        "batch_clipping": {
+            "companions": section.companions,
+            "draws": section.draws,
+            "seed": recipe.run.seed,
+            "public_rows": "in model.safetensors, as `public`: predictions need them",
+        }
+    }
+
+
+NOT_PRIVATE = "computed from the private records without noise; no guarantee covers this file: do not publish it"
+
+
+def environment() -> dict[str, str | int]:
+    """What the figures were measured with."""
+    return {
+        "sordino": sordino.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }

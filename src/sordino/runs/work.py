@@ -1,0 +1,27 @@
+"""What a recipe comes to: a plan with everything that its run and its audit need, checked and in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from sordino.audit.one_run import AuditResult
+from sordino.plan.core import Plan
+from sordino.training.fit import Result
+
+
+class Work(Protocol):
+    """Carried out by `run_recipe` and `audit_recipe`. A method that reads its own data gives its own."""
+
+    @property
+    def plan(self) -> Plan:
+        """What is accounted, and so what is run."""
+
+    def train(self, out: Path, *, resume: bool) -> Result:
+        """Trains into the run directory: ledger, metrics, checkpoints, and files of its own."""
+
+    def without_noise(self) -> Result:
+        """The same run without noise: a yardstick, not private."""
+
+    def audit(self, **options: Any) -> AuditResult:
+        """The audit of the plan with this model and these records."""

@@ -1,0 +1,297 @@
+"""Training: private steps into any torch optimizer, with evaluation, checkpoints and resume.
+
+Formal guarantee: everything this module writes or returns, but for the `not_private` field of the result,
+is a function of values released through `sordino.release` (and of public data), so `plan.guarantee()` holds
+for all of it together, for an adversary who sees every iterate.
+
+Killed at any moment and resumed:
+- with an `insecure_seed`, the steps since the last checkpoint are made again, bit for bit, and the ledger
+  recognises them; the run ends with the same weights as one that was never killed;
+- with secure noise, no step that the ledger holds is ever drawn again: those whose update was lost are
+  skipped. The number of releases, and ε, stay those of the plan, and no key has to lie on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sordino.errors import InputError, Refused
+from sordino.gradients import verify
+from sordino.plan.core import Plan
+from sordino.plan.guarantee import Guarantee
+from sordino.randomness import RandomSource
+from sordino.records.companions import companions_of, refuse_shared_companions, refuse_undeclared
+from sordino.records.gradients import Counted, record_gradients
+from sordino.records.momentum import made_up_past
+from sordino.records.reading import count_records, splits
+from sordino.release.ledger import Ledger
+from sordino.sampling import Partition
+from sordino.training.histogram import NormHistogram, release_histogram
+from sordino.training.loop import Evaluate, Loop, Reader, Settings
+from sordino.training.steps import PrivateStep, check_records, plan_batches, private_steps, summed
+from sordino.training.updates import Running, Update
+
+Loss = Callable[..., Tensor]
+First = Callable[[Any, RandomSource, Ledger], Any]
+"""Makes the plan's statistics from a dataset, through the same ledger, and gives back the dataset to train on."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A trained model and what may be said of it. `not_private` is for your eyes only: no guarantee covers it."""
+
+    model: nn.Module
+    guarantee: Guarantee | None
+    metrics: tuple[Mapping[str, float], ...]
+    seconds: float
+    skipped_steps: int
+    not_private: Mapping[str, Any]
+    histogram: NormHistogram | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A run before it begins: what is trained on what, under which plan, with which update."""
+
+    model: nn.Module
+    dataset: Any
+    plan: Plan
+    update: Update
+    settings: Settings
+    evaluate: Evaluate | None = None
+    folder: Path | None = None
+    fingerprint: str = ""
+    label: str = "training"
+    watch: Reader | None = None
+
+    def loop(self) -> Loop:
+        return Loop(
+            self.model, self.update, self.settings, self.plan, self.evaluate, self.folder, self.fingerprint,
+            self.label, self.watch,
+        )  # fmt: skip
+
+
+def train(
+    model: nn.Module,
+    loss: Loss,
+    dataset: Any,
+    plan: Plan,
+    *,
+    optimizer: Callable[..., Optimizer] | None = None,
+    lr: float | None = None,
+    settings: Settings | None = None,
+    evaluate: Evaluate | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
+    first: First | None = None,
+    watch: Reader | None = None,
+    public: Any = None,
+) -> Result:
+    """Trains `model` in place under `plan` and returns it with its guarantee.
+
+    Args:
+        model: any torch module; BatchNorm and other layers that mix records are refused.
+        loss: `loss(outputs, targets)` gives one value per row.
+        dataset: a pair of tensors, or a map-style dataset of (inputs, target).
+        plan: what is accounted, and so what is run.
+        optimizer: a torch optimizer class (default: SGD). A plan whose guarantee depends on the update holds the step
+            sizes itself and brings the update: then `optimizer` and `lr` must be left out.
+        lr: the step size.
+        settings: everything else that the guarantee does not depend on.
+        evaluate: must look at public or held-out data only: what it returns is logged.
+        out: a directory for ledger.jsonl, metrics.jsonl and checkpoints; without it the ledger is in memory.
+        resume: go on with the run in `out`.
+        first: makes the plan's statistics from the dataset and gives back the one to train on (private normalisation).
+        watch: reads the weights as they go (sordino.diagnostics.instruments) and changes nothing.
+        public: rows that the plan declares public and their use, for a method that combines them with private steps; ε
+            does not depend on it.
+
+    Raises:
+        Refused: no guarantee covers what is asked for.
+        InputError: a value is wrong; nothing was written.
+    """
+    settings = settings or Settings()
+    folder = Path(out) if out is not None else None
+    check_records(plan, count_records(dataset))
+    refuse_undeclared(plan, replace(plan.contribution, companions=companions_of(model)))
+    refuse_shared_companions(model, splits(dataset))
+    if resume and folder is None:
+        raise InputError("resume needs the directory of the run: give out=")
+    update = _update(plan, model, loss, optimizer, lr, settings, public)
+    guarantee = plan.guarantee()
+    settings = _checkpoints(plan, settings)
+    update.check(dataset)
+    fingerprint = _fingerprint(plan, settings, update, public)
+    source = plan.source()
+    job = Job(model, dataset, plan, update, settings, evaluate, folder, fingerprint, watch=watch)
+    job.loop()  # an optimizer that refuses its settings is found before anything is written
+    check_first_batch(model, loss, dataset, plan, source, settings.seed)
+    return fit(job, source, guarantee, resume=resume, first=first)
+
+
+def fit(job: Job, source: RandomSource, guarantee: Guarantee, *, resume: bool, first: First | None = None) -> Result:
+    """The one training loop: ledger, checkpoint, private steps, result. `train` checks what goes in."""
+    plan, folder, settings, loop = job.plan, job.folder, job.settings, job.loop()
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    with Ledger.open(folder / "ledger.jsonl" if folder else None, plan.to_dict()) as ledger:
+        done = ledger.last_step("gradient") + 1
+        if done and not resume:
+            raise InputError(f"{folder} holds a run already: resume it, or give another directory")
+        if done:
+            _refuse_unresumable(plan, source)
+        dataset = first(job.dataset, source, ledger) if first is not None else job.dataset
+        records = count_records(dataset)
+        state = loop.restore()
+        start = state.step if not source.secure else max(state.step, done)
+        counted = Counted(job.update.gradient_sum(dataset, past=lambda: loop.past, seed=settings.seed))
+        job.update.begin(state.scalars, Running(source, ledger, records, settings.chunk))
+        steps = private_steps(
+            plan, counted, records=records, source=source, ledger=ledger, chunk=settings.chunk, start=start,
+            widths=job.update.widths(loop.optimizer),
+        )  # fmt: skip
+        skipped = int(state.scalars.get("skipped_steps", 0)) + start - state.step
+        ran = loop.run(steps, replace(state, step=start, scalars={**state.scalars, "skipped_steps": skipped}), plan)
+        histogram = release_histogram(
+            plan, counted, records=records, source=source, ledger=ledger, chunk=settings.chunk
+        )
+    apart = {"instruments": list(ran.readings)} if ran.readings else {}
+    not_private = {**apart, "dropped_records": counted.dropped}
+    return Result(job.model, guarantee, ran.metrics, ran.seconds, ran.skipped_steps, not_private, histogram)
+
+
+def train_without_noise(
+    model: nn.Module,
+    loss: Loss,
+    dataset: Any,
+    plan: Plan,
+    *,
+    optimizer: Callable[..., Optimizer] | None = None,
+    lr: float | None = None,
+    settings: Settings | None = None,
+    evaluate: Evaluate | None = None,
+    public: Any = None,
+) -> Result:
+    """The same run with the same sampling and clipping, and no noise: a yardstick, with NO guarantee.
+
+    For public data only: whatever comes out of it, its accuracy included, is not private.
+    """
+    settings = settings or Settings()
+    update = _update(plan, model, loss, optimizer, lr, settings, public)
+    update.check(dataset)
+    return fit_without_noise(Job(model, dataset, plan, update, settings, evaluate, label="without noise"))
+
+
+def fit_without_noise(job: Job) -> Result:
+    """`fit` without noise, ledger and checkpoints: NO guarantee."""
+    plan, loop, source = job.plan, job.loop(), RandomSource.seeded(job.settings.seed)
+    gradient_sum = job.update.gradient_sum(job.dataset, past=lambda: loop.past, seed=job.settings.seed)
+
+    def steps() -> Iterator[PrivateStep]:
+        drawn = plan_batches(plan, records=count_records(job.dataset), source=source, chunk=job.settings.chunk)
+        for batch in drawn:
+            sums = summed(gradient_sum, batch, source).sums
+            yield PrivateStep(batch.step, {name: value / plan.divisor for name, value in sums.items()})
+
+    job.update.begin({}, None)
+    ran = loop.run(steps(), loop.restore(), None)
+    return Result(job.model, None, ran.metrics, ran.seconds, ran.skipped_steps, {})
+
+
+def _update(
+    plan: Plan,
+    model: nn.Module,
+    loss: Loss,
+    optimizer: Callable[..., Optimizer] | None,
+    lr: float | None,
+    settings: Settings,
+    public: Any,
+) -> Update:
+    """What the caller chose, where that is free; what the plan prescribes, where its guarantee depends on it."""
+    method = plan.method
+    if method.trained_by is not None:
+        raise Refused(
+            f"the guarantee of {method.name} is that of its own training: use {method.trained_by}, or a recipe"
+        )
+    given = {
+        "an optimizer": optimizer is not None,
+        "lr": lr is not None,
+        "a scheduler": settings.scheduler is not None,
+        **dict.fromkeys(settings.optimizer_options, True),
+    }
+    if method.holds_update and any(given.values()):
+        raise Refused(
+            f"the guarantee of {method.name} depends on the update, so the plan holds it: leave out "
+            f"{', '.join(name for name, is_given in given.items() if is_given)}; step sizes are a schedule of the "
+            "plan, and momentum, Adam and weight decay are not covered by its proof"
+        )
+    if not method.holds_update and lr is None:
+        raise InputError("give lr, the step size")
+    update = method.update(plan, model, loss, public) or Update(plan, model, loss)
+    if lr is not None:
+        update.optimizer, update.lr = optimizer or torch.optim.SGD, lr
+    return update
+
+
+def _refuse_unresumable(plan: Plan, source: RandomSource) -> None:
+    """Refuses to go on with a run that would need what is on no disk: its key, or the momenta of its records."""
+    if source.secure and isinstance(plan.sampling, Partition):
+        raise Refused(
+            "a run with partition sampling and secure noise can't be resumed: its shuffle died with its key, and "
+            "under another a record could take part twice in an epoch; start anew, or use poisson sampling"
+        )
+    if plan.contribution.record_momentum is not None:
+        raise Refused(
+            "a run with the momentum of single records can't be resumed: the momenta are private, so no checkpoint "
+            "holds them; start anew in another directory, or use inner_length and inner_decay"
+        )
+
+
+def _checkpoints(plan: Plan, settings: Settings) -> Settings:
+    """No checkpoints of a run that could not go on from them."""
+    if plan.contribution.record_momentum is None:
+        return settings
+    return replace(settings, checkpoint_every=0, checkpoint_minutes=math.inf)
+
+
+def check_first_batch(model: nn.Module, loss: Loss, dataset: Any, plan: Plan, source: RandomSource, seed: int) -> None:
+    """The engine against a brute-force loop on the first batch, with the plan's views, and with iterates made up where
+    the plan needs past ones; nothing is written if they differ."""
+    records, stated = count_records(dataset), plan.contribution
+    first = next(plan_batches(plan, records=records, source=source, chunk=64))
+    some = first.indices[:64] if len(first.indices) else torch.arange(min(records, 64))
+    if len(some):
+        views = stated.augmentation
+        rows = record_gradients(model, loss, dataset, plan.clipping, views=views, seed=seed).rows(some, first.step)
+        iterates = None if stated.inner is None else made_up_past(model, stated.inner).with_present(stated.inner)
+        verify(model, loss, rows, plan.clipping, iterates=iterates)
+
+
+def _fingerprint(plan: Plan, settings: Settings, update: Update, public: Any) -> str:
+    """Identifies the run that a checkpoint belongs to (chunk, progress and checkpoint times may differ)."""
+    return digest(
+        {
+            "plan": plan.to_dict(),
+            "lr": update.lr,
+            "update": getattr(update.optimizer, "__qualname__", type(update.optimizer).__qualname__),
+            "optimizer": {name: repr(value) for name, value in settings.optimizer_options.items()},
+            "averaging": repr(settings.averaging),
+            "seed": settings.seed,
+            **({} if public is None else {"public": public.to_dict()}),
+        }
+    )
+
+
+def digest(document: Mapping[str, Any]) -> str:
+    """SHA-256 of a JSON-able document."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

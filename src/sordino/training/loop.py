@@ -1,0 +1,220 @@
+"""The loop around private steps: each moves the weights; now and then they are evaluated, logged and saved.
+
+Formal guarantee: that of the steps it is given. What it makes of released gradients and public data is post-processing;
+readings of an instrument that looks at private records are not, and are kept apart (`Ran.readings`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from sordino import checks
+from sordino.errors import InputError
+from sordino.plan.core import Plan
+from sordino.plan.spent import epsilon_curve
+from sordino.records.momentum import PastIterates
+from sordino.training.metrics import MetricsLog
+from sordino.training.progress import ProgressBar
+from sordino.training.state import TrainState, load_model, model_tensors
+from sordino.training.steps import DEFAULT_CHUNK, PrivateStep
+from sordino.training.updates import Average, Averaging, Update
+
+Evaluate = Callable[[nn.Module], Mapping[str, float]]
+
+
+class Reader(Protocol):
+    """What reads the weights while they are trained, and changes nothing (`diagnostics.instruments.Watch`)."""
+
+    @property
+    def not_private(self) -> bool:
+        """The readings are of private records: they are kept apart from the metrics."""
+
+    def __call__(self, model: nn.Module, done: int, steps: int) -> Mapping[str, float] | None: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train, as far as the guarantee does not depend on it (all of it is post-processing)."""
+
+    optimizer_options: Mapping[str, Any] = field(default_factory=dict)
+    scheduler: Callable[[Optimizer], LRScheduler] | None = None
+    averaging: Averaging = field(default_factory=Averaging)
+    chunk: int = DEFAULT_CHUNK  # records in memory at once
+    eval_every: int = 0  # steps; 0: at the end only
+    checkpoint_every: int = 100  # steps; 0: never
+    checkpoint_minutes: float = 5.0  # whichever comes first
+    seed: int = 0  # of views and other public randomness; never of noise, sampling or dropout
+    progress: bool | None = None  # None: when standard error is a terminal
+
+    def __post_init__(self) -> None:
+        for name in ("chunk", "eval_every", "checkpoint_every"):
+            checks.whole(name, getattr(self, name), minimum=1 if name == "chunk" else 0)
+        if not self.checkpoint_minutes > 0:
+            raise InputError(f"checkpoint_minutes = {self.checkpoint_minutes!r} must be positive")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a loop leaves besides the weights. `readings` were made on private records: no guarantee covers them."""
+
+    metrics: tuple[Mapping[str, float], ...]
+    seconds: float
+    skipped_steps: int
+    readings: tuple[Mapping[str, float], ...]
+
+
+class Loop:
+    """Optimizer, scheduler, average, evaluation and checkpoints around an iterator of steps."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        update: Update,
+        settings: Settings,
+        plan: Plan,
+        evaluate: Evaluate | None,
+        folder: Path | None,
+        fingerprint: str,
+        label: str = "training",
+        watch: Reader | None = None,
+    ) -> None:
+        self.model, self.settings, self.steps, self.evaluate = model, settings, plan.steps, evaluate
+        self.update, self.inner, self.past = update, plan.contribution.inner, PastIterates()
+        self.checkpoints = folder / "checkpoint" if folder else None
+        self.metrics = MetricsLog(folder / "metrics.jsonl" if folder else None)
+        apart = self.checkpoints if watch is not None and watch.not_private else None  # until not_private.json has it
+        self.watch, self.readings = watch, MetricsLog(apart / "not_private.jsonl" if apart else None)
+        self.fingerprint, self.label = fingerprint, label
+        trained = [p for p in model.parameters() if p.requires_grad]
+        if not trained:
+            raise InputError("the model has no trainable parameter (requires_grad is False for all)")
+        try:
+            self.optimizer = update.make_optimizer(trained, settings.optimizer_options)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"the optimizer refused its settings: {error}") from error
+        self.scheduler = settings.scheduler(self.optimizer) if settings.scheduler else None
+
+    def restore(self) -> TrainState:
+        """The last checkpoint, put into model and optimizer; or the state before the first step."""
+        saved = TrainState.load(self.checkpoints, self.fingerprint) if self.checkpoints else None
+        if saved is None:
+            return TrainState(0, {}, {}, average=self._no_average())
+        load_model(self.model, saved.model)
+        self.optimizer.load_state_dict(dict(saved.optimizer))
+        if self.scheduler is not None and saved.scheduler is not None:
+            self.scheduler.load_state_dict(dict(saved.scheduler))
+        self.past = PastIterates(saved.past)
+        return saved
+
+    def run(self, steps: Iterator[PrivateStep], state: TrainState, plan: Plan | None) -> Ran:
+        """Makes the steps; leaves the published weights in the model."""
+        started = last_saved = time.monotonic()
+        earlier = float(state.scalars.get("seconds", 0.0))
+        spent = self._epsilon_at(plan, state.step)
+        self.metrics.cut(state.step)
+        self.readings.cut(state.step)
+        average, done = state.average, state.step
+        if not done and not self.metrics.rows and not self.readings.rows:  # a resumed run has read this
+            self._read(done)
+        with ProgressBar(self.steps, done, self.settings.progress, self.label) as bar:
+            for private in steps:
+                self._move(private)
+                done = private.step + 1
+                if average is not None:
+                    average = average.include(self.model, self.settings.averaging, private.step, self.steps)
+                self._read(done)
+                if self._due(done, self.settings.eval_every):
+                    self._log(done, average, spent, earlier + time.monotonic() - started)
+                minutes = (time.monotonic() - last_saved) / 60
+                if self._due(done, self.settings.checkpoint_every) or minutes >= self.settings.checkpoint_minutes:
+                    self._save(state, done, average, earlier + time.monotonic() - started)
+                    last_saved = time.monotonic()
+                bar.advance(done, self.metrics.latest)
+        seconds = earlier + time.monotonic() - started
+        if not self.metrics.latest or self.metrics.latest["step"] != done or "seconds" not in self.metrics.latest:
+            self._log(done, average, spent, seconds)
+        self._publish(average)
+        skipped = int(state.scalars.get("skipped_steps", 0))
+        return Ran(self.metrics.rows, seconds, skipped, self.readings.rows)
+
+    def _move(self, private: PrivateStep) -> None:
+        """The update of a step; the weights before it are kept where a record's vector needs past iterates."""
+        if self.inner is not None:
+            self.past = self.past.followed_by(self.model, self.inner.length)
+        self.update.move(private, self.optimizer)
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+    def _read(self, done: int) -> None:
+        """What the instruments say, into the metrics; or apart from them, where it was read from private records."""
+        row = self.watch(self.model, done, self.steps) if self.watch is not None else None
+        if row is not None and self.watch is not None:
+            (self.readings if self.watch.not_private else self.metrics).append(row)
+
+    def _due(self, done: int, every: int) -> bool:
+        return every > 0 and (done % every == 0 or done == self.steps)
+
+    def _epsilon_at(self, plan: Plan | None, start: int) -> dict[int, float]:
+        """ε after each of the steps that will be evaluated."""
+        every = self.settings.eval_every
+        points = {done for done in range(start + 1, self.steps + 1) if every and done % every == 0} | {self.steps}
+        return dict(zip(sorted(points), epsilon_curve(plan, sorted(points)), strict=True)) if plan else {}
+
+    def _log(self, done: int, average: Average | None, spent: Mapping[int, float], seconds: float) -> None:
+        row: dict[str, float] = {"step": done}
+        if done in spent:
+            row["epsilon"] = spent[done]
+        if self.evaluate is not None:
+            values = average.values() if average is not None else None
+            with _evaluating(self.model, values):
+                row |= {name: float(value) for name, value in self.evaluate(self.model).items()}
+        row |= self.update.logged()
+        row |= {"lr": float(self.optimizer.param_groups[0]["lr"]), "seconds": round(seconds, 3)}
+        self.metrics.append(row)
+
+    def _save(self, state: TrainState, done: int, average: Average | None, seconds: float) -> None:
+        if self.checkpoints is None:
+            return
+        TrainState(
+            step=done,
+            model=model_tensors(self.model),
+            optimizer=self.optimizer.state_dict(),
+            scheduler=self.scheduler.state_dict() if self.scheduler else None,
+            average=average,
+            scalars={**state.scalars, **self.update.kept(), "seconds": seconds},
+            past=self.past.weights,
+        ).save(self.checkpoints, self.fingerprint)
+
+    def _no_average(self) -> Average | None:
+        return Average.empty(self.model) if self.settings.averaging.kind != "none" else None
+
+    def _publish(self, average: Average | None) -> None:
+        values = average.values() if average is not None else None
+        if values is not None:
+            load_model(self.model, model_tensors(self.model) | values)
+
+
+@contextmanager
+def _evaluating(model: nn.Module, values: Mapping[str, Tensor] | None) -> Iterator[None]:
+    """Evaluation mode, without gradients, at `values` if given; everything is put back afterwards."""
+    was_training = model.training
+    kept = {name: tensor.detach().clone() for name, tensor in model_tensors(model).items()}
+    try:
+        model.eval()
+        if values is not None:
+            load_model(model, kept | dict(values))
+        with torch.no_grad():
+            yield
+    finally:
+        load_model(model, kept)
+        model.train(was_training)

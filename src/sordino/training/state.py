@@ -1,0 +1,151 @@
+"""The state of a training run, saved whole in one file, or not at all.
+
+A checkpoint is a single safetensors file: tensors (weights, buffers, optimizer state, average) with a JSON
+document in its header (step, plan, scalars). One file means one atomic rename, so a kill at any moment
+leaves either the old checkpoint or the new one. Nothing is pickled: reading a checkpoint runs no code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from sordino.errors import InputError, SordinoError
+from sordino.files import write_atomically
+from sordino.training.updates import Average
+
+KEEP = 2
+"""Checkpoints kept: the newest, and the one before it in case the newest can't be read."""
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """Everything a resumed run needs; `step` is the next step to make."""
+
+    step: int
+    model: Mapping[str, Tensor]
+    optimizer: Mapping[str, Any]
+    scheduler: Mapping[str, Any] | None = None
+    average: Average | None = None
+    scalars: Mapping[str, Any] = field(default_factory=dict)
+    past: tuple[Mapping[str, Tensor], ...] = ()  # earlier weights that the next steps need, the oldest first
+
+    def save(self, folder: Path, fingerprint: str) -> Path:
+        """Writes `folder/step-….safetensors`; on return it is on disk. Older ones are removed."""
+        tensors: dict[str, Tensor] = {f"model/{name}": value for name, value in self.model.items()}
+        document: dict[str, Any] = {
+            "step": self.step,
+            "fingerprint": fingerprint,
+            "scheduler": self.scheduler,
+            "scalars": dict(self.scalars),
+            "optimizer": _detach_tensors(self.optimizer, "optimizer", tensors),
+        }
+        if self.average is not None:
+            document["average_total"] = self.average.total
+            tensors |= {f"average/{name}": value for name, value in self.average.sums.items()}
+        for age, weights in enumerate(self.past):
+            tensors |= {f"past/{age}/{name}": value for name, value in weights.items()}
+        document["past"] = len(self.past)
+        path = folder / f"step-{self.step:09d}.safetensors"
+        folder.mkdir(parents=True, exist_ok=True)
+        plain = {name: value.detach().contiguous().clone() for name, value in tensors.items()}
+        write_atomically(path, save(plain, metadata={"sordino": json.dumps(document)}))
+        for old in sorted(folder.glob("step-*.safetensors"))[:-KEEP]:
+            old.unlink()
+        return path
+
+    @classmethod
+    def load(cls, folder: Path, fingerprint: str) -> TrainState | None:
+        """The newest readable checkpoint of this very plan and recipe; None when there is none."""
+        paths = sorted(folder.glob("step-*.safetensors"), reverse=True)
+        failures = []
+        for path in paths:
+            try:
+                return cls._read(path, fingerprint)
+            except (SafetensorError, json.JSONDecodeError, KeyError, OSError) as error:
+                failures.append(f"{path.name}: {error}")
+        if failures:
+            raise SordinoError(
+                f"no checkpoint in {folder} can be read ({'; '.join(failures)}): start anew in another directory"
+            )
+        return None
+
+    @classmethod
+    def _read(cls, path: Path, fingerprint: str) -> TrainState:
+        with safe_open(path, framework="pt") as file:
+            document = json.loads(file.metadata()["sordino"])
+            if document["fingerprint"] != fingerprint:
+                raise InputError(
+                    f"{path} was written under another plan or recipe: resume with the settings it was started with, "
+                    "or start anew in another directory"
+                )
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        average = None
+        if "average_total" in document:
+            average = Average(_under("average/", tensors), document["average_total"])
+        return cls(
+            step=document["step"],
+            model=_under("model/", tensors),
+            optimizer=_attach_tensors(document["optimizer"], tensors),
+            scheduler=document["scheduler"],
+            average=average,
+            scalars=document["scalars"],
+            past=tuple(_under(f"past/{age}/", tensors) for age in range(document.get("past", 0))),
+        )
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, each once (tied weights are not written twice)."""
+    return {
+        **dict(model.named_parameters()),
+        **{name: b for name, b in model.named_buffers() if name in model.state_dict()},
+    }
+
+
+def load_model(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Copies the values into the model, in place; names and shapes must agree."""
+    own = model_tensors(model)
+    if set(own) != set(values):
+        raise InputError(f"the weights belong to another model: {sorted(set(own) ^ set(values))[:4]} differ")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            if tensor.shape != values[name].shape:
+                raise InputError(f"{name} has shape {tuple(values[name].shape)}, the model's is {tuple(tensor.shape)}")
+            tensor.copy_(values[name])
+
+
+def _detach_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """The value with each tensor replaced by a reference, the tensor itself moved into `tensors`."""
+    if isinstance(value, Tensor):
+        tensors[path] = value
+        return {"tensor": path}
+    if isinstance(value, Mapping):
+        return {"map": [[key, _detach_tensors(v, f"{path}/{i}", tensors)] for i, (key, v) in enumerate(value.items())]}
+    if isinstance(value, list | tuple):
+        return {"list": [_detach_tensors(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    raise SordinoError(f"the optimizer's state holds a {type(value).__name__}, which can't be saved as JSON")
+
+
+def _attach_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    (kind, content), *_ = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "map":
+        return {key: _attach_tensors(v, tensors) for key, v in content}
+    if kind == "list":
+        return [_attach_tensors(v, tensors) for v in content]
+    return content
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,228 @@
+"""One private step after another: sample, gradients, clip, release.
+
+`private_steps` is the only way from records to a gradient that an optimizer may see. It reads everything
+the guarantee depends on from the plan, so what is accounted is what is run:
+
+    batch  ~ plan.sampling                 (who takes part)
+    sums   = gradient_sum(batch)           (every record's gradient bounded by plan.clipping, summed)
+    noisy  = release(sums, plan.noise)     (noise, and the ledger's entry before the value)
+    step   = noisy / plan.divisor          (a public constant, never the size of the batch)
+
+A method that counts on uniform noise as well is told its widths by the caller, who knows the iterates; a step whose
+widths are missing, or narrower than the plan's, is refused before anything is released.
+
+Everything that can be refused is refused when `private_steps` is called. The iterator that it returns is lazy: the
+gradients of step t+1 are taken at the weights that the caller has made of step t.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sordino.errors import InputError, Refused
+from sordino.gradients import ClippedSum
+from sordino.plan.contribution import Contribution
+from sordino.plan.core import Plan
+from sordino.randomness import RandomSource
+from sordino.records.companions import refuse_undeclared
+from sordino.records.gradients import GradientSum
+from sordino.release import Entry, release
+from sordino.release.ledger import Ledger
+from sordino.sampling import LogicalBatch, TruncatedPoisson, batches
+
+Widths = Callable[[int], Mapping[str, Tensor]]
+"""From a step to the width of the uniform noise on each coordinate, in units of the summed gradient."""
+
+DEFAULT_CHUNK = 512
+"""Records whose activations are in memory at once, where the caller does not say."""
+
+
+@dataclass(frozen=True)
+class PrivateStep:
+    """A released gradient: safe to use, to publish and to post-process in any way."""
+
+    step: int
+    gradients: dict[str, Tensor]
+
+    def assign(self, model: nn.Module) -> None:
+        """Puts the gradients where any torch optimizer looks for them (`parameter.grad`)."""
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.grad = self.gradients[name].to(parameter.dtype)
+
+
+def private_steps(
+    plan: Plan,
+    gradient_sum: GradientSum,
+    *,
+    records: int,
+    source: RandomSource,
+    ledger: Ledger,
+    chunk: int = DEFAULT_CHUNK,
+    start: int = 0,
+    widths: Widths | None = None,
+) -> Iterator[PrivateStep]:
+    """The plan's steps from `start` on.
+
+    Edge cases: an empty batch still makes a noisy step; leaving the loop early leaves nothing behind but the ledger's
+    entries; a second pass over steps that were already released is refused by the ledger (or, with an insecure seed,
+    gives the same values again).
+
+    Args:
+        plan: what is accounted, and so what is run.
+        gradient_sum: states its clipping and contribution, which have to be the plan's.
+        records: how many records there are to be sampled from.
+        source: `plan.source()`.
+        ledger: opened with this plan's to_dict().
+        chunk: records in memory at once.
+        start: the first step to make.
+        widths: asked once for each step, at the weights that its gradients are taken at; for methods that add uniform
+            noise.
+
+    Returns:
+        An iterator of released gradients, divided by the plan's divisor.
+
+    Raises:
+        Refused, InputError: at the call, before anything is drawn.
+    """
+    check_records(plan, records)
+    _check_same_plan(plan, gradient_sum, source, ledger)
+    _check_uniform(plan, widths)
+    drawn = plan_batches(plan, records=records, source=source, chunk=chunk, start=start)
+    return _released(plan, gradient_sum, drawn, source, ledger, widths)
+
+
+def _released(
+    plan: Plan,
+    gradient_sum: GradientSum,
+    drawn: Iterator[LogicalBatch],
+    source: RandomSource,
+    ledger: Ledger,
+    widths: Widths | None,
+) -> Iterator[PrivateStep]:
+    for batch in drawn:
+        uniform = None if widths is None else _wide_enough(plan, widths(batch.step), batch.step)
+        # A new dict, so that a caller who holds the original sums does not see them overwritten.
+        sums = dict(summed(gradient_sum, batch, source).sums)
+        noisy = release(
+            sums,
+            sensitivity=plan.sensitivity,
+            norm=plan.clipping.norm,
+            noise=plan.noise_at(batch.step),
+            source=source,
+            ledger=ledger,
+            entry=Entry(purpose="gradient", step=batch.step, sampling=plan.sampling.to_dict(), relation=plan.relation),
+            widths=uniform,
+            factor=1.0 / plan.divisor,
+            in_place=True,
+        )
+        yield PrivateStep(batch.step, noisy)
+
+
+def summed(gradient_sum: GradientSum, batch: LogicalBatch, source: RandomSource) -> ClippedSum:
+    """The sum over a batch, with torch's random numbers (dropout masks) drawn from the run's own source.
+
+    So masks are as secret as batches. A mask belongs to a place in the batch: were its seed public, taking one record
+    out would give all later ones other masks, and move the sum by more than a record's share. With secret masks the
+    two runs are compared with each record keeping its own (docs/guarantees/clipping_bias.md).
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(source.stream("dropout", batch.step).bits64(1)[0]) >> 1)
+        return gradient_sum(batch)
+
+
+def _check_uniform(plan: Plan, widths: Widths | None) -> None:
+    """Uniform noise where the guarantee counts on it, and only there."""
+    if plan.method.adds_uniform_noise and widths is None:
+        raise Refused(
+            f"the guarantee of {plan.method.name} counts on uniform noise on every coordinate: give `widths` (train "
+            "takes them from the method's update)"
+        )
+    if widths is not None and not plan.method.adds_uniform_noise:
+        raise Refused(f"the method {plan.method.name} does not account for uniform noise: leave out `widths`")
+
+
+def _wide_enough(plan: Plan, given: Mapping[str, Tensor], step: int) -> Mapping[str, Tensor]:
+    """The widths of a step; Refused where one is narrower than the guarantee counts on."""
+    least = plan.method.least_width(plan, step)
+    for name, value in given.items():
+        if value.numel() and not float(value.min()) >= least:  # also refuses NaN
+            raise Refused(
+                f"step {step}: the uniform noise on {name!r} has width {float(value.min()):g}, the guarantee of "
+                f"{plan.method.name} counts on {least:g} at least: the gap between the iterates was not enforced"
+            )
+    return given
+
+
+def _check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource, ledger: Ledger) -> None:
+    """What is summed and what is written down must belong to the plan that is accounted."""
+    if plan.method.publishes is not None:
+        raise Refused(
+            f"the guarantee of {plan.method.name} covers {plan.method.publishes} alone, and these steps would hand out "
+            "every released gradient: use its own training, or a plan of another method"
+        )
+    check_gradient_sum(plan, gradient_sum)
+    if source.secure != (plan.insecure_seed is None):
+        raise Refused("the plan and the random source disagree on whether the noise is secure: use plan.source()")
+    if {**ledger.header, "kind": "plan"} != {**json.loads(json.dumps(plan.to_dict())), "kind": "plan"}:
+        raise InputError("the ledger was opened for another plan: open it with this plan's to_dict()")
+
+
+def check_gradient_sum(plan: Plan, gradient_sum: GradientSum) -> None:
+    """Refuses a gradient sum whose stated clipping or contribution is not the plan's."""
+    if not isinstance(gradient_sum, GradientSum):
+        raise Refused(
+            f"a {type(gradient_sum).__name__} does not state how it bounds a record: use record_gradients or "
+            "plan_gradients, or wrap a function of your own in sordino.records.gradients.Stated"
+        )
+    if gradient_sum.clipping != plan.clipping:
+        raise Refused(
+            f"the gradients are clipped by {gradient_sum.clipping}, the plan accounts for {plan.clipping}: use the "
+            "plan's"
+        )
+    stated, planned = gradient_sum.contribution, plan.contribution
+    if stated.without_companions() != planned.without_companions():
+        raise Refused(
+            f"a record's vector is made of {_parts(stated)}, the plan states {_parts(planned)}: use plan_gradients, or "
+            "make the plan with that contribution (inner=, augmentation=, record_momentum=)"
+        )
+    refuse_undeclared(plan, stated)
+
+
+def _parts(contribution: Contribution) -> str:
+    parts = [getattr(contribution, kind) for kind in contribution.kinds if kind != "companions"]
+    return " and ".join(str(part) for part in parts) or "the record's gradient itself"
+
+
+def plan_batches(
+    plan: Plan, *, records: int, source: RandomSource, chunk: int = DEFAULT_CHUNK, start: int = 0
+) -> Iterator[LogicalBatch]:
+    """The logical batches of the plan, drawn by the sampler that the accountant was told of."""
+    return batches(plan.sampling, records=records, steps=plan.steps, source=source, chunk=chunk, start=start)
+
+
+def check_records(plan: Plan, records: int) -> None:
+    """The plan's public number of records against the data's.
+
+    Under add/remove the true number is itself private, and nothing that is released depends on it: rate
+    and divisor are the plan's. A number that is far off is a mistake, though, and is said to be one.
+    Under replace-one the number is public and must be exact, for the batches are cut from it; a cap on the batch is
+    accounted for at most the plan's number.
+    """
+    exact = plan.relation == "replace-one"
+    if records > plan.records and isinstance(plan.sampling, TruncatedPoisson):
+        raise InputError(
+            f"the dataset has {records} records, more than the plan's {plan.records}: how often the cap cuts in was "
+            f"accounted for that many at most; make the plan with records={records} or more"
+        )
+    if records != plan.records and (exact or abs(records - plan.records) > 0.1 * plan.records):
+        raise InputError(
+            f"the plan is for {plan.records} records but the dataset has {records}: "
+            f"make the plan with records={records}"
+            + (" (under replace-one the number of records is public and must be exact)" if exact else "")
+        )
