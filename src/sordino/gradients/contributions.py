@@ -128,8 +128,8 @@ class Outer:
         return norm.square()
 
     def _gram_norm2(self, lengths2: Tensor) -> Tensor:
-        """Never too small: the rounding, in terms of the squared lengths of positions, is added. In single precision where
-        that raises no norm by much; records whose positions cancel, or are out of range, in double precision."""
+        """Never too small: the rounding, in terms of the squared lengths of positions, is added. In single precision
+        where that raises no norm by much; records whose positions cancel, or are out of range, in double precision."""
         left, right = self.left, self.right
         (m, s, p), q = left.shape, right.shape[2]
         double = (p + q + s * s + 8) * 2.0**-52

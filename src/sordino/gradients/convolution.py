@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.contributions import Contribution, Dense, KEEP_RATIO, Outer, outer, products
+from sordino.gradients.contributions import KEEP_RATIO, Contribution, Dense, Outer, outer, products
 from sordino.gradients.depthwise import Window, grouped_gradients
 from sordino.gradients.layout import Frame
 from sordino.gradients.memory import Pool, blocks, by_record, compact, squares

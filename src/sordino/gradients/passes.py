@@ -65,7 +65,8 @@ class PassMemory:
         if any(ref() is t for ref in self._carried):
             raise Refused(
                 f"a tensor of shape {tuple(t.shape)} that was computed from an earlier batch is used again: what the "
-                "model keeps between batches (a queue, a cache, a moving average) holds records without noise; remove it"
+                "model keeps between batches (a queue, a cache, a moving average) holds records without noise: remove "
+                "it"
             )
         if any(t is held for root in modules for held in itertools.chain(root.parameters(), root.buffers())):
             return True  # what a pass writes to these is refused
@@ -147,9 +148,9 @@ def _without_gradient(t: Tensor) -> Tensor:
 def _check_crossed(operation: str | None) -> None:
     if operation is not None:
         raise Refused(
-            f"{operation}: combines what belongs to one record with what was computed over several (a mean, a maximum, a "
-            "ranking over the batch, or another record), so records interact; make it work row by row, over the other "
-            "dimensions only"
+            f"{operation}: combines what belongs to one record with what was computed over several (a mean, a maximum, "
+            "a ranking over the batch, or another record), so records interact; make it work row by row, over the "
+            "other dimensions only"
         )
 
 
