@@ -190,7 +190,7 @@ def _loss_tolerance(kind: torch.dtype) -> float:
 
 
 def _losses(setup: Setup, data: Data) -> Tensor:
-    with torch.no_grad():
+    with torch.enable_grad():  # as in training: a model may ask for it, or put hooks on what it computes
         return setup.loss(call(setup.model, data[0]), data[1]).detach()
 
 
@@ -249,4 +249,3 @@ def _double(setup: Setup) -> Setup | None:
         return None
     found = survey(twin)
     return replace(setup, model=twin, loss=loss, parameters=found.parameters, state=found.state, pool=Pool())
-

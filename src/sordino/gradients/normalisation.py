@@ -14,7 +14,7 @@ from sordino.gradients.elementwise import stand_in
 from sordino.gradients.layout import Frame
 from sordino.gradients.lineage import MANY, Axis, Owners
 from sordino.gradients.standardisation import pull_back
-from sordino.gradients.tape import Owners, Slot, Tape, Use, hold
+from sordino.gradients.tape import Holders, Slot, Tape, Use, hold
 
 _BATCH = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 _INSTANCE = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
@@ -25,7 +25,7 @@ def _bound(names: tuple[str, ...], args: Any, kwargs: Any, **defaults: Any) -> d
 
 
 def _owner(tape: Tape, call: dict[str, Any], kind: str) -> str:
-    names = Owners.of(tape.model).names
+    names = Holders.of(tape.model).names
     held = [names[id(t)] for t in call.values() if id(t) in names]
     if held:
         return held[0]

@@ -168,13 +168,13 @@ def replace(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
 
 
 @dataclass
-class Owners:
+class Holders:
     """Names for messages: which module holds a tensor."""
 
     names: dict[int, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: nn.Module) -> Owners:
+    def of(cls, model: nn.Module) -> Holders:
         named = [*model.named_parameters(), *model.named_buffers()]
         return cls({id(t): name.rpartition(".")[0] or "the model" for name, t in named})
 
@@ -209,8 +209,8 @@ class Tape(TorchFunctionMode):
         self.program: list[Any] = []  # the operations, in order
         self.arrived: Callable[[Use, Tensor], None] = lambda use, gradient: None
         self.token = _TOKEN
-        self.book = Book(rows)
         self._constants: dict[int, weakref.ref[Tensor]] = {}
+        self.book = Book(rows, self._constants)
         self._slots: dict[int, Slot] = {}
         self._alive: list[Tensor] = []
         self.leaves: dict[str, Tensor] = {}  # of the parameters that something was computed from

@@ -37,8 +37,7 @@ _MIXING = {
     **dict.fromkeys("sort argsort".split(), flow.mixing(1, -1)),
     "topk": flow.mixing(2, -1),
     "kthvalue": flow.reduction(2, -1),
-    "quantile": flow.reduction(2),
-    "nanquantile": flow.reduction(2),
+    **dict.fromkeys("quantile nanquantile".split(), flow.quantile),
     "normalize": flow.mixing(2, 1),
     "cosine_similarity": flow.cosine,
     "norm": flow.reduction(2),
@@ -88,10 +87,10 @@ _PRODUCTS: dict[str, Rule] = {
     "glu": flow.halved,
     **dict.fromkeys("cross_entropy nll_loss".split(), flow.by_class),
     **dict.fromkeys(
-        "multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss triplet_margin_loss "
-        "cosine_embedding_loss pairwise_distance triplet_margin_with_distance_loss".split(),
+        "multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss cosine_embedding_loss".split(),
         flow.by_row,
     ),
+    **dict.fromkeys("pairwise_distance triplet_margin_loss".split(), flow.of_matrices),
     "to": flow.only_first,
     "type_as": flow.only_first,
     "companion_norm": flow.companions,
@@ -161,7 +160,20 @@ def name_of(func: Any) -> str:
         return name
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]
-        if name in ("radd", "rsub", "rmul", "rtruediv", "rpow", "rdiv", "rmatmul", "rfloordiv", "rmod", "ror", "rand", "rxor"):
+        if name in (
+            "radd",
+            "rsub",
+            "rmul",
+            "rtruediv",
+            "rpow",
+            "rdiv",
+            "rmatmul",
+            "rfloordiv",
+            "rmod",
+            "ror",
+            "rand",
+            "rxor",
+        ):
             return "rmatmul" if name == "rmatmul" else name[1:]
         if name in ("iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor", "ifloordiv", "imod", "idiv"):
             return name[1:]
@@ -179,5 +191,9 @@ def writes(func: Any) -> bool:
     """Does it write into its first argument?"""
     name: str = getattr(func, "__name__", "")
     if name.startswith("__"):
-        return name.startswith("__i") and name not in ("__index__", "__int__", "__invert__", "__iter__") or name == "__setitem__"
+        return (
+            name.startswith("__i")
+            and name not in ("__index__", "__int__", "__invert__", "__iter__")
+            or name == "__setitem__"
+        )
     return name.endswith("_") and not name.startswith("_")
