@@ -384,6 +384,8 @@ class Tape(TorchFunctionMode):
         if kwargs:
             slotted, data = self._seen(kwargs.values(), slotted, data)
         self.program.append(func)
+        if data and func is Tensor.register_hook and len(args) > 1:
+            args = (args[0], _once(args[1]), *args[2:])
         if data and func in self.rules.guards:
             self.rules.guards[func](self, func, args, kwargs)
         if not slotted or not torch.is_grad_enabled():
@@ -416,6 +418,20 @@ class Tape(TorchFunctionMode):
                     label = permuted(label, use.permute)
                 if label is not None:
                     use.layout = layout_of(label, use.shape, use.lead, self.rows)
+
+
+def _once(hook: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor], Tensor | None]:
+    """The user's hook. One that only looks at the gradient sees that of the first backward pass, the true one."""
+    looks: list[bool] = []
+
+    def called(gradient: Tensor) -> Tensor | None:
+        if looks == [True]:
+            return None
+        found = hook(gradient)
+        looks[:] = [found is None]
+        return found
+
+    return called
 
 
 def hold(*tensors: Tensor) -> tuple[tuple[Tensor, int], ...]:
