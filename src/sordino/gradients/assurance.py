@@ -194,7 +194,7 @@ def _loss_tolerance(kind: torch.dtype) -> float:
 
 
 def _losses(setup: Setup, data: Data) -> Tensor:
-    with torch.no_grad():
+    with torch.enable_grad():  # as in training: a model may ask for it, or put hooks on what it computes
         return setup.loss(call(setup.model, data[0]), data[1]).detach()
 
 

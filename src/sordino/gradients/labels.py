@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,11 +22,13 @@ class Book:
     mixed: data of other rows took part, without a gradient, in something that has a label.
     crowded: some tensor has another dimension that is as long as the batch.
     crossed: an operation that combined values of a row with values that are certainly of several.
+    hooked: something of the data has a hook, which may give another gradient than the program shows.
+    constants: tensors that were seen and hold no data.
     """
 
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-        self.read = self.mixed = self.crowded = False
+    def __init__(self, rows: int, constants: Mapping[int, weakref.ref[Tensor]] | None = None) -> None:
+        self.rows, self.constants = rows, {} if constants is None else constants
+        self.read = self.mixed = self.crowded = self.hooked = False
         self.crossed: str | None = None
         self._name = ""
         self._unknown = False  # whether anything is labelled MANY
@@ -98,6 +100,9 @@ class Book:
         if getattr(func, "__name__", "") == "__setitem__":
             self._overwrite(args[0], MANY if self.rows == 1 else moves.assigned(self, args, kwargs, out))
             return
+        if getattr(func, "__name__", "") == "__set__":
+            self._attribute(getattr(func.__self__, "__name__", ""), *args)
+        self.hooked = self.hooked or func is Tensor.register_hook
         results = (out,) if isinstance(out, Tensor) else flat(out)
         if not results:
             return
@@ -143,6 +148,11 @@ class Book:
             else:
                 self.put(t, label)
 
+    def _attribute(self, name: str, target: Tensor, value: Any = None) -> None:
+        """target.data = value, target.real = value, target.imag = value."""
+        if name in ("data", "real", "imag") and self.lineage(value) != self.lineage(target):
+            self._overwrite(target, MANY)
+
     def _overwrite(self, t: Tensor, label: Lineage | None) -> None:
         """Tensors that share memory with ``t`` now hold what was written: their rows are not known any more, unless
         the label stays the same."""
@@ -154,7 +164,8 @@ class Book:
         if label == old and not isinstance(label, Owners):
             return
         place = t.untyped_storage().data_ptr()
-        for ref, _ in list(self._of.values()):
+        held = [ref for ref, _ in self._of.values()]
+        for ref in held if old is not None else (*held, *self.constants.values()):
             other = ref()
             if other is not None and other is not t and other.untyped_storage().data_ptr() == place:
                 self.put(other, MANY)
