@@ -1,6 +1,7 @@
-"""What noise, a release, a ledger entry and a sample cost, on one thread.
+"""What noise, a release, a ledger entry and a sample cost, on one thread; and a large release on several.
 
     python benchmarks/noise.py [--json FILE] [--repeat N]
+    python benchmarks/noise.py --threads 1 2 --coordinates 100 --repeat 5          a sum of 100 million alone
 
 Each figure is the best of N runs: the time on the clock, and the processor time, which other work on the machine
 disturbs less (an fsync takes none of it). Beside our generator stand torch.randn (a Mersenne twister: neither secure
@@ -16,7 +17,7 @@ import json
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
@@ -41,9 +42,10 @@ class Figure(NamedTuple):
     cpu: float  # ms
 
 
-def best(action: Callable[[], object], repeat: int) -> Figure:
-    """The fastest run, by the clock and by the processor's time."""
-    action()
+def best(action: Callable[[], object], repeat: int, warm: bool = True) -> Figure:
+    """The fastest run, by the clock and by the processor's time; after one that does not count, if warm."""
+    if warm:
+        action()
     wall, cpu = [], []
     for _ in range(repeat):
         begin, begin_cpu = time.perf_counter(), time.process_time()
@@ -120,6 +122,21 @@ def releases(source: RandomSource, directory: Path, repeat: int) -> dict[str, Fi
         }
 
 
+def shared(source: RandomSource, millions: int, threads: Sequence[int], repeat: int) -> dict[str, Figure]:
+    """One large rounded sum in place; the numbers of threads take turns, so that the machine is the same for all."""
+    values = torch.zeros(millions * MILLION)
+    found: dict[int, list[Figure]] = {number: [] for number in threads}
+    before = torch.get_num_threads()
+    for _ in range(repeat):
+        for number in threads:
+            torch.set_num_threads(number)
+            stream = source.stream("bench", 0)
+            found[number].append(best(partial(stream.rounded_sum, values, 100.0), 1, warm=False))
+    torch.set_num_threads(before)
+    title = f"rounded sum, {millions}M float32, threads: "
+    return {f"{title}{n}": Figure(min(f.wall for f in fs), min(f.cpu for f in fs)) for n, fs in found.items()}
+
+
 def samples(source: RandomSource, repeat: int) -> dict[str, Figure]:
     def one(sampling: Sampling, records: int) -> Callable[[], object]:
         return lambda: next(batches(sampling, records=records, steps=1, source=source, chunk=512))
@@ -137,22 +154,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The cost of noise, releases and samples on one thread.")
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     parser.add_argument("--repeat", type=int, default=30, help="runs of each, of which the best counts")
+    parser.add_argument("--threads", type=int, nargs="+", help="only a large sum, in so many threads in turn")
+    parser.add_argument("--coordinates", type=int, default=100, help="millions of coordinates of that sum")
     options = parser.parse_args()
     torch.set_num_threads(1)
     source = RandomSource.from_os()
-    with tempfile.TemporaryDirectory() as directory:
-        figures = {
-            **noise(source, options.repeat),
-            **releases(source, Path(directory), options.repeat),
-            **samples(source, options.repeat),
-        }
+    figures: dict[str, Figure] = {}
+    if options.threads:
+        figures = shared(source, options.coordinates, options.threads, options.repeat)
+    else:
+        with tempfile.TemporaryDirectory() as directory:
+            figures = {
+                **noise(source, options.repeat),
+                **releases(source, Path(directory), options.repeat),
+                **samples(source, options.repeat),
+            }
     width = max(map(len, figures))
     print(f"{'best of ' + str(options.repeat):{width}s} {'wall':>11s} {'processor':>11s}")
     for name, figure in figures.items():
         print(f"{name:{width}s} {figure.wall:8.2f} ms {figure.cpu:8.2f} ms")
     report = {
         "unit": "ms",
-        "threads": 1,
+        "threads": options.threads or 1,
         "repeat": options.repeat,
         "machine": platform.processor() or platform.machine(),
         "torch": torch.__version__,

@@ -38,7 +38,7 @@ def test_opacus_455_augmentations_of_a_record_are_bounded_together(records: Reco
     views = torch.cat([inputs + 0.1 * k for k in range(4)])
     rows = Rows(views, targets.repeat(4), record=torch.arange(5).repeat(4), records=5)
     found = clipped_sum(linear, nn.functional.cross_entropy, rows, FlatClip(0.05), reduction="mean")
-    expected = torch.zeros(3, 6)
+    expected = torch.zeros(3, 6, dtype=torch.float64)
     for i in range(5):
         mean = nn.functional.cross_entropy(linear(views[i::5]), targets[i].repeat(4))
         gradient = torch.autograd.grad(mean, list(linear.parameters()))

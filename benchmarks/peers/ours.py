@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from peers import CLIP_NORM, LEARNING_RATE, NOISE_MULTIPLIER, Step
 from sordino.clipping import FlatClip
 from sordino.gradients import Rows, clipped_sum
+from sordino.gradients.assurance import Assurance
 from sordino.gradients.memory import Pool
 from sordino.randomness import RandomSource
 from sordino.release import Entry, Gaussian, release
@@ -24,12 +25,14 @@ def sordino(model: nn.Module, inputs: Tensor, targets: Tensor, loss: RowLoss) ->
     optimizer = torch.optim.SGD(parameters.values(), lr=LEARNING_RATE)
     clipping, noise, source = FlatClip(CLIP_NORM), Gaussian(NOISE_MULTIPLIER), RandomSource.from_os()
     ledger = Ledger.open(None, {"kind": "plan"})
-    pool, taken, factor = Pool(), 0, 1.0 / len(targets)
+    assurance = Assurance()
+    pool, taken, factor, keys = Pool(), 0, 1.0 / len(targets), torch.arange(len(targets))
 
     def step() -> Mapping[str, float]:
         nonlocal taken
         start = time.perf_counter()
-        sums = clipped_sum(model, loss, Rows(inputs, targets), clipping, pool=pool).sums
+        rows = Rows(inputs, targets)
+        sums = clipped_sum(model, loss, rows, clipping, pool=pool, keys=keys, assurance=assurance).sums
         summed = time.perf_counter()
         sampling = {"name": "poisson", "sampling_rate": 0.01}
         entry = Entry(purpose="gradient", step=taken, sampling=sampling, relation="add-remove")
@@ -46,7 +49,7 @@ def sordino(model: nn.Module, inputs: Tensor, targets: Tensor, loss: RowLoss) ->
         )
         released = time.perf_counter()
         for name, value in noisy.items():
-            parameters[name].grad = value
+            parameters[name].grad = value.to(parameters[name].dtype)
         optimizer.step()
         optimizer.zero_grad()
         taken += 1

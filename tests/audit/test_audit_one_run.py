@@ -181,10 +181,10 @@ class TestCanaries:
         batch = LogicalBatch(0, torch.tensor([1, 5, RECORDS, RECORDS + 3]), 512)
         alone = engine(LogicalBatch(0, torch.tensor([1, 5]), 512))
         extra = torch.cat([(wrapped(batch).sums[k] - alone.sums[k]).flatten() for k in SHAPES])
-        expected = torch.zeros(7850)
+        expected = torch.zeros(7850, dtype=torch.float64)
         for canary in (members[0], members[3]):
             sign = 1.0 if canaries.coins[canary] else -1.0
-            expected[canaries.coordinates[canary, 0]] = sign * canaries.values[canary, 0].float()
+            expected[canaries.coordinates[canary, 0]] = sign * canaries.values[canary, 0]
         assert torch.allclose(extra, expected, atol=1e-6)
         assert torch.equal(wrapped.drawn, members[[0, 3]])
         assert all(torch.equal(wrapped.real[k], alone.sums[k]) for k in SHAPES)

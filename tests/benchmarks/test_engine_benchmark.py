@@ -139,3 +139,50 @@ def test_a_crash_is_recorded_and_not_fatal(tmp_path: Path) -> None:
     (only,) = json.loads(out.read_text())["measurements"]
     assert only["status"] == "timeout"
     assert "timeout" in done.stdout
+
+
+def test_workloads_are_measured_one_at_a_time_into_one_file(tmp_path: Path) -> None:
+    out = tmp_path / "heldout.json"
+    small = ["--engines", "sordino", "--records", "6", "--rounds", "1", "--budget", "0", "--out", str(out)]
+    assert run("--only", "mlp10", *small).returncode == 0
+    first = json.loads(out.read_text())
+    assert run("--only", "logistic", *small).returncode == 0
+    both = json.loads(out.read_text())
+    assert both["settings"]["workloads"] == ["mlp10", "logistic"]
+    assert both["measurements"][:2] == first["measurements"], "what was there stays"
+    assert {m["workload"] for m in both["measurements"]} == {"mlp10", "logistic"}
+    assert len(both["commands"]) == 2
+    assert all(m["commit"] == first["environment"]["commit"] for m in both["measurements"])
+
+    again = run("--only", "mlp10", "--fresh", *small)
+    assert again.returncode == 0
+    anew = json.loads(out.read_text())
+    assert [m for m in anew["measurements"] if m["workload"] == "logistic"] == both["measurements"][2:]
+    assert [m for m in anew["measurements"] if m["workload"] == "mlp10"] != both["measurements"][:2]
+    assert "| MLP 784-300-10, batch 6 |" in again.stdout
+    other = run("--only", "mlp10", *small[:2], "--records", "7", *small[4:])
+    assert other.returncode != 0
+    assert "other records of mlp10" in other.stderr
+
+
+def test_a_held_out_workload_that_is_wrong_is_not_timed(tables: Any, results: dict[str, Any]) -> None:
+    results["settings"] |= {"workloads": ["vit"], "records": {"vit": 32}}
+    results["checks"] = {"vit": {"error": "AssertionError: off the plain loop"}}
+    results["measurements"] = []
+    text = tables.tables(results)
+    assert "sordino on vit: not timed, for its check failed: AssertionError: off the plain loop" in text
+
+
+def test_the_first_steps_extra_time_is_a_share_of_a_run(tables: Any, results: dict[str, Any]) -> None:
+    ours = [m for m in results["measurements"] if m["engine"] == "sordino"]
+    ours[0]["first_seconds"], ours[1]["first_seconds"] = 0.012 * 3, 0.026 * 5
+    assert tables.first_share(results, "W2", "sordino") == pytest.approx(3 / 200)
+    assert tables.first_share(results, "W2", "plain") is None
+
+
+def test_peers_run_on_the_six_alone(tmp_path: Path) -> None:
+    """They know cross-entropy and plain torch modules; the held-out workloads are for plain PyTorch and sordino."""
+    out = tmp_path / "heldout.json"
+    small = ["--only", "logistic", "--engines", "vmap", "--records", "6", "--rounds", "1", "--budget", "0"]
+    assert run(*small, "--out", str(out)).returncode == 0
+    assert [m["engine"] for m in json.loads(out.read_text())["measurements"]] == ["plain"]

@@ -84,7 +84,7 @@ def test_the_engine_and_a_plain_pass_agree_on_the_public_gradient() -> None:
     plain, loss = mean_gradient(model, nn.functional.cross_entropy, rows)
     found, norms = gradient_and_norms(model, nn.functional.cross_entropy, rows)
     for name, value in plain.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(found[name], value.double(), rtol=1e-4, atol=1e-6)
     assert len(norms) == 40
     assert loss == pytest.approx(loss_spread(model, nn.functional.cross_entropy, rows)[0], rel=1e-6)
 

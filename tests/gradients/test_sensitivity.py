@@ -116,12 +116,13 @@ def test_taking_a_record_out_moves_the_sum_by_the_clip_norm_at_most(name: str, c
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_record_that_is_clipped_is_as_long_as_the_clip_norm(name: str) -> None:
-    """The bounds do not shorten anybody by much: where nothing cancels, a clipped record has the clip norm."""
+    """The bounds do not shorten anybody by much: where nothing cancels, a clipped record has the clip norm, up to the
+    2⁻⁸ that inner products in single precision may add to a norm (`contributions.RAISED`)."""
     make, shape = MODELS[name]
     torch.manual_seed(0)
     model, x = make(), 1e4 * torch.randn(1, *shape)
     found = clipped_sum(model, signed, Rows(x, torch.ones(1)), FlatClip(1e-3))
-    assert length(found.sums, FlatClip(1.0)) == pytest.approx(1e-3, rel=2e-4)
+    assert length(found.sums, FlatClip(1.0)) == pytest.approx(1e-3, rel=2**-8)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

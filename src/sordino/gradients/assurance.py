@@ -1,13 +1,13 @@
-"""What is checked of a model while it is trained: that gradients go to the right records, and that records don't interact.
+"""What is checked of a model while it is trained: gradients go to the right records, and records do not interact.
 
-Attribution. Lineage (``lineage.py``) or a measurement (``measure.py``) gives each position its row. Wherever the program of a
-pass is new, the result is compared with plain autograd at the real number of rows: with random weights w, the sum of w_i
-times record i's gradient, from the engine's contributions, must be the gradient of Σ w_i L_i.
+Attribution. Lineage (``lineage.py``) or a measurement (``measure.py``) gives each position its row. Wherever the
+program of a pass is new, the result is compared with plain autograd at the real number of rows: with random weights w,
+the sum of w_i times record i's gradient, from the engine's contributions, must be the gradient of Σ w_i L_i.
 
-Interaction. Where the program itself shows that loss i depends on row i alone (``Pass.independent``) nothing remains to be
-tested, but a test is made all the same, for the first chunk: the rows are put into other groups and another order, one of
-them is made extreme, and the losses of the others must not move. Where the program does not show it, the test is repeated
-for every new program and on later batches, chosen by the run's own randomness.
+Interaction. Where the program itself shows that loss i depends on row i alone (``Pass.independent``) nothing remains to
+be tested, but a test is made all the same, for the first chunk: the rows are put into other groups and another order,
+one of them is made extreme, and the losses of the others must not move. Where the program does not show it, the test is
+repeated for every new program and on later batches, chosen by the run's own randomness.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Data = tuple[Any, Any]
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}  # coarser types are compared to a twentieth
 LEVELS = 0.5, 0.02, 0.98  # of what takes the place of random numbers, so that gates are open in one of them
 LATER = 0.25
-"""A batch after the first is tested for interaction with this probability over its number, about LATER · log(batches)."""
+"""A batch after the first is tested for interaction with this probability over its number: LATER · log(batches)."""
 
 
 class Assurance:
-    """The programs that were checked, over the passes of one training. State of its own; nothing is kept on the model."""
+    """The programs that were checked, over the passes of one training. Nothing is kept on the model."""
 
     def __init__(self) -> None:
         self.memory = PassMemory()
@@ -96,8 +96,8 @@ def check_contents(state: Sequence[Held], before: Sequence[int]) -> None:
     for held, content in zip(state, before, strict=True):
         if held.content != content:
             raise Refused(
-                f"{held.name}: the forward pass changes it behind autograd's back, so what it stores of the data leaves "
-                "unprotected; put the module in eval mode or remove the update"
+                f"{held.name}: the forward pass changes it behind autograd's back, so what it stores of the data "
+                "leaves unprotected; put the module in eval mode or remove the update"
             )
 
 
@@ -139,7 +139,7 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> tuple[str, float] |
             kept = torch.nonzero(good).flatten()
             if len(kept) < 2:
                 return None
-            return _attribution_gap(setup, tuple(take(t, kept, rows) for t in data), len(kept))  # type: ignore[arg-type]
+            return _attribution_gap(setup, tuple(take(t, kept, rows) for t in data), len(kept))
         found = {name: torch.zeros(setup.parameters[name].shape, dtype=torch.float64) for name in made.gradients}
         for name, g in made.gradients.items():
             g.add_to(found[name], weight.double())
@@ -211,7 +211,7 @@ def _moved(setup: Setup, data: Data, rows: int, base: Tensor, variant: str, numb
     for part in torch.tensor_split(order, cuts):
         if not len(part):
             continue
-        found = _losses(setup, tuple(take(t, part, rows) for t in changed))  # type: ignore[arg-type]
+        found = _losses(setup, tuple(take(t, part, rows) for t in changed))
         others = part != (-1 if extreme is None else extreme)
         a, b = found[others].double(), base[part][others].double()
         if bool((torch.isfinite(a) != torch.isfinite(b)).any()):
@@ -241,7 +241,7 @@ def _extreme(inputs: Any, row: int, variant: str) -> Any:
 
 def _wide(data: Data) -> Data:
     wide = tuple(tree_map(lambda t: t.double() if t.dtype == torch.float32 else t, tree) for tree in data)
-    return wide  # type: ignore[return-value]
+    return wide
 
 
 def _double(setup: Setup) -> Setup | None:
@@ -253,4 +253,3 @@ def _double(setup: Setup) -> Setup | None:
         return None
     found = survey(twin)
     return replace(setup, model=twin, loss=loss, parameters=found.parameters, state=found.state, pool=Pool())
-

@@ -47,7 +47,8 @@ def scaled_dot_product(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     shapes = {name: (*batch, *call[name].shape[-2:]) for name in names[:3]}
     shapes["attn_mask"] = (*batch, query.shape[-2], key.shape[-2])
     slots = {name: s for name in names if (s := tape.slot(call.get(name))) is not None}
-    label = _label(tape, [t for t in (query, key, value, mask) if tape.is_data(t)], len(batch) + 2)
+    data = [t for t in (query, key, value, mask) if isinstance(t, Tensor) and tape.is_data(t)]
+    label = _label(tape, data, len(batch) + 2)
     fits = all(placeable(s, shapes[name], label) for name, s in slots.items())
     if (mask is not None and mask.ndim > len(batch) + 2) or (tape.rows > 1 and not fits):
         return NotImplemented

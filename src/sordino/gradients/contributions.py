@@ -17,10 +17,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sordino.gradients.memory import CACHE_BYTES, DEEPEST, Pool, blocked, blocks, by_record, cross, gather, squares
+from sordino.gradients.memory import (
+    CACHE_BYTES,
+    DEEPEST,
+    Pool,
+    blocked,
+    blocks,
+    by_record,
+    cross,
+    gather,
+    scatter,
+    squares,
+)
 
 KEEP_RATIO = 2.0  # hold products of at most this many times the size of the positions they came from
 MANY = 32  # positions, from which on a product of a record's own is made in single precision
+PART = 256  # features of an inner product in single precision
+RAISED = 2.0**-7  # of a squared norm, that the rounding of inner products in single precision may add to it
 CANCELLED = 2.0**-12  # of the lengths of positions that are added up one by one: a norm counts as this much at least
 _UNIT = 2.0**-24  # of rounding to single precision
 _LARGEST = 2.0**126  # longer sums of positions may overflow on the way
@@ -104,9 +117,7 @@ class Outer:
             return squares(right[:, 0], squares(left[:, 0]))
         lengths = self.lengths()
         if s * (p + q) <= p * q:
-            norm2 = torch.cat([_gram(left[lo:hi], right[lo:hi]) for lo, hi in blocks(m, s * (2 * s + p + q), 8)])
-            norm2 += (p + q + s * s + 8) * 2.0**-52 * lengths.square()  # its rounding, where positions cancel
-            norm = norm2.sqrt() + self.slack()
+            norm = self._gram_norm2(lengths.square()).sqrt() + self.slack()
         else:
             parts = [squares(self.dense(lo, hi).flatten(1)) for lo, hi in blocks(m, p * q, left.element_size())]
             norm = torch.cat(parts).sqrt() + self.slack()
@@ -115,6 +126,25 @@ class Outer:
         if left.dtype != torch.float64:  # a NaN is not less, either
             norm = torch.where(lengths < _LARGEST, norm, torch.inf)
         return norm.square()
+
+    def _gram_norm2(self, lengths2: Tensor) -> Tensor:
+        """Never too small: the rounding, in terms of the squared lengths of positions, is added. In single precision
+        where that raises no norm by much; records whose positions cancel, or are out of range, in double precision."""
+        left, right = self.left, self.right
+        (m, s, p), q = left.shape, right.shape[2]
+        double = (p + q + s * s + 8) * 2.0**-52
+        if left.dtype != torch.float32 or torch.get_float32_matmul_precision() != "highest":
+            parts = [_gram(left[lo:hi], right[lo:hi]) for lo, hi in blocks(m, s * (2 * s + p + q), 8)]
+            return torch.cat(parts) + double * lengths2
+        parts = [_gram_by_parts(left[lo:hi], right[lo:hi]) for lo, hi in blocks(m, 4 * s * s, 8)]
+        norm2, rounding = torch.cat(parts), (2 * (PART + 1) * _UNIT * 1.01 + double) * lengths2
+        plain = (rounding <= RAISED * norm2) & (lengths2 > 2.0**-80) & (lengths2 < 2.0**100)
+        norm2 += rounding
+        for lo, hi in blocks(m, s * (2 * s + p + q), 8):
+            again = lo + torch.nonzero(~plain[lo:hi]).flatten()
+            if len(again):
+                norm2[again] = _gram(left[again], right[again]) + double * lengths2[again]
+        return norm2
 
     def _by_record(self) -> bool:
         return self.left.shape[1] >= MANY and self.left.dtype != torch.float64
@@ -162,6 +192,20 @@ class Outer:
 def _gram(left: Tensor, right: Tensor) -> Tensor:
     a, b = left.double(), right.double()
     return torch.bmm(a, a.mT).mul_(torch.bmm(b, b.mT)).sum((1, 2)).clamp_min_(0)
+
+
+def _gram_by_parts(left: Tensor, right: Tensor) -> Tensor:
+    """The same from single precision: inner products of PART features at most, added up in double precision."""
+    return _inner_products(left).mul_(_inner_products(right)).sum((1, 2)).clamp_min_(0)
+
+
+def _inner_products(t: Tensor) -> Tensor:
+    """(m, S, S) in double precision."""
+    total = torch.bmm(t[:, :, :PART], t[:, :, :PART].mT).double()
+    for lo in range(PART, t.shape[2], PART):
+        part = t[:, :, lo : lo + PART]
+        total += torch.bmm(part, part.mT)
+    return total
 
 
 def outer(left: Tensor, right: Tensor, pool: Pool) -> Contribution:
@@ -230,10 +274,7 @@ class Lookup:
         return 0.0
 
     def add_to(self, total: Tensor, weight: Tensor) -> None:
-        rows = total.view(self.size, -1)
-        for lo, hi in blocks(len(self.value), self.value.shape[1], 8):
-            scaled = self.value[lo:hi].double().mul_(weight[self.owner[lo:hi], None])
-            rows.index_add_(0, self.index[lo:hi], scaled)
+        scatter(total.view(self.size, -1), self.value, self.index, self.owner, weight)
 
     def dense(self, lo: int, hi: int) -> Tensor:
         here = (self.owner >= lo) & (self.owner < hi)

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.contributions import KEEP_RATIO, Contribution, Dense, Outer, products
+from sordino.gradients.contributions import KEEP_RATIO, Contribution, Dense, Outer, outer, products
+from sordino.gradients.depthwise import Window, grouped_gradients
 from sordino.gradients.layout import Frame
 from sordino.gradients.memory import Pool, blocks, by_record, compact, squares
 from sordino.gradients.tape import Slot, Tape, Use, hold
@@ -21,6 +22,7 @@ _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
 
 _COMPILED = (torch.float32, torch.float64)
+_WIDE_GROUP = 8  # channels of a group from which on torch's own grouped kernel is faster: 1.4 ms against 8.7 (ResNeXt)
 GROUP_BYTES = 5 << 20  # products of one grouped convolution; smaller ones take longer, 9 MB as well
 
 
@@ -130,10 +132,16 @@ def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry, pool: Pool) -> Con
     a grouped convolution's gradient (fastest where channels fill vectors and positions outnumber them)."""
     m, c_out, c_in = g.shape[0], geometry.weight[0], geometry.weight[1]
     positions, coordinates = g.shape[1] * math.prod(g.shape[3:]), math.prod(geometry.weight)
+    if geometry.groups > 1 and not geometry.transposed and c_in < _WIDE_GROUP:
+        window = Window(geometry.weight, geometry.stride, geometry.padding, geometry.dilation)
+        return Dense(grouped_gradients(g, a, window), owned=True)
     if geometry.transposed or geometry.groups > 1:
         return Dense(per_record(g, a, geometry), owned=True)
     if coordinates > 4 * KEEP_RATIO * (g[0].numel() + a[0].numel()):
         return Convolved(g, a, geometry)
+    if geometry.patches and math.prod(geometry.weight[2:]) == 1:
+        left, right = (t.flatten(3).transpose(2, 3).flatten(1, 2) for t in (g, a))  # (m, positions, C)
+        return outer(left, right, pool)
     if c_in < 4 or positions < c_out or geometry.patches:
         left = g.flatten(3).transpose(2, 3).flatten(1, 2)  # (m, positions, C_out)
         width, a = coordinates // c_out, pad(a, geometry)

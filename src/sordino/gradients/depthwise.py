@@ -5,8 +5,8 @@ For gradients g (m, S, C_out, *o) and inputs a (m, S, C_in, *i) of m records wit
 
     ∂W[c, d, t] = Σ_s Σ_p g[i, s, c, p] · a[i, s, group(c) + d, stride·p + dilation·t − padding]
 
-torch's convolution_backward gives the same with a group for each group of each record, and spends its time on groups
-whose kernels have one channel: 5.8 ms against 0.3 for 16 records of 160 channels, 7 × 7 kernels and 4 × 4 places.
+torch's convolution_backward gives the same with a group for each group of each record, but its groups of one channel
+leave most lanes of the processor's vectors empty.
 The compiled loop works on the channels of an image side by side; where there is none, it goes one tap after the other.
 A group of several channels is a matrix product for each tap.
 """

@@ -13,6 +13,7 @@ from sordino.gradients.contributions import Contribution, Dense
 from sordino.gradients.layout import Frame, Whole
 from sordino.gradients.lineage import Axis, Lineage
 from sordino.gradients.tape import Slot, Tape, Use, _flat, hold, replace
+from sordino.gradients.vocabulary import writes
 
 
 class Call:
@@ -25,12 +26,17 @@ class Call:
         self.data = {id(t): t for t in flat if tape.is_data(t)}
         self.labels: dict[int, Lineage | None] = {key: tape.lineage(t) for key, t in self.data.items()}
         self.state = torch.random.get_rng_state()
-        self.held = hold(*self.data.values())
+        self.writes = writes(func) and bool(args) and id(args[0]) in self.data
+        self.held = hold(*(t for t in self.data.values() if not self.writes or t is not args[0]))
+        if self.writes:
+            self.data[id(args[0])] = args[0].detach().clone()
 
     def run(self, slots: dict[int, Tensor], data: dict[int, Tensor]) -> list[Tensor]:
         swap: Callable[[Tensor], Tensor] = lambda t: slots.get(id(t), data.get(id(t), t))  # noqa: E731
+        args = replace(self.args, swap)
         with torch.enable_grad():
-            out = self.func(*replace(self.args, swap), **replace(self.kwargs, swap))
+            args = (args[0].clone(), *args[1:]) if self.writes else args
+            out = self.func(*args, **replace(self.kwargs, swap))
         return [t for t in _flat((out,)) if differentiable(t)]
 
     def vjp(self, position: int, gradient: Tensor, data: dict[int, Tensor]) -> dict[int, Tensor]:
@@ -51,6 +57,9 @@ def differentiable(t: Tensor) -> bool:
 
 def general(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     call = Call(tape, func, args, kwargs)
+    if call.writes and func is not Tensor.__setitem__:  # the tap is on a copy, which whoever holds the tensor has too
+        fresh = func(args[0].clone(), *tape.values(args[1:]), **tape.values(kwargs))
+        return args[0].copy_(_tapped(tape, call, fresh, 0))
     out = func(*tape.values(args), **tape.values(kwargs))
     if isinstance(out, Tensor):
         return _tapped(tape, call, out, 0)

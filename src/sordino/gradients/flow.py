@@ -85,7 +85,9 @@ def cosine(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     dims = dims_of(argument(args, kwargs, 2, "dim", default=1), ndim)
     shape = [max(x, y) for x, y in _pairs([1] * (ndim - a.ndim) + list(a.shape), [1] * (ndim - b.ndim) + list(b.shape))]
     label = tape.join([a, b], shape[::-1])
-    return MANY if isinstance(label, Many) or dims is None else label and reduced(label, dims, False)
+    if label is None or isinstance(label, Many) or dims is None:
+        return label if dims is not None else MANY
+    return reduced(label, dims, False)
 
 
 def pointwise(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
@@ -220,9 +222,7 @@ def product(tape: Labelled, a: Tensor, b: Tensor, out: Tensor) -> Labels:
         if not isinstance(label, Many):
             label = contracted_over(label, (contracted,))
         if not isinstance(label, Many):  # to the dimensions of the result, in which a vector has none
-            if t.ndim == 1:
-                label = reduced(label, (0,), False)
-            if other.ndim == 1 and t.ndim > 1:
+            if t.ndim == 1 or other.ndim == 1:
                 label = reduced(label, (contracted,), False)
         if not isinstance(label, Many):
             shape = [0] * (label.own.ndim if isinstance(label, Owners) else _rank(t, other))

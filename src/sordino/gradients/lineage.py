@@ -1,7 +1,7 @@
 """Row lineage: which row of the batch each position of an activation belongs to.
 
-A *label* is attached to every tensor that is computed from the inputs. It says, for each position, the one row whose loss
-that position may influence:
+A *label* is attached to every tensor that is computed from the inputs. It says, for each position, the one row whose
+loss that position may influence:
 
 - ``Axis(dim, before, after)``: dimension ``dim`` has length before · rows · after, with the row index in the middle.
   (B, S, d) has ``Axis(0)``; flattened to (B·S, d) it has ``Axis(0, after=S)``; (S·B, d) has ``Axis(0, before=S)``.
@@ -168,7 +168,7 @@ def merged(parts: Sequence[Lineage], shape: Shape, rows: int) -> Lineage:
         if total is None:
             total = own
             continue
-        a, b = torch.broadcast_tensors(total, own)
+        a, b = torch.broadcast_tensors(total, own)  # type: ignore[no-untyped-call]
         if bool(((a >= 0) & (b >= 0) & (a != b)).any()):
             return MIXED
         total = torch.maximum(a, b)

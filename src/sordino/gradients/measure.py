@@ -1,8 +1,9 @@
 """Where the program does not tell which row a position belongs to, it is measured, on the very pass that is used.
 
-Every row has two codes, random numbers between 1 and 2. The losses are sent back three times: as they are, and with each
-code as a further factor. A position that belongs to one row receives the same gradient each time, but for that row's
-factors, and so tells its row. A position that several rows reach does not: records interact, and the pass is refused.
+Every row has two codes, random numbers between 1 and 2. The losses are sent back three times: as they are, and with
+each code as a further factor. A position that belongs to one row receives the same gradient each time, but for that
+row's factors, and so tells its row. A position that several rows reach does not: records interact, and the pass is
+refused.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class NotFinite(Exception):
 
 
 def measured(run: Pass, weight: Tensor) -> Iterator[tuple[Use, Tensor, Layout]]:
-    """Every use with its gradient and the row of each of its positions. NotFinite where some loss or gradient is not."""
+    """Every use with its gradient and the row of each of its positions. NotFinite where a loss or gradient is not."""
     if not bool(torch.isfinite(run.losses).all()):
         raise NotFinite
     whole: dict[int, tuple[Use, Tensor]] = {}
@@ -80,6 +81,7 @@ def _digits(
 def _positions(use: Use, gradient: Tensor) -> Tensor:
     """(leading dimensions, features)."""
     g = gradient if use.permute is None else gradient.permute(use.permute)
+    g = torch.view_as_real(g.resolve_conj()) if g.is_complex() else g
     lead = g.shape[: len(use.lead)]
     return g.reshape(*lead, -1).to(torch.float64)
 

@@ -116,6 +116,19 @@ def gather(total: Tensor, rows: Tensor, weight: Tensor) -> None:
         total.addmv_(kept.mT, weight[lo:hi])
 
 
+def scatter(total: Tensor, rows: Tensor, place: Tensor, owner: Tensor, weight: Tensor) -> None:
+    """total[place_j] += weight[owner_j] · rows_j in double precision, for total (size, d), contiguous; weight zero
+    leaves a row out."""
+    kernels = compiled() if rows.dtype in _NUMPY and all(map(readable, (rows, place, owner, weight))) else None
+    if kernels is not None and all(t.is_contiguous() for t in (rows, place, owner, weight)):
+        places = place.data_ptr(), owner.data_ptr(), weight.data_ptr(), total.data_ptr()
+        kernels.scattered[rows.itemsize](rows.data_ptr(), *rows.shape, *places)
+        return
+    for lo, hi in blocks(rows.shape[0], rows.shape[1], 8):
+        factor = weight[owner[lo:hi], None]
+        total.index_add_(0, place[lo:hi], (rows[lo:hi].double() * factor).masked_fill_(factor == 0, 0))
+
+
 FEW = 32  # outputs, up to which the loop in C beats a product of matrices in double precision
 DEEPEST = 4096  # rows of one such product
 

@@ -351,7 +351,9 @@ def joined(tape: Labelled, parts: Sequence[Tensor], dim: int, out: Tensor) -> La
     owned = []
     for t, label in zip(parts, labels, strict=True):
         own = torch.full([1] * out.ndim, -1) if label is None else owners(label, t.shape, tape.rows)  # type: ignore[arg-type]
-        owned.append(own.expand([s if d == dim else w for d, (s, w) in enumerate(zip(t.shape, own.shape, strict=True))]))
+        owned.append(
+            own.expand([s if d == dim else w for d, (s, w) in enumerate(zip(t.shape, own.shape, strict=True))])
+        )
     widest = [max(o.shape[d] for o in owned) for d in range(out.ndim)]
     shaped = [o.expand([o.shape[d] if d == dim else w for d, w in enumerate(widest)]) for o in owned]
     return simplest(torch.cat(shaped, dim), tape.rows) if found else None
@@ -484,7 +486,7 @@ def packed(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     thin = own.expand(*x.shape[:2], *own.shape[2:]).contiguous()
     if thin.numel() != x.shape[0] * x.shape[1]:
         return [MANY, None]
-    rows, _ = torch._VF._pack_padded_sequence(thin.reshape(*x.shape[:2], 1), lengths, batch_first)  # type: ignore[attr-defined]
+    rows, _ = torch._VF._pack_padded_sequence(thin.reshape(*x.shape[:2], 1), lengths, batch_first)
     return [simplest(rows.reshape(-1, *([1] * (x.ndim - 2))), tape.rows), None]
 
 
@@ -497,7 +499,7 @@ def unpacked(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     own = owners(label, data.shape, tape.rows).reshape(data.shape[0], -1)
     if own.shape[1] != 1:
         return [MANY, None]
-    padded, _ = torch._VF._pad_packed_sequence(own, sizes, batch_first, -1, total)  # type: ignore[attr-defined]
+    padded, _ = torch._VF._pad_packed_sequence(own, sizes, batch_first, -1, total)
     return [simplest(padded.reshape(*padded.shape[:2], *([1] * (out[0].ndim - 2))), tape.rows), None]
 
 

@@ -123,11 +123,11 @@ _NEUTRAL: dict[str, Act] = {
 }
 
 
-class Neutral(TorchDispatchMode):
+class Neutral(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is active no operation draws random numbers. level, between 0 and 1: which values take their place."""
 
     def __init__(self, level: float = 0.5) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.level = level
         self.asked = False  # whether anything would have been drawn
 

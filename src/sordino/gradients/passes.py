@@ -65,7 +65,8 @@ class PassMemory:
         if any(ref() is t for ref in self._carried):
             raise Refused(
                 f"a tensor of shape {tuple(t.shape)} that was computed from an earlier batch is used again: what the "
-                "model keeps between batches (a queue, a cache, a moving average) holds records without noise; remove it"
+                "model keeps between batches (a queue, a cache, a moving average) holds records without noise: remove "
+                "it"
             )
         if any(t is held for root in modules for held in itertools.chain(root.parameters(), root.buffers())):
             return True  # what a pass writes to these is refused
@@ -127,12 +128,12 @@ class Pass:
         with Aside(self.setup.parameters):
             found: Sequence[Tensor | None] = torch.autograd.grad(
                 self.losses,
-                [tape.token, *(t for _, t in watched)],
+                [*(t for _, t in watched), tape.token, *tape.roots.values()],
                 weight if weight.dtype == self.losses.dtype else weight.to(self.losses.dtype),
                 retain_graph=keep,
                 allow_unused=True,
             )
-        for (name, _), gradient in zip(watched, found[1:], strict=True):
+        for (name, _), gradient in zip(watched, found, strict=False):
             if gradient is not None:
                 raise Refused(
                     f"{name}: it is used inside an operation that sordino can't look into (a custom autograd.Function, "
@@ -147,9 +148,9 @@ def _without_gradient(t: Tensor) -> Tensor:
 def _check_crossed(operation: str | None) -> None:
     if operation is not None:
         raise Refused(
-            f"{operation}: combines what belongs to one record with what was computed over several (a mean, a maximum, a "
-            "ranking over the batch, or another record), so records interact; make it work row by row, over the other "
-            "dimensions only"
+            f"{operation}: combines what belongs to one record with what was computed over several (a mean, a maximum, "
+            "a ranking over the batch, or another record), so records interact; make it work row by row, over the "
+            "other dimensions only"
         )
 
 

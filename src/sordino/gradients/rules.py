@@ -26,7 +26,7 @@ from sordino.gradients import (
 from sordino.gradients.gru import standardised_gru
 from sordino.gradients.standardisation import standardised_weight
 from sordino.gradients.tape import TYPE_ONLY, Rulebook, Tape, _flat
-from sordino.gradients.vocabulary import name_of
+from sordino.gradients.vocabulary import name_of, names
 
 Rule = Callable[[Tape, Any, Any, Any], Any]
 
@@ -76,7 +76,7 @@ RULES: dict[Any, Rule] = {
 
 TABLES = (embedding.embedding, embedding.getitem)
 
-VIEWS = frozenset("view reshape flatten unflatten permute transpose unsqueeze squeeze contiguous mT".split())
+VIEWS = frozenset(names("view reshape flatten unflatten permute transpose unsqueeze squeeze contiguous mT"))
 ON_CONSTANTS = frozenset((F.linear, torch.conv1d, torch.conv2d, torch.conv3d))  # whose results may hold the rows
 
 GROUPED = ("_grouped_mm", "grouped_mm_fallback")  # torch's, and transformers' where that one does not run

@@ -35,7 +35,7 @@ class Held:
     @property
     def content(self) -> int:
         """A checksum of the values, which writes that bypass the version counter change as well."""
-        return zlib.crc32(self.tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return zlib.crc32(self.tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def check_state(state: Sequence[Held], before: Sequence[int]) -> None:
@@ -48,8 +48,8 @@ def check_state(state: Sequence[Held], before: Sequence[int]) -> None:
             )
         if held.version != version:
             raise Refused(
-                f"{held.name}: the forward pass writes to this buffer or parameter, so what it stores of the data leaves "
-                "unprotected; put the module in eval mode or remove the update"
+                f"{held.name}: the forward pass writes to this buffer or parameter, so what it stores of the data "
+                "leaves unprotected; put the module in eval mode or remove the update"
             )
 
 

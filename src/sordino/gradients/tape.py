@@ -216,6 +216,7 @@ class Tape(TorchFunctionMode):
         self._constants: dict[int, weakref.ref[Tensor]] = {}
         self._slots: dict[int, Slot] = {}
         self._alive: list[Tensor] = []
+        self.roots: dict[int, Tensor] = {}  # data that requires a gradient and was computed from nothing that does
         self.leaves: dict[str, Tensor] = {}  # of the parameters that something was computed from
         for name, parameter in parameters.items():
             value = values.get(name, parameter).detach()
@@ -348,6 +349,7 @@ class Tape(TorchFunctionMode):
             use.release()
         self.uses.clear()
         self.leaves.clear()
+        self.roots.clear()
         self._slots.clear()
         self.book.clear()
         self._constants.clear()
@@ -365,15 +367,23 @@ class Tape(TorchFunctionMode):
                     slotted = True
                 elif self.book.holds(a):
                     data = True
+                    self._note_root(a)
                 elif a.requires_grad and self.rules.adopt(self, a):  # made where the mode does not look
                     slotted = True
                 else:
                     data = self._is_data(a) or data
+                    self._note_root(a)
             elif isinstance(a, (list, tuple)):
                 slotted, data = self._seen(a, slotted, data)
             elif isinstance(a, dict):
                 slotted, data = self._seen(a.values(), slotted, data)
         return slotted, data
+
+    def _note_root(self, t: Tensor) -> None:
+        """Autograd runs only what leads to a tensor that it is asked for: where data was made to require a gradient in
+        the forward pass (Wav2Vec2, enable_input_require_grads of peft), nothing would reach the uses behind it."""
+        if t.requires_grad and t.is_leaf:
+            self.roots[id(t)] = t
 
     def _is_data(self, t: Tensor) -> bool:
         """A tensor that nobody saw being made: with a gradient it is data whose rows are not known. Without one, none

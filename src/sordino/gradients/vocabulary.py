@@ -10,33 +10,45 @@ from torch import Tensor
 from sordino.gradients import flow, moves
 from sordino.gradients.flow import Rule
 
-_POINTWISE = """
-abs absolute acos acosh add addcdiv addcmul alpha_dropout angle arccos arcsin arctan asin asinh atan atan2 atanh
-bernoulli bfloat16 binary_cross_entropy binary_cross_entropy_with_logits bitwise_and bitwise_not bitwise_or bitwise_xor
-bool byte ceil celu char clamp clamp_max clamp_min clip clone complex conj conj_physical contiguous copy copysign
-cos cosh cpu cuda deg2rad detach digamma div divide double dropout dropout1d dropout2d dropout3d elu eq erf erfc erfinv
-exp exp2 expm1 feature_alpha_dropout feature_dropout fix float float_power floor floor_divide fmax fmin fmod frac
-gaussian_nll_loss ge gelu greater greater_equal gt half hardshrink hardsigmoid hardswish hardtanh heaviside hinge_embedding_loss
-huber_loss hypot imag int isclose isfinite isinf isnan isneginf isposinf isreal kl_div l1_loss ldexp le leaky_relu lerp
-less less_equal lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit
-logsigmoid long lt margin_ranking_loss masked_fill maximum minimum mish mse_loss mul multiply mvlgamma nan_to_num ne neg negative
-nextafter not_equal poisson_nll_loss positive pow real reciprocal relu relu6 remainder resolve_conj resolve_neg round rrelu
-rsqrt rsub selu sgn short sigmoid sign signbit silu sin sinc sinh smooth_l1_loss soft_margin_loss softplus softshrink softsign
-sqrt square sub subtract tan tanh tanhshrink threshold trunc true_divide truediv type where xlogy
-tril triu requires_grad_ retain_grad data pin_memory and or xor invert floordiv mod logical_and
-""".split()
-_CONSTANT = """
-zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros new_ones new_empty new_full new_tensor
-normal_ uniform_ random_ exponential_ geometric_ cauchy_ log_normal_ zero_ fill_ bernoulli_
-""".split()
 
-_REDUCTIONS = """
-mean prod std var amax amin max min argmax argmin any all logsumexp nanmean median nanmedian mode
-std_mean var_mean aminmax
-""".split()
+def names(text: str) -> list[str]:
+    return text.split()
+
+
+_POINTWISE = names(
+    """
+    abs absolute acos acosh add addcdiv addcmul alpha_dropout angle arccos arcsin arctan asin asinh atan atan2 atanh
+    bernoulli bfloat16 binary_cross_entropy binary_cross_entropy_with_logits bitwise_and bitwise_not bitwise_or
+    bitwise_xor bool byte ceil celu char clamp clamp_max clamp_min clip clone complex conj conj_physical contiguous
+    copy copysign cos cosh cpu cuda deg2rad detach digamma div divide double dropout dropout1d dropout2d dropout3d
+    elu eq erf erfc erfinv exp exp2 expm1 feature_alpha_dropout feature_dropout fix float float_power floor
+    floor_divide fmax fmin fmod frac gaussian_nll_loss ge gelu greater greater_equal gt half hardshrink hardsigmoid
+    hardswish hardtanh heaviside hinge_embedding_loss huber_loss hypot imag int isclose isfinite isinf isnan
+    isneginf isposinf isreal kl_div l1_loss ldexp le leaky_relu lerp less less_equal lgamma log log10 log1p log2
+    logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit logsigmoid long lt margin_ranking_loss
+    masked_fill maximum minimum mish mse_loss mul multiply mvlgamma nan_to_num ne neg negative nextafter not_equal
+    poisson_nll_loss positive pow real reciprocal relu relu6 remainder resolve_conj resolve_neg round rrelu rsqrt
+    rsub selu sgn short sigmoid sign signbit silu sin sinc sinh smooth_l1_loss soft_margin_loss softplus softshrink
+    softsign sqrt square sub subtract tan tanh tanhshrink threshold trunc true_divide truediv type where xlogy tril
+    triu requires_grad_ retain_grad data pin_memory and or xor invert floordiv mod logical_and
+    """
+)
+_CONSTANT = names(
+    """
+    zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros new_ones new_empty
+    new_full new_tensor normal_ uniform_ random_ exponential_ geometric_ cauchy_ log_normal_ zero_ fill_ bernoulli_
+    """
+)
+
+_REDUCTIONS = names(
+    """
+    mean prod std var amax amin max min argmax argmin any all logsumexp nanmean median nanmedian mode std_mean
+    var_mean aminmax
+    """
+)
 _MIXING = {
-    **dict.fromkeys("cumsum cumprod logcumsumexp cummax cummin softmax log_softmax softmin".split(), flow.mixing()),
-    **dict.fromkeys("sort argsort".split(), flow.mixing(1, -1)),
+    **dict.fromkeys(names("cumsum cumprod logcumsumexp cummax cummin softmax log_softmax softmin"), flow.mixing()),
+    **dict.fromkeys(names("sort argsort"), flow.mixing(1, -1)),
     "topk": flow.mixing(2, -1),
     "kthvalue": flow.reduction(2, -1),
     "quantile": flow.reduction(2),
@@ -48,9 +60,9 @@ _MIXING = {
     "linalg_vector_norm": flow.reduction(2),
     "linalg_norm": flow.reduction(2),
     "gumbel_softmax": flow.mixing(4, -1),
-    **dict.fromkeys("fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft".split(), flow.mixing(2, -1)),
-    **dict.fromkeys("fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2".split(), flow.mixing(2, (-2, -1))),
-    **dict.fromkeys("fft_fftn fft_ifftn fft_rfftn fft_irfftn".split(), flow.mixing(2)),
+    **dict.fromkeys(names("fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft"), flow.mixing(2, -1)),
+    **dict.fromkeys(names("fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2"), flow.mixing(2, (-2, -1))),
+    **dict.fromkeys(names("fft_fftn fft_ifftn fft_rfftn fft_irfftn"), flow.mixing(2)),
     "fft_fftshift": flow.mixing(1),
     "fft_ifftshift": flow.mixing(1),
 }
@@ -59,16 +71,16 @@ _TRAILING: dict[str, Rule] = {
     **{f"adaptive_{kind}_pool{n}d": flow.trailing(n) for kind in ("max", "avg") for n in (1, 2, 3)},
     **{f"adaptive_max_pool{n}d_with_indices": flow.trailing(n) for n in (1, 2, 3)},
     **{f"max_pool{n}d_with_indices": flow.trailing(n) for n in (1, 2, 3)},
-    **dict.fromkeys("pixel_shuffle pixel_unshuffle".split(), flow.trailing(3)),
-    **dict.fromkeys("interpolate upsample".split(), flow.trailing(lambda x: x.ndim - 2)),
+    **dict.fromkeys(names("pixel_shuffle pixel_unshuffle"), flow.trailing(3)),
+    **dict.fromkeys(names("interpolate upsample"), flow.trailing(lambda x: x.ndim - 2)),
     **dict.fromkeys(
-        "group_norm instance_norm local_response_norm channel_shuffle fold affine_grid".split(),
+        names("group_norm instance_norm local_response_norm channel_shuffle fold affine_grid"),
         flow.trailing(lambda x: x.ndim - 1),
     ),
     "grid_sample": flow.trailing(lambda x: x.ndim - 1, also=1),
     "im2col": flow.trailing(lambda x: x.ndim - 1),
-    **{name: flow.trailing(2) for name in "inverse linalg_inv linalg_det linalg_cholesky linalg_qr linalg_svd".split()},
-    **{name: flow.trailing(2) for name in "linalg_matrix_exp matrix_exp linalg_pinv linalg_eigh det".split()},
+    **{name: flow.trailing(2) for name in names("inverse linalg_inv linalg_det linalg_cholesky linalg_qr linalg_svd")},
+    **{name: flow.trailing(2) for name in names("linalg_matrix_exp matrix_exp linalg_pinv linalg_eigh det")},
     **{f"conv{n}d": flow.trailing(n + 1) for n in (1, 2, 3)},
     **{f"conv_transpose{n}d": flow.trailing(n + 1) for n in (1, 2, 3)},
     "rnn_tanh": flow.recurrent,
@@ -78,9 +90,9 @@ _TRAILING: dict[str, Rule] = {
 }
 _PRODUCTS: dict[str, Rule] = {
     "linear": flow.linear,
-    **dict.fromkeys("matmul mm bmm mv".split(), flow.matmul),
+    **dict.fromkeys(names("matmul mm bmm mv"), flow.matmul),
     "rmatmul": flow.reflected_matmul,
-    **dict.fromkeys("addmm baddbmm addmv".split(), flow.added_product),
+    **dict.fromkeys(names("addmm baddbmm addmv"), flow.added_product),
     "einsum": flow.einsum,
     "scaled_dot_product_attention": flow.attention,
     "embedding": flow.embedding,
@@ -88,10 +100,12 @@ _PRODUCTS: dict[str, Rule] = {
     "embedding_bag": flow.bag,
     "bilinear": flow.bilinear,
     "glu": flow.halved,
-    **dict.fromkeys("cross_entropy nll_loss".split(), flow.by_class),
+    **dict.fromkeys(names("cross_entropy nll_loss"), flow.by_class),
     **dict.fromkeys(
-        "multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss triplet_margin_loss "
-        "cosine_embedding_loss pairwise_distance triplet_margin_with_distance_loss".split(),
+        names(
+            "multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss triplet_margin_loss "
+            "cosine_embedding_loss pairwise_distance triplet_margin_with_distance_loss"
+        ),
         flow.by_row,
     ),
     "to": flow.only_first,
@@ -106,17 +120,17 @@ _PRODUCTS: dict[str, Rule] = {
     "view_as_complex": flow.trailing(1),
 }
 _MOVES: dict[str, Rule] = {
-    **dict.fromkeys("view reshape flatten unflatten view_as reshape_as ravel _unsafe_view".split(), moves.reshape),
+    **dict.fromkeys(names("view reshape flatten unflatten view_as reshape_as ravel _unsafe_view"), moves.reshape),
     **{
         name: moves.permutation(name)
-        for name in "permute transpose swapaxes swapdims t T H mT mH adjoint movedim moveaxis".split()
+        for name in names("permute transpose swapaxes swapdims t T H mT mH adjoint movedim moveaxis")
     },
     "unsqueeze": moves.unsqueeze,
     "squeeze": moves.squeeze,
-    **dict.fromkeys("expand expand_as broadcast_to".split(), moves.expand),
-    **dict.fromkeys("repeat tile".split(), moves.repeat),
+    **dict.fromkeys(names("expand expand_as broadcast_to"), moves.expand),
+    **dict.fromkeys(names("repeat tile"), moves.repeat),
     "repeat_interleave": moves.repeat_interleave,
-    **dict.fromkeys("chunk split tensor_split split_with_sizes unsafe_chunk unsafe_split".split(), moves.pieces),
+    **dict.fromkeys(names("chunk split tensor_split split_with_sizes unsafe_chunk unsafe_split"), moves.pieces),
     "unbind": moves.unbind,
     "select": moves.select,
     "narrow": moves.narrow,
@@ -124,14 +138,14 @@ _MOVES: dict[str, Rule] = {
     "gather": moves.gather,
     "take_along_dim": moves.take_along_dim,
     "getitem": moves.getitem,
-    **dict.fromkeys("cat concat concatenate".split(), moves.cat),
+    **dict.fromkeys(names("cat concat concatenate"), moves.cat),
     "stack": moves.stack,
     "flip": moves.turned(1),
     "roll": moves.turned(2),
     "pad": moves.pad,
     "unfold": moves.unfold,
     "masked_select": moves.masked_select,
-    **dict.fromkeys("index_add index_copy scatter scatter_add".split(), moves.scattered(3)),
+    **dict.fromkeys(names("index_add index_copy scatter scatter_add"), moves.scattered(3)),
     "_pack_padded_sequence": moves.packed,
     "_pad_packed_sequence": moves.unpacked,
 }
@@ -140,25 +154,33 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_POINTWISE, flow.pointwise),
     **dict.fromkeys(_CONSTANT, flow.constant),
     **dict.fromkeys(_REDUCTIONS, flow.reduction()),
-    **dict.fromkeys("sum nansum count_nonzero".split(), flow.summation),
+    **dict.fromkeys(names("sum nansum count_nonzero"), flow.summation),
     **_MIXING,
     **_TRAILING,
     **_PRODUCTS,
     **_MOVES,
 }
 
-_PROPERTIES = "shape ndim dtype device layout requires_grad is_cuda is_nested is_leaf is_sparse is_mkldnn itemsize nbytes"
+_PROPERTIES = names("shape ndim dtype device layout requires_grad is_cuda is_nested is_leaf is_sparse itemsize nbytes")
 ASKS = frozenset(
-    [getattr(Tensor, name).__get__ for name in _PROPERTIES.split() if hasattr(Tensor, name)]
+    [getattr(Tensor, name).__get__ for name in _PROPERTIES if hasattr(Tensor, name)]
     + [Tensor.dim, Tensor.size, Tensor.numel, Tensor.stride, Tensor.__len__, Tensor.is_contiguous]
     + [Tensor.is_floating_point, Tensor.is_complex, Tensor.nelement, Tensor.element_size, Tensor.get_device]
 )
 """Questions about a tensor that its values have no part in."""
 
 READS = frozenset(
-    "item tolist numpy __bool__ __float__ __int__ __index__ __complex__ __contains__ __array__ is_nonzero equal allclose".split()
+    names(
+        "item tolist numpy __bool__ __float__ __int__ __index__ __complex__ __contains__ __array__ is_nonzero equal "
+        "allclose"
+    )
 )
 """Operations that bring values out of tensors, where nothing can be followed any more."""
+
+
+_OPERATORS = names("add sub mul truediv pow div floordiv mod or and xor")
+_REFLECTED, _IN_PLACE = frozenset("r" + name for name in _OPERATORS), frozenset("i" + name for name in _OPERATORS)
+_NOT_IN_PLACE = ("__index__", "__int__", "__invert__", "__iter__")
 
 
 @functools.lru_cache(1 << 12)
@@ -171,9 +193,7 @@ def name_of(func: Any) -> str:
         return name
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]
-        if name in ("radd", "rsub", "rmul", "rtruediv", "rpow", "rdiv", "rmatmul", "rfloordiv", "rmod", "ror", "rand", "rxor"):
-            return "rmatmul" if name == "rmatmul" else name[1:]
-        if name in ("iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor", "ifloordiv", "imod", "idiv"):
+        if name in _REFLECTED or name in _IN_PLACE:
             return name[1:]
         return name
     return name[:-1] if name.endswith("_") and not name.startswith("_") else name
@@ -189,5 +209,5 @@ def writes(func: Any) -> bool:
     """Does it write into its first argument?"""
     name: str = getattr(func, "__name__", "")
     if name.startswith("__"):
-        return name.startswith("__i") and name not in ("__index__", "__int__", "__invert__", "__iter__") or name == "__setitem__"
+        return name == "__setitem__" or (name.startswith("__i") and name not in _NOT_IN_PLACE)
     return name.endswith("_") and not name.startswith("_")

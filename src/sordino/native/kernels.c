@@ -363,6 +363,22 @@ SCALED(scaled_f64, double)
 GATHERED(gathered_f32, float)
 GATHERED(gathered_f64, double)
 
+/* Row place[i] of the totals += weights[owner[i]] times row i, in double precision; weight zero leaves a row out. */
+#define SCATTERED(NAME, T)                                                                                             \
+    WIDE void NAME(const T *restrict rows, int64_t n, int64_t columns, const int64_t *restrict places,                 \
+                   const int64_t *restrict owners, const double *restrict weights, double *restrict totals) {          \
+        for (int64_t i = 0; i < n; i++) {                                                                              \
+            const double weight = weights[owners[i]];                                                                  \
+            const T *restrict row = rows + i * columns;                                                                \
+            double *restrict to = totals + places[i] * columns;                                                        \
+            if (weight != 0)                                                                                           \
+                for (int64_t j = 0; j < columns; j++) to[j] += weight * (double)row[j];                                \
+        }                                                                                                              \
+    }
+
+SCATTERED(scattered_f32, float)
+SCATTERED(scattered_f64, double)
+
 /* totals (p, q) += the sum over i of left_i (p) times right_i (q), in double precision, four i at a time; for few p. */
 #define CROSSED(NAME, T)                                                                                               \
     WIDE void NAME(const T *restrict left, const T *restrict right, int64_t n, int64_t p, int64_t q, int64_t stride,   \
@@ -404,13 +420,15 @@ CROSSED(crossed_f64, double)
  * A block is summed in single precision, DEEP rows at most at a time; blocks are added up in double precision, so that
  * what one adds does not depend on the others. Tiles of the total stay in the cache meanwhile. room: memory for
  * `blocked_room` numbers. */
-enum { DOWN = 6, ACROSS = 16, HIGH = 48, BROAD = 256, DEEP = 128 };
+enum { DOWN = 6, ACROSS = 16, HIGH = 96, BROAD = 128, DEEP = 128 };
 typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
 typedef float Half __attribute__((vector_size(16), may_alias));
 typedef double Four __attribute__((vector_size(32), aligned(8), may_alias));
 
 INLINE void tile(const float *restrict left, const float *restrict right, int64_t depth, double weight,
                  double *restrict to, int64_t stride, int64_t down, int64_t across) {
+    for (int64_t r = 0; r < down; r++)
+        __builtin_prefetch(to + r * stride, 1), __builtin_prefetch(to + r * stride + 8, 1);
     Eight sum[DOWN][2];
     _Pragma("GCC unroll 6") for (int r = 0; r < DOWN; r++) sum[r][0] = sum[r][1] = (Eight){0};
     for (int64_t k = 0; k < depth; k++) {

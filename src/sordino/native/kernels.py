@@ -8,6 +8,7 @@
 | `squares`       | products in double, and their sums     | the same up to 2⁻¹⁷ (docs/guarantees/noise.md, section 6) |
 | `scaled`        | a product, and another one for the sum | the same up to the rounding of double precision           |
 | `gathered`      | a vector times a matrix, in double     | likewise                                                  |
+| `scattered`     | torch's `index_add_`, in double        | likewise                                                  |
 | `crossed`       | a product of matrices, in double       | likewise                                                  |
 | `blocked`       | a product of matrices for each block   | the same up to the rounding of a block                    |
 | `lengths`       | numpy's sums and its square root       | the same                                                  |
@@ -153,6 +154,7 @@ class Kernels:
         self.squares = functions("squares_*", None, c_void_p, *sizes, c_void_p, c_void_p)
         self.scaled = functions("scaled_*", None, c_void_p, *sizes, *pointers)
         self.gathered = functions("gathered_*", None, c_void_p, *sizes, c_void_p, c_void_p)
+        self.scattered = functions("scattered_*", None, c_void_p, c_int64, c_int64, *pointers, c_void_p)
         self.crossed = functions("crossed_*", None, c_void_p, c_void_p, *sizes, c_int64, c_void_p)
         self._blocked, self._blocked_room = library["blocked_f32"], library["blocked_room"]
         self._blocked.argtypes, self._blocked.restype = [c_void_p] * 7, None
@@ -318,14 +320,15 @@ def _adds_up(kernels: Kernels) -> bool:
     numbers = [[(7 * i + 3 * j) % 11 - 5.0 for j in range(columns)] for i in range(n)]
     rows, out = (array("f", [x for row in numbers for x in row]) for _ in range(2))
     weight = array("d", weights)
-    sizes = n, n, n, columns, columns**2, columns**2
-    squares, lengths, factors, total, whole, tiles = (array("d", [0.0] * size) for size in sizes)
-    room = rows, weight, squares, lengths, factors, out, total, whole, tiles
-    at, scales, to, roots, shrunk, product, sums, square, tiled = (a.buffer_info()[0] for a in room)
-    table = array("q", [scales] * 8)
+    sizes = n, n, n, columns, columns**2, columns**2, n * columns
+    squares, lengths, factors, total, whole, tiles, apart = (array("d", [0.0] * size) for size in sizes)
+    room = rows, weight, squares, lengths, factors, out, total, whole, tiles, apart
+    at, scales, to, roots, shrunk, product, sums, square, tiled, spread = (a.buffer_info()[0] for a in room)
+    table, order = array("q", [scales] * 8), array("q", range(n))
     kernels.squares[4](at, n, columns, columns, scales, to)
     kernels.scaled[4](at, n, columns, columns, scales, product, sums)
     kernels.gathered[4](at, n, columns, columns, scales, sums)
+    kernels.scattered[4](at, n, columns, order.buffer_info()[0], order.buffer_info()[0], scales, spread)
     kernels.crossed[4](product, at, n, columns, columns, columns, square)
     kernels.factors[8](scales, n, 2.0, shrunk)
     finite = kernels.lengths[8](table.buffer_info()[0], 8, n, roots)
@@ -341,6 +344,7 @@ def _adds_up(kernels: Kernels) -> bool:
         and total.tolist() == [2 * sum(column) for column in zip(*scaled, strict=True)]
         and whole[:columns].tolist() == first
         and tiles[:columns].tolist() == second
+        and apart.tolist() == out.tolist()
         and lengths.tolist()[2:4] == [0.0, 2.0]
         and finite == 1
         and kernels.largest(Parts.of([np.frombuffer(rows, np.float32)])) == 5.0

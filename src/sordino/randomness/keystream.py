@@ -24,14 +24,17 @@ class Further:
     OpenSSL's context can't be used by two at a time."""
 
     def __init__(self, refine_key: bytes) -> None:
-        key = hashlib.blake2b(b"further digits", digest_size=32, key=refine_key).digest()
-        self._cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+        self._refine_key = refine_key
+        self._cipher: CipherContext | None = None  # made when it is needed: a small sum may leave nothing open
 
     def digits(self, counters: bytes) -> bytes:
         """16 bytes for each address, which is given as 8 bytes followed by 8 zeros.
 
         AES of the address: a counter mode that is read at places of our choice, under a key of its own.
         """
+        if self._cipher is None:
+            key = hashlib.blake2b(b"further digits", digest_size=32, key=self._refine_key).digest()
+            self._cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
         return self._cipher.update(counters)
 
 
