@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from small_recipes import small_toml
 from sordino.cli import main
 from sordino.clipping import FlatClip
 from sordino.diagnostics.threshold import advise_clipping, tail_kappa
@@ -80,20 +81,11 @@ def test_one_row_shows_nothing() -> None:
         advise_clipping(Weight(0.0), lambda o, t: o, (SAMPLES[:1], torch.zeros(1)), FlatClip(1.0))
 
 
-RECIPE = """
-[data]
-name = "fashion-mnist-mini"
-[model]
-name = "linear"
-[privacy]
-epsilon = 3.0
-delta = 1e-5
-[sampling]
-expected_batch = 300
-[train]
-steps = 6
-lr = 0.5
-"""
+RECIPE = small_toml(
+    privacy={"epsilon": 3.0, "noise_multiplier": None, "insecure_seed": None},
+    sampling={"expected_batch": 300},
+    train={"steps": 6},
+)
 
 
 def test_the_command_measures_a_recipe_s_threshold_on_test_rows(

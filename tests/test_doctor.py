@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from small_recipes import small_toml
 from sordino.cli import main
 from sordino.clipping import Clipping, FlatClip, NormalisedClip
 from sordino.diagnostics.doctor import Diagnosis, diagnose
@@ -200,20 +201,7 @@ def test_a_signal_without_noise_or_gradient() -> None:
     assert math.isfinite(found.over(10))
 
 
-RECIPE = """
-[data]
-name = "fashion-mnist-mini"
-[model]
-name = "linear"
-[privacy]
-noise_multiplier = 1.0
-delta = 1e-5
-[sampling]
-expected_batch = 300
-[train]
-steps = 40
-lr = 0.5
-"""
+RECIPE = small_toml(privacy={"insecure_seed": None}, sampling={"expected_batch": 300}, train={"steps": 40})
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor, nn
 
+from small_recipes import small_toml
 from sordino.cli import main
 from sordino.clipping import FlatClip, L1Clip, L2LinfClip
 from sordino.errors import InputError, Refused
@@ -310,27 +311,13 @@ class TestLedger:
             self.spent(plan, entries)
 
 
-RECIPE = """
-[run]
-name = "mixed"
-[data]
-name = "fashion-mnist-mini"
-[model]
-name = "linear"
-[privacy]
-epsilon = 3.0
-delta = 1e-5
-insecure_seed = 1
-[sampling]
-expected_batch = 300
-[method]
-name = "modelmix"
-lr = 0.5
-tau_over_lr = {kind = "pieces", values = [[0, 0.002], [0.5, 0.001]]}
-[train]
-steps = 6
-eval_every = 3
-"""
+RECIPE = small_toml(
+    run={"name": "mixed"},
+    privacy={"epsilon": 3.0, "noise_multiplier": None},
+    sampling={"expected_batch": 300},
+    method={"name": "modelmix", "lr": 0.5, "tau_over_lr": {"kind": "pieces", "values": [[0, 0.002], [0.5, 0.001]]}},
+    train={"steps": 6, "eval_every": 3, "lr": None},
+)
 
 
 class TestRecipe:

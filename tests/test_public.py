@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from small_recipes import small_toml
 from sordino.data import Split
 from sordino.errors import InputError, Refused
 from sordino.plan import Plan
@@ -20,24 +21,9 @@ from sordino.runs.prepared import prepare
 from sordino.runs.recipe import Recipe
 from sordino.runs.run import run_recipe
 
-RECIPE = """
-[data]
-name = "fashion-mnist-mini"
-[model]
-name = "linear"
-[privacy]
-noise_multiplier = 1.0
-delta = 1e-5
-insecure_seed = 1
-[sampling]
-expected_batch = 100
-[train]
-steps = 2
-lr = 1
-[public]
-fraction = 0.05
-shared = "drop"
-"""
+RECIPE = small_toml(
+    sampling={"expected_batch": 100}, train={"steps": 2, "lr": 1}, public={"fraction": 0.05, "shared": "drop"}
+)
 
 
 def rows(count: int, seed: int = 0) -> Split:

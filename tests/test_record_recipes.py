@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from small_recipes import DOCUMENT, small_recipe
 from sordino.errors import InputError, Refused
 from sordino.methods.dpsgd.method import record_vector
 from sordino.plan.contribution import Augmentation, Contribution, InnerMomentum, RecordMomentum
@@ -17,33 +18,22 @@ from sordino.runs.prepared import prepare
 from sordino.runs.recipe import Recipe
 from sordino.runs.run import run_recipe
 
-DOCUMENT: dict[str, Any] = {
-    "data": {"name": "fashion-mnist-mini"},
-    "model": {"name": "linear"},
-    "privacy": {"noise_multiplier": 1.0, "delta": 1e-5, "insecure_seed": 1},
-    "sampling": {"expected_batch": 40},
-    "train": {"steps": 3, "lr": 0.5},
-}
 VIEWS = {"views": 2, "crop": 2, "flip": True}
 
 
-def recipe(**sections: dict[str, Any]) -> Recipe:
-    return Recipe.from_dict(DOCUMENT | {name: DOCUMENT.get(name, {}) | keys for name, keys in sections.items()})
-
-
 def test_the_keys_become_the_plan_s_parts() -> None:
-    made = recipe(method={"inner_length": 2, "inner_decay": 0.08, "outer_kept": 0.9}, augmentation=VIEWS)
+    made = small_recipe(method={"inner_length": 2, "inner_decay": 0.08, "outer_kept": 0.9}, augmentation=VIEWS)
     assert record_vector(made) == Contribution(InnerMomentum(2, 0.08), Augmentation(**VIEWS))
     assert settings_of(made, torch.optim.SGD, 3, None).optimizer_options == {"momentum": 0.9}
-    assert record_vector(recipe(method={"record_momentum_kept": 0.9})).record_momentum == RecordMomentum(0.9)
-    assert record_vector(recipe()) == Contribution()
+    assert record_vector(small_recipe(method={"record_momentum_kept": 0.9})).record_momentum == RecordMomentum(0.9)
+    assert record_vector(small_recipe()) == Contribution()
 
 
 def test_a_recipe_survives_a_round_trip(tmp_path: Path) -> None:
-    made = recipe(method={"inner_length": 2, "inner_decay": 0.08}, augmentation=VIEWS)
+    made = small_recipe(method={"inner_length": 2, "inner_decay": 0.08}, augmentation=VIEWS)
     (tmp_path / "recipe.toml").write_text(made.to_toml())
     assert Recipe.read(tmp_path / "recipe.toml") == made
-    assert "augmentation" not in recipe().to_toml()
+    assert "augmentation" not in small_recipe().to_toml()
 
 
 @pytest.mark.parametrize(
@@ -66,7 +56,7 @@ def test_a_recipe_survives_a_round_trip(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_is_said_before_anything_is_written(sections: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=said):
-        run_recipe(recipe(**sections), tmp_path / "run")
+        run_recipe(small_recipe(**sections), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -89,7 +79,7 @@ def test_other_methods_refuse_views_and_momenta(name: str, tmp_path: Path) -> No
 
 
 def test_a_run_with_both_says_what_a_record_s_vector_was(tmp_path: Path) -> None:
-    made = recipe(method={"inner_length": 2, "inner_decay": 0.3, "outer_kept": 0.5}, augmentation=VIEWS)
+    made = small_recipe(method={"inner_length": 2, "inner_decay": 0.3, "outer_kept": 0.5}, augmentation=VIEWS)
     result = run_recipe(made, tmp_path / "run", progress=False)
     header = json.loads((tmp_path / "run" / "ledger.jsonl").read_text().splitlines()[0])
     assert "inner" in json.dumps(header)
@@ -97,5 +87,5 @@ def test_a_run_with_both_says_what_a_record_s_vector_was(tmp_path: Path) -> None
     for said in ("at the last 2 iterates", "2 views (crop 2, flip)", "clipped once"):
         assert said in result["guarantee"]["sentence"]
         assert said in page
-    plain = prepare(recipe()).plan
+    plain = prepare(small_recipe()).plan
     assert result["epsilon"] == plain.guarantee().epsilon

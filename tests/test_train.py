@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 
 import sordino
+from small_recipes import small_toml
 from sordino.errors import InputError, Refused
 from sordino.plan import Plan
 from sordino.release.ledger import read_ledger
@@ -190,27 +191,12 @@ def test_bad_settings_are_refused_before_anything_is_written(
     assert not out.exists()
 
 
-RECIPE = """
-[run]
-name = "kill"
-[data]
-name = "fashion-mnist-mini"
-[model]
-name = "linear"
-[privacy]
-epsilon = 3.0
-delta = 1e-5
-insecure_seed = 5
-[sampling]
-expected_batch = 300
-[train]
-steps = 60
-lr = 0.5
-momentum = 0.9
-average = "ema"
-eval_every = 20
-checkpoint_every = 7
-"""
+RECIPE = small_toml(
+    run={"name": "kill"},
+    privacy={"epsilon": 3.0, "insecure_seed": 5, "noise_multiplier": None},
+    sampling={"expected_batch": 300},
+    train={"steps": 60, "momentum": 0.9, "average": "ema", "eval_every": 20, "checkpoint_every": 7},
+)
 
 
 def test_killed_at_any_moment_and_resumed_a_run_ends_bit_for_bit_the_same(tmp_path: Path) -> None:

@@ -10,25 +10,15 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from small_recipes import small_toml
 from sordino.cli import main
 
-RECIPE = """
-[run]
-name = "small"
-[data]
-name = "fashion-mnist-mini"
-[model]
-name = "linear"
-[privacy]
-epsilon = 3.0
-delta = 1e-5
-[sampling]
-expected_batch = 300
-[train]
-steps = 6
-lr = 0.5
-eval_every = 3
-"""
+RECIPE = small_toml(
+    run={"name": "small"},
+    privacy={"epsilon": 3.0, "noise_multiplier": None, "insecure_seed": None},
+    sampling={"expected_batch": 300},
+    train={"steps": 6, "eval_every": 3},
+)
 
 
 @pytest.fixture

@@ -8,24 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from small_recipes import small_toml
 from sordino.cli import main
 from sordino.data import load
 
-RECIPE = """
-[data]
-name = "fashion-mnist-mini"
-[model]
-name = "linear"
-[privacy]
-noise_multiplier = 1.0
-delta = 1e-5
-[sampling]
-expected_batch = 12000
-[train]
-steps = 2
-lr = 0.5
-chunk = 4096
-"""
+RECIPE = small_toml(
+    privacy={"insecure_seed": None}, sampling={"expected_batch": 12000}, train={"steps": 2, "chunk": 4096}
+)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from small_recipes import small_toml
 from sordino.errors import InputError, Refused
 from sordino.methods.coupling import DPMD, AdaMix, Constant, LeastError, WarmUp, public_use
 from sordino.runs.build import clipping_of, plan_from, private_records
@@ -15,28 +16,12 @@ from sordino.runs.prepared import prepare
 from sordino.runs.recipe import Recipe
 from sordino.runs.run import run_recipe
 
-RECIPE = """
-[data]
-name = "fashion-mnist-mini"
-[model]
-name = "linear"
-[method]
-name = "coupling"
-[privacy]
-noise_multiplier = 1.0
-delta = 1e-5
-insecure_seed = 1
-[sampling]
-expected_batch = 50
-[train]
-steps = 2
-lr = 0.1
-[public]
-records = 300
-origin = "images that a shop published itself"
-expected_batch = 64
-shared = "drop"
-"""
+RECIPE = small_toml(
+    method={"name": "coupling"},
+    sampling={"expected_batch": 50},
+    train={"steps": 2, "lr": 0.1},
+    public={"records": 300, "origin": "images that a shop published itself", "expected_batch": 64, "shared": "drop"},
+)
 KEPT = Path(__file__).parents[2] / "experiments" / "recipes"
 
 

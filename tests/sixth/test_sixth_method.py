@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import sordino
+from small_recipes import small_toml
 from sordino import registry, report
 from sordino.cli import main
 from sordino.errors import InputError, Refused
@@ -25,27 +26,13 @@ from sordino.runs.recipe import Recipe
 from sordino.runs.run import audit_recipe, run_recipe
 from sordino.runs.sweep import Axis, Sweep, check, cost_of
 
-RECIPE = """
-[run]
-name = "sixth"
-[data]
-name = "fashion-mnist-mini"
-[model]
-name = "linear"
-[method]
-name = "signed-steps"
-lr = 0.01
-[privacy]
-epsilon = 4.0
-delta = 1e-5
-insecure_seed = 1
-[sampling]
-expected_batch = 400
-[train]
-steps = 12
-eval_every = 6
-chunk = 400
-"""
+RECIPE = small_toml(
+    run={"name": "sixth"},
+    method={"name": "signed-steps", "lr": 0.01},
+    privacy={"epsilon": 4.0, "noise_multiplier": None},
+    sampling={"expected_batch": 400},
+    train={"steps": 12, "eval_every": 6, "chunk": 400, "lr": None},
+)
 
 
 def install(folder: Path, name: str, value: str, package: str = "signed") -> Path:

@@ -49,7 +49,7 @@ def mlp(
 
 
 def scatter_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """CNN on scattering maps of 28×28 images (papers 000 and 001):
+    """CNN on scattering maps of 28×28 images (Xiao, Wan & Devadas 2022; Ye & Shokri 2022):
     conv3×3 stride 2 81→16, tanh, conv3×3 16→32, tanh, fc 512→32, tanh, fc 32→10."""
     channels, height, width = _image(input_shape, "scatter-cnn")
     h, w = -(-height // 2), -(-width // 2)  # padding 1, stride 2: 7 → 4
@@ -82,8 +82,8 @@ def scatter_cnn_cifar(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def mnist_cnn(input_shape: tuple[int, ...], classes: int, *, form: str = "original") -> nn.Module:
-    """The CNN of paper 004, appendix A.1 (also that of TensorFlow Privacy's and Opacus' tutorials).
-    26,010 parameters. form "enhanced": with the normalisations of paper 002, as in `resnet`.
+    """The CNN of Liu et al. 2023, appendix A.1 (also that of TensorFlow Privacy's and Opacus' tutorials).
+    26,010 parameters. form "enhanced": with the normalisations of Xiao et al. 2023, as in `resnet`.
     """
     channels, height, width = _image(input_shape, "mnist-cnn")
     h, w = (_mnist_side(side) for side in (height, width))

@@ -1,7 +1,7 @@
 """Residual networks for 32×32 images: CIFAR ResNets (He et al. 2016) in three forms, and Wide-ResNets.
 
 - original: as published, with GroupNorm in the place of BatchNorm.
-- enhanced: paper 002, section 5.1: ELU, GroupNorm *after* the activation and once more after the sum, weight
+- enhanced: Xiao et al. 2023, section 5.1: ELU, GroupNorm *after* the activation and once more after the sum, weight
   standardisation, a head on 2×2 standardised features.
 - batch: as published, with BatchNorm. It mixes the rows of a batch, so it is for BatchClipping alone, where a record's
   batch is the record and public companions; every other private training refuses it.
@@ -138,7 +138,7 @@ def resnet(
 
 
 def resnet20(input_shape: tuple[int, ...], classes: int, *, groups: int = 16) -> nn.Module:
-    """The original ResNet-20 with the groups that paper 000's recipes have."""
+    """The original ResNet-20 with the groups that the recipes of Xiao, Wan & Devadas 2022 have."""
     return resnet(input_shape, classes, depth=20, groups=groups)
 
 

@@ -1,5 +1,5 @@
 """Text classifiers on token ids (n, length): an LSTM, a pre-LN transformer encoder (W6 and W5 of the benchmarks), and
-the GRU of paper 002 on frozen word vectors, plain and with standardised gate projections.
+the GRU of Xiao et al. 2023 on frozen word vectors, plain and with standardised gate projections.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""BatchClipping: a network with BatchNorm, each private record normalised with public companions (paper 002, Alg. 3).
+"""BatchClipping: a network with BatchNorm, each private record normalised with public rows (Xiao et al. 2023, Alg. 3).
 
 A record's gradient is that of its own loss, computed on a batch of p rows: the record and p − 1 *public* rows, drawn
 anew for every record and step by public randomness and the record's own content. No private row is ever normalised
@@ -247,6 +247,6 @@ def majority(outputs: Tensor) -> Tensor:
 
 
 def predict(model: CompanionNet, inputs: Tensor, *, draws: int = 10, seed: int = 0) -> Tensor:
-    """Classes by majority over `draws` draws of companions (paper 002, Appendix E). The same whenever it is asked."""
+    """Classes by majority over `draws` draws of companions (Xiao et al. 2023, Appendix E); repeatable."""
     found = [majority(outputs) for _, outputs in draws_of(model, inputs, draws=draws, seed=seed)]
     return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Momentum of single records, before clipping: Algorithms 1 and 2 of "Clipping bias reduction" (paper 002).
+"""Momentum of single records, before clipping: Algorithms 1 and 2 of "Clipping bias reduction" (Xiao et al. 2023).
 
 Formal guarantee. What a record contributes is *one* vector, made of its own gradients at iterates that were released
 before, and clipped once. So a record moves the sum by at most `clip_norm`, whatever the lengths and factors, and the

@@ -143,7 +143,7 @@ class InstrumentsSection:
     every: int | None = None  # steps between two readings
     rows: int = 500
     split: str | None = None  # "public" (default: what [public] sets aside) or "test", where its rows are public
-    window: int = 0  # iterations over which the sampling noise is averaged, Fig. 5a of paper 002; 0: not
+    window: int = 0  # iterations over which the sampling noise is averaged, Fig. 5a of Xiao et al. 2023; 0: not
     not_private: bool = False  # read the private rows, into not_private.json
 
     @property

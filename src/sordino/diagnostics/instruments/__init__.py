@@ -1,4 +1,4 @@
-"""Instruments: what clipping does to the gradient, on public rows or flagged as not private (paper 002).
+"""Instruments: what clipping does to the gradient, on public rows or flagged as not private (Xiao et al. 2023).
 
 `measure` reads sampling noise, norms, clipped share and cosine at the present weights; `p_averaged` does so where means
 of groups are clipped; `noise_vectors` and `windowed_noise` show how far noise repeats over iterations; `Watch` reads

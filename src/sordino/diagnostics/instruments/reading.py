@@ -1,4 +1,4 @@
-"""What clipping does to the gradient, measured on rows: paper 002, Figs. 1, 3, 6, 7.
+"""What clipping does to the gradient, measured on rows: Xiao et al. 2023, Figs. 1, 3, 6, 7.
 
 At the model's present weights, with g_i the gradient of row i and ∇F their mean:
 

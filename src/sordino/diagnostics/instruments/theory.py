@@ -1,4 +1,4 @@
-"""Theorems 3.1 and 3.2 of paper 002 with better constants, and the step that they prescribe.
+"""Theorems 3.1 and 3.2 of Xiao et al. 2023 with better constants, and the step that they prescribe.
 
 Setting: F is β-smooth, `gap` = F(w₀) − inf F, E‖∇f_i − ∇F‖² ≤ τ² everywhere (Assumption 3.1), T steps of
 w ← w − η(Ḡ + Δ), where Ḡ is the mean of the clipped gradients of a Poisson batch over its expected size (at least 1)

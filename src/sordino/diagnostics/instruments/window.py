@@ -1,4 +1,4 @@
-"""Does the sampling noise of a record repeat itself over the iterations? Paper 002, Fig. 5a.
+"""Does the sampling noise of a record repeat itself over the iterations? Xiao et al. 2023, Fig. 5a.
 
 With ξ_l^(i) = ∇f(w_l, record i) − ∇F(w_l), the average over records of ‖(1/K₀) Σ_{l=k}^{k+K₀−1} ξ_l^(i)‖: if the
 noise of different iterations were independent it would fall as 1/√K₀, if it were the same in all of them it would

@@ -30,17 +30,17 @@ def only_private() -> float:
 
 
 def adamix() -> float:
-    """α = ½ (Golatkar et al. 2022, for losses that are summed; footnote 3 of paper 004)."""
+    """α = ½ (Golatkar et al. 2022, for losses that are summed; footnote 3 of Liu et al. 2023)."""
     return 0.5
 
 
 def sample_mechanism(public_records: int, private_records: int) -> float:
-    """α = n_pub / (n_pub + n_priv): every record counts alike (Table 2 of paper 004)."""
+    """α = n_pub / (n_pub + n_priv): every record counts alike (Table 2 of Liu et al. 2023)."""
     return public_records / (public_records + private_records)
 
 
 def dpmd(step: int, period: float) -> float:
-    """α_t = 1 − cos(π t / 2K) for t ≤ K and 1 from then on (Amid et al. 2022, as in Table 2 of paper 004).
+    """α_t = 1 − cos(π t / 2K) for t ≤ K and 1 from then on (Amid et al. 2022, as in Table 2 of Liu et al. 2023).
 
     From private alone at the first step to public alone at step K. Past K the printed formula exceeds 1 and comes back
     down; it is held at 1 here.
@@ -61,7 +61,7 @@ def equation_5(*, batch: float, noise_multiplier: float, parameters: int, smooth
 def private_step_bound(
     lr: float, *, batch: float, noise_multiplier: float, parameters: int, smoothness: float, loss: float, steps: int
 ) -> float:
-    """What (15) of paper 004 bounds the mean of 𝓜_r by for private steps of size `lr` alone:
+    """What (15) of Liu et al. 2023 bounds the mean of 𝓜_r by for private steps of size `lr` alone:
 
     (2 / (η B T)) · (𝓛₀ + ½ L T η² (B² + σ² d)).
     """

@@ -1,4 +1,4 @@
-"""Private thresholds: a noisy histogram of record norms per part, and the bounds that follow (paper 003, Algorithm 2).
+"""Private thresholds: a noisy histogram of record norms per part, and bounds made of it (Harder et al. 2018, Alg. 2).
 
 One fresh Poisson batch; for each part of the coefficients a record adds 1 to the bin of its norm. With P parts a
 record's contribution has l2 norm √P, whatever the record, so the counts have sensitivity √P under add/remove; they
