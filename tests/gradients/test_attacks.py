@@ -139,6 +139,12 @@ def _squeezed(m: Any, x: Tensor) -> Tensor:
     return hidden + m.first(x)
 
 
+def _written_by_mask(m: Any, x: Tensor) -> Tensor:
+    places = torch.nonzero((x > 1).flatten()).flatten()  # few, so that two dimensions may look like the rows'
+    values = m.first(x).flatten()[places]
+    return m.first(x) + torch.zeros_like(x).flatten().index_add(0, places, values).view_as(x)  # type: ignore[no-any-return]
+
+
 INDEPENDENT: dict[str, Callable[[], Fn]] = {
     "squeeze_": lambda: _of(_squeezed),
     "tensor_split with overlap": lambda: _of(_overlapping),
@@ -150,6 +156,10 @@ INDEPENDENT: dict[str, Callable[[], Fn]] = {
         lambda m, x: m.norm(m.first(x).reshape(-1, 2, 2).flip(0)).flip(0), first=layer(), norm=nn.GroupNorm(1, 2)
     ),
     "rows padded and cut": lambda: _of(lambda m, x: torch.tanh(F.pad(m.first(x), (0, 0, 1, 2)))[1 : 1 + len(x)]),
+    "a distribution that checks its arguments": lambda: Fn(
+        lambda m, x: torch.distributions.Normal(m.first(x), m.second(x).exp()).log_prob(x), first=layer(), second=layer()
+    ),
+    "a block of rows written by a mask": lambda: _of(_written_by_mask),
     "several quantiles": lambda: _of(lambda m, x: m.first(x).quantile(_sevenths(), 1).T),
 }
 

@@ -207,7 +207,12 @@ def _moved(setup: Setup, data: Data, rows: int, base: Tensor, variant: str, numb
     for part in torch.tensor_split(order, cuts):
         if not len(part):
             continue
-        found = _losses(setup, tuple(take(t, part, rows) for t in changed))  # type: ignore[arg-type]
+        try:
+            found = _losses(setup, tuple(take(t, part, rows) for t in changed))  # type: ignore[arg-type]
+        except (ValueError, RuntimeError, IndexError, ArithmeticError):
+            if extreme is None or not bool((part == extreme).any()):
+                raise
+            continue  # the model does not take such a row at all: a distribution or a solver checks its arguments
         others = part != (-1 if extreme is None else extreme)
         a, b = found[others].double(), base[part][others].double()
         if bool((torch.isfinite(a) != torch.isfinite(b)).any()):
