@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from sordino.clipping import FlatClip
 from sordino.errors import Refused
-from sordino.gradients import Rows, brute_force, clipped_sum
+from sordino.gradients import Rows, assurance, brute_force, clipped_sum
 from sordino.gradients.assurance import Assurance
+from sordino.gradients.neutral import Neutral
 from sordino.gradients.passes import Pass, Setup
+from sordino.gradients.rows import Chunk
 from sordino.gradients.survey import survey
 
 N = 4  # rows, and every other length: labels must not come from lengths
@@ -74,6 +76,18 @@ def _hooked(m: Any, x: Tensor) -> Tensor:
     return torch.tanh(hidden)
 
 
+class Centred(torch.autograd.Function):
+    """The gradient less its mean over the batch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient - gradient.mean(0)
+
+
 def _of(forward: Callable[[Any, Tensor], Any]) -> Fn:
     return Fn(forward, first=layer())
 
@@ -106,6 +120,7 @@ MIXING: dict[str, Callable[[], Fn]] = {
     "a view made before the write": lambda: _of(_seen_after_write),
     "data replaced": lambda: _of(_replaced_data),
     "a hook over the batch": lambda: _of(_hooked),
+    "a backward over the batch": lambda: _of(lambda m, x: Centred.apply(m.first(x))),  # type: ignore[no-untyped-call]
 }
 
 
@@ -139,6 +154,12 @@ def _squeezed(m: Any, x: Tensor) -> Tensor:
     return hidden + m.first(x)
 
 
+def _written_by_mask(m: Any, x: Tensor) -> Tensor:
+    places = torch.nonzero((x > 1).flatten()).flatten()  # few, so that two dimensions may look like the rows'
+    values = m.first(x).flatten()[places]
+    return m.first(x) + torch.zeros_like(x).flatten().index_add(0, places, values).view_as(x)  # type: ignore[no-any-return]
+
+
 INDEPENDENT: dict[str, Callable[[], Fn]] = {
     "squeeze_": lambda: _of(_squeezed),
     "tensor_split with overlap": lambda: _of(_overlapping),
@@ -150,6 +171,12 @@ INDEPENDENT: dict[str, Callable[[], Fn]] = {
         lambda m, x: m.norm(m.first(x).reshape(-1, 2, 2).flip(0)).flip(0), first=layer(), norm=nn.GroupNorm(1, 2)
     ),
     "rows padded and cut": lambda: _of(lambda m, x: torch.tanh(F.pad(m.first(x), (0, 0, 1, 2)))[1 : 1 + len(x)]),
+    "a distribution that checks its arguments": lambda: Fn(
+        lambda m, x: torch.distributions.Normal(m.first(x), m.second(x).exp()).log_prob(x),
+        first=layer(),
+        second=layer(),
+    ),
+    "a block of rows written by a mask": lambda: _of(_written_by_mask),
     "several quantiles": lambda: _of(lambda m, x: m.first(x).quantile(_sevenths(), 1).T),
 }
 
@@ -160,3 +187,28 @@ def test_rows_that_do_not_mix_have_the_gradients_of_a_loop(name: str) -> None:
     model, data = INDEPENDENT[name]().double(), Rows(noise(N, N), noise(N))
     engine = clipped_sum(model, squared, data, FlatClip(1.0), assurance=Assurance())
     agree(engine, brute_force(model, squared, data, FlatClip(1.0)))
+
+
+def _setup(model: nn.Module, loss: Any) -> Setup:
+    found = survey(model)
+    return Setup(model, loss, found.parameters, found.state)
+
+
+def test_the_weights_of_the_attribution_check_differ_from_record_to_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under neutral random numbers they were once all the same, and any attribution passed."""
+    seen: list[Tensor] = []
+    plain = assurance._plain_gradients
+    monkeypatch.setattr(assurance, "_plain_gradients", lambda s, d, w: (seen.append(w), plain(s, d, w))[1])
+    model, chunk = nn.Linear(N, N).double(), Chunk(slice(0, N), slice(0, N), N, N, None, None)
+    with Neutral():
+        assurance.check_attribution(_setup(model, squared), (noise(N, N), noise(N)), chunk)
+    assert len(set(seen[0].tolist())) == N
+
+
+def test_losses_that_depend_on_the_targets_of_other_records_are_refused() -> None:
+    def rare(out: Tensor, target: Tensor) -> Tensor:
+        return squared(out, target) / (1 + (target > 50).sum())
+
+    with pytest.raises(Refused, match="interact"):
+        data = Rows(noise(N, N), noise(N))
+        clipped_sum(nn.Linear(N, N).double(), rare, data, FlatClip(1.0), assurance=Assurance())

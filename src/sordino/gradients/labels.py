@@ -32,7 +32,7 @@ class Book:
         self.crossed: str | None = None
         self._name = ""
         self._unknown = False  # whether anything is labelled MANY
-        self._of: dict[int, tuple[weakref.ref[Tensor], Lineage]] = {}
+        self._of: dict[int, tuple[weakref.ref[Tensor], Lineage, bool]] = {}
 
     def suspect(self) -> None:
         """Rows take part in the choice of what others get (an index, a mask)."""
@@ -40,7 +40,12 @@ class Book:
 
     def lineage(self, t: Any) -> Lineage | None:
         found = self._of.get(id(t))
-        return found[1] if found is not None and found[0]() is t else None
+        if found is None or found[0]() is not t:
+            return None
+        if t.requires_grad and not found[2] and self.rows > 1:
+            self.put(t, MANY)  # returned by a function with a backward of its own: the rows of that are not known
+            return MANY
+        return found[1]
 
     def holds(self, t: Tensor) -> bool:
         found = self._of.get(id(t))
@@ -49,7 +54,7 @@ class Book:
     def put(self, t: Tensor, label: Lineage) -> None:
         if not t.numel():
             label = Owners(torch.full([1] * t.ndim, -1))  # nobody's
-        self._of[id(t)] = (weakref.ref(t), label)
+        self._of[id(t)] = (weakref.ref(t), label, t.requires_grad)
         self._unknown = self._unknown or isinstance(label, Many)
         if not self.crowded and self.rows > 1 and t.shape.count(self.rows) > 1:
             self.crowded = True
@@ -58,7 +63,7 @@ class Book:
         self._of.pop(id(t), None)
 
     def alive(self) -> list[weakref.ref[Tensor]]:
-        return [ref for ref, _ in self._of.values()]
+        return [ref for ref, _, _ in self._of.values()]
 
     def clear(self) -> None:
         self._of.clear()
@@ -164,7 +169,7 @@ class Book:
         if label == old and not isinstance(label, Owners):
             return
         place = t.untyped_storage().data_ptr()
-        held = [ref for ref, _ in self._of.values()]
+        held = self.alive()
         for ref in held if old is not None else (*held, *self.constants.values()):
             other = ref()
             if other is not None and other is not t and other.untyped_storage().data_ptr() == place:
