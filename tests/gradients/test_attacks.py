@@ -209,6 +209,6 @@ def test_losses_that_depend_on_the_targets_of_other_records_are_refused() -> Non
     def rare(out: Tensor, target: Tensor) -> Tensor:
         return squared(out, target) / (1 + (target > 50).sum())
 
+    data = Rows(noise(N, N), noise(N))
     with pytest.raises(Refused, match="interact"):
-        data = Rows(noise(N, N), noise(N))
         clipped_sum(nn.Linear(N, N).double(), rare, data, FlatClip(1.0), assurance=Assurance())

@@ -230,7 +230,7 @@ def _moved(setup: Setup, data: Data, rows: int, base: Tensor, variant: str, numb
 
 
 def _extreme(tree: Any, row: int, variant: str) -> Any:
-    """Inputs or targets with one row far from all others: large, missing (NaN), or at the end of the range of integers."""
+    """Inputs or targets with one row far from all others: large, missing (NaN), or at the end of integers' range."""
 
     def change(t: Tensor) -> Tensor:
         if not t.ndim or not t.numel():

@@ -40,7 +40,7 @@ class Book:
 
     def lineage(self, t: Any) -> Lineage | None:
         found = self._of.get(id(t))
-        if found is None or found[0]() is not t:
+        if found is None or not isinstance(t, Tensor) or found[0]() is not t:
             return None
         if t.requires_grad and not found[2] and self.rows > 1:
             self.put(t, MANY)  # returned by a function with a backward of its own: the rows of that are not known
