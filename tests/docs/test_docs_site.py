@@ -26,7 +26,6 @@ def generated(monkeypatch: pytest.MonkeyPatch) -> object:
 
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    pytest.importorskip("myst_parser", reason="the extra `docs` is not installed")
     offline = {**os.environ, "http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
     built = subprocess.run(
         [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-d", tmp_path / "trees",
