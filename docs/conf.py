@@ -26,4 +26,3 @@ autodoc_typehints = "none"  # signatures have them
 autodoc_member_order = "bysource"
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
-

@@ -1,6 +1,6 @@
 """A first private model: a linear classifier of the embedded images, ε = 3.
 
-    python examples/first_model.py
+Run it with `python examples/first_model.py`.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """A training loop of your own: any optimizer and scheduler, on released gradients.
 
-    python examples/own_loop.py
+Run it with `python examples/own_loop.py`.
 """
 
 from pathlib import Path

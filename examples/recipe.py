@@ -1,6 +1,6 @@
 """The command line with a recipe of your own: train, then the report.
 
-    python examples/recipe.py
+Run it with `python examples/recipe.py`.
 """
 
 import json

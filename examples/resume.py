@@ -1,6 +1,6 @@
 """A run that is interrupted and goes on: what was released and lost is skipped, and ε stays that of the plan.
 
-    python examples/resume.py
+Run it with `python examples/resume.py`.
 """
 
 from tempfile import TemporaryDirectory

@@ -31,7 +31,8 @@ def name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-WITH_CODE = [page for page in PAGES if blocks(page)]
+WITH_CODE = [page for page in PAGES if blocks(page) and page.name != "README.md"]
+"""The README's code is run by tests/test_readme.py."""
 
 
 @pytest.mark.slow
@@ -56,6 +57,13 @@ def test_every_page_with_python_is_found_and_every_output_has_its_block() -> Non
         assert text.count("```python\n") == len(BLOCK.findall(text)), f"{name(page)}: a block that no test sees"
         shown = sum(printed != "" for _, _, printed in BLOCK.findall(text))
         assert text.count("<!-- prints -->") == shown, f"{name(page)}: an output that belongs to no block"
+
+
+def test_no_python_is_hidden_in_an_indented_block() -> None:
+    for page in PAGES:
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf8"), flags=re.S)
+        hidden = re.findall(r"^ {4,}(?:import |from \w+[\w.]* import |\w+ = \w+[.\w]*\().*$", text, re.M)
+        assert not hidden, f"{name(page)}: write ```python, so that it is run: {hidden[0]}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -42,7 +42,9 @@ class TestWhichMethod:
     def test_public_rows(self) -> None:
         rows = result("coupling_mnist")["table"]
         coupled, alone = mean(rows, column="Coupling+", share=0.05), mean(rows, column="OnlyPub+", share=0.05)
-        expected = f"ε = 2: {coupled:.2f}, against {mean(rows, column='FullPriv'):.2f} for DP-SGD on all rows and {alone:.2f}"
+        expected = (
+            f"ε = 2: {coupled:.2f}, against {mean(rows, column='FullPriv'):.2f} for DP-SGD on all rows and {alone:.2f}"
+        )
         assert expected in line("some public rows")
 
     def test_normalised_networks(self) -> None:
@@ -60,7 +62,9 @@ class TestWhichMethod:
         (composition,) = [value for name, value in at.items() if name.startswith("composition (")]
         text = line("a linear model")
         assert f"(replace-one): {at['hidden state']:.2f}, against {composition:.2f} for DP-SGD" in text
-        assert f"{at['objective perturbation']:.2f} for objective and {at['output perturbation']:.2f} for output" in text
+        assert (
+            f"{at['objective perturbation']:.2f} for objective and {at['output perturbation']:.2f} for output" in text
+        )
 
     def test_methods_for_study(self) -> None:
         rows = result("modelmix")["table"]
