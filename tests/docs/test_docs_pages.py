@@ -68,11 +68,13 @@ class TestWhichMethod:
 
     def test_methods_for_study(self) -> None:
         rows = result("modelmix")["table"]
-        mixed, plain = (mean(rows, arm=arm, target_epsilon=1.0) for arm in ("modelmix", "dpsgd"))
-        assert f"ε = 1: {mixed:.2f}, against {plain:.2f} for DP-SGD" in line("an interest in ModelMix")
+        for epsilon in (0.2, 0.6, 1.0):
+            mixed, plain = (mean(rows, arm=arm, target_epsilon=epsilon) for arm in ("modelmix", "dpsgd"))
+            assert f"{mixed:.2f} against {plain:.2f} at ε = {epsilon:g}" in line("an interest in ModelMix")
         summary = result("mac")["summary"]["mnist"]
-        mac, sgd = (100 * summary[f"eps=2, {name}"]["mean"] for name in ("dp-mac", "dp-sgd"))
-        assert f"ε = 2: {mac:.2f}, against {sgd:.2f} for DP-SGD" in line("an interest in layer")
+        for epsilon in (0.5, 2.0, 8.0):
+            mac, sgd = (100 * summary[f"eps={epsilon:g}, {name}"]["mean"] for name in ("dp-mac", "dp-sgd"))
+            assert f"{mac:.2f} against {sgd:.2f} at ε = {epsilon:g}" in line("an interest in layer")
 
     def test_it_is_linked_from_the_first_screen_and_from_the_help(self) -> None:
         from sordino.cli import _parser
