@@ -99,3 +99,8 @@ def test_every_public_name_is_in_the_reference_once() -> None:
     documented = re.findall(r"^\.\. auto(?:class|function):: sordino\.(\w+)$", page, re.M)
     assert sorted(documented) == sorted(sordino.__all__)
     assert all(getattr(sordino, name).__doc__ for name in documented)
+
+
+def test_papers_are_cited_by_name_and_not_by_number() -> None:
+    for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]:
+        assert not re.search(r"papers? \d{3}\b", page.read_text(encoding="utf8")), page.name
