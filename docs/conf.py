@@ -18,6 +18,7 @@ exclude_patterns = ["_ext"]
 html_theme = "furo"
 html_show_copyright = False
 html_title = f"sordino {release}"
+smartquotes = False  # it would turn the -- of options into dashes
 default_role = "code"  # docstrings write `name` for code
 
 myst_heading_anchors = 3

@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+import textwrap
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
 MARK = re.compile(r"<!-- generated: (\w+) -->")
+WIDTH = 84  # characters of a literal block that fit on the page
 
 
 def recipe_keys() -> str:
@@ -100,12 +102,13 @@ def _command(parser: argparse.ArgumentParser) -> Iterator[str]:
     yield f"{'##' if parser.prog.count(' ') < 2 else '###'} `{parser.prog}`"
     yield _prose(parser.description or "")
     usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
-    yield f"```text\n{usage}\n```"
+    yield _literal(textwrap.fill(usage, WIDTH, subsequent_indent="    ", break_on_hyphens=False))
     rows = [row for action in parser._actions for row in _arguments(parser, action)]
     if rows:
         yield "\n".join(["| argument | what |", "|---|---|", *rows])
     if parser.epilog:
-        yield _prose(parser.epilog)
+        whole = issubclass(parser.formatter_class, argparse.RawDescriptionHelpFormatter)
+        yield _literal(parser.epilog if whole else textwrap.fill(parser.epilog, WIDTH, break_on_hyphens=False))
 
 
 def _arguments(parser: argparse.ArgumentParser, action: argparse.Action) -> Iterator[str]:
@@ -122,6 +125,10 @@ def _arguments(parser: argparse.ArgumentParser, action: argparse.Action) -> Iter
     name = ", ".join(action.option_strings)
     text = parser._get_formatter()._expand_help(action) if action.help else ""
     yield f"| `{_cell(' '.join(part for part in (name, value) if part))}` | {_cell(text)} |"
+
+
+def _literal(text: str) -> str:
+    return f"```text\n{text.strip()}\n```"
 
 
 def _cell(text: str) -> str:

@@ -35,6 +35,8 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stderr
     for page in ("index", "which_method", "reference/api", "reference/recipe", "reference/commands", "engine"):
         assert (tmp_path / "html" / f"{page}.html").exists()
+    shown = (tmp_path / "html" / "reference" / "commands.html").read_text(encoding="utf8")
+    assert "With --pay the choice" in shown, "options keep their two hyphens"
     assert "<!-- generated" not in (tmp_path / "html" / "reference" / "recipe.html").read_text(encoding="utf8")
 
 
