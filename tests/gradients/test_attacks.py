@@ -1,4 +1,4 @@
-"""Programs that once had wrong labels: each must now be right, measured, or refused; and legitimate ones that crashed."""
+"""Programs that once had wrong labels: each must now be right, measured, or refused. Legitimate ones that crashed."""
 
 from __future__ import annotations
 
@@ -222,6 +222,6 @@ def test_losses_that_depend_on_the_targets_of_other_records_are_refused() -> Non
     def rare(out: Tensor, target: Tensor) -> Tensor:
         return squared(out, target) / (1 + (target > 50).sum())
 
+    data = Rows(noise(N, N), noise(N))
     with pytest.raises(Refused, match="interact"):
-        data = Rows(noise(N, N), noise(N))
         clipped_sum(nn.Linear(N, N).double(), rare, data, FlatClip(1.0), assurance=Assurance())

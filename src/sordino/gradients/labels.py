@@ -13,7 +13,7 @@ from torch.autograd.function import BackwardCFunction
 
 from sordino.gradients import moves
 from sordino.gradients.flow import Labels, flat
-from sordino.gradients.lineage import MANY, Axis, Lineage, Many, Owners, aligned, merged
+from sordino.gradients.lineage import MANY, Lineage, Many, Owners, aligned, merged
 from sordino.gradients.vocabulary import READS, name_of, rule_for, writes
 
 

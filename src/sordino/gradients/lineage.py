@@ -77,8 +77,8 @@ def spread(lineage: Axis | Owners, shape: Shape, rows: int) -> Tensor:
 def simplest(own: Tensor, rows: int) -> Lineage:
     """The same lineage with few dimensions that vary; an ``Axis`` where it is one.
 
-    A position of no row (−1), for which any label is right, takes the row of its neighbours where there is one way to do
-    so: padding belongs to the text that is padded.
+    A position of no row (−1), for which any label is right, takes the row of its neighbours where there is one way
+    to do so: padding belongs to the text that is padded.
     """
     if not own.numel():
         return Owners(torch.full([1] * own.ndim, -1))
