@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gradients.cases import Fn, agree, noise
 from sordino.clipping import FlatClip
 from sordino.errors import Refused
 from sordino.gradients import Rows, assurance, brute_force, clipped_sum
@@ -19,7 +20,6 @@ from sordino.gradients.neutral import Neutral
 from sordino.gradients.passes import Pass, Setup
 from sordino.gradients.rows import Chunk
 from sordino.gradients.survey import survey
-from tests.gradients.cases import Fn, agree, noise
 
 N = 4  # rows, and every other length: labels must not come from lengths
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.gradients.programs import outcome
+from gradients.programs import outcome
 
 GROUPS, EACH = 10, 12
 

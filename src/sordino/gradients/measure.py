@@ -56,7 +56,9 @@ def _codes(count: int) -> Tensor:
     """Random numbers between 1 and 2, at least half a step of 1/count apart, and a quarter from 1: a gradient that does
     not change with the losses' weights is nobody's."""
     generator = torch.Generator().manual_seed(torch.initial_seed() % (1 << 63) + count)
-    return 1 + (torch.randperm(count, generator=generator) + 0.25 + 0.5 * torch.rand(count, generator=generator)) / count
+    return (
+        1 + (torch.randperm(count, generator=generator) + 0.25 + 0.5 * torch.rand(count, generator=generator)) / count
+    )
 
 
 def _digits(
