@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from sordino.gradients import moves
 from sordino.gradients.flow import Labels, flat
 from sordino.gradients.lineage import MANY, Lineage, Many, Owners, aligned, merged
 from sordino.gradients.vocabulary import READS, name_of, rule_for, writes
+
+
+@functools.lru_cache(1 << 10)
+def _foreign(node: Any) -> bool:
+    """Is it the backward of an autograd.Function that is not ours?"""
+    ours = getattr(getattr(node, "_forward_cls", None), "__module__", "").startswith("sordino.")
+    return issubclass(node, BackwardCFunction) and not ours
 
 
 class Book:
@@ -42,7 +51,7 @@ class Book:
         found = self._of.get(id(t))
         if found is None or not isinstance(t, Tensor) or found[0]() is not t:
             return None
-        if t.requires_grad and not found[2] and self.rows > 1:
+        if self.rows > 1 and t.requires_grad and (not found[2] or _foreign(type(t.grad_fn))):
             self.put(t, MANY)  # returned by a function with a backward of its own: the rows of that are not known
             return MANY
         return found[1]
