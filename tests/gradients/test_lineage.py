@@ -68,7 +68,9 @@ def factorisation(draw: st.DrawFn, size: int) -> tuple[int, ...]:
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
-def test_along_an_axis_the_row_changes_after_after_indices_and_starts_again_before_times(r: int, b: int, a: int) -> None:
+def test_along_an_axis_the_row_changes_after_after_indices_and_starts_again_before_times(
+    r: int, b: int, a: int
+) -> None:
     want = [i for _ in range(b) for i in range(r) for _ in range(a)]
     assert along(Axis(0, b, a), r).tolist() == want
 
