@@ -131,6 +131,9 @@ def repeat_interleave(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Label
     """Each index along ``dim`` several times in a row."""
     x = first(args, kwargs)
     label, times = tape.lineage(x), argument(args, kwargs, 1, "repeats")
+    if isinstance(times, Tensor) and tape.lineage(times) is not None:
+        tape.suspect()  # how often those before it are repeated decides where a value lands
+        return MANY
     if not isinstance(label, (Axis, Owners)):
         return label
     dims = dims_of(argument(args, kwargs, 2, "dim"), x.ndim)
@@ -255,8 +258,11 @@ def take_along_dim(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     if not isinstance(label, (Axis, Owners)) or dims is None:
         return MANY
     if isinstance(label, Axis) and label.dim != dims[0] and out.shape[label.dim] == x.shape[label.dim]:
-        return label
-    return simplest(torch.take_along_dim(spread(label, x.shape, tape.rows), index, dims[0]), tape.rows)
+        found: Lineage = label
+    else:
+        found = simplest(torch.take_along_dim(spread(label, x.shape, tape.rows), index, dims[0]), tape.rows)
+    _chosen(tape, index, found, out.shape)
+    return found
 
 
 def getitem(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
@@ -351,7 +357,9 @@ def joined(tape: Labelled, parts: Sequence[Tensor], dim: int, out: Tensor) -> La
     owned = []
     for t, label in zip(parts, labels, strict=True):
         own = torch.full([1] * out.ndim, -1) if label is None else owners(label, t.shape, tape.rows)  # type: ignore[arg-type]
-        owned.append(own.expand([s if d == dim else w for d, (s, w) in enumerate(zip(t.shape, own.shape, strict=True))]))
+        owned.append(
+            own.expand([s if d == dim else w for d, (s, w) in enumerate(zip(t.shape, own.shape, strict=True))])
+        )
     widest = [max(o.shape[d] for o in owned) for d in range(out.ndim)]
     shaped = [o.expand([o.shape[d] if d == dim else w for d, w in enumerate(widest)]) for o in owned]
     return simplest(torch.cat(shaped, dim), tape.rows) if found else None
@@ -406,17 +414,17 @@ def pad(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     label = tape.lineage(x)
     if not isinstance(label, (Axis, Owners)):
         return label
-    touched = range(x.ndim - len(sides) // 2, x.ndim)
     own = owners(label, x.shape, tape.rows)
-    return MANY if any(own.shape[d] > 1 and out.shape[d] != x.shape[d] for d in touched) else label
+    pairs = zip(range(x.ndim - 1, -1, -1), sides[::2], sides[1::2], strict=False)
+    return MANY if any(own.shape[d] > 1 and (a or b) for d, a, b in pairs) else label  # (1, -1) keeps the length
 
 
 def unfold(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """Tensor.unfold: windows along one dimension, with their inside as a last dimension."""
+    """Tensor.unfold (windows along one dimension, with their inside as a last dimension) and F.unfold."""
     x = first(args, kwargs)
     label, dims = tape.lineage(x), dims_of(argument(args, kwargs, 1, "dimension"), x.ndim)
-    if out.ndim != x.ndim + 1:
-        return MANY
+    if out.ndim != x.ndim + 1:  # F.unfold: (N, C, H, W) to (N, patch, places)
+        return label if x.ndim == 4 and out.ndim == 3 and label in (None, Axis(0)) else MANY
     if isinstance(label, Axis):
         return MANY if dims is None or label.dim == dims[0] else label
     return MANY if isinstance(label, Owners) else label
@@ -425,6 +433,8 @@ def unfold(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 def masked_select(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     x, mask = first(args, kwargs), argument(args, kwargs, 1, "mask")
     label = tape.lineage(x)
+    if tape.lineage(mask) is not None:
+        tape.suspect()  # how many are selected before it decides where a value lands
     if not isinstance(label, (Axis, Owners)):
         return MANY
     return simplest(torch.masked_select(spread(label, x.shape, tape.rows), mask), tape.rows)
@@ -443,10 +453,19 @@ def scattered(place: int) -> Any:
             return MANY
         if new is None:  # a constant at places that data chooses
             by = tape.lineage(index)
-            if isinstance(by, Axis) and by.dim != dims[0] and index.shape[by.dim] == target.shape[by.dim]:
+            if by is None:
+                return old
+            if (
+                index.ndim == target.ndim
+                and isinstance(by, Axis)
+                and by.dim != dims[0]
+                and index.shape[by.dim] == target.shape[by.dim]
+            ):
                 return by if old is None else merged([old, by], target.shape, tape.rows)
             return by if isinstance(by, Many) else MANY
-        _chosen(tape, index, new if index.ndim == values.ndim or dims[0] == 0 else None, values.shape)
+        _chosen(tape, index, new if index.ndim == values.ndim else None, values.shape)
+        if tape.lineage(index) is not None and owners(new, values.shape, tape.rows).shape[dims[0]] > 1:
+            tape.suspect()  # rows choose among the same places
         if new == old and isinstance(new, Axis) and new.dim != dims[0]:
             return new
         return _landed(tape, (target, old), index, (values, new), dims[0])
@@ -512,7 +531,7 @@ def assigned(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Lineage | None
     new = tape.lineage(value) if isinstance(value, Tensor) else None
     by = [(t, label) for t in flat(index) if (label := tape.lineage(t)) is not None]
     if by:
-        return _by_data(tape, target, old, by, value)
+        return _by_data(tape, target, old, by, value) if isinstance(index, Tensor) else MANY
     if new is None or isinstance(old, Many):
         return old
     if isinstance(new, Many):
