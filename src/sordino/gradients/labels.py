@@ -100,12 +100,23 @@ class Book:
             return
         results = (out,) if isinstance(out, Tensor) else flat(out)
         if not results:
+            self._replaced(func, args)
             return
         if self.rows == 1:
             for t in results:
                 self.put(t, MANY)
             return
         self._put_all(func, args, kwargs, results, self._labels(func, args, kwargs, out))
+
+    def _replaced(self, func: Any, args: Any) -> None:
+        """t.data = value: t has other numbers, and its place in the graph, with its label, as before."""
+        if getattr(func, "__name__", "") != "__set__" or getattr(func.__self__, "__name__", "") != "data":
+            return
+        old, new = self.lineage(args[0]), self.lineage(args[1])
+        if old is None and new is not None:
+            self.put(args[0], new)
+        if new is not None and (new != old or isinstance(new, Owners)):
+            self.mixed = True
 
     def _labels(self, func: Any, args: Any, kwargs: Any, out: Any) -> Labels:
         rule, self._name = rule_for(func), name_of(func)
