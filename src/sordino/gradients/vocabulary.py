@@ -11,17 +11,17 @@ from sordino.gradients.flow import Rule
 _POINTWISE = """
 abs absolute acos acosh add addcdiv addcmul alpha_dropout angle arccos arcsin arctan asin asinh atan atan2 atanh
 bernoulli bfloat16 binary_cross_entropy binary_cross_entropy_with_logits bitwise_and bitwise_not bitwise_or bitwise_xor
-bool byte ceil celu char clamp clamp_max clamp_min clip clone complex conj conj_physical contiguous copy copysign
+bool byte ceil celu char clamp clamp_max clamp_min clip clone complex conj conj_physical contiguous copysign
 cos cosh cpu cuda deg2rad detach digamma div divide double dropout dropout1d dropout2d dropout3d elu eq erf erfc erfinv
 exp exp2 expm1 feature_alpha_dropout feature_dropout fix float float_power floor floor_divide fmax fmin fmod frac
-gaussian_nll_loss ge gelu greater greater_equal gt half hardshrink hardsigmoid hardswish hardtanh heaviside hinge_embedding_loss
+ge gelu greater greater_equal gt half hardshrink hardsigmoid hardswish hardtanh heaviside hinge_embedding_loss
 huber_loss hypot imag int isclose isfinite isinf isnan isneginf isposinf isreal kl_div l1_loss ldexp le leaky_relu lerp
 less less_equal lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit
-logsigmoid long lt margin_ranking_loss masked_fill maximum minimum mish mse_loss mul multiply mvlgamma nan_to_num ne neg negative
+log_sigmoid long lt margin_ranking_loss masked_fill maximum minimum mish mse_loss mul multiply mvlgamma nan_to_num ne neg negative
 nextafter not_equal poisson_nll_loss positive pow real reciprocal relu relu6 remainder resolve_conj resolve_neg round rrelu
 rsqrt rsub selu sgn short sigmoid sign signbit silu sin sinc sinh smooth_l1_loss soft_margin_loss softplus softshrink softsign
-sqrt square sub subtract tan tanh tanhshrink threshold trunc true_divide truediv type where xlogy
-tril triu requires_grad_ retain_grad data pin_memory and or xor invert floordiv mod logical_and
+sqrt square sub subtract tan tanh tanhshrink threshold _threshold trunc true_divide type xlogy
+tril triu requires_grad retain_grad data pin_memory and or xor invert floordiv mod
 """.split()
 _CONSTANT = """
 zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros new_ones new_empty new_full new_tensor
@@ -37,20 +37,19 @@ _MIXING = {
     **dict.fromkeys("sort argsort".split(), flow.mixing(1, -1)),
     "topk": flow.mixing(2, -1),
     "kthvalue": flow.reduction(2, -1),
-    "quantile": flow.reduction(2),
-    "nanquantile": flow.reduction(2),
+    "quantile": flow.quantile,
+    "nanquantile": flow.quantile,
     "normalize": flow.mixing(2, 1),
     "cosine_similarity": flow.cosine,
     "norm": flow.reduction(2),
-    "vector_norm": flow.reduction(2),
     "linalg_vector_norm": flow.reduction(2),
     "linalg_norm": flow.reduction(2),
     "gumbel_softmax": flow.mixing(4, -1),
-    **dict.fromkeys("fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft".split(), flow.mixing(2, -1)),
-    **dict.fromkeys("fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2".split(), flow.mixing(2, (-2, -1))),
-    **dict.fromkeys("fft_fftn fft_ifftn fft_rfftn fft_irfftn".split(), flow.mixing(2)),
-    "fft_fftshift": flow.mixing(1),
-    "fft_ifftshift": flow.mixing(1),
+    **dict.fromkeys(
+        "fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft".split(), flow.uncertain(flow.mixing(2, -1))
+    ),
+    **dict.fromkeys("fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2".split(), flow.uncertain(flow.mixing(2, (-2, -1)))),
+    **dict.fromkeys("fft_fftn fft_ifftn fft_rfftn fft_irfftn".split(), flow.uncertain(flow.mixing(2))),
 }
 _TRAILING: dict[str, Rule] = {
     **{f"{kind}_pool{n}d": flow.trailing(n) for kind in ("max", "avg", "lp") for n in (1, 2, 3)},
@@ -58,7 +57,7 @@ _TRAILING: dict[str, Rule] = {
     **{f"adaptive_max_pool{n}d_with_indices": flow.trailing(n) for n in (1, 2, 3)},
     **{f"max_pool{n}d_with_indices": flow.trailing(n) for n in (1, 2, 3)},
     **dict.fromkeys("pixel_shuffle pixel_unshuffle".split(), flow.trailing(3)),
-    **dict.fromkeys("interpolate upsample".split(), flow.trailing(lambda x: x.ndim - 2)),
+    "interpolate": flow.trailing(lambda x: x.ndim - 2),
     **dict.fromkeys(
         "group_norm instance_norm local_response_norm channel_shuffle fold affine_grid".split(),
         flow.trailing(lambda x: x.ndim - 1),
@@ -88,10 +87,15 @@ _PRODUCTS: dict[str, Rule] = {
     "glu": flow.halved,
     **dict.fromkeys("cross_entropy nll_loss".split(), flow.by_class),
     **dict.fromkeys(
-        "multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss triplet_margin_loss "
-        "cosine_embedding_loss pairwise_distance triplet_margin_with_distance_loss".split(),
-        flow.by_row,
+        "multilabel_margin_loss multilabel_soft_margin_loss triplet_margin_loss pairwise_distance "
+        "triplet_margin_with_distance_loss".split(),
+        flow.by_row(),
     ),
+    "multi_margin_loss": flow.by_row(target=1),
+    "cosine_embedding_loss": flow.by_row(target=2),
+    "gaussian_nll_loss": flow.same_rank,
+    "where": flow.choice,
+    "copy": flow.copied,
     "to": flow.only_first,
     "type_as": flow.only_first,
     "companion_norm": flow.companions,
@@ -104,7 +108,7 @@ _PRODUCTS: dict[str, Rule] = {
     "view_as_complex": flow.trailing(1),
 }
 _MOVES: dict[str, Rule] = {
-    **dict.fromkeys("view reshape flatten unflatten view_as reshape_as ravel _unsafe_view".split(), moves.reshape),
+    **dict.fromkeys("view reshape flatten unflatten view_as reshape_as ravel".split(), moves.reshape),
     **{
         name: moves.permutation(name)
         for name in "permute transpose swapaxes swapdims t T H mT mH adjoint movedim moveaxis".split()
@@ -138,7 +142,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_POINTWISE, flow.pointwise),
     **dict.fromkeys(_CONSTANT, flow.constant),
     **dict.fromkeys(_REDUCTIONS, flow.reduction()),
-    **dict.fromkeys("sum nansum count_nonzero".split(), flow.summation),
+    **dict.fromkeys("sum nansum count_nonzero".split(), flow.uncertain(flow.reduction())),
     **_MIXING,
     **_TRAILING,
     **_PRODUCTS,
@@ -161,7 +165,20 @@ def name_of(func: Any) -> str:
         return name
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]
-        if name in ("radd", "rsub", "rmul", "rtruediv", "rpow", "rdiv", "rmatmul", "rfloordiv", "rmod", "ror", "rand", "rxor"):
+        if name in (
+            "radd",
+            "rsub",
+            "rmul",
+            "rtruediv",
+            "rpow",
+            "rdiv",
+            "rmatmul",
+            "rfloordiv",
+            "rmod",
+            "ror",
+            "rand",
+            "rxor",
+        ):
             return "rmatmul" if name == "rmatmul" else name[1:]
         if name in ("iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor", "ifloordiv", "imod", "idiv"):
             return name[1:]
@@ -179,5 +196,9 @@ def writes(func: Any) -> bool:
     """Does it write into its first argument?"""
     name: str = getattr(func, "__name__", "")
     if name.startswith("__"):
-        return name.startswith("__i") and name not in ("__index__", "__int__", "__invert__", "__iter__") or name == "__setitem__"
+        return (
+            name.startswith("__i")
+            and name not in ("__index__", "__int__", "__invert__", "__iter__")
+            or name == "__setitem__"
+        )
     return name.endswith("_") and not name.startswith("_")
