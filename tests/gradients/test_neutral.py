@@ -78,7 +78,9 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "encoder layer": lambda x: ENCODER(x[:, None].expand(-1, 3, -1)),
     "gumbel_softmax": lambda x: F.gumbel_softmax(x),
     "hard gumbel_softmax": lambda x: F.gumbel_softmax(x, hard=True),
-    "fractional_max_pool": lambda x: F.fractional_max_pool2d(x[:, :, None, None].expand(-1, -1, 5, 5) * torch.arange(25.0).reshape(5, 5), 2, 3),
+    "fractional_max_pool": lambda x: F.fractional_max_pool2d(
+        x[:, :, None, None].expand(-1, -1, 5, 5) * torch.arange(25.0).reshape(5, 5), 2, 3
+    ),
     "Normal": lambda x: D.Normal(x, 1.0).rsample(),
     "Bernoulli": lambda x: D.Bernoulli(logits=x).sample(),
     "Categorical": lambda x: D.Categorical(logits=x).sample(),
@@ -111,7 +113,9 @@ def test_a_row_draws_the_same_alone_as_in_a_batch(name: str, level: float) -> No
     assert bool(torch.isfinite(whole).all())
 
 
-@pytest.mark.parametrize("name", ["rand", "randn_like", "uniform_", "normal_", "bernoulli with p", "randint", "exponential_"])
+@pytest.mark.parametrize(
+    "name", ["rand", "randn_like", "uniform_", "normal_", "bernoulli with p", "randint", "exponential_"]
+)
 def test_levels_give_different_numbers(name: str) -> None:
     x = torch.zeros(2, 4)
     found = []
