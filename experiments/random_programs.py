@@ -20,7 +20,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from gradients.programs import outcome  # noqa: E402
+from gradients.programs import outcome  # type: ignore[import-not-found] # noqa: E402
 
 WRONG = 1e-8
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.gradients.cases import Fn, agree, noise
 from torch import Tensor, nn
 
 from gradients.cases import Fn, agree, noise

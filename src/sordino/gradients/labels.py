@@ -51,7 +51,7 @@ class Book:
         found = self._of.get(id(t))
         if found is None or not isinstance(t, Tensor) or found[0]() is not t:
             return None
-        if self.rows > 1 and t.requires_grad and (not found[2] or _foreign(type(t.grad_fn))):
+        if self.rows > 1 and t.requires_grad and (not found[2] or _foreign(type(t.grad_fn))):  # type: ignore[arg-type]
             self.put(t, MANY)  # returned by a function with a backward of its own: the rows of that are not known
             return MANY
         return found[1]
@@ -111,6 +111,9 @@ class Book:
         if name_of(func) in READS:
             self.read = True
             return
+        if getattr(func, "__name__", "") == "requires_grad_" and id(args[0]) in self._of:
+            self.put(args[0], self._of[id(args[0])][1])  # the same values, as a leaf
+            return
         if getattr(func, "__name__", "") == "__setitem__":
             self._overwrite(args[0], MANY if self.rows == 1 else moves.assigned(self, args, kwargs, out))
             return
@@ -119,12 +122,23 @@ class Book:
         self.hooked = self.hooked or func is Tensor.register_hook
         results = (out,) if isinstance(out, Tensor) else flat(out)
         if not results:
+            self._replaced(func, args)
             return
         if self.rows == 1:
             for t in results:
                 self.put(t, MANY)
             return
         self._put_all(func, args, kwargs, results, self._labels(func, args, kwargs, out))
+
+    def _replaced(self, func: Any, args: Any) -> None:
+        """t.data = value: t has other numbers, and its place in the graph, with its label, as before."""
+        if getattr(func, "__name__", "") != "__set__" or getattr(func.__self__, "__name__", "") != "data":
+            return
+        old, new = self.lineage(args[0]), self.lineage(args[1])
+        if old is None and new is not None:
+            self.put(args[0], new)
+        if new is not None and (new != old or isinstance(new, Owners)):
+            self.mixed = True
 
     def _labels(self, func: Any, args: Any, kwargs: Any, out: Any) -> Labels:
         rule, self._name = rule_for(func), name_of(func)

@@ -133,6 +133,9 @@ def repeat_interleave(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Label
     """Each index along ``dim`` several times in a row."""
     x = first(args, kwargs)
     label, times = tape.lineage(x), argument(args, kwargs, 1, "repeats")
+    if isinstance(times, Tensor) and tape.lineage(times) is not None:
+        tape.suspect()  # how often those before it are repeated decides where a value lands
+        return MANY
     if not isinstance(label, (Axis, Owners)):
         return label
     dims = dims_of(argument(args, kwargs, 2, "dim"), x.ndim)
@@ -258,8 +261,9 @@ def take_along_dim(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     label, dims = tape.lineage(x), dims_of(argument(args, kwargs, 2, "dim"), x.ndim)
     if not isinstance(label, (Axis, Owners)) or dims is None:
         return MANY
-    found: Lineage = label
-    if not isinstance(label, Axis) or label.dim == dims[0] or out.shape[label.dim] != x.shape[label.dim]:
+    if isinstance(label, Axis) and label.dim != dims[0] and out.shape[label.dim] == x.shape[label.dim]:
+        found: Lineage = label
+    else:
         found = simplest(torch.take_along_dim(spread(label, x.shape, tape.rows), index, dims[0]), tape.rows)
     _chosen(tape, index, found, out.shape)
     return found
@@ -427,11 +431,11 @@ def pad(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def unfold(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """Tensor.unfold: windows along one dimension, with their inside as a last dimension."""
+    """Tensor.unfold (windows along one dimension, with their inside as a last dimension) and F.unfold."""
     x = first(args, kwargs)
     label, dims = tape.lineage(x), dims_of(argument(args, kwargs, 1, "dimension"), x.ndim)
-    if out.ndim != x.ndim + 1:
-        return MANY
+    if out.ndim != x.ndim + 1:  # F.unfold: (N, C, H, W) to (N, patch, places)
+        return label if x.ndim == 4 and out.ndim == 3 and label in (None, Axis(0)) else MANY
     if isinstance(label, Axis):
         return MANY if dims is None or label.dim == dims[0] else label
     return MANY if isinstance(label, Owners) else label
@@ -440,6 +444,8 @@ def unfold(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 def masked_select(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     x, mask = first(args, kwargs), argument(args, kwargs, 1, "mask")
     label = tape.lineage(x)
+    if tape.lineage(mask) is not None:
+        tape.suspect()  # how many are selected before it decides where a value lands
     if not isinstance(label, (Axis, Owners)):
         return MANY
     shape = torch.broadcast_shapes(x.shape, mask.shape)  # type: ignore[no-untyped-call]
@@ -461,11 +467,19 @@ def scattered(place: int) -> Any:
             return MANY
         if new is None:  # a constant at places that data chooses
             by = tape.lineage(index)
-            same = index.ndim == target.ndim  # not so for index_add, whose indices are along dim
-            if same and isinstance(by, Axis) and by.dim != dims[0] and index.shape[by.dim] == target.shape[by.dim]:
+            if by is None:
+                return old
+            if (
+                index.ndim == target.ndim
+                and isinstance(by, Axis)
+                and by.dim != dims[0]
+                and index.shape[by.dim] == target.shape[by.dim]
+            ):
                 return by if old is None else merged([old, by], target.shape, tape.rows)
             return by if isinstance(by, Many) else MANY
-        _chosen(tape, index, new if index.ndim == values.ndim or dims[0] == 0 else None, values.shape)
+        _chosen(tape, index, new if index.ndim == values.ndim else None, values.shape)
+        if tape.lineage(index) is not None and owners(new, values.shape, tape.rows).shape[dims[0]] > 1:
+            tape.suspect()  # rows choose among the same places
         if new == old and isinstance(new, Axis) and new.dim != dims[0]:
             return new
         return _landed(tape, (target, old), index, (values, new), dims[0])
@@ -531,7 +545,7 @@ def assigned(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Lineage | None
     new = tape.lineage(value) if isinstance(value, Tensor) else None
     by = [(t, label) for t in flat(index) if (label := tape.lineage(t)) is not None]
     if by:
-        return _by_data(tape, target, old, by, value)
+        return _by_data(tape, target, old, by, value) if isinstance(index, Tensor) else MANY
     if new is None or isinstance(old, Many):
         return old
     if isinstance(new, Many):
