@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sordino.errors import Refused
 from sordino.gradients.measure import NotFinite
@@ -122,8 +123,9 @@ def check_attribution(setup: Setup, data: Data, chunk: Chunk) -> None:
 def _attribution_gap(setup: Setup, data: Data, rows: int) -> tuple[str, float] | None:
     """The parameter that differs most, and by how much, over the length of the records' own gradients; None where
     nothing finite is left to be compared."""
-    weight = 0.5 + torch.rand(rows, generator=_generator(2))
-    weight = torch.where(torch.rand(rows, generator=_generator(3)) < 0.5, weight, -weight)
+    with _disable_current_modes():  # the model's random numbers are neutral, not these
+        weight = 0.5 + torch.rand(rows, generator=_generator(2))
+        weight = torch.where(torch.rand(rows, generator=_generator(3)) < 0.5, weight, -weight)
     each = Chunk(slice(0, rows), slice(0, rows), rows, rows, None, None)
     free = replace(setup, once=False)
     try:
@@ -194,16 +196,17 @@ def _loss_tolerance(kind: torch.dtype) -> float:
 
 
 def _losses(setup: Setup, data: Data) -> Tensor:
-    with torch.no_grad():
+    with torch.enable_grad():  # as in training: a model may ask for it, or put hooks on what it computes
         return setup.loss(call(setup.model, data[0]), data[1]).detach()
 
 
 def _moved(setup: Setup, data: Data, rows: int, base: Tensor, variant: str, number: int) -> float:
     """How far the losses of the rows that were left as they are have moved, relative to the largest."""
-    generator = _generator(4 + number)
-    order = torch.randperm(rows, generator=generator)
-    extreme = None if variant == "same" else int(order[int(torch.randint(rows, (), generator=generator))])
-    changed = data if extreme is None else (_extreme(data[0], extreme, variant), data[1])
+    with _disable_current_modes():
+        generator = _generator(4 + number)
+        order = torch.randperm(rows, generator=generator)
+        extreme = None if variant == "same" else int(order[int(torch.randint(rows, (), generator=generator))])
+    changed = data if extreme is None else tuple(_extreme(tree, extreme, variant) for tree in data)
     cuts = sorted({1, min(4, rows - 1), rows // 2}) if variant == "same" else [max(1, rows // 3)]
     worst = 0.0
     finite = base[torch.isfinite(base)].abs()
@@ -211,7 +214,12 @@ def _moved(setup: Setup, data: Data, rows: int, base: Tensor, variant: str, numb
     for part in torch.tensor_split(order, cuts):
         if not len(part):
             continue
-        found = _losses(setup, tuple(take(t, part, rows) for t in changed))
+        try:
+            found = _losses(setup, tuple(take(t, part, rows) for t in changed))
+        except (ValueError, RuntimeError, IndexError, ArithmeticError):
+            if extreme is None or not bool((part == extreme).any()):
+                raise
+            continue  # the model does not take such a row at all: a distribution or a solver checks its arguments
         others = part != (-1 if extreme is None else extreme)
         a, b = found[others].double(), base[part][others].double()
         if bool((torch.isfinite(a) != torch.isfinite(b)).any()):
@@ -221,8 +229,8 @@ def _moved(setup: Setup, data: Data, rows: int, base: Tensor, variant: str, numb
     return worst
 
 
-def _extreme(inputs: Any, row: int, variant: str) -> Any:
-    """The inputs with one row far from all others: large, missing (NaN), or at the end of the range of integers."""
+def _extreme(tree: Any, row: int, variant: str) -> Any:
+    """Inputs or targets with one row far from all others: large, missing (NaN), or at the end of integers' range."""
 
     def change(t: Tensor) -> Tensor:
         if not t.ndim or not t.numel():
@@ -236,7 +244,7 @@ def _extreme(inputs: Any, row: int, variant: str) -> Any:
             t[row] = t.min() if variant == "ends" else t.max()
         return t
 
-    return tree_map(change, inputs)
+    return tree_map(change, tree)
 
 
 def _wide(data: Data) -> Data:

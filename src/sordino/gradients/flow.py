@@ -221,9 +221,8 @@ def product(tape: Labelled, a: Tensor, b: Tensor, out: Tensor) -> Labels:
             continue
         if not isinstance(label, Many):
             label = contracted_over(label, (contracted,))
-        if not isinstance(label, Many):  # to the dimensions of the result, in which a vector has none
-            if t.ndim == 1 or other.ndim == 1:
-                label = reduced(label, (contracted,), False)
+        if not isinstance(label, Many) and (t.ndim == 1 or other.ndim == 1):  # the result has no such dimension
+            label = reduced(label, (contracted,), False)
         if not isinstance(label, Many):
             shape = [0] * (label.own.ndim if isinstance(label, Owners) else _rank(t, other))
             if t is b and isinstance(label, Axis) and t.ndim == 1:
@@ -243,7 +242,10 @@ def agreed(tape: Labelled, found: Sequence[tuple[Tensor, Lineage]], shape: Seque
         return None
     graded = [label for t, label in found if t.requires_grad]
     label = merged([label for _, label in found], shape, tape.rows)
-    return merged(graded, shape, tape.rows) if isinstance(label, Many) and graded else label
+    if isinstance(label, Many) and graded and len(graded) < len(found):
+        tape.suspect()  # the others carry no gradient, but what is computed depends on them
+        return merged(graded, shape, tape.rows)
+    return label
 
 
 def matmul(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
@@ -339,6 +341,8 @@ def by_class(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     x, target = first(args, kwargs), argument(args, kwargs, 1, "target")
     if not isinstance(out, Tensor) or x.ndim < 2 or out.ndim != x.ndim - 1 or out.shape[0] != x.shape[0]:
         return MANY
+    if any(tape.lineage(t) is not None for t in (*flat(args), *flat(kwargs)) if t is not x and t is not target):
+        return MANY  # weights of the classes that hold data
     found = []
     for t in (x, target):
         label = tape.lineage(t)
@@ -352,10 +356,21 @@ def by_class(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 def by_row(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     """Losses of (N, d) tensors that leave one value per row (multi_margin_loss, triplet_margin_loss)."""
-    tensors = [t for t in (*flat(args), *flat(kwargs)) if tape.lineage(t) is not None]
-    if not isinstance(out, Tensor) or out.ndim != 1 or any(tape.lineage(t) != Axis(0) for t in tensors):
+    tensors = [*flat(args), *flat(kwargs)]
+    if not isinstance(out, Tensor) or out.ndim != 1 or any(tape.lineage(t) not in (None, Axis(0)) for t in tensors):
         return MANY
     return Axis(0)
+
+
+def of_matrices(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
+    """The same where tensors are broadcast against each other: a vector's only dimension is that of the features."""
+    return by_row(tape, args, kwargs, out) if all(t.ndim == 2 for t in (*flat(args), *flat(kwargs))) else MANY
+
+
+def quantile(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
+    """Several quantiles at once give a dimension in front."""
+    several = isinstance(argument(args, kwargs, 1, "q"), Tensor)
+    return MANY if several else reduction(2)(tape, args, kwargs, out)
 
 
 def halved(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
@@ -377,7 +392,7 @@ def recurrent(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     state = Axis(1, label.before, label.after) if isinstance(label, Axis) else Owners(own)  # type: ignore[arg-type]
     for t in flat(args[1]):
         theirs = tape.lineage(t)
-        if theirs is not None and (isinstance(theirs, Many) or merged([theirs, state], t.shape, tape.rows) is MANY):
+        if theirs is not None and isinstance(merged([theirs, state], t.shape, tape.rows), Many):
             return MANY
     return [label, *(state for _ in flat(out)[1:])]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,15 +22,17 @@ class Book:
     mixed: data of other rows took part, without a gradient, in something that has a label.
     crowded: some tensor has another dimension that is as long as the batch.
     crossed: an operation that combined values of a row with values that are certainly of several.
+    hooked: something of the data has a hook, which may give another gradient than the program shows.
+    constants: tensors that were seen and hold no data.
     """
 
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-        self.read = self.mixed = self.crowded = False
+    def __init__(self, rows: int, constants: Mapping[int, weakref.ref[Tensor]] | None = None) -> None:
+        self.rows, self.constants = rows, {} if constants is None else constants
+        self.read = self.mixed = self.crowded = self.hooked = False
         self.crossed: str | None = None
         self._name = ""
         self._unknown = False  # whether anything is labelled MANY
-        self._of: dict[int, tuple[weakref.ref[Tensor], Lineage]] = {}
+        self._of: dict[int, tuple[weakref.ref[Tensor], Lineage, bool]] = {}
 
     def suspect(self) -> None:
         """Rows take part in the choice of what others get (an index, a mask)."""
@@ -38,7 +40,12 @@ class Book:
 
     def lineage(self, t: Any) -> Lineage | None:
         found = self._of.get(id(t))
-        return found[1] if found is not None and found[0]() is t else None
+        if found is None or not isinstance(t, Tensor) or found[0]() is not t:
+            return None
+        if t.requires_grad and not found[2] and self.rows > 1:
+            self.put(t, MANY)  # returned by a function with a backward of its own: the rows of that are not known
+            return MANY
+        return found[1]
 
     def holds(self, t: Tensor) -> bool:
         found = self._of.get(id(t))
@@ -47,7 +54,7 @@ class Book:
     def put(self, t: Tensor, label: Lineage) -> None:
         if not t.numel():
             label = Owners(torch.full([1] * t.ndim, -1))  # nobody's
-        self._of[id(t)] = (weakref.ref(t), label)
+        self._of[id(t)] = (weakref.ref(t), label, t.requires_grad)
         self._unknown = self._unknown or isinstance(label, Many)
         if not self.crowded and self.rows > 1 and t.shape.count(self.rows) > 1:
             self.crowded = True
@@ -56,7 +63,7 @@ class Book:
         self._of.pop(id(t), None)
 
     def alive(self) -> list[weakref.ref[Tensor]]:
-        return [ref for ref, _ in self._of.values()]
+        return [ref for ref, _, _ in self._of.values()]
 
     def clear(self) -> None:
         self._of.clear()
@@ -98,6 +105,9 @@ class Book:
         if getattr(func, "__name__", "") == "__setitem__":
             self._overwrite(args[0], MANY if self.rows == 1 else moves.assigned(self, args, kwargs, out))
             return
+        if getattr(func, "__name__", "") == "__set__":
+            self._attribute(getattr(func.__self__, "__name__", ""), *args)
+        self.hooked = self.hooked or func is Tensor.register_hook
         results = (out,) if isinstance(out, Tensor) else flat(out)
         if not results:
             return
@@ -143,6 +153,11 @@ class Book:
             else:
                 self.put(t, label)
 
+    def _attribute(self, name: str, target: Tensor, value: Any = None) -> None:
+        """target.data = value, target.real = value, target.imag = value."""
+        if name in ("data", "real", "imag") and self.lineage(value) != self.lineage(target):
+            self._overwrite(target, MANY)
+
     def _overwrite(self, t: Tensor, label: Lineage | None) -> None:
         """Tensors that share memory with ``t`` now hold what was written: their rows are not known any more, unless
         the label stays the same."""
@@ -154,7 +169,8 @@ class Book:
         if label == old and not isinstance(label, Owners):
             return
         place = t.untyped_storage().data_ptr()
-        for ref, _ in list(self._of.values()):
+        held = self.alive()
+        for ref in held if old is not None else (*held, *self.constants.values()):
             other = ref()
             if other is not None and other is not t and other.untyped_storage().data_ptr() == place:
                 self.put(other, MANY)

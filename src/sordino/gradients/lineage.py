@@ -77,22 +77,37 @@ def spread(lineage: Axis | Owners, shape: Shape, rows: int) -> Tensor:
 def simplest(own: Tensor, rows: int) -> Lineage:
     """The same lineage with few dimensions that vary; an ``Axis`` where it is one.
 
-    A position of no row (−1), for which any label is right, takes the row of its neighbours where these agree and rows
-    still lie along another dimension: padding belongs to the text that is padded.
+    A position of no row (−1), for which any label is right, takes the row of its neighbours where there is one way to
+    do so: padding belongs to the text that is padded.
     """
     if not own.numel():
         return Owners(torch.full([1] * own.ndim, -1))
     for d in range(own.ndim):
-        if own.shape[d] > 1:
-            highest = own.amax(d, keepdim=True)
-            if bool((own == highest).all()) or (highest.numel() > 1 and bool(((own == highest) | (own < 0)).all())):
-                own = highest
+        if own.shape[d] > 1 and bool((own == own.narrow(d, 0, 1)).all()):
+            own = own.narrow(d, 0, 1)
+    if bool((own < 0).any()):
+        own = _filled(own)
     varying = [d for d in range(own.ndim) if own.shape[d] > 1]
     if len(varying) == 1:
         axis = _as_axis(own.flatten(), varying[0], rows)
         if axis is not None:
             return axis
     return Owners(own.contiguous())
+
+
+def _filled(own: Tensor) -> Tensor:
+    """The rows' own dimension keeps one row in each line along every other dimension. Where few positions are taken,
+    another dimension may look the same; then nothing is filled in."""
+    dims = [d for d in range(own.ndim) if own.shape[d] > 1 and _one_row(own, own.amax(d, keepdim=True))]
+    if not dims:
+        return own
+    highest = own.amax(dims, keepdim=True)
+    several = bool(((highest >= 0) & (highest != highest.max())).any())
+    return highest if several and _one_row(own, highest) else own
+
+
+def _one_row(own: Tensor, highest: Tensor) -> bool:
+    return bool(((own == highest) | (own < 0)).all())
 
 
 def _as_axis(values: Tensor, dim: int, rows: int) -> Axis | None:

@@ -9,6 +9,7 @@ refused.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -55,8 +56,9 @@ def measured(run: Pass, weight: Tensor) -> Iterator[tuple[Use, Tensor, Layout]]:
 
 def _codes(count: int) -> Tensor:
     """Random numbers between 1 and 2, at least half a step of 1/count apart."""
-    generator = torch.Generator().manual_seed(torch.initial_seed() % (1 << 63) + count)
-    return 1 + (torch.randperm(count, generator=generator) + 0.5 * torch.rand(count, generator=generator)) / count
+    drawn = random.Random(torch.initial_seed() + count)  # not torch's: those may be neutral (``neutral.py``)
+    places = drawn.sample(range(count), count)
+    return 1 + torch.tensor([place + 0.5 * drawn.random() for place in places], dtype=torch.float64) / count
 
 
 def _digits(

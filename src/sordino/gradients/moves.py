@@ -97,6 +97,8 @@ def squeeze(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     label = tape.lineage(x)
     if not isinstance(label, (Axis, Owners)):
         return label
+    if out is x:
+        return MANY  # squeeze_: the shape that it had is gone
     given = argument(args, kwargs, 1, "dim")
     dims = tuple(range(x.ndim)) if given is None else dims_of(given, x.ndim) or ()
     gone = [d for d in dims if x.shape[d] == 1]
@@ -156,6 +158,8 @@ def pieces(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     own = owners(label, x.shape, tape.rows)
     if own.shape[dims[0]] == 1:
         return label
+    if sum(part.shape[dims[0]] for part in out) != x.shape[dims[0]]:
+        return MANY  # tensor_split at indices that do not ascend: parts overlap
     found: list[Lineage | None] = []
     start = 0
     for part in out:
@@ -254,9 +258,11 @@ def take_along_dim(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     label, dims = tape.lineage(x), dims_of(argument(args, kwargs, 2, "dim"), x.ndim)
     if not isinstance(label, (Axis, Owners)) or dims is None:
         return MANY
-    if isinstance(label, Axis) and label.dim != dims[0] and out.shape[label.dim] == x.shape[label.dim]:
-        return label
-    return simplest(torch.take_along_dim(spread(label, x.shape, tape.rows), index, dims[0]), tape.rows)
+    found: Lineage = label
+    if not isinstance(label, Axis) or label.dim == dims[0] or out.shape[label.dim] != x.shape[label.dim]:
+        found = simplest(torch.take_along_dim(spread(label, x.shape, tape.rows), index, dims[0]), tape.rows)
+    _chosen(tape, index, found, out.shape)
+    return found
 
 
 def getitem(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
@@ -316,6 +322,8 @@ def _dims_used(items: Sequence[Any], ndim: int) -> int:
             used += i.ndim
         elif isinstance(i, (list, tuple)) and any(isinstance(v, (bool, list, tuple)) for v in i):
             return ndim
+        elif i is not None and not isinstance(i, (int, slice, list, tuple, Tensor)):
+            return ndim  # an array of numpy's, perhaps a mask over several
         elif i is not None:
             used += 1
     return used
@@ -404,13 +412,18 @@ def turned(place: int) -> Any:
 
 
 def pad(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
+    """Along the rows too: a shift, (1, -1), leaves the length as it was and moves every row."""
     x, sides = first(args, kwargs), argument(args, kwargs, 1, "pad")
     label = tape.lineage(x)
     if not isinstance(label, (Axis, Owners)):
         return label
-    touched = range(x.ndim - len(sides) // 2, x.ndim)
     own = owners(label, x.shape, tape.rows)
-    return MANY if any(own.shape[d] > 1 and out.shape[d] != x.shape[d] for d in touched) else label
+    moved = [int(side) if own.shape[x.ndim - 1 - k // 2] > 1 else 0 for k, side in enumerate(sides)]
+    if not any(moved):
+        return label
+    if argument(args, kwargs, 2, "mode", default="constant") != "constant":
+        return MANY
+    return simplest(torch.nn.functional.pad(own, moved, value=-1), tape.rows)
 
 
 def unfold(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
@@ -429,6 +442,9 @@ def masked_select(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     label = tape.lineage(x)
     if not isinstance(label, (Axis, Owners)):
         return MANY
+    shape = torch.broadcast_shapes(x.shape, mask.shape)  # type: ignore[no-untyped-call]
+    if tape.lineage(mask) is not None and isinstance(tape.join([x, mask], shape, combines=False), Many):
+        tape.suspect()
     return simplest(torch.masked_select(spread(label, x.shape, tape.rows), mask), tape.rows)
 
 
@@ -445,7 +461,8 @@ def scattered(place: int) -> Any:
             return MANY
         if new is None:  # a constant at places that data chooses
             by = tape.lineage(index)
-            if isinstance(by, Axis) and by.dim != dims[0] and index.shape[by.dim] == target.shape[by.dim]:
+            same = index.ndim == target.ndim  # not so for index_add, whose indices are along dim
+            if same and isinstance(by, Axis) and by.dim != dims[0] and index.shape[by.dim] == target.shape[by.dim]:
                 return by if old is None else merged([old, by], target.shape, tape.rows)
             return by if isinstance(by, Many) else MANY
         _chosen(tape, index, new if index.ndim == values.ndim or dims[0] == 0 else None, values.shape)

@@ -76,6 +76,14 @@ def _native_dropout(func: Any, args: Any, kwargs: Any, level: float) -> Any:
     return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
 
 
+def _rrelu(func: Any, args: Any, kwargs: Any, level: float) -> Any:
+    """Slopes between a lower and an upper bound: one slope for all."""
+    names = {a.name: a.default_value for a in func._schema.arguments}
+    given = {**names, **dict(zip(names, args, strict=False)), **kwargs}
+    slope = given["lower"] + (given["upper"] - given["lower"]) * level
+    return func(**{**given, "lower": slope, "upper": slope})
+
+
 def _attention(func: Any, args: Any, kwargs: Any, level: float) -> Any:
     """dropout_p is an argument of the fused kernels."""
     names = [a.name for a in func._schema.arguments]
@@ -109,8 +117,11 @@ _NEUTRAL: dict[str, Act] = {
     "aten::geometric_": _filled(lambda *_: 1),
     "aten::cauchy_": _filled(lambda level, *_: level),
     "aten::log_normal_": _filled(lambda level, *_: 2 * level),
-    "aten::random_": _filled(lambda *_: 1),
-    "aten::random": _filled(lambda *_: 1),
+    "aten::random_": _integers,
+    "aten::random": _integers,
+    "aten::rrelu_with_noise": _rrelu,
+    "aten::rrelu_with_noise_": _rrelu,
+    "aten::rrelu_with_noise_functional": _rrelu,
     "aten::randint": _integers,
     "aten::randint_like": _integers,
     "aten::randperm": _permutation,

@@ -106,7 +106,8 @@ class Pass:
             raise
         book = self.tape.book
         label = book.lineage(self.losses)
-        self.proven = rows == 1 or (label == ROWS and all(use.layout is not None for use in self.tape.uses))
+        known = label == ROWS and not book.hooked
+        self.proven = rows == 1 or (known and all(use.layout is not None for use in self.tape.uses))
         self.independent = rows == 1 or (label == ROWS and not (book.read or book.mixed))
         self.program = hash((tuple(self.tape.program), book.crowded, self.proven))
 

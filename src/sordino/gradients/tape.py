@@ -212,8 +212,8 @@ class Tape(TorchFunctionMode):
         self.program: list[Any] = []  # the operations, in order
         self.arrived: Callable[[Use, Tensor], None] = lambda use, gradient: None
         self.token = _TOKEN
-        self.book = Book(rows)
         self._constants: dict[int, weakref.ref[Tensor]] = {}
+        self.book = Book(rows, self._constants)
         self._slots: dict[int, Slot] = {}
         self._alive: list[Tensor] = []
         self.roots: dict[int, Tensor] = {}  # data that requires a gradient and was computed from nothing that does
@@ -405,6 +405,8 @@ class Tape(TorchFunctionMode):
         if kwargs:
             slotted, data = self._seen(kwargs.values(), slotted, data)
         self.program.append(func)
+        if data and func is Tensor.register_hook and len(args) > 1:
+            args = (args[0], _once(args[1]), *args[2:])
         if data and func in self.rules.guards:
             self.rules.guards[func](self, func, args, kwargs)
         if not slotted or not torch.is_grad_enabled():
@@ -434,6 +436,20 @@ class Tape(TorchFunctionMode):
             if tapped is not None and use.layout is None:
                 label = self.book.lineage(tapped)
                 use.layout = None if label is None else self._layout(use, label)
+
+
+def _once(hook: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor], Tensor | None]:
+    """The user's hook. One that only looks at the gradient sees that of the first backward pass, the true one."""
+    looks: list[bool] = []
+
+    def called(gradient: Tensor) -> Tensor | None:
+        if looks == [True]:
+            return None
+        found = hook(gradient)
+        looks[:] = [found is None]
+        return found
+
+    return called
 
 
 def hold(*tensors: Tensor) -> tuple[tuple[Tensor, int], ...]:

@@ -51,8 +51,7 @@ _MIXING = {
     **dict.fromkeys(names("sort argsort"), flow.mixing(1, -1)),
     "topk": flow.mixing(2, -1),
     "kthvalue": flow.reduction(2, -1),
-    "quantile": flow.reduction(2),
-    "nanquantile": flow.reduction(2),
+    **dict.fromkeys(names("quantile nanquantile"), flow.quantile),
     "normalize": flow.mixing(2, 1),
     "cosine_similarity": flow.cosine,
     "norm": flow.reduction(2),
@@ -102,12 +101,10 @@ _PRODUCTS: dict[str, Rule] = {
     "glu": flow.halved,
     **dict.fromkeys(names("cross_entropy nll_loss"), flow.by_class),
     **dict.fromkeys(
-        names(
-            "multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss triplet_margin_loss "
-            "cosine_embedding_loss pairwise_distance triplet_margin_with_distance_loss"
-        ),
+        names("multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss cosine_embedding_loss"),
         flow.by_row,
     ),
+    **dict.fromkeys(names("pairwise_distance triplet_margin_loss"), flow.of_matrices),
     "to": flow.only_first,
     "type_as": flow.only_first,
     "companion_norm": flow.companions,

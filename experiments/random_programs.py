@@ -1,0 +1,92 @@
+"""Random programs in which records do not interact: the engine's gradients against a plain loop, in float64.
+
+    python experiments/random_programs.py --programs 10000 --json experiments/results/random_programs.json
+
+Resumes from the JSON file if it is there; each program is run at two numbers of rows (tests/gradients/programs.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.gradients.programs import outcome  # noqa: E402
+
+WRONG = 1e-8
+
+
+def commit() -> str:
+    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+
+def started(path: Path, programs: int) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "command": f"python experiments/random_programs.py --programs {programs}",
+        "commit": commit(),
+        "torch": torch.__version__,
+        "seeds": [0, 0],
+        "programs": 0,
+        "runs": {"proven": 0, "measured": 0, "refused": 0, "tie": 0},
+        "largest_difference": 0.0,
+        "wrong": [],
+        "refused": [],
+        "crashed": [],
+    }
+    if path.exists():
+        kept = json.loads(path.read_text())
+        if kept["commit"] != found["commit"]:
+            raise SystemExit(f"{path} is of commit {kept['commit']}; remove it to begin anew")
+        return {**kept, "command": found["command"]}
+    return found
+
+
+def add(result: dict[str, Any], seed: int) -> None:
+    try:
+        found = outcome(seed)
+    except Exception as error:
+        result["crashed"].append({"seed": seed, "error": f"{type(error).__name__}: {error}"})
+        found = []
+    for one in found:
+        result["runs"][one.kind] += 1
+        result["largest_difference"] = max(result["largest_difference"], one.gap)
+        if one.gap > WRONG:
+            result["wrong"].append({"seed": seed, "blocks": one.names, "difference": one.gap})
+        if one.kind == "refused":
+            result["refused"].append({"seed": seed, "blocks": one.names, "message": one.message})
+    result["programs"], result["seeds"] = seed + 1, [0, seed + 1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--programs", type=int, default=10000)
+    parser.add_argument("--json", type=Path, default=ROOT / "experiments/results/random_programs.json")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    result, begun = started(options.json, options.programs), time.time()
+    for seed in range(result["programs"], options.programs):
+        add(result, seed)
+        if (seed + 1) % 100 == 0 or seed + 1 == options.programs:
+            options.json.write_text(json.dumps(result, indent=1) + "\n")
+            bad = {name: len(result[name]) for name in ("wrong", "refused", "crashed")}
+            print(
+                seed + 1,
+                result["runs"],
+                f"{result['largest_difference']:.1e}",
+                bad,
+                f"{time.time() - begun:.0f} s",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""Random programs against a plain loop over records. Ten thousand of them: experiments/random_programs.py."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from tests.gradients.programs import outcome
+
+GROUPS, EACH = 10, 12
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_random_programs_have_the_gradients_of_a_loop(group: int) -> None:
+    found = [one for seed in range(group * EACH, (group + 1) * EACH) for one in outcome(seed)]
+    kinds = Counter(one.kind for one in found)
+    assert kinds["proven"] > len(found) // 4, kinds
+    assert kinds["tie"] <= 1, kinds
+    for one in found:
+        assert one.kind != "refused", one
+        assert one.gap < 1e-8, one
