@@ -23,8 +23,8 @@ from torch.utils.checkpoint import checkpoint
 import sordino
 from sordino.gradients import brute_force
 from sordino.gradients.assurance import Assurance
+from sordino.records.gradients import RecordGradients
 from sordino.sampling import LogicalBatch
-from sordino.steps import RecordGradients
 
 RECORDS = 40
 WAYS = ["train", "own loop"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from sordino.gradients import moves
+from sordino.gradients import selections
 from sordino.gradients.flow import Labels, flat
 from sordino.gradients.lineage import MANY, Lineage, Many, Owners, aligned, merged
 from sordino.gradients.vocabulary import READS, name_of, rule_for, writes
@@ -115,7 +115,7 @@ class Book:
             self.put(args[0], self._of[id(args[0])][1])  # the same values, as a leaf
             return
         if getattr(func, "__name__", "") == "__setitem__":
-            self._overwrite(args[0], MANY if self.rows == 1 else moves.assigned(self, args, kwargs, out))
+            self._overwrite(args[0], MANY if self.rows == 1 else selections.assigned(self, args, kwargs, out))
             return
         if getattr(func, "__name__", "") == "__set__":
             self._attribute(getattr(func.__self__, "__name__", ""), *args)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sordino.gradients import flow, moves
+from sordino.gradients import flow, moves, selections
 from sordino.gradients.flow import Rule
 
 
@@ -135,18 +135,18 @@ _MOVES: dict[str, Rule] = {
     "unbind": moves.unbind,
     "select": moves.select,
     "narrow": moves.narrow,
-    "index_select": moves.index_select,
-    "gather": moves.gather,
-    "take_along_dim": moves.take_along_dim,
-    "getitem": moves.getitem,
+    "index_select": selections.index_select,
+    "gather": selections.gather,
+    "take_along_dim": selections.take_along_dim,
+    "getitem": selections.getitem,
     **dict.fromkeys(names("cat concat concatenate"), moves.cat),
     "stack": moves.stack,
     "flip": moves.turned(1),
     "roll": moves.turned(2),
     "pad": moves.pad,
     "unfold": moves.unfold,
-    "masked_select": moves.masked_select,
-    **dict.fromkeys(names("index_add index_copy scatter scatter_add"), moves.scattered(3)),
+    "masked_select": selections.masked_select,
+    **dict.fromkeys(names("index_add index_copy scatter scatter_add"), selections.scattered(3)),
     "_pack_padded_sequence": moves.packed,
     "_pad_packed_sequence": moves.unpacked,
 }
