@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from sordino.clipping import in_unit_ball
 from sordino.errors import InputError, Refused, SordinoError
 from sordino.methods.hidden_state.losses import Loss
 from sordino.plan.core import Plan
@@ -157,11 +158,7 @@ class Records:
 
 def bounded(inputs: Tensor, bound: float, unit: bool = False) -> Tensor:
     """Flattened rows in double precision, scaled down to norm `bound` (`unit`: up as well); non-finite: zero."""
-    rows = inputs.flatten(1).double()
-    rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, torch.zeros_like(rows))
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    least = torch.finfo(torch.float64).tiny if unit else bound
-    return rows * (bound / norms.clamp(min=least))
+    return bound * in_unit_ball(inputs, None if unit else bound)
 
 
 def gradient_sum(loss: Loss, records: Records, weights: Tensor, batch: LogicalBatch) -> Tensor:
