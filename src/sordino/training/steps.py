@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sordino.checks import fewest_records
 from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum
 from sordino.plan.contribution import Contribution
@@ -211,8 +212,8 @@ def check_records(plan: Plan, records: int) -> None:
 
     Under add/remove the true number is itself private, and nothing that is released depends on it: rate
     and divisor are the plan's. A number that is far off is a mistake, though, and is said to be one.
-    Under replace-one the number is public and must be exact, for the batches are cut from it; a cap on the batch is
-    accounted for at most the plan's number.
+    Under replace-one the number is public and must be exact, for the batches are cut from it. A cap on the batch is
+    accounted for every number from checks.fewest_records to the plan's.
     """
     exact = plan.relation == "replace-one"
     if records > plan.records and isinstance(plan.sampling, TruncatedPoisson):
@@ -220,7 +221,7 @@ def check_records(plan: Plan, records: int) -> None:
             f"the dataset has {records} records, more than the plan's {plan.records}: how often the cap cuts in was "
             f"accounted for that many at most; make the plan with records={records} or more"
         )
-    if records != plan.records and (exact or abs(records - plan.records) > 0.1 * plan.records):
+    if records != plan.records and (exact or abs(records - plan.records) > plan.records - fewest_records(plan.records)):
         raise InputError(
             f"the plan is for {plan.records} records but the dataset has {records}: "
             f"make the plan with records={records}"
