@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sordino.console import Commands, add_json, emit
+from sordino.shown import up
 
 if TYPE_CHECKING:
     from sordino.runs.recipe import Recipe
@@ -76,7 +77,7 @@ def _rows(result: dict[str, Any], out: Path) -> dict[str, str]:
         return "not measured" if value is None else f"{value:.2%}"
 
     epsilon = (
-        f"{result['epsilon']:.4g} at δ = {result['delta']:g}, {result['relation']}, {result['sampler']} sampling, "
+        f"{up(result['epsilon'])} at δ = {up(result['delta'])}, {result['relation']}, {result['sampler']} sampling, "
         f"{result['accountant']} accountant"
     )
     if not result["secure"]:
@@ -84,7 +85,7 @@ def _rows(result: dict[str, Any], out: Path) -> dict[str, str]:
     beside = result["guarantee"]["beside"]
     return {
         "ε": epsilon,
-        **{name.replace("_", " "): f"{value:.4g} (beside it)" for name, value in beside.items()},
+        **{name.replace("_", " "): f"{up(value)} (beside it)" for name, value in beside.items()},
         **({"test error": f"{error:.4g} (mean square)"} if (error := result.get("test_error")) is not None else {}),
         "test accuracy": percent(result["test_accuracy"]),
         "noise-free accuracy": f"{percent(result['noise_free_accuracy'])} (same recipe without noise; not private)",
