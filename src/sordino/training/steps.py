@@ -29,6 +29,7 @@ from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum
 from sordino.plan.contribution import Contribution
 from sordino.plan.core import Plan
+from sordino.plan.explained import Explained
 from sordino.randomness import RandomSource
 from sordino.records.companions import refuse_undeclared
 from sordino.records.gradients import GradientSum
@@ -172,6 +173,9 @@ def _check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource
         raise Refused("the plan and the random source disagree on whether the noise is secure: use plan.source()")
     if {**ledger.header, "kind": "plan"} != {**json.loads(json.dumps(plan.to_dict())), "kind": "plan"}:
         raise InputError("the ledger was opened for another plan: open it with this plan's to_dict()")
+    explained = Explained(plan, ledger.entries)
+    explained.require_source(source)
+    ledger.guard(explained)
 
 
 def check_gradient_sum(plan: Plan, gradient_sum: GradientSum) -> None:

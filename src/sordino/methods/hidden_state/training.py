@@ -40,6 +40,7 @@ from sordino.clipping import in_unit_ball
 from sordino.errors import InputError, Refused, SordinoError
 from sordino.methods.hidden_state.losses import Loss
 from sordino.plan.core import Plan
+from sordino.plan.explained import Explained
 from sordino.randomness import RandomSource
 from sordino.records.reading import count_records, tensors_of
 from sordino.release import Entry, release
@@ -102,6 +103,7 @@ def train_hidden(
     started = time.monotonic()
     with Ledger.open(folder / "ledger.jsonl" if folder else None, plan.to_dict()) as ledger:
         _check_resume(ledger, source, resume, folder)
+        ledger.guard(Explained(plan, ledger.entries))
         seen = first(dataset, source, ledger) if first is not None else dataset
         records = Records.of(seen, method)
         check_gradients(method.loss, records)
