@@ -106,6 +106,7 @@ def test_a_little_above_one_is_nowhere_shown_as_one() -> None:
     object.__setattr__(guarantee, "delta", 1.0000001e-5)
     found = guarantee.to_dict()
     result = {**found, "guarantee": found, "test_accuracy": None, "noise_free_accuracy": None, "seconds": 1.0}
+    result["skipped_steps"] = 0
     texts = [
         str(guarantee),
         train_command._rows(result, Path("run"))["ε"],

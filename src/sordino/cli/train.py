@@ -72,6 +72,13 @@ def _run(arguments: argparse.Namespace, recipe: Recipe, resume: bool) -> int:
     return 0
 
 
+def _skipped(result: dict[str, Any]) -> str:
+    return (
+        f"{result['skipped_steps']} of {result['steps']}: released and paid for before the run was resumed; their "
+        "updates were lost, the model has not seen them"
+    )
+
+
 def _rows(result: dict[str, Any], out: Path) -> dict[str, str]:
     def percent(value: float | None) -> str:
         return "not measured" if value is None else f"{value:.2%}"
@@ -88,6 +95,7 @@ def _rows(result: dict[str, Any], out: Path) -> dict[str, str]:
         **{name.replace("_", " "): f"{up(value)} (beside it)" for name, value in beside.items()},
         **({"test error": f"{error:.4g} (mean square)"} if (error := result.get("test_error")) is not None else {}),
         "test accuracy": percent(result["test_accuracy"]),
+        **({"skipped steps": _skipped(result)} if result["skipped_steps"] else {}),
         "noise-free accuracy": f"{percent(result['noise_free_accuracy'])} (same recipe without noise; not private)",
         "seconds": f"{result['seconds']:.1f} of private training",
         "report": str(out / "report.html"),

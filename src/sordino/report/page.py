@@ -68,7 +68,7 @@ def render(run: Run) -> str:
         assumptions=_assumptions(guarantee),
         ledger=group_releases(run.entries),
         releases=sum(1 for entry in run.entries if entry.get("kind", "release") == "release"),
-        verdicts=[_ledger_verdict(run), _audit_verdict(run.audit)],
+        verdicts=[_ledger_verdict(run), _audit_verdict(run.audit), *_skipped(run.result)],
         plots=_plots(run),
         instruments=instrument_figures(run.metrics),
         read_private=_read_private(run.recipe),
@@ -131,6 +131,16 @@ def _ledger_verdict(run: Run) -> Verdict:
     if found < claimed * (1 - 1e-3) - 1e-9:
         return Verdict("open", "The ledger holds less than the plan", f"{values}. The plan's ε is an upper bound.")
     return Verdict("good", "The ledger agrees with the plan", f"{values}.")
+
+
+def _skipped(result: Mapping[str, Any]) -> list[Verdict]:
+    """Steps whose updates were lost; they count in ε, and the model has not seen them."""
+    count = result.get("skipped_steps")
+    if not _number(count) or not count:
+        return []
+    title = f"{numbers.plain(count)} of {numbers.plain(result.get('steps'))} steps were skipped"
+    text = "They were released and paid for before the run was resumed; the model has not seen their updates."
+    return [Verdict("open", title, text)]
 
 
 def _audit_verdict(audit: Mapping[str, Any] | None) -> Verdict:
