@@ -2,6 +2,7 @@
 #   make demo    environment, install, a private training run on the embedded data, the report
 #   make test    everything needed, then linters, types and all tests
 #   make unit    the fast tests alone (under two minutes on two cores); make lint, make types
+#   make docs    the site, into build/docs; without the network, warnings are errors
 PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -9,10 +10,10 @@ PIP    := $(BIN)/pip install -qq --disable-pip-version-check --constraint constr
 export PYTHONUNBUFFERED = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit bench clean
+.PHONY: help demo test lint types unit docs bench clean
 
 help:
-	@sed -n '2,4s/^# *//p' $(MAKEFILE_LIST)
+	@sed -n '2,5s/^# *//p' $(MAKEFILE_LIST)
 
 # torch goes first and alone, so that no resolver can choose a CUDA build for it.
 $(VENV)/.installed: pyproject.toml constraints.txt src/sordino/native/kernels.c
@@ -25,7 +26,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt src/sordino/native/kernels.c
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	@echo "installing what the tests need (once)"
-	@$(PIP) --editable '.[test]'
+	@$(PIP) --editable '.[test,docs]'
 	@sh scripts/ensure_chromium.sh
 	@touch $@
 
@@ -45,6 +46,10 @@ unit: $(VENV)/.installed-test
 test: lint types
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
 
+docs: $(VENV)/.installed-test
+	@$(BIN)/python -m sphinx -W --keep-going -q -b html -d build/doctrees docs build/docs
+	@echo "build/docs/index.html"
+
 bench: $(VENV)/.installed-test
 	@$(PIP) --editable '.[bench]'
 	@$(BIN)/python benchmarks/engine.py --out benchmarks/results/engine.json
@@ -52,4 +57,4 @@ bench: $(VENV)/.installed-test
 	@$(BIN)/python benchmarks/noise.py --json benchmarks/results/noise.json
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) runs build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -23,6 +23,8 @@ def test_the_examples_run_and_print_epsilon_with_its_assumptions(
         assert len([line for line in block.splitlines() if line.strip()]) <= 15, "fifteen lines were promised"
         exec(compile(block, "README.md", "exec"), namespace)
     printed = capsys.readouterr().out
+    (shown,) = re.findall(r"<!-- prints -->\n```text\n(.*?)```", README.read_text(encoding="utf8"), re.S)
+    assert printed.split() == shown.split(), "the first screen shows what the code prints"
     assert "ε = 3" in printed or "ε = 2.99" in printed
     assert "It assumes" in printed
     assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 1 + 196

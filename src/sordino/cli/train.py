@@ -21,7 +21,7 @@ def add(commands: Commands) -> None:
         description="Trains as RECIPE says and writes recipe.toml, ledger.jsonl, metrics.jsonl, model.safetensors, "
         "result.json and report.html into the run directory.",
         epilog="example: sordino train experiments/recipes/fashion_mnist_scattering_linear.toml "
-        "--set privacy.epsilon=1 --out runs/eps1",
+        "--set privacy.epsilon=1 --out runs/eps1. Which method is for whom, measured: docs/which_method.md",
     )
     parser.add_argument("recipe", type=Path, metavar="RECIPE.toml")
     parser.add_argument(

@@ -16,11 +16,13 @@ from sordino.errors import InputError
 class Rows:
     """Rows of data and the record (the person) that each one belongs to.
 
-    inputs: a tensor (``model(x)``), a tuple or list (``model(*x)``) or a mapping (``model(**x)``); tensors carry
-        rows in dimension 0, everything else is handed through.
-    targets: any nest of tensors with rows in dimension 0, given to the loss.
-    record: (rows,) int64 in [0, records); None means that row i is record i.
-    coefficient: (rows,) the weight of each row's loss; None means 1.
+    Args:
+        inputs: a tensor (``model(x)``), a tuple or list (``model(*x)``) or a mapping (``model(**x)``); tensors carry
+            rows in dimension 0, everything else is handed through.
+        targets: any nest of tensors with rows in dimension 0, given to the loss.
+        record: (rows,) int64 in [0, records); None means that row i is record i.
+        records: how many records there are; None: as many as the largest index says.
+        coefficient: (rows,) the weight of each row's loss; None means 1.
     """
 
     inputs: Any

@@ -38,14 +38,14 @@ class Augmentation:
     Texts (rows, length) of ids: `word_dropout` is the probability that a word becomes `unknown_id`; `padding_id` stays.
     """
 
-    views: int = 1
-    crop: int = 0
-    flip: bool = False
-    erase: float = 0.0
-    mixup: float = 0.0
-    word_dropout: float = 0.0
-    unknown_id: int = 0
-    padding_id: int = 0
+    views: int = 1  # how many; the record's vector is the mean over them
+    crop: int = 0  # pixels of padding before the random crop
+    flip: bool = False  # left and right, with probability ½
+    erase: float = 0.0  # probability of a rectangle of zeros
+    mixup: float = 0.0  # largest share of a second view of the same record
+    word_dropout: float = 0.0  # probability that a word becomes unknown_id
+    unknown_id: int = 0  # of texts: what a dropped word becomes
+    padding_id: int = 0  # of texts: never dropped
 
     def __post_init__(self) -> None:
         for name, least in (("views", 1), ("crop", 0), ("unknown_id", 0), ("padding_id", 0)):

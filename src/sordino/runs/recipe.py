@@ -33,14 +33,14 @@ from sordino.plan.contribution import Augmentation
 
 @dataclass(frozen=True)
 class RunSection:
-    name: str = "run"
+    name: str = "run"  # of the run directory and of the report
     seed: int = 0  # of initialisation and other public randomness; never of noise or sampling
     noise_free: bool = False  # also train without noise, as a yardstick: NOT private, for public data only
 
 
 @dataclass(frozen=True)
 class DataSection:
-    name: str
+    name: str  # of a dataset that `sordino data list` lists
     records: int | None = None  # public; default: the published size of the set
 
 
@@ -49,7 +49,7 @@ class PublicSection:
     """Rows of the training split that are set aside as public; `data.records` is then the number of the others."""
 
     fraction: float | None = None  # of the training split; or give the number of records
-    records: int | None = None
+    records: int | None = None  # the number of public rows; or give the fraction
     origin: str | None = None  # for the report; default: which rows of which set
     seed: int = 0  # draws the rows, and the batch of each step
     expected_batch: int | None = None  # public rows in a step; default: as many as private ones
@@ -74,65 +74,65 @@ class BatchClippingSection:
 
 @dataclass(frozen=True)
 class FeaturesSection:
-    name: str = "none"
+    name: str = "none"  # scattering, efficientnet-lite0, minilm, dp-pca, or none: the records as they are
     private: str | None = None  # "centre" or "channels": normalisation by statistics that the plan pays for
-    private_noise: float | None = None
-    private_bound: float | None = None
-    private_square_bound: float | None = None
+    private_noise: float | None = None  # noise multiplier of each of these statistics
+    private_bound: float | None = None  # public bound on the norm of what a record adds to the mean
+    private_square_bound: float | None = None  # the same for the mean of squares ("channels")
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ModelSection:
-    name: str
+    name: str  # of a network: linear, mlp, mnist-cnn, resnet, …
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class PrivacySection:
-    delta: float
+    delta: float  # δ in (0, 1)
     epsilon: float | None = None  # the target; or give the noise multiplier
-    noise_multiplier: float | None = None
+    noise_multiplier: float | None = None  # standard deviation of the noise over the clip norm; or give epsilon
     relation: str | None = None  # default: the sampler's own
-    accountant: str = "pld"
+    accountant: str = "pld"  # pld or rdp
     insecure_seed: int | None = None  # makes the run repeatable, and the guarantee void for who knows the seed
     norm_histogram: float | None = None  # noise multiplier of a paid histogram of record norms for the report
 
 
 @dataclass(frozen=True)
 class MethodSection:
-    name: str = field(default_factory=registry.default)
+    name: str = field(default_factory=registry.default)  # of a registered method
     options: Mapping[str, Any] = field(default_factory=dict)  # what the method's guarantee depends on, lr included
 
 
 @dataclass(frozen=True)
 class SamplingSection:
-    expected_batch: int
-    name: str = "poisson"
-    cap: int | None = None
+    expected_batch: int  # the expected number of records in a step
+    name: str = "poisson"  # poisson, truncated-poisson, partition, without-replacement
+    cap: int | None = None  # the largest batch of truncated-poisson
 
 
 @dataclass(frozen=True)
 class ClippingSection:
-    name: str = "flat"
-    clip_norm: float = 1.0
+    name: str = "flat"  # flat, per-layer, automatic, normalised, l2-linf, l1
+    clip_norm: float = 1.0  # bound on the norm of what one record adds to a sum
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class TrainSection:
     lr: float | None = None  # a method whose guarantee depends on the step size has it in [method]
-    steps: int | None = None
-    epochs: float | None = None
-    optimizer: str = "sgd"
-    scheduler: str = "constant"
-    average: str = "none"
-    average_decay: float = 0.99
-    average_tail: float = 0.5
-    eval_every: int = 0
-    checkpoint_every: int = 100
-    checkpoint_minutes: float = 5.0
-    chunk: int = 512
+    steps: int | None = None  # the number of private steps; or give epochs
+    epochs: float | None = None  # expected passes over the records; or give steps
+    optimizer: str = "sgd"  # its own keys (momentum, weight_decay, …) stand beside it
+    scheduler: str = "constant"  # of the step size: constant, cosine or linear
+    average: str = "none"  # of the iterates, which is then published: none, ema or tail
+    average_decay: float = 0.99  # of the exponential average (ema)
+    average_tail: float = 0.5  # the last part of the steps that is averaged (tail)
+    eval_every: int = 0  # steps between two evaluations on the test data; 0: at the end only
+    checkpoint_every: int = 100  # steps; 0: never
+    checkpoint_minutes: float = 5.0  # a checkpoint at the latest after so many minutes
+    chunk: int = 512  # records in memory at once
     options: Mapping[str, Any] = field(default_factory=dict)  # momentum, weight_decay, …: the optimizer's own
 
 
@@ -141,7 +141,7 @@ class InstrumentsSection:
     """Readings of what clipping does, during training: of public rows, or kept apart as not private."""
 
     every: int | None = None  # steps between two readings
-    rows: int = 500
+    rows: int = 500  # how many rows are read
     split: str | None = None  # "public" (default: what [public] sets aside) or "test", where its rows are public
     window: int = 0  # iterations over which the sampling noise is averaged, Fig. 5a of Xiao et al. 2023; 0: not
     not_private: bool = False  # read the private rows, into not_private.json

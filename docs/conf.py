@@ -1,0 +1,30 @@
+"""Sphinx settings. `make docs` builds the site into build/docs, without the network, with warnings as errors."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE / "_ext")]
+
+import sordino  # noqa: E402  (the path above comes first)
+
+project = "sordino"
+author = "the sordino authors"
+version = release = sordino.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "generated_pages"]
+exclude_patterns = ["_ext"]
+html_theme = "furo"
+html_show_copyright = False
+html_title = f"sordino {release}"
+default_role = "code"  # docstrings write `name` for code
+
+myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence"]
+
+autodoc_typehints = "description"  # beside the meaning of each argument, where the docstring has one
+autodoc_typehints_description_target = "documented_params"
+autodoc_member_order = "bysource"
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
