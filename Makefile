@@ -40,7 +40,8 @@ types: $(VENV)/.installed-test
 	@$(BIN)/mypy
 
 unit: $(VENV)/.installed-test
-	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal -m "not slow and not models and not browser"
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal -m "not slow" \
+		--ignore tests/models --ignore tests/report/test_report_browser.py
 
 test: lint types
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal

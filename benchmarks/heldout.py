@@ -103,7 +103,11 @@ def edgenext() -> nn.Module:
 
 
 def maxvit() -> nn.Module:
-    return _timm("maxvit_rmlp_pico_rw_256", img_size=64)
+    model = _timm("maxvit_rmlp_pico_rw_256", img_size=64)
+    for module in model.modules():  # the network that makes its position biases drops an eighth of its units
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
 
 
 def resnet18() -> nn.Module:

@@ -11,8 +11,16 @@ from torch import Tensor, nn
 torch.set_num_threads(1)
 
 HERE = Path(__file__).parent
-MARKED = {"models": "models", "report/test_report_browser.py": "browser", "benchmarks": "slow", "records": "slow"}
-"""Markers of whole folders and files. A test or a module may mark itself as well."""
+SLOW = (
+    *("audit/", "benchmarks/", "instruments/", "records/", "sixth/"),
+    *("gradients/test_attacks.py", "gradients/test_flow.py", "gradients/test_properties.py"),
+    *("hidden/test_hidden_recipe.py", "hidden/test_hidden_training.py"),
+    *("mac/test_mac_audit.py", "mac/test_mac_run.py", "mac/test_mac_training.py"),
+    *("test_batchclipping_recipes.py", "test_clipping_bias_recipes.py", "test_doctor.py", "test_mixed_training.py"),
+    *("test_modelmix_recipes.py", "test_planner.py", "test_sweep", "test_train.py", "test_training_peer_issues.py"),
+)
+"""Files and folders with whole runs, audits and searches. A test or a module may also mark itself."""
+MARKED = {"models/": "models", "report/test_report_browser.py": "browser", **dict.fromkeys(SLOW, "slow")}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

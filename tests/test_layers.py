@@ -18,7 +18,7 @@ import sordino
 ROOT = Path(sordino.__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "lazy"),
-    ("checks", "console", "files", "registry", "split"),
+    ("checks", "console", "files", "registry", "shown", "split"),
     ("native",),
     ("randomness", "schedule"),
     ("sampling", "clipping"),

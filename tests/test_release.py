@@ -310,6 +310,7 @@ def test_the_entry_says_what_was_done(tmp_path: Path) -> None:
         )
         written = dict(ledger.entries[0])
     assert written.pop("time")
+    assert len(written.pop("source")) == 32
     assert written == {
         "kind": "release",
         "purpose": "gradient",

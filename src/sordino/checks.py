@@ -53,6 +53,14 @@ def count(name: str, value: object, *, minimum: int = 1) -> int:
     return whole
 
 
+def fewest_records(records: int) -> int:
+    """The smallest dataset that a plan for `records` records is run on: a tenth fewer, rounded in the plan's favour.
+
+    Where a sampler's cost depends on the number of records, all numbers from here on are accounted for.
+    """
+    return records - records // 10
+
+
 def whole(name: str, value: object, *, minimum: int = 0) -> int:
     """An int of at least `minimum`; neither bool nor 10.0."""
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:

@@ -178,6 +178,29 @@ class L2LinfClip(_Clip):
         return self.clip_norm / math.sqrt(self.p)
 
 
+def in_unit_ball(inputs: Tensor, radius: float | None) -> Tensor:
+    """Flattened rows x / max(‖x‖₂, radius) in double precision; `radius` None: x / ‖x‖₂, and zero for a zero row.
+
+    The norm of every result is at most 1 + (d + 4)·10⁻¹⁵ for d coordinates, whatever the floats: a row is divided by
+    its largest magnitude before it is squared, so the sum of squares lies in [1, d]. Rows that are not finite
+    become zero; so do rows below the smallest normal number where `radius` is None, for the platform may take them for
+    zero in one operation and not in the next.
+    """
+    rows = inputs.flatten(1).double()
+    if not rows.shape[1]:
+        return rows
+    nothing = torch.zeros_like(rows)
+    rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, nothing)
+    largest = rows.abs().amax(1, keepdim=True)
+    scaled = rows / torch.where(largest == 0, 1.0, largest)
+    norms: Tensor = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
+    directions = scaled / norms
+    if radius is None:
+        return torch.where(largest >= torch.finfo(torch.float64).tiny, directions, nothing)
+    # ‖x‖ > radius, divided by the largest magnitude: ‖x‖ itself may overflow
+    return torch.where(norms > radius / largest, directions, rows / radius)
+
+
 Clipping = FlatClip | AutomaticClip | NormalisedClip | PerLayerClip | L1Clip | L2LinfClip
 
 _BY_NAME: dict[str, type[Clipping]] = {

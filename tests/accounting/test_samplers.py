@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import dp_accounting
@@ -9,8 +10,11 @@ import numpy as np
 import pytest
 from dp_accounting import dp_event, get_epsilon_gaussian, pld
 from exact_divergence import divergence, planar_divergence, truncated_poisson
+from scipy.stats import binom
 
-from sordino.accounting import epsilon
+from sordino.accounting import account, epsilon
+from sordino.accounting.events import Release
+from sordino.checks import fewest_records
 from sordino.errors import InputError, Refused
 from sordino.methods.dpsgd.accountant import account_dpsgd
 
@@ -63,6 +67,57 @@ def test_truncated_poisson_is_not_above_dp_accounting_and_tends_to_poisson() -> 
     roomy = account_dpsgd(1.0, 100, 1e-5, sampling="truncated-poisson", sampling_rate=0.05, records=1000, cap=200)
     assert roomy["epsilon"] == pytest.approx(poisson, rel=1e-4)
     assert ours["epsilon"] > poisson * 1.5
+
+
+@pytest.mark.parametrize(
+    ("records", "rate", "cap", "sigma", "steps"),
+    [
+        (1000, 0.5, 100, 1.0, 10),
+        (100, 0.9, 10, 1.0, 10),
+        (20, 0.9, 4, 1.0, 5),
+        (50, 1.0, 10, 2.0, 20),
+        (10, 1.0, 3, 2.0, 20),
+        (1000, 1.0, 100, 2.0, 100),
+    ],
+)
+def test_truncated_poisson_is_not_below_a_certified_bound_for_any_number_of_records_that_is_accepted(
+    records: int, rate: float, cap: int, sigma: float, steps: int
+) -> None:
+    """Where the cap is (nearly) always met, all others −1 and the record 1 attain a Poisson pair with shift 2."""
+    arguments = {"sampling": "truncated-poisson", "sampling_rate": rate, "records": records, "cap": cap}
+    printed = account_dpsgd(sigma, steps, 1e-5, **arguments)["epsilon"]
+    for size in (fewest_records(records), records, records + 1):
+        over = binom.sf(cap - 1, size - 1, rate)
+        present = binom.sf(cap, size, rate) * cap / size / over
+        if over < 1 - 1e-9:
+            continue
+        event = dp_event.PoissonSampledDpEvent(float(present), dp_event.GaussianDpEvent(sigma / 2))
+        attained = account(dp_event.SelfComposedDpEvent(event, steps), 1e-5).epsilon_lower
+        assert attained is not None
+        assert printed >= attained
+
+
+@pytest.mark.parametrize(("records", "rate", "cap"), [(20, 0.5, 9), (20, 0.9, 17), (30, 0.2, 5), (20, 1.0, 18)])
+def test_truncated_poisson_bounds_every_number_of_records_that_is_accepted(records: int, rate: float, cap: int) -> None:
+    """Caps about the expected batch, where fewer records make the cap rarer and what it costs dearer."""
+    event = dp_event.TruncatedSubsampledGaussianDpEvent(records, rate, cap, 1.5)
+    for size in range(fewest_records(records), records + 2):
+        without = truncated_poisson(size - 1, rate, cap, None, -1.0)
+        with_record = truncated_poisson(size - 1, rate, cap, 1.0, -1.0)
+        for target in (0.2, 1.0):
+            for p, q in ((with_record, without), (without, with_record)):
+                delta = divergence(p, q, 1.5, target)
+                if delta > 1e-9:
+                    assert bound(event, delta * (1 - 1e-5), "add-remove") >= target
+
+
+def test_fewer_records_meet_the_cap_less_often_and_pay_more_when_they_do() -> None:
+    """What the bound over all numbers of records rests on."""
+    release = Release("gaussian", 1.0, 0.3, records=100, cap=30)
+    found = [release._over(size) for size in range(31, 140)]
+    assert all(a[0] <= b[0] * (1 + 1e-9) for a, b in itertools.pairwise(found))
+    assert all(a[1] >= b[1] * (1 - 1e-9) for a, b in itertools.pairwise(found))
+    assert release._over(30) == (0.0, 0.3 * 30 / 31)
 
 
 @pytest.mark.parametrize(("records", "batch", "sigma"), [(10, 3, 2.0), (40, 2, 3.0)])

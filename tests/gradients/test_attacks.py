@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.gradients.cases import Fn, agree, noise
 from torch import Tensor, nn
 
+from gradients.cases import Fn, agree, noise
 from sordino.clipping import FlatClip
 from sordino.errors import Refused
 from sordino.gradients import Rows, assurance, brute_force, clipped_sum
@@ -76,6 +76,18 @@ def _hooked(m: Any, x: Tensor) -> Tensor:
     return torch.tanh(hidden)
 
 
+class CentredView(torch.autograd.Function):
+    """The same, of a view."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient - gradient.mean(0)
+
+
 class Centred(torch.autograd.Function):
     """The gradient less its mean over the batch."""
 
@@ -121,6 +133,7 @@ MIXING: dict[str, Callable[[], Fn]] = {
     "data replaced": lambda: _of(_replaced_data),
     "a hook over the batch": lambda: _of(_hooked),
     "a backward over the batch": lambda: _of(lambda m, x: Centred.apply(m.first(x))),  # type: ignore[no-untyped-call]
+    "a view's backward over the batch": lambda: _of(lambda m, x: CentredView.apply(m.first(x))),  # type: ignore[no-untyped-call]
 }
 
 

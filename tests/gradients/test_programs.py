@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from tests.gradients.programs import outcome
+
+from gradients.programs import outcome
 
 GROUPS, EACH = 10, 12
 

@@ -131,6 +131,12 @@ def test_with_secure_noise_lost_steps_are_skipped(tmp_path: Path) -> None:
     assert sum(e["purpose"] == "gradient" for e in entries) == 30
 
 
+def test_the_last_step_is_saved_whatever_the_checkpoints_are_due_at(tmp_path: Path) -> None:
+    mac = CONFIGURATIONS["clip"]
+    train_mac(small(), blobs(), mac_plan(mac), mac, settings=Settings(checkpoint_every=7), out=tmp_path)
+    assert (tmp_path / "checkpoint" / "step-000000030.safetensors").exists()
+
+
 def test_a_plan_of_another_mechanism_is_refused() -> None:
     mac = CONFIGURATIONS["clip"]
     with pytest.raises(InputError, match="parts"):

@@ -217,7 +217,16 @@ def test_a_second_report_replaces_the_first_and_leaves_no_scraps(tmp_path: Path)
 class TestNumbers:
     @pytest.mark.parametrize(
         ("value", "text"),
-        [(2.99871, "2.999"), (3.0, "3.000"), (0.123411, "0.1235"), (12.3401, "12.35"), (1234.2, "1235"), (0, "0")],
+        [
+            (2.99871, "2.999"),
+            (3.0, "3"),
+            (1.000343, "1.001"),
+            (3.0000000001, "3.001"),
+            (0.123411, "0.1235"),
+            (12.3401, "12.35"),
+            (1234.2, "1235"),
+            (0, "0"),
+        ],
     )
     def test_epsilon_is_rounded_up(self, value: float, text: str) -> None:
         assert numbers.epsilon(value) == text
@@ -226,7 +235,10 @@ class TestNumbers:
         assert numbers.epsilon(float("inf")) == "∞"
         assert numbers.epsilon(None) == "–"
 
-    @pytest.mark.parametrize(("value", "text"), [(1e-5, "10⁻⁵"), (2.5e-6, "2.5·10⁻⁶"), (0.01, "0.01"), (None, "–")])
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [(1e-5, "10⁻⁵"), (2.5e-6, "2.5·10⁻⁶"), (0.01, "0.01"), (None, "–"), (1.0000001e-5, "1.00001·10⁻⁵")],
+    )
     def test_powers_of_ten(self, value: float, text: str) -> None:
         assert numbers.power(value) == text
 

@@ -10,6 +10,7 @@ from sordino import checks
 from sordino.accounting.account import TOLERANCE, Releases, checked_releases, composed_epsilon
 from sordino.accounting.events import DpEvent, flatten
 from sordino.errors import InputError
+from sordino.shown import up
 
 SMALLEST, LARGEST = 0.01, 1e7
 _COARSE = 50 * TOLERANCE
@@ -87,7 +88,7 @@ def _bracket(
         else:
             assert low is not None
             sigma, step = _limited(low[0] * step, exact, target, low), step**2
-    raise InputError(f"no noise multiplier was found for ε = {target}; ε may not be monotone in the noise")
+    raise InputError(f"no noise multiplier was found for ε = {up(target)}; ε may not be monotone in the noise")
 
 
 def _secant(low: Point, high: Point, target: float) -> float:
@@ -105,15 +106,15 @@ def _limited(sigma: float, exact: Callable[[float], float], target: float, last:
         if last[0] >= LARGEST:
             smallest = exact(LARGEST)
             raise InputError(
-                f"ε = {target:g} cannot be reached at this δ: even with a noise multiplier of {LARGEST:g} ε is "
-                f"{smallest:.6g}. The other releases of the plan (statistics) cost that much: give them more noise, or "
-                f"raise ε"
+                f"ε = {up(target)} cannot be reached at this δ: even with a noise multiplier of {LARGEST:g} ε is "
+                f"{up(smallest, 6)}. The other releases of the plan (statistics) cost that much: give them more noise, "
+                f"or raise ε"
             )
         return LARGEST
     if sigma < SMALLEST:
         if last[0] <= SMALLEST:
             raise InputError(
-                f"ε = {target:g} is met even with a noise multiplier of {SMALLEST:g} (ε = {last[1]:.6g}): such a "
+                f"ε = {up(target)} is met even with a noise multiplier of {SMALLEST:g} (ε = {up(last[1], 6)}): such a "
                 f"target asks for no privacy; give noise_multiplier itself if that is what you want"
             )
         return SMALLEST

@@ -14,12 +14,14 @@ from typing import Any
 from dp_accounting import dp_event
 from scipy.stats import binom
 
+from sordino import checks
 from sordino.accounting.pairs import Pair, Pmf, discretise, mixture, upper_envelope
 from sordino.errors import InputError, Refused
 
 # dp_accounting is untyped; an event is one of its frozen attrs classes
 DpEvent = Any
 Discretise = Callable[[float, float], tuple[Pmf, Pmf]]
+_BINOMIAL = 1e-9  # relative error that binomial tails may have; it is added where it costs
 
 
 @dataclass(frozen=True)
@@ -100,26 +102,45 @@ class Release:
         release is plain Poisson. If N ≥ cap then the record is in the batch with probability p, and then it takes the
         place of another, so it moves the sum by at most 2. Given N ≥ cap the others in the batch are a uniform subset
         of size cap whatever N is, so p may be averaged over N; and N ≥ cap may be told to the adversary.
+
+        n is known within bounds only. P[N ≥ cap] grows with n and p falls, and no n is worst for every ε; so p is that
+        of the fewest records, and what P[N ≥ cap] may be off by is booked as both at once: rate q, shift 2.
         """
-        assert self.records is not None
-        assert self.cap is not None
-        # neighbours of a dataset of `records` records have up to one record more
-        size = self.records + 1 if relation == "add-remove" else self.records
-        over = float(binom.sf(self.cap - 1, size - 1, self.sampling_rate))
-        if over <= 0:
+        few, many = self._sizes(relation)
+        if many - 1 < _whole(self.cap):
             return lambda interval, tail: discretise(pair, interval, tail)
-        joint = float(binom.sf(self.cap, size, self.sampling_rate)) * self.cap / size
-        rate = min(joint / over, 1.0)
-        replaced = _pair(self.mechanism, self.noise_multiplier / 2, max(rate, 1e-300), relation)
+        rarely, rate = self._over(few)
+        often = max(self._over(many)[0] * (1 + _BINOMIAL), 1e-300)
+        rarely, often = rarely * (1 - _BINOMIAL), min(often, 1.0)
+        shifted = [_pair(self.mechanism, self.noise_multiplier / 2, r, relation) for r in (rate, self.sampling_rate)]
+        weights = (1 - often, rarely, often - rarely)
 
         def build(interval: float, tail: float) -> tuple[Pmf, Pmf]:
-            plain, swapped = discretise(pair, interval, tail), discretise(replaced, interval, tail)
-            forward, backward = (
-                mixture([(1 - over, one), (over, two)]) for one, two in zip(plain, swapped, strict=True)
-            )
-            return forward, backward
+            parts = [(weight, one) for weight, one in zip(weights, (pair, *shifted), strict=True) if weight > 0]
+            found = [(weight, discretise(one, interval, tail)) for weight, one in parts]
+            return mixture([(w, f) for w, (f, _) in found]), mixture([(w, b) for w, (_, b) in found])
 
         return build
+
+    def _sizes(self, relation: str) -> tuple[int, int]:
+        """The smallest and the largest size that the larger of two neighbouring datasets may have."""
+        records = _whole(self.records)
+        if relation == "replace-one":  # the number is public and exact
+            return records, records
+        return checks.fewest_records(records), records + 1
+
+    def _over(self, size: int) -> tuple[float, float]:
+        """(P[N ≥ cap], at least the probability p that the record is in the batch then) for the larger dataset's size.
+
+        p = q·E[cap/(N+1) | N ≥ cap], at most q·cap/(cap+1); that, where the probabilities are too small to divide.
+        """
+        cap, q = _whole(self.cap), self.sampling_rate
+        most = q * cap / (cap + 1)
+        over = float(binom.sf(cap - 1, size - 1, q))
+        if over < 1e-200:
+            return 0.0, most
+        joint = float(binom.sf(cap, size, q)) * cap / size
+        return over, min(joint / over * (1 + _BINOMIAL), most)
 
 
 def compose_events(releases: Sequence[tuple[Release, int]]) -> DpEvent:
@@ -171,6 +192,12 @@ def _leaf(event: DpEvent) -> Release:
                 batch=event.sample_size,
             )
     raise InputError(f"sordino has no accountant for the event {event!r}")
+
+
+def _whole(value: int | None) -> int:
+    if value is None:
+        raise InputError("truncated Poisson sampling is accounted from the number of records and the cap")
+    return value
 
 
 def _base_event(mechanism: str, noise_multiplier: float) -> DpEvent:

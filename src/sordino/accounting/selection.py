@@ -40,6 +40,7 @@ from sordino.accounting.events import DpEvent
 from sordino.accounting.rdp import ORDERS, rdp_curve, supports
 from sordino.checks import SHAPES
 from sordino.errors import InputError, Refused
+from sordino.shown import up
 
 if TYPE_CHECKING:
     from sordino.randomness import Stream
@@ -157,7 +158,7 @@ def calibrate_selection(
             return found
         goal *= min(target / whole, 0.999)
     raise InputError(
-        f"no noise was found for which the sweep as a whole meets ε = {target:g}: give fewer kinds of runs"
+        f"no noise was found for which the sweep as a whole meets ε = {up(target)}: give fewer kinds of runs"
     )
 
 

@@ -37,6 +37,7 @@ from sordino.records.gradients import GradientSum, plan_gradients
 from sordino.records.momentum import PastIterates
 from sordino.records.reading import count_records
 from sordino.release.ledger import Ledger
+from sordino.shown import down, up
 from sordino.training.steps import DEFAULT_CHUNK, private_steps
 
 DEFAULT_CANARIES = 5000
@@ -80,8 +81,8 @@ class AuditResult:
         verdict = "does not contradict" if self.holds else "CONTRADICTS"
         noise = "" if self.noise_fits else f" The noise is NOT what the plan states (p = {self.noise_p_value:.2g})."
         return (
-            f"The audit {verdict} the claim: ε ≥ {self.epsilon_lower:.4g} at {self.confidence:.0%} confidence, "
-            f"claimed is ε ≤ {self.epsilon_claimed:.4g} (δ = {self.delta:g}, {self.relation}). {self.correct} of "
+            f"The audit {verdict} the claim: ε ≥ {down(self.epsilon_lower)} at {self.confidence:.0%} confidence, "
+            f"claimed is ε ≤ {up(self.epsilon_claimed)} (δ = {up(self.delta)}, {self.relation}). {self.correct} of "
             f"{self.guesses} guesses about {self.canaries} canaries were right after {self.steps} steps with "
             f"{self.sampler} sampling.{noise}"
         )

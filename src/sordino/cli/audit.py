@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sordino.console import Commands, add_json, emit
 from sordino.errors import InputError
+from sordino.shown import down, up
 
 if TYPE_CHECKING:
     from sordino.audit import AuditResult
@@ -56,8 +57,8 @@ def _audit(arguments: argparse.Namespace) -> int:
         write_audit(result, arguments.out)
     rows = {
         "verdict": "the claim stands" if result.holds and result.noise_fits else "THE CLAIM IS BROKEN",
-        "ε, lower bound": f"{result.epsilon_lower:.4g} at {result.confidence:.0%} confidence ({result.bound})",
-        "ε, claimed": f"{result.epsilon_claimed:.4g} at δ = {result.delta:g}, {result.relation}",
+        "ε, lower bound": f"{down(result.epsilon_lower)} at {result.confidence:.0%} confidence ({result.bound})",
+        "ε, claimed": f"{up(result.epsilon_claimed)} at δ = {up(result.delta)}, {result.relation}",
         "guesses": f"{result.correct} of {result.guesses} right, {result.canaries} canaries, {result.steps} steps",
     }
     if result.noise_p_value is not None:

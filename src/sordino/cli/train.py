@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sordino.console import Commands, add_json, emit
+from sordino.shown import up
 
 if TYPE_CHECKING:
     from sordino.runs.recipe import Recipe
@@ -71,12 +72,19 @@ def _run(arguments: argparse.Namespace, recipe: Recipe, resume: bool) -> int:
     return 0
 
 
+def _skipped(result: dict[str, Any]) -> str:
+    return (
+        f"{result['skipped_steps']} of {result['steps']}: released and paid for before the run was resumed; their "
+        "updates were lost, the model has not seen them"
+    )
+
+
 def _rows(result: dict[str, Any], out: Path) -> dict[str, str]:
     def percent(value: float | None) -> str:
         return "not measured" if value is None else f"{value:.2%}"
 
     epsilon = (
-        f"{result['epsilon']:.4g} at δ = {result['delta']:g}, {result['relation']}, {result['sampler']} sampling, "
+        f"{up(result['epsilon'])} at δ = {up(result['delta'])}, {result['relation']}, {result['sampler']} sampling, "
         f"{result['accountant']} accountant"
     )
     if not result["secure"]:
@@ -84,9 +92,10 @@ def _rows(result: dict[str, Any], out: Path) -> dict[str, str]:
     beside = result["guarantee"]["beside"]
     return {
         "ε": epsilon,
-        **{name.replace("_", " "): f"{value:.4g} (beside it)" for name, value in beside.items()},
+        **{name.replace("_", " "): f"{up(value)} (beside it)" for name, value in beside.items()},
         **({"test error": f"{error:.4g} (mean square)"} if (error := result.get("test_error")) is not None else {}),
         "test accuracy": percent(result["test_accuracy"]),
+        **({"skipped steps": _skipped(result)} if result["skipped_steps"] else {}),
         "noise-free accuracy": f"{percent(result['noise_free_accuracy'])} (same recipe without noise; not private)",
         "seconds": f"{result['seconds']:.1f} of private training",
         "report": str(out / "report.html"),

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sordino.errors import Refused
+from sordino.gradients.checkpoints import without_checkpoints
 from sordino.gradients.measure import NotFinite
 from sordino.gradients.memory import Pool
 from sordino.gradients.neutral import Neutral
@@ -65,6 +66,8 @@ class Assurance:
             if new:
                 with Neutral():
                     check_attribution(setup, data, chunk)
+                    if not independent:
+                        check_lengths(setup, data, chunk.rows)
                 self.attributed += 1
             if (new and not independent) or due or not self.grouped:
                 variants = ("same", "large", "missing", "ends") if new and not independent else ("same", "large")
@@ -141,7 +144,7 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> tuple[str, float] |
             kept = torch.nonzero(good).flatten()
             if len(kept) < 2:
                 return None
-            return _attribution_gap(setup, tuple(take(t, kept, rows) for t in data), len(kept))
+            return _attribution_gap(setup, _taken(data, kept, rows), len(kept))
         found = {name: torch.zeros(setup.parameters[name].shape, dtype=torch.float64) for name in made.gradients}
         for name, g in made.gradients.items():
             g.add_to(found[name], weight.double())
@@ -162,13 +165,56 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> tuple[str, float] |
 
 def _plain_gradients(setup: Setup, data: Data, weight: Tensor) -> dict[str, Tensor]:
     inputs, targets = data
-    with torch.enable_grad():
+    with torch.enable_grad(), without_checkpoints():
         losses = setup.loss(call(setup.model, inputs), targets)
         names = list(setup.parameters)
         found = torch.autograd.grad(
             losses, [setup.parameters[n] for n in names], weight.to(losses.dtype), allow_unused=True
         )
     return {name: g for name, g in zip(names, found, strict=True) if g is not None}
+
+
+def check_lengths(setup: Setup, data: Data, rows: int) -> None:
+    """The lengths of the records' gradients in another group and order; Refused where they move.
+
+    A backward pass of its own (a custom function, a hook) may take from other rows what the losses do not show.
+    """
+    gap = _length_gap(setup, data, rows)
+    kind = next(iter(setup.parameters.values())).dtype
+    if gap > TOLERANCE.get(kind, 0.05) and kind == torch.float32 and (twin := _double(setup)) is not None:
+        gap = _length_gap(twin, _wide(data), rows)
+    if gap > TOLERANCE.get(kind, 0.05):
+        raise Refused(
+            f"a record's gradient is not the same when the others of its batch change (relative difference {gap:.1e}), "
+            "so records interact: look for a custom backward pass or a hook that computes over the batch dimension"
+        )
+
+
+def _length_gap(setup: Setup, data: Data, rows: int) -> float:
+    with _disable_current_modes():
+        part = torch.randperm(rows, generator=_generator(3))[: max(1, rows // 2)]
+    whole, some = _lengths(setup, data, rows), _lengths(setup, _taken(data, part, rows), len(part))
+    if whole is None or some is None:
+        return 0.0
+    gap = (whole[part] - some).nan_to_num(0, 0, 0).abs()
+    return float(gap.max()) / max(float(whole.nan_to_num(0, 0, 0).max()), 1e-12)
+
+
+def _lengths(setup: Setup, data: Data, rows: int) -> Tensor | None:
+    """The length of each row's gradient; None where rows can't be told apart."""
+    each = Chunk(slice(0, rows), slice(0, rows), rows, rows, None, None)
+    try:
+        made = contributions(replace(setup, once=False), data, each, [({}, 1.0)])
+    except NotFinite:
+        return None
+    with torch.no_grad():
+        total = sum((g.norm2().double() for g in made.gradients.values()), torch.zeros(rows, dtype=torch.float64))
+    setup.pool.give_back()
+    return total.sqrt()
+
+
+def _taken(data: Data, part: Tensor, rows: int) -> Data:
+    return take(data[0], part, rows), take(data[1], part, rows)
 
 
 def check_independence(setup: Setup, data: Data, rows: int, variants: tuple[str, ...]) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sordino.clipping import Clipping, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import Refused
+from sordino.gradients.checkpoints import without_checkpoints
 from sordino.gradients.engine import Iterates, clipped_sum, layers, row_loss
 from sordino.gradients.neutral import Neutral
 from sordino.gradients.rows import ClippedSum, Rows, call, checked, take, tree_map
@@ -79,7 +80,7 @@ def _row_gradient(
 ) -> tuple[Tensor, Sequence[Tensor | None]]:
     inputs, targets = (take(t, torch.tensor([r]), n) for t in (rows.inputs, rows.targets))
     parameters = dict(model.named_parameters())
-    with torch.enable_grad():
+    with torch.enable_grad(), without_checkpoints():
         value = loss(call(model, inputs), targets)
     if not value.requires_grad:
         return value.detach(), [None] * len(names)

@@ -107,6 +107,27 @@ def _pairs(shape: Sequence[int], result: Sequence[int]) -> zip[tuple[int, int]]:
     return zip(reversed(shape), reversed(result), strict=False)
 
 
+def same_rank(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
+    """As pointwise, but a tensor with fewer dimensions is not aligned from the right (gaussian_nll_loss's variance)."""
+    ranks = {t.ndim for t in (*flat(args), *flat(kwargs)) if t.ndim}
+    return MANY if len(ranks) > 1 else pointwise(tape, args, kwargs, out)
+
+
+def choice(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
+    """where: of three arguments it works by position; of one it lists places, whose number all rows decide."""
+    if isinstance(out, Tensor):
+        return pointwise(tape, args, kwargs, out)
+    tape.suspect()
+    return MANY
+
+
+def copied(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
+    """copy_: what was there before is gone."""
+    source = argument(args, kwargs, 1, "src", "other")
+    label = tape.lineage(source)
+    return aligned(label, source.shape, out.shape, tape.rows) if isinstance(label, (Axis, Owners)) else label
+
+
 def like_first(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     """Each position depends on the same position of the first argument; other arguments hold no data, or agree."""
     x, others = first(args, kwargs), [*flat(args[1:]), *flat(kwargs)]
@@ -115,10 +136,14 @@ def like_first(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     return tape.lineage(x)
 
 
-def summation(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """As a reduction, but terms may be zero: over rows it is not certain that several count."""
-    found, before = reduction()(tape, args, kwargs, out), tape.lineage(first(args, kwargs))
-    return MANY if isinstance(found, Many) and not isinstance(before, Many) else found
+def uncertain(inner: Rule) -> Rule:
+    """The same where it is not certain that several rows count: a term may be zero, a length may leave rows out."""
+
+    def rule(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
+        found, before = inner(tape, args, kwargs, out), tape.lineage(first(args, kwargs))
+        return MANY if isinstance(found, Many) and not isinstance(before, Many) else found
+
+    return rule
 
 
 def reduction(place: int = 1, default: Any = None) -> Rule:
@@ -134,6 +159,16 @@ def reduction(place: int = 1, default: Any = None) -> Rule:
         return reduce_over(tape, x, dims_of(given, x.ndim), out)
 
     return rule
+
+
+def quantile(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
+    """A vector of quantiles adds a dimension in front, which reductions do not have."""
+    q = argument(args, kwargs, 1, "q")
+    if isinstance(q, Tensor):
+        if q.ndim or tape.lineage(q) is not None:
+            return MANY
+        args, kwargs = (args[0], 0.5, *args[2:]), {name: value for name, value in kwargs.items() if name != "q"}
+    return reduction(2)(tape, args, kwargs, out)
 
 
 def reduce_over(tape: Labelled, x: Tensor, dims: tuple[int, ...] | None, out: Any) -> Labels:
@@ -202,10 +237,6 @@ def linear(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     x = first(args, kwargs)
     if any(tape.lineage(t) is not None for t in (*flat(args[1:]), *flat(kwargs)) if t is not x):
         return MANY
-    return reduce_last(tape, x, out)
-
-
-def reduce_last(tape: Labelled, x: Tensor, out: Any) -> Labels:
     label = tape.lineage(x)
     if label is None or isinstance(label, Many):
         return label
@@ -307,6 +338,8 @@ def attention(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
             continue
         if not isinstance(label, Many):
             label = contracted_over(label, (t.ndim - 2, t.ndim - 1))
+        if not isinstance(label, Many) and t.shape[:-2] != out.shape[:-2] and kwargs.get("enable_gqa"):
+            label = MANY  # heads are repeated
         if not isinstance(label, Many):
             label = aligned(label, t.shape, out.shape, tape.rows)
         found.append((t, label))
@@ -318,20 +351,28 @@ def embedding(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     table = argument(args, kwargs, 1, "weight", "num_classes")
     if isinstance(table, Tensor) and tape.lineage(table) is not None:
         return MANY
+    if table is None or (
+        isinstance(table, int) and table < 0
+    ):  # one_hot: the largest of all rows' ids decides the number of classes
+        tape.suspect()
     label = tape.lineage(first(args, kwargs))
     return Owners(label.own.unsqueeze(-1)) if isinstance(label, Owners) else label
 
 
 def bag(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     """embedding_bag of a matrix of ids: a bag for each of its rows."""
-    ids, others = first(args, kwargs), [*flat(args[1:]), *flat(kwargs)]
-    labels = {tape.lineage(t) for t in (ids, *others)} - {None}
-    return Axis(0) if ids.ndim == 2 and labels == {Axis(0)} else MANY
+    ids, table = first(args, kwargs), argument(args, kwargs, 1, "weight")
+    labels = {tape.lineage(t) for t in (ids, *flat(args[1:]), *flat(kwargs))} - {None}
+    alone = ids.ndim == 2 and not ids.is_floating_point() and tape.lineage(table) is None
+    return Axis(0) if alone and labels == {Axis(0)} else MANY
 
 
 def bilinear(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     """Two tensors with the same leading dimensions."""
-    labels = {found for t in (*flat(args), *flat(kwargs)) if (found := tape.lineage(t)) is not None}
+    given = [argument(args, kwargs, k, name) for k, name in enumerate(("input1", "input2", "weight", "bias"))]
+    labels = {found for t in given[:2] if (found := tape.lineage(t)) is not None}
+    if not labels or any(tape.lineage(t) is not None for t in given[2:]):
+        return MANY
     label = labels.pop()
     return label if not labels and isinstance(label, Axis) and label.dim < out.ndim - 1 else MANY
 
@@ -350,27 +391,22 @@ def by_class(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
             continue
         if t.ndim == x.ndim and not isinstance(label, Many):
             label = reduced(label, (1,), False)
+            label = MANY if isinstance(label, Many) else label  # nll_loss takes one of the classes
         found.append((t, label))
     return agreed(tape, found, out.shape)
 
 
-def by_row(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """Losses of (N, d) tensors that leave one value per row (multi_margin_loss, triplet_margin_loss)."""
-    tensors = [*flat(args), *flat(kwargs)]
-    if not isinstance(out, Tensor) or out.ndim != 1 or any(tape.lineage(t) not in (None, Axis(0)) for t in tensors):
-        return MANY
-    return Axis(0)
+def by_row(target: int | None = None) -> Rule:
+    """Losses of (N, d) tensors that leave one value per row. target: the place of a (N,) argument, if any."""
 
+    def rule(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
+        short = None if target is None else argument(args, kwargs, target, "target")
+        tensors = [t for t in (*flat(args), *flat(kwargs)) if tape.lineage(t) is not None]
+        if not isinstance(out, Tensor) or out.ndim != 1 or any(tape.lineage(t) != Axis(0) for t in tensors):
+            return MANY
+        return Axis(0) if all(t.ndim == 2 or (t is short and t.ndim == 1) for t in tensors) else MANY
 
-def of_matrices(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """The same where tensors are broadcast against each other: a vector's only dimension is that of the features."""
-    return by_row(tape, args, kwargs, out) if all(t.ndim == 2 for t in (*flat(args), *flat(kwargs))) else MANY
-
-
-def quantile(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """Several quantiles at once give a dimension in front."""
-    several = isinstance(argument(args, kwargs, 1, "q"), Tensor)
-    return MANY if several else reduction(2)(tape, args, kwargs, out)
+    return rule
 
 
 def halved(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
@@ -394,6 +430,8 @@ def recurrent(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
         theirs = tape.lineage(t)
         if theirs is not None and isinstance(merged([theirs, state], t.shape, tape.rows), Many):
             return MANY
+    if any(tape.lineage(t) is not None for t in flat(args[2])):
+        return MANY
     return [label, *(state for _ in flat(out)[1:])]
 
 
@@ -404,4 +442,5 @@ def companions(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def standardised_gru(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    return [Axis(0), Axis(0)] if tape.lineage(args[0]) == Axis(0) else MANY
+    frozen = all(tape.lineage(t) is None for t in flat(args[1:]))
+    return [Axis(0), Axis(0)] if frozen and tape.lineage(args[0]) == Axis(0) else MANY

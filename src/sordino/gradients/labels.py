@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
-from sordino.gradients import moves
+from sordino.gradients import selections
 from sordino.gradients.flow import Labels, flat
 from sordino.gradients.lineage import MANY, Lineage, Many, Owners, aligned, merged
 from sordino.gradients.vocabulary import READS, name_of, rule_for, writes
+
+
+@functools.lru_cache(1 << 10)
+def _foreign(node: Any) -> bool:
+    """Is it the backward of an autograd.Function that is not ours?"""
+    ours = getattr(getattr(node, "_forward_cls", None), "__module__", "").startswith("sordino.")
+    return issubclass(node, BackwardCFunction) and not ours
 
 
 class Book:
@@ -42,7 +51,7 @@ class Book:
         found = self._of.get(id(t))
         if found is None or not isinstance(t, Tensor) or found[0]() is not t:
             return None
-        if t.requires_grad and not found[2] and self.rows > 1:
+        if self.rows > 1 and t.requires_grad and (not found[2] or _foreign(type(t.grad_fn))):  # type: ignore[arg-type]
             self.put(t, MANY)  # returned by a function with a backward of its own: the rows of that are not known
             return MANY
         return found[1]
@@ -102,20 +111,34 @@ class Book:
         if name_of(func) in READS:
             self.read = True
             return
+        if getattr(func, "__name__", "") == "requires_grad_" and id(args[0]) in self._of:
+            self.put(args[0], self._of[id(args[0])][1])  # the same values, as a leaf
+            return
         if getattr(func, "__name__", "") == "__setitem__":
-            self._overwrite(args[0], MANY if self.rows == 1 else moves.assigned(self, args, kwargs, out))
+            self._overwrite(args[0], MANY if self.rows == 1 else selections.assigned(self, args, kwargs, out))
             return
         if getattr(func, "__name__", "") == "__set__":
             self._attribute(getattr(func.__self__, "__name__", ""), *args)
         self.hooked = self.hooked or func is Tensor.register_hook
         results = (out,) if isinstance(out, Tensor) else flat(out)
         if not results:
+            self._replaced(func, args)
             return
         if self.rows == 1:
             for t in results:
                 self.put(t, MANY)
             return
         self._put_all(func, args, kwargs, results, self._labels(func, args, kwargs, out))
+
+    def _replaced(self, func: Any, args: Any) -> None:
+        """t.data = value: t has other numbers, and its place in the graph, with its label, as before."""
+        if getattr(func, "__name__", "") != "__set__" or getattr(func.__self__, "__name__", "") != "data":
+            return
+        old, new = self.lineage(args[0]), self.lineage(args[1])
+        if old is None and new is not None:
+            self.put(args[0], new)
+        if new is not None and (new != old or isinstance(new, Owners)):
+            self.mixed = True
 
     def _labels(self, func: Any, args: Any, kwargs: Any, out: Any) -> Labels:
         rule, self._name = rule_for(func), name_of(func)

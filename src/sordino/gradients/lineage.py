@@ -156,10 +156,13 @@ def reduced(lineage: Axis | Owners, dims: Sequence[int], keepdim: bool) -> Linea
         if lineage.dim in dims:
             return MIXED
         return lineage if keepdim else Axis(lineage.dim - sum(d < lineage.dim for d in dims), *_sides(lineage))
-    own = lineage.own
-    if any(own.shape[d] > 1 for d in dims):
-        return MIXED
-    return lineage if keepdim else Owners(own.reshape([s for d, s in enumerate(own.shape) if d not in dims]))
+    own, varying = lineage.own, [d for d in dims if lineage.own.shape[d] > 1]
+    if varying:  # a selection may have left one row along a dimension, or one beside positions of nobody
+        highest = own.amax(varying, keepdim=True)
+        if not bool(((own == highest) | (own < 0)).all()):
+            return MIXED
+        own = highest
+    return Owners(own) if keepdim else Owners(own.reshape([s for d, s in enumerate(own.shape) if d not in dims]))
 
 
 def _sides(axis: Axis) -> tuple[int, int]:

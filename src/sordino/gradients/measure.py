@@ -55,10 +55,11 @@ def measured(run: Pass, weight: Tensor) -> Iterator[tuple[Use, Tensor, Layout]]:
 
 
 def _codes(count: int) -> Tensor:
-    """Random numbers between 1 and 2, at least half a step of 1/count apart."""
-    drawn = random.Random(torch.initial_seed() + count)  # not torch's: those may be neutral (``neutral.py``)
+    """Random numbers between 1 and 2, at least half a step of 1/count apart, and a quarter from 1: a gradient that does
+    not change with the losses' weights is nobody's. Not torch's: those may be neutral (``neutral.py``)."""
+    drawn = random.Random(torch.initial_seed() + count)
     places = drawn.sample(range(count), count)
-    return 1 + torch.tensor([place + 0.5 * drawn.random() for place in places], dtype=torch.float64) / count
+    return 1 + torch.tensor([place + 0.25 + 0.5 * drawn.random() for place in places], dtype=torch.float64) / count
 
 
 def _digits(

@@ -209,7 +209,8 @@ class Tape(TorchFunctionMode):
         super().__init__()
         self.model, self.rows, self.rules, self.constants = model, rows, rules, constants
         self.uses: list[Use] = []
-        self.program: list[Any] = []  # the operations, in order
+        self.program: list[Any] = []  # the operations, in order; without those that a rule makes of one
+        self._inside = 0  # rules at work
         self.arrived: Callable[[Use, Tensor], None] = lambda use, gradient: None
         self.token = _TOKEN
         self._constants: dict[int, weakref.ref[Tensor]] = {}
@@ -404,7 +405,8 @@ class Tape(TorchFunctionMode):
         slotted, data = self._seen(args, False, False)
         if kwargs:
             slotted, data = self._seen(kwargs.values(), slotted, data)
-        self.program.append(func)
+        if not self._inside:
+            self.program.append(func)
         if data and func is Tensor.register_hook and len(args) > 1:
             args = (args[0], _once(args[1]), *args[2:])
         if data and func in self.rules.guards:
@@ -416,7 +418,11 @@ class Tape(TorchFunctionMode):
             self._note_constants(out)
             return out
         before = len(self.uses)
-        out = self.rules.apply(self, func, args, kwargs, data)
+        self._inside += 1
+        try:
+            out = self.rules.apply(self, func, args, kwargs, data)
+        finally:
+            self._inside -= 1
         if data:
             self._label(func, args, kwargs, out, before)
         return out

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sordino.gradients import flow, moves
+from sordino.gradients import flow, moves, selections
 from sordino.gradients.flow import Rule
 
 
@@ -20,17 +20,17 @@ _POINTWISE = names(
     abs absolute acos acosh add addcdiv addcmul alpha_dropout angle arccos arcsin arctan asin asinh atan atan2 atanh
     bernoulli bfloat16 binary_cross_entropy binary_cross_entropy_with_logits bitwise_and bitwise_not bitwise_or
     bitwise_xor bool byte ceil celu char clamp clamp_max clamp_min clip clone complex conj conj_physical contiguous
-    copy copysign cos cosh cpu cuda deg2rad detach digamma div divide double dropout dropout1d dropout2d dropout3d
-    elu eq erf erfc erfinv exp exp2 expm1 feature_alpha_dropout feature_dropout fix float float_power floor
-    floor_divide fmax fmin fmod frac gaussian_nll_loss ge gelu greater greater_equal gt half hardshrink hardsigmoid
-    hardswish hardtanh heaviside hinge_embedding_loss huber_loss hypot imag int isclose isfinite isinf isnan
-    isneginf isposinf isreal kl_div l1_loss ldexp le leaky_relu lerp less less_equal lgamma log log10 log1p log2
-    logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit logsigmoid long lt margin_ranking_loss
-    masked_fill maximum minimum mish mse_loss mul multiply mvlgamma nan_to_num ne neg negative nextafter not_equal
-    poisson_nll_loss positive pow real reciprocal relu relu6 remainder resolve_conj resolve_neg round rrelu rsqrt
-    rsub selu sgn short sigmoid sign signbit silu sin sinc sinh smooth_l1_loss soft_margin_loss softplus softshrink
-    softsign sqrt square sub subtract tan tanh tanhshrink threshold trunc true_divide truediv type where xlogy tril
-    triu requires_grad_ retain_grad data pin_memory and or xor invert floordiv mod logical_and
+    copysign cos cosh cpu cuda deg2rad detach digamma div divide double dropout dropout1d dropout2d dropout3d elu eq
+    erf erfc erfinv exp exp2 expm1 feature_alpha_dropout feature_dropout fix float float_power floor floor_divide
+    fmax fmin fmod frac ge gelu greater greater_equal gt half hardshrink hardsigmoid hardswish hardtanh heaviside
+    hinge_embedding_loss huber_loss hypot imag int isclose isfinite isinf isnan isneginf isposinf isreal kl_div
+    l1_loss ldexp le leaky_relu lerp less less_equal lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and
+    logical_not logical_or logical_xor logit log_sigmoid long lt margin_ranking_loss masked_fill maximum minimum
+    mish mse_loss mul multiply mvlgamma nan_to_num ne neg negative nextafter not_equal poisson_nll_loss positive pow
+    real reciprocal relu relu6 remainder resolve_conj resolve_neg round rrelu rsqrt rsub selu sgn short sigmoid sign
+    signbit silu sin sinc sinh smooth_l1_loss soft_margin_loss softplus softshrink softsign sqrt square sub subtract
+    tan tanh tanhshrink threshold _threshold trunc true_divide type xlogy tril triu requires_grad retain_grad data
+    pin_memory and or xor invert floordiv mod
     """
 )
 _CONSTANT = names(
@@ -51,19 +51,19 @@ _MIXING = {
     **dict.fromkeys(names("sort argsort"), flow.mixing(1, -1)),
     "topk": flow.mixing(2, -1),
     "kthvalue": flow.reduction(2, -1),
-    **dict.fromkeys(names("quantile nanquantile"), flow.quantile),
+    "quantile": flow.quantile,
+    "nanquantile": flow.quantile,
     "normalize": flow.mixing(2, 1),
     "cosine_similarity": flow.cosine,
     "norm": flow.reduction(2),
-    "vector_norm": flow.reduction(2),
     "linalg_vector_norm": flow.reduction(2),
     "linalg_norm": flow.reduction(2),
     "gumbel_softmax": flow.mixing(4, -1),
-    **dict.fromkeys(names("fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft"), flow.mixing(2, -1)),
-    **dict.fromkeys(names("fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2"), flow.mixing(2, (-2, -1))),
-    **dict.fromkeys(names("fft_fftn fft_ifftn fft_rfftn fft_irfftn"), flow.mixing(2)),
-    "fft_fftshift": flow.mixing(1),
-    "fft_ifftshift": flow.mixing(1),
+    **dict.fromkeys(
+        names("fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft"), flow.uncertain(flow.mixing(2, -1))
+    ),
+    **dict.fromkeys(names("fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2"), flow.uncertain(flow.mixing(2, (-2, -1)))),
+    **dict.fromkeys(names("fft_fftn fft_ifftn fft_rfftn fft_irfftn"), flow.uncertain(flow.mixing(2))),
 }
 _TRAILING: dict[str, Rule] = {
     **{f"{kind}_pool{n}d": flow.trailing(n) for kind in ("max", "avg", "lp") for n in (1, 2, 3)},
@@ -71,7 +71,7 @@ _TRAILING: dict[str, Rule] = {
     **{f"adaptive_max_pool{n}d_with_indices": flow.trailing(n) for n in (1, 2, 3)},
     **{f"max_pool{n}d_with_indices": flow.trailing(n) for n in (1, 2, 3)},
     **dict.fromkeys(names("pixel_shuffle pixel_unshuffle"), flow.trailing(3)),
-    **dict.fromkeys(names("interpolate upsample"), flow.trailing(lambda x: x.ndim - 2)),
+    "interpolate": flow.trailing(lambda x: x.ndim - 2),
     **dict.fromkeys(
         names("group_norm instance_norm local_response_norm channel_shuffle fold affine_grid"),
         flow.trailing(lambda x: x.ndim - 1),
@@ -101,10 +101,14 @@ _PRODUCTS: dict[str, Rule] = {
     "glu": flow.halved,
     **dict.fromkeys(names("cross_entropy nll_loss"), flow.by_class),
     **dict.fromkeys(
-        names("multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss cosine_embedding_loss"),
-        flow.by_row,
+        names("multilabel_margin_loss multilabel_soft_margin_loss triplet_margin_loss pairwise_distance"),
+        flow.by_row(),
     ),
-    **dict.fromkeys(names("pairwise_distance triplet_margin_loss"), flow.of_matrices),
+    "multi_margin_loss": flow.by_row(target=1),
+    "cosine_embedding_loss": flow.by_row(target=2),
+    "gaussian_nll_loss": flow.same_rank,
+    "where": flow.choice,
+    "copy": flow.copied,
     "to": flow.only_first,
     "type_as": flow.only_first,
     "companion_norm": flow.companions,
@@ -117,7 +121,7 @@ _PRODUCTS: dict[str, Rule] = {
     "view_as_complex": flow.trailing(1),
 }
 _MOVES: dict[str, Rule] = {
-    **dict.fromkeys(names("view reshape flatten unflatten view_as reshape_as ravel _unsafe_view"), moves.reshape),
+    **dict.fromkeys(names("view reshape flatten unflatten view_as reshape_as ravel"), moves.reshape),
     **{
         name: moves.permutation(name)
         for name in names("permute transpose swapaxes swapdims t T H mT mH adjoint movedim moveaxis")
@@ -131,18 +135,18 @@ _MOVES: dict[str, Rule] = {
     "unbind": moves.unbind,
     "select": moves.select,
     "narrow": moves.narrow,
-    "index_select": moves.index_select,
-    "gather": moves.gather,
-    "take_along_dim": moves.take_along_dim,
-    "getitem": moves.getitem,
+    "index_select": selections.index_select,
+    "gather": selections.gather,
+    "take_along_dim": selections.take_along_dim,
+    "getitem": selections.getitem,
     **dict.fromkeys(names("cat concat concatenate"), moves.cat),
     "stack": moves.stack,
     "flip": moves.turned(1),
     "roll": moves.turned(2),
     "pad": moves.pad,
     "unfold": moves.unfold,
-    "masked_select": moves.masked_select,
-    **dict.fromkeys(names("index_add index_copy scatter scatter_add"), moves.scattered(3)),
+    "masked_select": selections.masked_select,
+    **dict.fromkeys(names("index_add index_copy scatter scatter_add"), selections.scattered(3)),
     "_pack_padded_sequence": moves.packed,
     "_pad_packed_sequence": moves.unpacked,
 }
@@ -151,7 +155,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_POINTWISE, flow.pointwise),
     **dict.fromkeys(_CONSTANT, flow.constant),
     **dict.fromkeys(_REDUCTIONS, flow.reduction()),
-    **dict.fromkeys(names("sum nansum count_nonzero"), flow.summation),
+    **dict.fromkeys(names("sum nansum count_nonzero"), flow.uncertain(flow.reduction())),
     **_MIXING,
     **_TRAILING,
     **_PRODUCTS,

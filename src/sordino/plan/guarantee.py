@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sordino.plan.method import Assumption
 from sordino.plan.public import PublicSet
+from sordino.shown import up
 
 if TYPE_CHECKING:
     from sordino.plan.core import Plan
@@ -40,13 +40,13 @@ class Guarantee:
     def __str__(self) -> str:
         change = "adding or removing" if self.relation == "add-remove" else "replacing"
         sentence = (
-            f"This training is (ε = {_up(self.epsilon)}, δ = {self.delta:g})-differentially private under {change} one "
-            f"record: {self.steps} steps with {self.sampler} sampling and {self.mechanism} noise (multiplier "
+            f"This training is (ε = {up(self.epsilon)}, δ = {up(self.delta)})-differentially private under {change} "
+            f"one record: {self.steps} steps with {self.sampler} sampling and {self.mechanism} noise (multiplier "
             f"{self.noise_multiplier:.6g}), {self.accountant} accountant. {self.theorem[0].upper()}{self.theorem[1:]}. "
             f"Threat model: {self.threat_model}. "
         )
         if self.beside:
-            figures = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in self.beside.items())
+            figures = ", ".join(f"{name.replace('_', ' ')} {up(value)}" for name, value in self.beside.items())
             sentence += f"Beside it: {figures}. "
         if not self.secure:
             sentence += "It does NOT hold against whoever knows the insecure seed. "
@@ -98,11 +98,3 @@ def _public(declared: PublicSet) -> Assumption:
         f"{declared.records} rows are public and have no protection; their origin: {declared.origin}",
         f"declared in the plan (SHA-256 {declared.digest[:12]}…); a recipe's run refuses private rows among them",
     )
-
-
-def _up(value: float) -> str:
-    """Four digits, rounded up: the sentence must not promise more than the number."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    digits = 3 - math.floor(math.log10(value))
-    return f"{math.ceil(value * 10**digits) / 10**digits:.6g}"

@@ -112,6 +112,8 @@ class Method:
         "are tested for interaction"
     )
 
+    purpose: ClassVar[str] = "gradient"
+    """What the ledger calls a step."""
     composes: ClassVar[bool] = True
     """plan.releases() says everything that the guarantee rests on, so runs compose and can be selected privately."""
     holds_update: ClassVar[bool] = False

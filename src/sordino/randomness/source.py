@@ -89,6 +89,11 @@ class RandomSource:
     def secure(self) -> bool:
         return self._secure
 
+    @property
+    def fingerprint(self) -> str:
+        """A public name of the key: equal for equal keys, and nothing follows from it about a key that is secret."""
+        return hashlib.blake2b(digest_size=16, key=self._key, person=b"sordino/name").hexdigest()
+
     def stream(self, purpose: str, index: int) -> Stream:
         """The stream of (purpose, index), from its beginning."""
         if index < 0:

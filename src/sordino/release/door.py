@@ -164,6 +164,7 @@ def release(
             "sampling": dict(entry.sampling),
             "relation": entry.relation,
             "secure": source.secure,
+            "source": source.fingerprint,
             "coordinates": coordinates,
             **({} if width is None else {"least_width": float(width.min())}),
             **({"fine": True} if fine else {}),

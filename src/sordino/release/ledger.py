@@ -23,7 +23,7 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +34,9 @@ from sordino.errors import InputError, SordinoError
 PLAN, RELEASE = "plan", "release"
 _ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
 _NOT_COMPARED = ("time",)  # a replay happens later than what it repeats
+
+
+Guard = Callable[[Mapping[str, Any]], None]
 
 
 class Ledger:
@@ -50,6 +53,8 @@ class Ledger:
         for entry in entries:
             self._note(entry["purpose"], entry["step"], entry)
         self._failure: str | None = None
+        self._guard: Guard | None = None
+        self._process = os.getpid()
 
     @classmethod
     def open(cls, path: Path | None, header: Mapping[str, Any]) -> Ledger:
@@ -88,10 +93,19 @@ class Ledger:
         """The highest step recorded for this purpose, −1 if there is none."""
         return self._last.get(purpose, -1)
 
+    def guard(self, guard: Guard) -> None:
+        """From here on `guard` is called with each new entry before it is written, and refuses it by raising."""
+        self._guard = guard
+
     def record(self, entry: Mapping[str, Any]) -> None:
         """Put one release on the disk. When this returns it is there; when it raises, nothing may be released."""
         if self._failure is not None:
             raise SordinoError(f"{self._place()}: {self._failure}; nothing more is released. Open the ledger again.")
+        if os.getpid() != self._process:  # the lock is shared with the parent, the entries in memory are not
+            raise SordinoError(
+                f"{self._place()} was opened by another process, of which this one is a fork: two processes would "
+                "release under one lock. Open it where it is used."
+            )
         complete = {"kind": RELEASE, **entry}
         complete.setdefault("time", datetime.now(UTC).isoformat(timespec="milliseconds"))
         _require_release(complete, f"{self._place()}, new entry")
@@ -99,6 +113,8 @@ class Ledger:
         if (purpose, step) in self._known:
             self._require_replay(self._entry((purpose, step)), json.loads(line))
             return
+        if self._guard is not None:
+            self._guard(json.loads(line))
         if self._descriptor is not None:
             try:
                 _append(self._descriptor, line, self._place())
@@ -114,7 +130,8 @@ class Ledger:
                 f"{what}. Fresh noise on it would be a second release that is not accounted for: go on after "
                 f"step {self.last_step(known['purpose'])} (it counts as released even if its update was lost)."
             )
-        different = _differences(known, again, _NOT_COMPARED)
+        unknown = () if "source" in known else ("source",)  # entries of earlier versions do not name it
+        different = _differences(known, again, (*_NOT_COMPARED, *unknown))
         if different:
             raise SordinoError(f"{what} with other settings, so this is no replay: {different}.")
 

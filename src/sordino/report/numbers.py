@@ -5,26 +5,28 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from sordino.shown import down, up
+
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def epsilon(value: Any) -> str:
     """Four significant digits, rounded up: what is printed is never smaller than what was computed."""
-    if not _is_number(value):
-        return "–"
-    if not math.isfinite(value) or value <= 0:
-        return "∞" if value == math.inf else plain(value)
-    digits = 3 - math.floor(math.log10(value))
-    scale = 10.0**digits
-    up = math.ceil(value * scale - 1e-6) / scale  # a millionth of the last digit is not worth a whole one
-    return f"{up:.{max(digits, 0)}f}"
+    return up(value) if _is_number(value) else "–"
+
+
+def lower(value: Any) -> str:
+    """Four significant digits of a lower bound, rounded down."""
+    return down(value) if _is_number(value) else "–"
 
 
 def power(value: Any) -> str:
-    """1e-05 → 10⁻⁵, 2.5e-06 → 2.5·10⁻⁶; plain numbers stay as they are."""
-    if not _is_number(value) or value <= 0 or not math.isfinite(value) or 1e-3 <= value < 1e6:
+    """A δ, rounded up: 1e-05 → 10⁻⁵, 2.5e-06 → 2.5·10⁻⁶; plain numbers stay as they are."""
+    if not _is_number(value) or value <= 0 or not math.isfinite(value):
         return plain(value)
-    mantissa, _, exponent = f"{value:.6e}".partition("e")
+    if 1e-3 <= value < 1e6:
+        return up(value, 6)
+    mantissa, _, exponent = f"{float(up(value, 6)):.5e}".partition("e")  # six digits: nothing is left to round
     factor = f"{float(mantissa):g}"
     ten = "10" + str(int(exponent)).translate(_SUPERSCRIPT)
     return ten if factor == "1" else f"{factor}·{ten}"

@@ -21,6 +21,7 @@ from sordino.report.ledger_table import group_releases
 from sordino.report.pictures import shown
 from sordino.report.plots import Series, bar_plot, line_plot
 from sordino.report.reading import Run
+from sordino.shown import up
 
 RELATIONS = {
     "add-remove": "one record is added to the data or removed from it",
@@ -52,7 +53,7 @@ def render(run: Run) -> str:
     style = _resource("page.css")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(
-        epsilon=numbers.epsilon, power=numbers.power, plain=numbers.plain, percent=numbers.percent,
+        epsilon=numbers.epsilon, lower=numbers.lower, power=numbers.power, plain=numbers.plain, percent=numbers.percent,
         seconds=numbers.seconds,
     )  # fmt: skip
     guarantee = _guarantee(run.result)
@@ -67,7 +68,7 @@ def render(run: Run) -> str:
         assumptions=_assumptions(guarantee),
         ledger=group_releases(run.entries),
         releases=sum(1 for entry in run.entries if entry.get("kind", "release") == "release"),
-        verdicts=[_ledger_verdict(run), _audit_verdict(run.audit)],
+        verdicts=[_ledger_verdict(run), _audit_verdict(run.audit), *_skipped(run.result)],
         plots=_plots(run),
         instruments=instrument_figures(run.metrics),
         read_private=_read_private(run.recipe),
@@ -124,7 +125,7 @@ def _ledger_verdict(run: Run) -> Verdict:
     claimed, found = run.result.get("epsilon"), run.recomputed
     if isinstance(found, str) or not isinstance(claimed, int | float):
         return Verdict("open", "ε could not be recomputed from the ledger", str(found))
-    values = f"Ledger alone: ε = {found:.6g}; plan: ε = {claimed:.6g}"
+    values = f"Ledger alone: ε = {up(found, 6)}; plan: ε = {up(claimed, 6)}"
     if found > claimed * (1 + 1e-6) + 1e-9:
         return Verdict("bad", "The ledger holds more than the plan allows", f"{values}. Do not rely on this run.")
     if found < claimed * (1 - 1e-3) - 1e-9:
@@ -132,10 +133,20 @@ def _ledger_verdict(run: Run) -> Verdict:
     return Verdict("good", "The ledger agrees with the plan", f"{values}.")
 
 
+def _skipped(result: Mapping[str, Any]) -> list[Verdict]:
+    """Steps whose updates were lost; they count in ε, and the model has not seen them."""
+    count = result.get("skipped_steps")
+    if not _number(count) or not count:
+        return []
+    title = f"{numbers.plain(count)} of {numbers.plain(result.get('steps'))} steps were skipped"
+    text = "They were released and paid for before the run was resumed; the model has not seen their updates."
+    return [Verdict("open", title, text)]
+
+
 def _audit_verdict(audit: Mapping[str, Any] | None) -> Verdict:
     if audit is None:
         return Verdict("open", "Not audited", "No audit.json lies beside this run; `sordino audit` makes one.")
-    lower, claimed = numbers.plain(audit.get("epsilon_lower"), 4), numbers.epsilon(audit.get("epsilon_claimed"))
+    lower, claimed = numbers.lower(audit.get("epsilon_lower")), numbers.epsilon(audit.get("epsilon_claimed"))
     confidence = numbers.plain(100 * audit["confidence"]) if _number(audit.get("confidence")) else "unknown"
     steps = numbers.plain(audit.get("steps"))
     values = f"ε ≥ {lower} at {confidence} % confidence; for the {steps} steps audited, ε ≤ {claimed} is claimed"

@@ -29,7 +29,7 @@ from sordino import report
 from sordino.audit.one_run import AuditResult
 from sordino.diagnostics.instruments.watch import check_watched
 from sordino.errors import InputError, SordinoError
-from sordino.files import json_bytes, write_atomically
+from sordino.files import json_bytes, locked, write_atomically
 from sordino.runs.build import check_companions, private_records
 from sordino.runs.prepared import work_of
 from sordino.runs.recipe import Recipe
@@ -68,6 +68,14 @@ def run_recipe(
     check_companions(recipe)
     work = work_of(recipe, data_dir, progress)
     out.mkdir(parents=True, exist_ok=True)
+    with locked(out):
+        # another process may have begun or finished the run since: what is there counts once it is locked
+        if (done := _earlier_result(recipe, out, resume)) is not None:
+            return done
+        return _carried_out(recipe, work, out, resume)
+
+
+def _carried_out(recipe: Recipe, work: Work, out: Path, resume: bool) -> dict[str, Any]:
     write_atomically(out / "recipe.toml", recipe.to_toml().encode())
     try:
         result = work.train(out, resume=resume)

@@ -33,6 +33,7 @@ from sordino.randomness import RandomSource
 from sordino.registry import names_with
 from sordino.runs.recipe import Recipe
 from sordino.runs.sweep import Checked, Sweep, check, run_one, toml_value
+from sordino.shown import up
 from sordino.training.progress import working
 
 HIDDEN = ".unpublished"  # below `out`, for runs that may not be seen
@@ -140,7 +141,7 @@ def run_paid(
     relation = found[0].plan.relation
     epsilon = selection_epsilon([one.plan.releases() for one in found], price.repetition, price.delta, relation)
     if not epsilon <= price.epsilon:
-        raise SordinoError(f"calibration failed: the sweep would cost ε = {epsilon:g}, more than {price.epsilon:g}")
+        raise SordinoError(f"calibration failed: the sweep would cost ε = {up(epsilon)}, more than {up(price.epsilon)}")
     hidden = out / HIDDEN
     shutil.rmtree(hidden, ignore_errors=True)
     hidden.mkdir(parents=True, mode=0o700)
@@ -187,7 +188,7 @@ def _document(sweep: Sweep, price: Price, epsilon: float, relation: str, best: O
     """What may be published: a function of the selected run, of public values, and of nothing else."""
     law = price.repetition
     sentence = (
-        f"The selection as a whole is (ε = {math.ceil(epsilon * 1e4) / 1e4:.6g}, δ = {price.delta:g})-differentially "
+        f"The selection as a whole is (ε = {up(epsilon)}, δ = {up(price.delta)})-differentially "
         f"private under {relation}: the best, by {sweep.metric} on public test data, of a secret {law.distribution} "
         f"number of runs (mean {law.mean_runs:g}), each with settings drawn uniformly from {len(sweep.points())}. "
         "Only the selected run may be published; how many runs there were, and what the others gave, may not."

@@ -43,6 +43,7 @@ from sordino.runs.build import clipping_of, method_of, plan_from, private_record
 from sordino.runs.prepared import prepare
 from sordino.runs.recipe import Recipe
 from sordino.runs.run import run_recipe
+from sordino.shown import up
 from sordino.training.progress import ProgressBar
 
 METRICS = {"test_accuracy": True, "test_loss": False, "test_error": False}  # is larger better?
@@ -360,17 +361,13 @@ def sentence(sweep: Sweep, cost: Composed, secure: bool) -> str:
         return f"The {runs} runs have no common cost: {cost.rule}."
     said = (
         f"Whoever sees all {runs} results, or a model or a setting that was chosen by looking at them, has seen a "
-        f"release of (ε = {_up(cost.epsilon)}, δ = {cost.delta:.4g}) under {cost.relation} ({cost.rule}). Choosing by "
+        f"release of (ε = {up(cost.epsilon)}, δ = {up(cost.delta)}) under {cost.relation} ({cost.rule}). Choosing by "
         "public test data does not make it cheaper. A run that was fixed before any result was seen costs its own ε "
         "alone. With --pay a random number of runs is made and the best one is released, for one ε in all."
     )
     if any(axis.key.startswith(("data.", "public.")) for axis in sweep.axes):
         said += " It is about records that are private in every run: the swept keys change which rows those are."
     return said if secure else f"{said} The runs used insecure seeds: against whoever knows them nothing of this holds."
-
-
-def _up(value: float) -> str:
-    return f"{math.ceil(value * 1000) / 1000:.6g}" if math.isfinite(value) else "∞"
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 from sordino.errors import InputError, Refused
 from sordino.gradients import verify
 from sordino.plan.core import Plan
+from sordino.plan.explained import Explained
 from sordino.plan.guarantee import Guarantee
 from sordino.randomness import RandomSource
 from sordino.records.companions import companions_of, refuse_shared_companions, refuse_undeclared
@@ -36,7 +37,7 @@ from sordino.records.momentum import made_up_past
 from sordino.records.reading import count_records, splits
 from sordino.release.ledger import Ledger
 from sordino.sampling import Partition
-from sordino.training.histogram import NormHistogram, release_histogram
+from sordino.training.histogram import NormHistogram, check_declared, release_histogram
 from sordino.training.loop import Evaluate, Loop, Reader, Settings
 from sordino.training.steps import PrivateStep, check_records, plan_batches, private_steps, summed
 from sordino.training.updates import Running, Update
@@ -122,6 +123,7 @@ def train(
     """
     settings = settings or Settings()
     folder = Path(out) if out is not None else None
+    check_declared(plan)
     check_records(plan, count_records(dataset))
     refuse_undeclared(plan, replace(plan.contribution, companions=companions_of(model)))
     refuse_shared_companions(model, splits(dataset))
@@ -150,6 +152,7 @@ def fit(job: Job, source: RandomSource, guarantee: Guarantee, *, resume: bool, f
             raise InputError(f"{folder} holds a run already: resume it, or give another directory")
         if done:
             _refuse_unresumable(plan, source)
+        ledger.guard(Explained(plan, ledger.entries))
         dataset = first(job.dataset, source, ledger) if first is not None else job.dataset
         records = count_records(dataset)
         state = loop.restore()

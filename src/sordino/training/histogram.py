@@ -48,6 +48,20 @@ def declared(plan: Plan) -> Statistic | None:
     return next((s for s in plan.statistics if s.purpose == PURPOSE), None)
 
 
+def check_declared(plan: Plan) -> None:
+    """Refused where the histogram that it declares would be another release than the declared."""
+    statistic, sampling = declared(plan), plan.sampling
+    if statistic is None:
+        return
+    if not isinstance(sampling, Poisson):
+        raise Refused("the histogram of record norms is only proven for Poisson sampling: leave it out")
+    if statistic.sampling_rate < sampling.sampling_rate:
+        raise Refused(
+            f"the histogram of record norms is drawn at the plan's sampling rate, {sampling.sampling_rate:g}; it was "
+            f"declared at {statistic.sampling_rate:g}, which costs less: declare it at the plan's rate"
+        )
+
+
 def release_histogram(
     plan: Plan, gradient_sum: GradientSum, *, records: int, source: RandomSource, ledger: Ledger, chunk: int
 ) -> NormHistogram | None:
@@ -55,8 +69,7 @@ def release_histogram(
     statistic = declared(plan)
     if statistic is None or (source.secure and ledger.last_step(PURPOSE) >= 0):
         return None
-    if not isinstance(plan.sampling, Poisson):
-        raise Refused("the histogram of record norms is only proven for Poisson sampling: leave it out")
+    check_declared(plan)
     batch = _fresh_batch(plan, records, source, chunk)
     bounds = torch.tensor(EDGES[1:]) * plan.clipping.clip_norm
     norms = summed(gradient_sum, batch, source).norms
@@ -71,7 +84,7 @@ def release_histogram(
         ledger=ledger,
         entry=Entry(purpose=PURPOSE, step=0, sampling=plan.sampling.to_dict(), relation=plan.relation),
     )["counts"]
-    expected = plan.sampling.sampling_rate * plan.records
+    expected = plan.expected_batch
     return NormHistogram(
         edges=[edge * plan.clipping.clip_norm for edge in EDGES],
         shares=(noisy / expected).tolist(),

@@ -6,6 +6,7 @@ readings of an instrument that looks at private records are not, and are kept ap
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from sordino.training.metrics import MetricsLog
 from sordino.training.progress import ProgressBar
 from sordino.training.state import TrainState, load_model, model_tensors
 from sordino.training.steps import DEFAULT_CHUNK, PrivateStep
+from sordino.training.stopping import Stopping
 from sordino.training.updates import Average, Averaging, Update
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
@@ -105,8 +107,13 @@ class Loop:
         self.scheduler = settings.scheduler(self.optimizer) if settings.scheduler else None
 
     def restore(self) -> TrainState:
-        """The last checkpoint, put into model and optimizer; or the state before the first step."""
+        """The last checkpoint, put into model and optimizer; or the state before the first step.
+
+        What was measured after it, of weights that are lost, is dropped.
+        """
         saved = TrainState.load(self.checkpoints, self.fingerprint) if self.checkpoints else None
+        for log in (self.metrics, self.readings):
+            log.cut(0 if saved is None else saved.step)
         if saved is None:
             return TrainState(0, {}, {}, average=self._no_average())
         load_model(self.model, saved.model)
@@ -121,12 +128,10 @@ class Loop:
         started = last_saved = time.monotonic()
         earlier = float(state.scalars.get("seconds", 0.0))
         spent = self._epsilon_at(plan, state.step)
-        self.metrics.cut(state.step)
-        self.readings.cut(state.step)
         average, done = state.average, state.step
         if not done and not self.metrics.rows and not self.readings.rows:  # a resumed run has read this
             self._read(done)
-        with ProgressBar(self.steps, done, self.settings.progress, self.label) as bar:
+        with ProgressBar(self.steps, done, self.settings.progress, self.label) as bar, Stopping() as stopping:
             for private in steps:
                 self._move(private)
                 done = private.step + 1
@@ -136,10 +141,12 @@ class Loop:
                 if self._due(done, self.settings.eval_every):
                     self._log(done, average, spent, earlier + time.monotonic() - started)
                 minutes = (time.monotonic() - last_saved) / 60
-                if self._due(done, self.settings.checkpoint_every) or minutes >= self.settings.checkpoint_minutes:
+                if self._save_now(done, minutes, stopping):
                     self._save(state, done, average, earlier + time.monotonic() - started)
                     last_saved = time.monotonic()
                 bar.advance(done, self.metrics.latest)
+                if stopping.signal is not None:
+                    stopping.end(stopping.signal)
         seconds = earlier + time.monotonic() - started
         if not self.metrics.latest or self.metrics.latest["step"] != done or "seconds" not in self.metrics.latest:
             self._log(done, average, spent, seconds)
@@ -163,6 +170,11 @@ class Loop:
 
     def _due(self, done: int, every: int) -> bool:
         return every > 0 and (done % every == 0 or done == self.steps)
+
+    def _save_now(self, done: int, minutes: float, stopping: Stopping) -> bool:
+        if stopping.signal is not None:
+            return math.isfinite(self.settings.checkpoint_minutes)  # infinite: a run that can't go on from one
+        return self._due(done, self.settings.checkpoint_every) or minutes >= self.settings.checkpoint_minutes
 
     def _epsilon_at(self, plan: Plan | None, start: int) -> dict[int, float]:
         """ε after each of the steps that will be evaluated."""

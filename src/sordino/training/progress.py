@@ -9,6 +9,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from sordino.shown import up
+
 
 @contextmanager
 def working(what: str, shown: bool | None = None) -> Iterator[Callable[[str], None]]:
@@ -53,7 +55,7 @@ class ProgressBar:
 def _brief(latest: Mapping[str, float]) -> str:
     parts = []
     if "epsilon" in latest:
-        parts.append(f"ε {latest['epsilon']:.2f}")
+        parts.append(f"ε {up(latest['epsilon'], 3)}")
     if "test_accuracy" in latest:
         parts.append(f"test accuracy {latest['test_accuracy']:.1%}")
     return ", ".join(parts)

@@ -24,10 +24,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sordino.checks import fewest_records
 from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum
 from sordino.plan.contribution import Contribution
 from sordino.plan.core import Plan
+from sordino.plan.explained import Explained
 from sordino.randomness import RandomSource
 from sordino.records.companions import refuse_undeclared
 from sordino.records.gradients import GradientSum
@@ -171,6 +173,9 @@ def _check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource
         raise Refused("the plan and the random source disagree on whether the noise is secure: use plan.source()")
     if {**ledger.header, "kind": "plan"} != {**json.loads(json.dumps(plan.to_dict())), "kind": "plan"}:
         raise InputError("the ledger was opened for another plan: open it with this plan's to_dict()")
+    explained = Explained(plan, ledger.entries)
+    explained.require_source(source)
+    ledger.guard(explained)
 
 
 def check_gradient_sum(plan: Plan, gradient_sum: GradientSum) -> None:
@@ -211,8 +216,8 @@ def check_records(plan: Plan, records: int) -> None:
 
     Under add/remove the true number is itself private, and nothing that is released depends on it: rate
     and divisor are the plan's. A number that is far off is a mistake, though, and is said to be one.
-    Under replace-one the number is public and must be exact, for the batches are cut from it; a cap on the batch is
-    accounted for at most the plan's number.
+    Under replace-one the number is public and must be exact, for the batches are cut from it. A cap on the batch is
+    accounted for every number from checks.fewest_records to the plan's.
     """
     exact = plan.relation == "replace-one"
     if records > plan.records and isinstance(plan.sampling, TruncatedPoisson):
@@ -220,7 +225,7 @@ def check_records(plan: Plan, records: int) -> None:
             f"the dataset has {records} records, more than the plan's {plan.records}: how often the cap cuts in was "
             f"accounted for that many at most; make the plan with records={records} or more"
         )
-    if records != plan.records and (exact or abs(records - plan.records) > 0.1 * plan.records):
+    if records != plan.records and (exact or abs(records - plan.records) > plan.records - fewest_records(plan.records)):
         raise InputError(
             f"the plan is for {plan.records} records but the dataset has {records}: "
             f"make the plan with records={records}"

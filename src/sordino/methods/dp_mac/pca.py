@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sordino.clipping import in_unit_ball
 from sordino.errors import InputError
 from sordino.methods.dp_mac.taylor import from_triangle, triangle
 from sordino.plan.core import ROUNDING_MARGIN, Statistic
@@ -66,15 +67,8 @@ class Projection:
 
 
 def unit_rows(inputs: Tensor, scale: float | None) -> Tensor:
-    """Each record as a float32 vector of norm at most 1; a record that is not finite becomes zero.
-
-    In double precision: the squares of small single-precision numbers underflow, and a record whose norm came out as
-    zero would be divided by next to nothing.
-    """
-    rows = inputs.flatten(1).double()
-    norms = rows.square().sum(1, keepdim=True).sqrt()
-    divisor = norms.clamp_min(torch.finfo(torch.float64).tiny) if scale is None else norms.clamp_min(scale)
-    return torch.where(norms.isfinite(), rows / divisor, torch.zeros_like(rows)).float()
+    """Each record as a float32 vector of norm at most 1, but for rounding; one that is not finite becomes zero."""
+    return in_unit_ball(inputs, scale).float()
 
 
 def second_moment(inputs: Tensor, scale: float | None) -> Tensor:

@@ -29,6 +29,7 @@ from sordino.methods.dp_mac.pictures import pictures
 from sordino.methods.dp_mac.recipe import MacRecipe, read
 from sordino.methods.dp_mac.training import Data, train_mac, train_mac_without_privacy
 from sordino.plan.core import Plan
+from sordino.plan.explained import Explained
 from sordino.randomness import RandomSource
 from sordino.release.ledger import Ledger
 from sordino.training.fit import Result
@@ -110,6 +111,7 @@ def released_projection(made: MacRecipe, inputs: Tensor, out: Path | None, sourc
     if path is not None and path.exists():
         return Projection(load_file(path)["matrix"], made.pca.scale)
     with Ledger.open(out / "ledger.jsonl" if out else None, made.plan.to_dict()) as ledger:
+        ledger.guard(Explained(made.plan, ledger.entries))
         if source.secure and ledger.last_step(PURPOSE) >= 0:
             raise Refused(
                 f"{path} is missing, but the ledger holds its release: with secure noise it can't be made again "

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from sordino.console import Commands, add_json, emit
+from sordino.shown import up
 
 SHARED = (
     "steps",
@@ -85,8 +86,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 def _rows(found: dict[str, Any]) -> dict[str, str]:
     rdp = found["epsilon_rdp"]
     return {
-        "ε": f"{found['epsilon']:.6g} at δ = {found['delta']:g} ({found['accountant']})",
-        "ε by Rényi": "no bound" if rdp is None else f"{rdp:.6g}",
+        "ε": f"{up(found['epsilon'], 6)} at δ = {up(found['delta'])} ({found['accountant']})",
+        "ε by Rényi": "no bound" if rdp is None else up(rdp, 6),
         "relation": found["relation"],
         "sampler": found["sampler"],
         "theorem": found["theorem"],

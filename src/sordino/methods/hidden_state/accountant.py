@@ -32,6 +32,7 @@ from sordino.methods.hidden_state.gaussian_mixture import GaussianMixture, gauss
 from sordino.methods.hidden_state.hull import position_energies
 from sordino.methods.hidden_state.participation import fresh_shuffle_law, without_replacement_law
 from sordino.methods.hidden_state.run import HiddenRun
+from sordino.shown import up
 
 Array = npt.NDArray[np.float64]
 Further = Sequence[tuple[Release, int]]
@@ -104,7 +105,9 @@ def calibrate_hidden_state(
     statistics = _statistics(further)
     cost = gaussian_epsilon(math.sqrt(statistics), delta)
     if cost >= target:
-        raise InputError(f"the statistics alone cost ε = {cost:.6g}: give them more noise, or raise ε = {target:g}")
+        raise InputError(
+            f"the statistics alone cost ε = {up(cost, 6)}: give them more noise, or raise ε = {up(target)}"
+        )
     laws, _ = _laws(run_at_noise_1, credit_remainder=False)
     factor = _smallest_factor(lambda f: any(law.scaled(f**-2, statistics).delta(target) <= delta for law in laws))
     account = account_hidden_state(run_at_noise_1.noisier(factor), delta, further=further)

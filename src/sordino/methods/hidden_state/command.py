@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sordino.console import Commands, add_json, emit
 from sordino.errors import InputError
+from sordino.shown import up
 
 if TYPE_CHECKING:
     from sordino.methods.hidden_state.planner import Problem, Setting
@@ -77,7 +78,7 @@ def _plot(problem: Problem, setting: Setting, path: Path) -> None:
     lines = curves(problem, setting, epochs)
     series = Series(
         "ε over the epochs",
-        f"batch {setting.batch}, step size {setting.lr:.3g}, λ = {setting.regularisation:.2g}, δ = {problem.delta:g}",
+        f"batch {setting.batch}, step size {setting.lr:.3g}, λ = {setting.regularisation:.2g}, δ = {up(problem.delta)}",
         "epochs",
         "privacy",
     )
@@ -91,7 +92,7 @@ def _rows(found: dict[str, Any]) -> dict[str, str]:
         rows[name.replace("_", " ")] = (
             f"batch {best['batch']}, {best['epochs']} epochs, step size {best['lr']:.4g}, λ = "
             f"{best['regularisation']:.3g}, noise multiplier {best['noise_multiplier']:.5g}, ε = "
-            f"{best['epsilon']:.5g}; deviation per weight {best['weight_noise']:.3g} "
+            f"{up(best['epsilon'], 5)}; deviation per weight {best['weight_noise']:.3g} "
             f"({best['weight_noise_relative']:.3g} of W in all); excess loss "
             f"{best['excess_loss']:.3g} = noise {best['excess_noise']:.2g} + bias {best['excess_bias']:.2g}"
         )

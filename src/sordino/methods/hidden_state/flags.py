@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sordino.console import Commands, add_json, emit
 from sordino.errors import InputError, Refused
 from sordino.methods.hidden_state.choices import HIDDEN_BOUNDS, HIDDEN_SAMPLINGS
+from sordino.shown import up
 
 if TYPE_CHECKING:
     from sordino.methods.hidden_state.accountant import Further, HiddenAccount
@@ -154,10 +155,10 @@ def _emit(
     }
     classic, composition = document["epsilon_classic"], found.epsilon_composition
     rows = {
-        "ε": f"{found.epsilon:.6g} at δ = {found.delta:g}, last iterate only ({found.bound})",
-        "worst position": f"ε = {found.epsilon_worst_position:.6g}, μ = {found.mu_worst:.6g}",
-        "as published": "no theorem applies" if classic is None else f"ε = {classic:.6g} (classic conversion)",
-        "every iterate seen": "no bound" if composition is None else f"ε = {composition:.6g} (composition)",
+        "ε": f"{up(found.epsilon, 6)} at δ = {up(found.delta)}, last iterate only ({found.bound})",
+        "worst position": f"ε = {up(found.epsilon_worst_position, 6)}, μ = {found.mu_worst:.6g}",
+        "as published": "no theorem applies" if classic is None else f"ε = {up(classic, 6)} (classic conversion)",
+        "every iterate seen": "no bound" if composition is None else f"ε = {up(composition, 6)} (composition)",
         "relation": found.relation,
         "sampling": f"{run.sampling}, {run.batch} of {run.records} records in each of {run.steps} steps",
         "theorem": found.theorem,

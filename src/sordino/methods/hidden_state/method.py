@@ -87,6 +87,7 @@ class HiddenState(Method):
     composes: ClassVar[bool] = False
     holds_update: ClassVar[bool] = True
     publishes: ClassVar[str | None] = "the last iterate"
+    purpose: ClassVar[str] = PURPOSE
     trained_by: ClassVar[str | None] = "sordino.methods.hidden_state.training.train_hidden"
     needs_shape: ClassVar[bool] = True
     bounded_by: ClassVar[str] = "no gradient of the loss is longer, whatever the record: see its certificate below"

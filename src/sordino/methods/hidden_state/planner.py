@@ -31,6 +31,7 @@ from sordino.accounting.schemes import releases_of
 from sordino.methods.hidden_state.accountant import calibrate_hidden_state, hidden_epsilon_curve
 from sordino.methods.hidden_state.gaussian_mixture import gaussian_epsilon
 from sordino.methods.hidden_state.run import HiddenRun
+from sordino.shown import up
 
 RELATION = "replace-one"
 _SHARES = (1.0, 0.5, 0.25, 1 / 16, 1 / 64)  # of the largest step size
@@ -291,7 +292,7 @@ def _words(
         crossed = f"With the settings of the hidden state its accounting is the cheaper one from epoch {crossing} on"
     return (
         f"{use}. Batch {better.batch}, {better.epochs} epochs, step size {better.lr:.3g}, λ = "
-        f"{better.regularisation:.2g}, noise multiplier {better.noise_multiplier:.4g}: ε = {better.epsilon:.4g}. "
+        f"{better.regularisation:.2g}, noise multiplier {better.noise_multiplier:.4g}: ε = {up(better.epsilon)}. "
         f"The last iterate has a deviation of {better.weight_noise:.3g} in each weight, and the model expects an "
         f"excess loss of {better.excess_loss:.3g} (best for {other.accounting}: {other.excess_loss:.3g}). {crossed} "
         f"(the paper's rule, 4/(λη) + 4n/b: {printed:.0f}). The model takes weights of norm {problem.weight_norm:g} "

@@ -36,9 +36,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from sordino.clipping import in_unit_ball
 from sordino.errors import InputError, Refused, SordinoError
 from sordino.methods.hidden_state.losses import Loss
 from sordino.plan.core import Plan
+from sordino.plan.explained import Explained
 from sordino.randomness import RandomSource
 from sordino.records.reading import count_records, tensors_of
 from sordino.release import Entry, release
@@ -101,6 +103,7 @@ def train_hidden(
     started = time.monotonic()
     with Ledger.open(folder / "ledger.jsonl" if folder else None, plan.to_dict()) as ledger:
         _check_resume(ledger, source, resume, folder)
+        ledger.guard(Explained(plan, ledger.entries))
         seen = first(dataset, source, ledger) if first is not None else dataset
         records = Records.of(seen, method)
         check_gradients(method.loss, records)
@@ -157,11 +160,7 @@ class Records:
 
 def bounded(inputs: Tensor, bound: float, unit: bool = False) -> Tensor:
     """Flattened rows in double precision, scaled down to norm `bound` (`unit`: up as well); non-finite: zero."""
-    rows = inputs.flatten(1).double()
-    rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, torch.zeros_like(rows))
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    least = torch.finfo(torch.float64).tiny if unit else bound
-    return rows * (bound / norms.clamp(min=least))
+    return bound * in_unit_ball(inputs, None if unit else bound)
 
 
 def gradient_sum(loss: Loss, records: Records, weights: Tensor, batch: LogicalBatch) -> Tensor:

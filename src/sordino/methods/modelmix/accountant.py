@@ -34,6 +34,7 @@ from sordino.accounting.events import Release
 from sordino.errors import InputError, Refused
 from sordino.methods.modelmix.mixture import Array
 from sordino.methods.modelmix.sampled import MOST_ORDERS, SampledStep, classic, tight
+from sordino.shown import up
 
 _MOST_LEVELS = 4  # fractional orders up to 5 are verified and used; beyond, whole ones are as good
 _MOST_KINDS = 16  # different steps that are accounted for one by one
@@ -182,7 +183,7 @@ def calibrate_modelmix(
         found = account_modelmix(schedule(value), **shared)
         if found.epsilon <= target:
             return value, found
-    raise InputError(f"no {solve} was found for ε = {target:g}; ε may not be monotone here")  # pragma: no cover
+    raise InputError(f"no {solve} was found for ε = {up(target)}; ε may not be monotone here")  # pragma: no cover
 
 
 def _solve(function: Callable[[float], float], target: float, name: str, unit: float) -> float:
@@ -203,13 +204,15 @@ def _solve(function: Callable[[float], float], target: float, name: str, unit: f
             value /= 4
             if value < 1e-4 * unit:
                 raise InputError(
-                    f"ε = {target:g} is met even at {name} = {high[0] if high else value:.3g}: it needs "
+                    f"ε = {up(target)} is met even at {name} = {high[0] if high else value:.3g}: it needs "
                     + ("no mixing at all" if name == "tau_over_lr" else "hardly any noise")
                 )
         elif high is None:
             value *= 4
             if value > 1e7 * unit:
-                raise InputError(f"ε = {target:g} can't be reached by {name}: even at {low[0]:.3g} ε is {low[1]:.6g}")
+                raise InputError(
+                    f"ε = {up(target)} can't be reached by {name}: even at {low[0]:.3g} ε is {up(low[1], 6)}"
+                )
         elif high[0] / low[0] - 1 < 1e-9:
             break
         else:

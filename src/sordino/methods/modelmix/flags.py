@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sordino.console import Commands, add_json, emit
+from sordino.shown import up
 
 if TYPE_CHECKING:
     from sordino.methods.modelmix.accountant import MixAccount, MixStep
@@ -96,10 +97,10 @@ def _document(arguments: argparse.Namespace, found: MixAccount, step: MixStep) -
 
 def _rows(found: MixAccount) -> dict[str, str]:
     return {
-        "ε": f"{found.epsilon:.6g} at δ = {found.delta:g} ({found.accountant})",
-        "ε, equal variance": f"{found.equal_variance_epsilon:.6g} (the control: DP-SGD whose Gaussian noise has the "
+        "ε": f"{up(found.epsilon, 6)} at δ = {up(found.delta)} ({found.accountant})",
+        "ε, equal variance": f"{up(found.equal_variance_epsilon, 6)} (the control: DP-SGD whose Gaussian noise has the "
         "variance of noise and mixing together)",
-        "ε, classic": f"{found.epsilon_classic:.6g} (the paper's conversion)",
+        "ε, classic": f"{up(found.epsilon_classic, 6)} (the paper's conversion)",
         "order": f"{found.order:.4g}",
         "relation": "add-remove",
         "sampler": "poisson",

@@ -45,6 +45,7 @@ from sordino.plan.make import make_plan
 from sordino.plan.method import Accounted, Assumption, Method, Request
 from sordino.registry import method_class
 from sordino.schedule import Schedule, constant
+from sordino.shown import up
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -279,7 +280,7 @@ def _smallest(epsilon: Callable[[float], float], target: float) -> float:
     while gap(high) > 0:
         low, high = high, high + 2
         if high > 16:
-            raise InputError(f"ε = {target:g} can't be reached by any noise: the statistics alone may cost more")
+            raise InputError(f"ε = {up(target)} can't be reached by any noise: the statistics alone may cost more")
     while gap(low) <= 0:
         low, high = low - 2, low
         if low < -5:

@@ -1,0 +1,93 @@
+"""What a plan pays for, held against what is released: a release that the plan does not declare is refused.
+
+ε is computed from the plan. It is that of the ledger, or more, if every entry of the ledger is one of the plan's own
+releases: a step of it, with its sampling and at least its noise (all steps of a partition under one key, hence one
+shuffle); or one of the `count` releases of a declared statistic, with at most its sampling rate and at least its
+noise. `Explained` says so entry by entry, before a value leaves (`Ledger.guard`), so no result can state an ε below
+its ledger's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sordino.errors import Refused
+from sordino.plan.core import Plan, Statistic
+from sordino.randomness import RandomSource
+from sordino.sampling import Partition
+
+_SLACK = 1e-12  # relative, for noise multipliers that went through JSON or a product
+
+
+class Explained:
+    """Called with each release in turn; Refused where the plan does not pay for it."""
+
+    def __init__(self, plan: Plan, entries: Iterable[Mapping[str, Any]]) -> None:
+        self._plan = plan
+        self._sampling = json.loads(json.dumps(plan.sampling.to_dict()))
+        # the noisiest first, so that a release uses up the cheapest declaration that pays for it
+        self._declared = sorted(plan.statistics, key=lambda s: -s.noise_multiplier)
+        self._left = [statistic.count for statistic in self._declared]
+        self._steps: set[int] = set()
+        self._shuffle: str | None = None  # the fingerprint of the source that made a partition's steps
+        for entry in entries:
+            self(entry)
+
+    def __call__(self, entry: Mapping[str, Any]) -> None:
+        purpose = entry.get("purpose")
+        why = self._step(entry) if purpose == self._plan.method.purpose else self._statistic(entry)
+        if why is not None:
+            raise Refused(
+                f"the plan does not pay for the release {purpose!r}, step {entry.get('step')} ({entry.get('mechanism')}"
+                f" noise, multiplier {entry.get('noise_multiplier')}, sampling {entry.get('sampling')}): {why}. Its ε "
+                "would be below the ledger's; declare what is released when the plan is made (statistics=[…])"
+            )
+
+    def require_source(self, source: RandomSource) -> None:
+        """Refused where a partition's steps were made under another key: a record could take part twice an epoch."""
+        if self._shuffle not in (None, source.fingerprint):
+            raise Refused(
+                f"the ledger holds steps of a partition that was shuffled under another key (source {self._shuffle}): "
+                "its shuffle died with that key, and under another a record could take part twice in an epoch, which ε "
+                "does not count. Start anew, give the same source, or use poisson sampling"
+            )
+
+    def _step(self, entry: Mapping[str, Any]) -> str | None:
+        plan, step = self._plan, entry.get("step")
+        if not isinstance(step, int) or not 0 <= step < plan.steps or step in self._steps:
+            return f"the plan has {plan.steps} steps, each of them once"
+        self._steps.add(step)
+        if entry.get("sampling") != self._sampling or entry.get("relation") != plan.relation:
+            return f"its steps are drawn by {self._sampling} under {plan.relation}"
+        if isinstance(plan.sampling, Partition):
+            self._shuffle = self._shuffle or str(entry.get("source"))
+            if self._shuffle != str(entry.get("source")):
+                return f"the earlier steps of this partition were shuffled under another key, {self._shuffle}"
+        noise = plan.noise_at(step)
+        if not _as_noisy(entry, noise.name, noise.noise_multiplier):
+            return f"this step has {noise.name} noise with multiplier {noise.noise_multiplier:g}"
+        return None
+
+    def _statistic(self, entry: Mapping[str, Any]) -> str | None:
+        known = [s for s in self._declared if s.purpose == entry.get("purpose")]
+        for index, statistic in enumerate(self._declared):
+            if self._left[index] and statistic in known and self._pays(statistic, entry):
+                self._left[index] -= 1
+                return None
+        return f"it declares {', '.join(map(str, known))}" if known else "it declares no such statistic"
+
+    def _pays(self, statistic: Statistic, entry: Mapping[str, Any]) -> bool:
+        sampling = entry.get("sampling")
+        if not isinstance(sampling, Mapping) or entry.get("relation") != self._plan.relation:
+            return False
+        rate = {"all": 1.0, "poisson": sampling.get("sampling_rate")}.get(str(sampling.get("name")))
+        drawn = isinstance(rate, int | float) and rate <= statistic.sampling_rate
+        return drawn and _as_noisy(entry, statistic.mechanism, statistic.noise_multiplier)
+
+
+def _as_noisy(entry: Mapping[str, Any], mechanism: str, noise_multiplier: float) -> bool:
+    found = entry.get("noise_multiplier")
+    enough = isinstance(found, int | float) and found >= noise_multiplier * (1 - _SLACK)
+    return enough and entry.get("mechanism") == mechanism
