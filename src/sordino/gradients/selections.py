@@ -29,18 +29,22 @@ from sordino.gradients.lineage import (
 )
 
 
-def _chosen(tape: Labelled, index: Any, result: Lineage | None, shape: Sequence[int]) -> None:
-    """Indices that are data of other rows than what they choose: noted, for no label tells of it."""
+def _chosen(tape: Labelled, index: Any, result: Lineage | None, shape: Sequence[int]) -> Lineage | None:
+    """The label of what data chose. Indices of other rows than what they choose are noted, for no label tells of it;
+    a position of nobody belongs to the row that chose it."""
     label = tape.lineage(index) if isinstance(index, Tensor) else None
     if label is None:
-        return
+        return result
     if isinstance(label, Many) or result is None or isinstance(result, Many) or len(shape) < index.ndim:
         tape.suspect()
-        return
+        return result
     behind = [1] * (len(shape) - index.ndim)
     own = owners(label, index.shape, tape.rows)
-    if isinstance(merged([Owners(own.reshape(*own.shape, *behind)), result], shape, tape.rows), Many):
+    both = merged([Owners(own.reshape(*own.shape, *behind)), result], shape, tape.rows)
+    if isinstance(both, Many):
         tape.suspect()
+        return result
+    return both
 
 
 def index_select(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
@@ -51,8 +55,7 @@ def index_select(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     if not isinstance(label, (Axis, Owners)) or dims is None:
         return MANY
     found = cut(label, x.shape, dims[0], index.reshape(-1), tape.rows)
-    _chosen(tape, index, found if dims[0] == 0 else None, out.shape)
-    return found
+    return _chosen(tape, index, found if dims[0] == 0 else None, out.shape) or found
 
 
 def _by_index(tape: Labelled, out: Tensor, dim: int, index: Tensor) -> Labels:
@@ -72,11 +75,9 @@ def gather(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     if not isinstance(label, (Axis, Owners)) or dims is None or not isinstance(index, Tensor):
         return MANY
     if isinstance(label, Axis) and label.dim != dims[0] and out.shape[label.dim] == x.shape[label.dim]:
-        _chosen(tape, index, label, out.shape)
-        return label
+        return _chosen(tape, index, label, out.shape)
     found = simplest(spread(label, x.shape, tape.rows).gather(dims[0], index), tape.rows)
-    _chosen(tape, index, found, out.shape)
-    return found
+    return _chosen(tape, index, found, out.shape)
 
 
 def take_along_dim(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
@@ -88,8 +89,7 @@ def take_along_dim(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
         found: Lineage = label
     else:
         found = simplest(torch.take_along_dim(spread(label, x.shape, tape.rows), index, dims[0]), tape.rows)
-    _chosen(tape, index, found, out.shape)
-    return found
+    return _chosen(tape, index, found, out.shape)
 
 
 def getitem(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
@@ -111,8 +111,8 @@ def getitem(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
         return MANY
     found = simplest(picked, tape.rows)
     if len(items) == 1 and isinstance(items[0], Tensor) and items[0].dtype != torch.bool:
-        _chosen(tape, items[0], found, out.shape)
-    elif any(tape.lineage(t) is not None for t in flat(items)):
+        return _chosen(tape, items[0], found, out.shape)
+    if any(tape.lineage(t) is not None for t in flat(items)):
         tape.suspect()
     return found
 
