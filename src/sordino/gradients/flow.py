@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from sordino.gradients.lineage import MANY, Axis, Lineage, Many, Owners, aligned, covers, merged, reduced
+from sordino.gradients.lineage import MANY, Axis, Lineage, Many, Owners, aligned, covers, merged, owners, reduced
 
 Labels = Lineage | None | list[Lineage | None]
 
@@ -410,9 +410,13 @@ def by_row(target: int | None = None) -> Rule:
 
 
 def halved(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """glu: two halves of ``dim`` become one."""
+    """glu: two halves of ``dim`` become one, position by position."""
     x = first(args, kwargs)
-    return reduce_over(tape, x, dims_of(argument(args, kwargs, 1, "dim", default=-1), x.ndim), out)
+    label, dim = tape.lineage(x), argument(args, kwargs, 1, "dim", default=-1)
+    if not isinstance(label, (Axis, Owners)):
+        return label
+    own = owners(label, x.shape, tape.rows)
+    return merged([Owners(half) for half in own.chunk(2, dim)], out.shape, tape.rows)
 
 
 def recurrent(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
