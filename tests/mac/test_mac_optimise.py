@@ -86,3 +86,9 @@ def test_a_linear_polynomial_has_no_minimum() -> None:
         minimiser(Polynomial(torch.ones(1, 2)), 3)
     with pytest.raises(InputError, match="momentum"):
         WSteps("adam", momentum=0.9)
+
+
+@pytest.mark.parametrize("momentum", [float("nan"), float("inf"), -0.1, 1.0])
+def test_a_momentum_that_is_no_fraction_is_refused(momentum: float) -> None:
+    with pytest.raises(InputError, match="momentum"):
+        WSteps("sgd", momentum=momentum)

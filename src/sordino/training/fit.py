@@ -136,7 +136,7 @@ def train(
     fingerprint = _fingerprint(plan, settings, update, public)
     source = plan.source()
     job = Job(model, dataset, plan, update, settings, evaluate, folder, fingerprint, watch=watch)
-    job.loop()  # an optimizer that refuses its settings is found before anything is written
+    job.loop().rehearse()  # an optimizer that fails on its settings is found before anything is written
     check_first_batch(model, loss, dataset, plan, source, settings.seed)
     return fit(job, source, guarantee, resume=resume, first=first)
 

@@ -26,6 +26,7 @@ from sordino.plan.spent import epsilon_curve
 from sordino.records.momentum import PastIterates
 from sordino.training.metrics import MetricsLog
 from sordino.training.progress import ProgressBar
+from sordino.training.rehearsal import refuse_infinite, rehearse
 from sordino.training.state import TrainState, load_model, model_tensors
 from sordino.training.steps import DEFAULT_CHUNK, PrivateStep
 from sordino.training.stopping import Stopping
@@ -105,6 +106,18 @@ class Loop:
         except (TypeError, ValueError) as error:
             raise InputError(f"the optimizer refused its settings: {error}") from error
         self.scheduler = settings.scheduler(self.optimizer) if settings.scheduler else None
+
+    def rehearse(self) -> None:
+        """Two updates on copies of the weights, where the update is the optimizer's: InputError if they fail."""
+        refuse_infinite({"lr": self.update.lr, **self.settings.optimizer_options})
+        if type(self.update).make_optimizer is not Update.make_optimizer:
+            return  # the method's own, whose settings it has checked
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        options, scheduler = self.settings.optimizer_options, self.settings.scheduler
+        rehearse(
+            lambda copies: self.update.make_optimizer(copies, options), trained, scheduler,
+            saved=self.checkpoints is not None,
+        )  # fmt: skip
 
     def restore(self) -> TrainState:
         """The last checkpoint, put into model and optimizer; or the state before the first step.

@@ -122,6 +122,11 @@ def load_model(model: nn.Module, values: Mapping[str, Tensor]) -> None:
             tensor.copy_(values[name])
 
 
+def refuse_unsaveable(optimizer_state: Mapping[str, Any]) -> None:
+    """SordinoError where a checkpoint could not hold the optimizer's state."""
+    _detach_tensors(optimizer_state, "optimizer", {})
+
+
 def _detach_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """The value with each tensor replaced by a reference, the tensor itself moved into `tensors`."""
     if isinstance(value, Tensor):

@@ -45,6 +45,7 @@ class WSteps:
         checks.positive("lr", self.lr)
         checks.positive("floor", self.floor)
         checks.count("w_steps", self.steps)
+        checks.within("momentum", self.momentum, 0, 1, open_high=True)
         if self.momentum and self.optimizer != "sgd":
             raise InputError(f"momentum belongs to sgd, not to {self.optimizer}")
 

@@ -1,0 +1,66 @@
+"""The update, rehearsed before anything is released: settings that an optimizer accepts and then fails on cost nothing.
+
+Two updates by gradients of ones, on copies of the weights, with an optimizer and a scheduler of their own: nothing of
+the run is touched, and nothing depends on the records.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from sordino.errors import InputError, SordinoError
+from sordino.training.state import refuse_unsaveable
+
+_UPDATES = 2  # what goes wrong with momentum does so in the second
+
+
+def refuse_infinite(options: Mapping[str, Any]) -> None:
+    """InputError that names the first option that is, or holds, a number that is not finite."""
+    for name, value in options.items():
+        for part in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(part, float) and not math.isfinite(part):
+                raise InputError(f"{name} = {value!r}: give finite numbers")
+
+
+def rehearse(
+    make: Callable[[list[nn.Parameter]], Optimizer],
+    trained: Iterable[Tensor],
+    scheduler: Callable[[Optimizer], LRScheduler] | None,
+    *,
+    saved: bool,
+) -> None:
+    """InputError where an update fails, gives weights that are not finite, or (`saved`) leaves a state that can't be
+    saved. An optimizer that takes other parameters than it is given is not rehearsed."""
+    copies = [nn.Parameter(tensor.detach().clone()) for tensor in trained]
+    finite = [bool(copy.isfinite().all()) for copy in copies]
+    try:
+        optimizer = make(copies)
+        known = {id(copy) for copy in copies}
+        if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
+            return
+        schedule = scheduler(optimizer) if scheduler is not None else None
+        for _ in range(_UPDATES):
+            for copy in copies:
+                copy.grad = torch.ones_like(copy)
+            optimizer.step()
+            if schedule is not None:
+                schedule.step()
+        if saved:
+            refuse_unsaveable(optimizer.state_dict())
+    except SordinoError:
+        raise
+    except Exception as error:  # whatever an optimizer of any origin raises
+        raise InputError(f"the optimizer failed in a rehearsal, before anything was released: {error}") from error
+    for copy, was_finite in zip(copies, finite, strict=True):
+        if was_finite and not bool(copy.isfinite().all()):
+            raise InputError(
+                "a rehearsal of the optimizer, before anything was released, gave weights that are not finite: look at "
+                "lr, momentum and its other options"
+            )
