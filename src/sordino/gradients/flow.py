@@ -339,7 +339,7 @@ def attention(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
         if not isinstance(label, Many):
             label = contracted_over(label, (t.ndim - 2, t.ndim - 1))
         if not isinstance(label, Many) and t.shape[:-2] != out.shape[:-2] and kwargs.get("enable_gqa"):
-            label = MANY  # heads are repeated
+            label = contracted_over(label, (t.ndim - 3,))  # heads are repeated: rows among them are not known
         if not isinstance(label, Many):
             label = aligned(label, t.shape, out.shape, tape.rows)
         found.append((t, label))
