@@ -22,6 +22,7 @@ class Dataset:
     description: str
     licence: str
     vectors: Tensor | None = None  # public vectors of the words that the inputs are ids of
+    labels: tuple[str, ...] | None = None  # the public names of the classes, where they have any
 
     @property
     def input_shape(self) -> tuple[int, ...]:
