@@ -214,8 +214,7 @@ def chosen_by_content(inputs: Tensor, targets: Tensor, fraction: float, seed: in
     limit = int(fraction * 2**64)
     salt = f"sordino/test/{seed}".encode()
     held = [
-        int.from_bytes(hashlib.blake2b(row.tobytes() + bytes([int(t) % 256]), digest_size=8, key=salt).digest())
-        < limit
+        int.from_bytes(hashlib.blake2b(row.tobytes() + bytes([int(t) % 256]), digest_size=8, key=salt).digest()) < limit
         for row, t in zip(rows, targets.tolist(), strict=True)
     ]
     return torch.tensor(held, dtype=torch.bool)

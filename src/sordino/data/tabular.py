@@ -47,7 +47,7 @@ _SHOWN = 8
 
 @dataclass(eq=False)
 class Problems:
-    """What is wrong with a file, for its owner: lines and columns, never a value, and nothing of it in a run's files."""
+    """What is wrong with a file, for its owner: lines and columns, never a value, and nothing in a run's files."""
 
     where: str
     lines: Sequence[int]
@@ -185,7 +185,8 @@ class Text:
             for word in _WORD.findall("" if absent(value) else str(value).lower()):
                 out[row, zlib.crc32(word.encode()) % self.buckets] += 1
         norms = np.linalg.norm(out.astype(np.float64), axis=1, keepdims=True)
-        return (out / np.maximum(norms, 1e-12)).astype(np.float32)
+        scaled: Floats = (out / np.maximum(norms, 1e-12)).astype(np.float32)
+        return scaled
 
 
 @dataclass(frozen=True)
