@@ -1,4 +1,4 @@
-"""Table 1 of Xiao et al. (ModelMix), Fashion-MNIST, with the settings and the 800 steps of its Appendix E; one JSON file.
+"""Table 1 of Xiao et al. (ModelMix), Fashion-MNIST, with the settings and 800 steps of its Appendix E; one JSON.
 
     python experiments/modelmix_table1.py [--seeds 0 1 2] [--part 1/2] --out experiments/results/modelmix_table1.json
 
@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from modelmix import splits
-from provenance import add_run, read_runs
 from torch import nn
 
+from modelmix import splits
+from provenance import add_run, read_runs
 from sordino import nets
 from sordino.methods import modelmix
 from sordino.plan import Plan

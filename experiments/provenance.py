@@ -26,9 +26,12 @@ def commit() -> str:
     return git("rev-parse", "--short=10", "HEAD") + ("+changes" if changed else "")
 
 
+COMMIT = commit()  # of the source as it was when this process began
+
+
 def origin(command: str) -> dict[str, Any]:
     """The entries that say where a result comes from."""
-    return {"command": command, "commit": commit(), "environment": environment()}
+    return {"command": command, "commit": COMMIT, "environment": environment()}
 
 
 @contextmanager
@@ -48,7 +51,7 @@ def read_runs(path: Path) -> dict[str, Any]:
 def add_run(path: Path, command: str, key: str, run: Any, table: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
     """Add one run to a result file, with the commit that made it, and make the file's table anew."""
     with locked(path):
-        runs = read_runs(path) | {key: run | {"commit": commit()}}
+        runs = read_runs(path) | {key: run | {"commit": COMMIT}}
         document = {**origin(command), "table": table(runs), "runs": runs}
         write_atomically(path, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
     return runs
