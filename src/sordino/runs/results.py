@@ -52,7 +52,7 @@ def write_results(
     write_atomically(out / "model.safetensors", save(weights, metadata=metadata))
     if result.histogram is not None:
         write_atomically(out / "histogram.json", json_bytes(result.histogram.to_dict()))
-    write_atomically(out / "not_private.json", json_bytes({"warning": NOT_PRIVATE, **result.not_private}))
+    write_atomically(out / "not_private.json", json_bytes({"warning": NOT_PRIVATE, **result.not_private}), private=True)
     write_atomically(out / "result.json", json_bytes(document))
     report.write(out)
     shutil.rmtree(out / "checkpoint", ignore_errors=True)

@@ -30,6 +30,7 @@ from sordino.plan.core import Plan
 from sordino.records.companions import answers, companion_model, majority
 from sordino.release.ledger import read_ledger
 from sordino.runs.build import private_normalisation
+from sordino.runs.finished import read_result
 from sordino.runs.prepared import network_of
 from sordino.runs.recipe import Recipe
 from sordino.split import Split
@@ -118,7 +119,7 @@ def load(
         InputError: a file is missing or does not fit; Refused: code is named and not allowed.
     """
     folder = Path(folder)
-    result = _result(folder)
+    result = read_result(folder / "result.json")
     weights, stated = _weights(folder)
     recipe = _recipe(folder, allow_code)
     inputs = stated.get("inputs", {})
@@ -190,19 +191,6 @@ def _recipe(folder: Path, allow_code: bool) -> Recipe | None:
     if not path.is_file() or (folder / "run.json").is_file():
         return None
     return Recipe.read(path, allow_code=allow_code)
-
-
-def _result(folder: Path) -> dict[str, Any]:
-    path = folder / "result.json"
-    try:
-        found = json.loads(path.read_text(encoding="utf8"))
-        found["guarantee"]["sentence"]
-    except OSError as error:
-        raise InputError(f"{path} can't be read ({error.strerror}): give the directory of a finished run") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is not the result of a run: {error}") from error
-    document: dict[str, Any] = found
-    return document
 
 
 def _weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
