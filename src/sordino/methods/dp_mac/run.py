@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,7 +162,7 @@ def prepare_sets(made: MacRecipe, raw: data.Dataset, projection: Projection | No
 
 def _measured(sets: Sets, made: MacRecipe) -> Evaluate | None:
     """The metrics of the test rows; None where none are declared."""
-    return partial(test_metrics, sets=sets, autoencoder=made.autoencoder) if len(sets.classes) else None
+    return (lambda network: test_metrics(network, sets, made.autoencoder)) if len(sets.classes) else None
 
 
 def test_metrics(network: Network | nn.Module, sets: Sets, autoencoder: bool) -> dict[str, float]:
