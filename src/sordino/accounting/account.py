@@ -23,12 +23,8 @@ _TAIL = 1e-6  # fraction of δ that truncated tails may cost
 _MAX_COUNT = 10**12
 _FEW_CELLS = 1 << 19
 _LEAST_NOISE = 0.1  # of random allocation: with less, sampling is taken to gain nothing
-_COARSER = (
-    (128, 0.5),
-    (256, 1.0),
-    (2048, 4.0),
-    (math.inf, 10.0),
-)  # the tolerance, in tolerances, up to so many batches per epoch
+# a factor on the tolerance, up to so many batches per epoch of random allocation
+_COARSER = ((1, 1.0), (128, 0.5), (256, 1.0), (2048, 4.0), (math.inf, 10.0))
 
 
 @dataclass(frozen=True)
@@ -223,7 +219,7 @@ def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: f
     """A certified lower bound on ε, where the worst case of the releases is attained and it is cheap; else None.
 
     Poisson sampling (or none) attains its pair: the record adds the clip norm along one direction, all others nothing.
-    So does an epoch of random allocation. The batches over a cap, subsets and shuffled partitions have upper bounds only.
+    So does an epoch of random allocation. Batches over a cap, subsets and shuffled partitions have upper bounds only.
     """
     gaussian, rest = _merge(releases, relation)
     if not rest and not any(_little_noise(release) for release, _ in releases):

@@ -152,7 +152,7 @@ def _spread_constant(value: float, interval: float) -> Spread:
 
 def epoch_bins(epoch: Epoch, interval: float, tail: float) -> Bins:
     """A pair that the epoch dominates (removing the record), its losses sorted into the bins of the grid."""
-    first, edges, masses, means = _cells(epoch, interval, tail)
+    first, _, masses, means = _cells(epoch, interval, tail)
     one = Contracted(epoch.stride(1), first - 1, masses, means / epoch.batches)
 
     def plus(left: tuple[Contracted, int], right: tuple[Contracted, int]) -> tuple[Contracted, int]:

@@ -64,7 +64,7 @@ class Spread:
                 often = _factors(factor, first, len(up))
                 for weights, place in ((often * (1 - up), cell), (often * up, cell + 1)):
                     _add(result, start + place, ratio, large.masses * _shifted(small, weights, first, large))
-            # the sum e^{jh} + s with s < e^{jh}·(e^fine − 1) rises to the next point with probability s/(e^{jh}(e^fine − 1))
+            # e^{jh} + s with s < e^{jh}·(e^fine − 1) rises to the next point with probability s / (e^{jh}·(e^fine − 1))
             scale = small.lower * step
             mass = factor * large.masses * _far(small, small.masses, places.reach, large)
             mean = _far(small, small.masses * np.exp(small.logs(interval) - scale), places.reach, large)

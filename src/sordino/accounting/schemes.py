@@ -38,8 +38,8 @@ def check_scheme(sampler: str, mechanism: str, relation: str) -> None:
     if sampler == "partition" and relation == "add-remove":
         raise Refused(
             "partition has no add-remove guarantee: one record more or less moves the other records to other batches, "
-            "so every batch may change; use relation='replace-one', or sampling='allocation' (each record once per epoch, in "
-            "a batch of its own draw), which has an amplified add-remove guarantee"
+            "so every batch may change; use relation='replace-one', or sampling='allocation' (each record once per "
+            "epoch, in a batch of its own draw), which has an amplified add-remove guarantee"
         )
     if sampler == "without-replacement" and relation == "add-remove":
         raise Refused(

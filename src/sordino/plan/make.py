@@ -52,8 +52,8 @@ def make_plan(
         steps: the number of steps.
         clip_norm: the bound of flat l2 clipping (default 1.0); or give `clipping`.
         clipping: how a record is bounded. Its norm chooses the noise: l2 Gaussian, l1 Laplace.
-        sampling: poisson, truncated-poisson, partition, without-replacement or allocation (records / expected_batch, rounded
-            up, batches per epoch).
+        sampling: poisson, truncated-poisson, partition, without-replacement or allocation (with records /
+            expected_batch batches per epoch, rounded up).
         cap: the largest batch of truncated-poisson sampling.
         relation: add-remove or replace-one; the default is the sampler's own.
         accountant: pld or rdp.

@@ -53,8 +53,8 @@ def account_dpsgd(
 ) -> dict[str, Any]:
     """ε of DP-SGD at δ. JSON-able; `noise_multiplier` is the noise's standard deviation divided by the clip norm.
 
-    Give `steps` or `epochs`; and `sampling_rate`, or `records` and `batch` (the expected batch of Poisson sampling). The
-    samplers other than Poisson need `records`; random allocation needs `batches` (per epoch), or `records` and `batch`.
+    Give `steps` or `epochs`; and `sampling_rate`, or `records` and `batch` (the expected batch of Poisson sampling).
+    Samplers other than Poisson need `records`; random allocation needs `batches` (per epoch), or `records` and `batch`.
     Options: sampling_rate, sampling, records, batch, batches, epochs, cap, relation, mechanism. Keys: epsilon, delta,
     relation, accountant, theorem, epsilon_rdp, epsilon_lower, sampler, mechanism, noise_multiplier, sampling_rate,
     steps, records, batches, cap.
