@@ -51,14 +51,14 @@ _PLAIN = re.compile(r"[^A-Za-z0-9.=,_+-]")
 
 
 @dataclass(frozen=True)
-class Axis:
+class SweptKey:
     """One key of the recipe and the values it takes, in TOML's notation."""
 
     key: str
     values: tuple[str, ...]
 
     @classmethod
-    def parse(cls, text: str) -> Axis:
+    def parse(cls, text: str) -> SweptKey:
         """`section.key=v1,v2,…`; a comma within brackets, braces or quotes does not part values."""
         key, equals, given = text.partition("=")
         key, values = key.strip(), tuple(value.strip() for value in _parts(given))
@@ -118,7 +118,7 @@ class Sweep:
     """A recipe, the grid over it, and how often each point is run."""
 
     recipe: Path
-    axes: tuple[Axis, ...]
+    axes: tuple[SweptKey, ...]
     seeds: int = 1
     metric: str = "test_accuracy"
     overrides: tuple[str, ...] = ()

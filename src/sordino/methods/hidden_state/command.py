@@ -12,7 +12,7 @@ from sordino.errors import InputError
 from sordino.shown import up
 
 if TYPE_CHECKING:
-    from sordino.methods.hidden_state.planner import Problem, Setting
+    from sordino.methods.hidden_state.comparison import Problem, Setting
 
 
 def add(commands: Commands) -> None:
@@ -54,13 +54,13 @@ def add(commands: Commands) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from sordino.methods.hidden_state.planner import Problem, Setting, plan
+    from sordino.methods.hidden_state.comparison import Problem, Setting, compare
 
     names = Problem.__dataclass_fields__
     problem = Problem(**{name: getattr(arguments, name) for name in names})
     if arguments.plot is not None and not arguments.plot.parent.is_dir():
         raise InputError(f"{arguments.plot.parent} is not a folder")
-    found = plan(problem)
+    found = compare(problem)
     if arguments.plot is not None:
         _plot(problem, Setting(**found["hidden_state"]), arguments.plot)
         found["plot"] = str(arguments.plot)
@@ -69,7 +69,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _plot(problem: Problem, setting: Setting, path: Path) -> None:
-    from sordino.methods.hidden_state.planner import curves
+    from sordino.methods.hidden_state.comparison import curves
     from sordino.report.curves import curves_svg
     from sordino.report.plots import Series
 
