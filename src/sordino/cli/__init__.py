@@ -21,7 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = arguments.run(arguments)
         return code
     except SordinoError as error:
-        print(f"sordino: {error}", file=sys.stderr)
+        if not getattr(error, "quiet", False):  # the leader of several ranks has said it
+            print(f"sordino: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("sordino: interrupted; a run that writes checkpoints goes on with --resume", file=sys.stderr)

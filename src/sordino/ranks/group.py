@@ -62,7 +62,7 @@ class Rank:
                 flat = torch.cat([t.detach().reshape(-1).cpu() for t in here])
                 dist.broadcast(flat, src=0)
                 if not self.leads:
-                    for tensor, values in zip(here, flat.split([t.numel() for t in here]), strict=True):
+                    for tensor, values in zip(here, torch.split(flat, [t.numel() for t in here]), strict=True):
                         tensor.copy_(values.view(tensor.shape))
 
     def add_up(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -70,7 +70,7 @@ class Rank:
         flat = torch.cat([t.reshape(-1).double().cpu() for t in tensors])
         with _noticing_loss(self):
             dist.reduce(flat, dst=0)
-        shapes = zip(tensors, flat.split([t.numel() for t in tensors]), strict=True)
+        shapes = zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True)
         return [values.view(tensor.shape).to(tensor.device) for tensor, values in shapes]
 
 
@@ -104,6 +104,6 @@ def _noticing_loss(rank: Rank) -> Iterator[None]:
         yield
     except RuntimeError as error:  # what gloo raises when a connection closes
         raise Lost(
-            f"rank {rank.number} of {rank.size} has lost another rank of the run; everything that was released is in the "
-            "ledger: go on with --resume, with any number of ranks"
+            f"rank {rank.number} of {rank.size} has lost another rank of the run; everything that was released is in "
+            "the ledger: go on with --resume, with any number of ranks"
         ) from error

@@ -1,9 +1,10 @@
 """A batch's sum made by all ranks, bit for bit that of one process.
 
 Formal contract. The leader's `Divided(g)(batch)` returns what g(batch) returns: chunk k of the batch is summed by rank
-k mod size at the leader's weights, with the masks that belong to (batch, k); each chunk's sum is a multiple of a grid so
-coarse that additions in double precision are exact (`records.gradients.grid_spacing`), so neither the number of ranks
-nor the order in which their sums arrive changes a bit. Norms and losses, which serve diagnostics, arrive in the order of the chunks.
+k mod size at the leader's weights, with the masks that belong to (batch, k); each chunk's sum is on a grid so coarse
+that additions in double precision are exact (`records.gradients.grid_spacing`), so neither the number of ranks
+nor the order in which their sums arrive changes a bit. Norms and losses, which serve diagnostics, are put in the order
+of the chunks.
 
 What a rank computes with depends on its machine: equal bits need the same processor features, library versions and
 threads per process on every rank.
@@ -12,6 +13,7 @@ threads per process on every rank.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +41,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Share:
-    """What a rank has made of its chunks, but for the sums: (number of the chunk, norms, losses), or why it could not."""
+    """What a rank says of its chunks beside their sum: (number of the chunk, norms, losses), or why it failed."""
 
     chunks: tuple[tuple[int, Tensor, Tensor], ...]
     dropped: int
@@ -49,7 +51,7 @@ class Share:
 class Divided:
     """A gradient sum at the leader whose chunks all ranks share."""
 
-    def __init__(self, inner: Divisible, model: nn.Module, rank: Rank, past: Any) -> None:
+    def __init__(self, inner: Divisible, model: nn.Module, rank: Rank, past: Callable[[], PastIterates]) -> None:
         self.inner, self.model, self.rank, self.past = inner, model, rank, past
 
     @property
@@ -113,7 +115,7 @@ def _sendable(error: Exception) -> Exception:
     return error
 
 
-def follow(inner: Divisible, model: nn.Module, rank: Rank, past: _Past) -> Any:
+def follow(inner: Divisible, model: nn.Module, rank: Rank, past: SentPast) -> Any:
     """Sums chunks for the leader until it sends something else than work; returns that."""
     while isinstance(message := rank.tell(), Work):
         past.held = message.past
@@ -123,7 +125,7 @@ def follow(inner: Divisible, model: nn.Module, rank: Rank, past: _Past) -> Any:
     return message
 
 
-class _Past:
+class SentPast:
     """The past iterates as the leader last sent them."""
 
     def __init__(self) -> None:
