@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 
 from sordino import ranks
 from sordino.errors import InputError, Refused
+from sordino.files import make_folder
 from sordino.gradients import verify
 from sordino.plan.core import Plan
 from sordino.plan.explained import Explained
@@ -217,7 +218,7 @@ def _fit(
 ) -> Result:
     plan, folder, settings, loop = job.plan, job.folder, job.settings, job.loop()
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     with Ledger.open(folder / "ledger.jsonl" if folder else None, plan.to_dict()) as ledger:
         done = ledger.last_step("gradient") + 1
         if done and not resume:
