@@ -24,10 +24,11 @@ from sordino.plan.guarantee import Guarantee, plan_assumptions
 from sordino.plan.method import Method
 from sordino.plan.public import PublicSet
 from sordino.randomness import RandomSource
-from sordino.registry import method_class, method_from_dict
+from sordino.registry import method_class, method_from_dict, names_with
 from sordino.release import Gaussian, Laplace, Noise
 from sordino.sampling import Allocation, Poisson, Sampling, TruncatedPoisson, sampling_from_dict
 
+UNITS = ("record", "user")
 ROUNDING_MARGIN = 2.0**-10  # of norms and sums as computed: theorem 2 of docs/guarantees/noise.md, section 6
 
 
@@ -89,6 +90,8 @@ class Plan(metaclass=_Makers):
     statistics: tuple[Statistic, ...] = ()
     public: PublicSet | None = None  # rows that the guarantee does not protect, beside the private ones
     contribution: Contribution = field(default_factory=Contribution)  # what one record's vector is made of
+    unit: str = "record"  # what is protected: a record (a row, or what the dataset makes one), or a user with all rows
+    rows_per_user: int | None = None  # of a user's rows at most so many take part in a step; None: all of them
 
     def __post_init__(self) -> None:
         checks.count("records", self.records)
@@ -105,6 +108,16 @@ class Plan(metaclass=_Makers):
             )
         if self.insecure_seed is not None:
             checks.count("insecure_seed", self.insecure_seed, minimum=0)
+        checks.choice("unit", self.unit, UNITS)
+        if self.rows_per_user is not None:
+            if self.unit != "user":
+                raise InputError("rows_per_user belongs to unit='user': with unit='record' a row is a record")
+            checks.whole("rows_per_user", self.rows_per_user, minimum=1)
+        if self.unit == "user" and not self.method.protects_users:
+            raise Refused(
+                f"the method {self.method.name} takes a row for a record, so its guarantee is about rows: use one of "
+                f"{', '.join(names_with(lambda method: method.protects_users))} for unit='user'"
+            )
         self.contribution.check(self)
         self.method.check(self)
 
@@ -179,15 +192,17 @@ class Plan(metaclass=_Makers):
             secure=self.insecure_seed is None,
             method=self.method.name,
             beside=found.beside,
+            unit=self.unit,
         )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; Plan.from_dict gives back an equal plan. `public` is there where rows are declared public."""
-        apart = ("public", "contribution")
+        apart = ("public", "contribution", "unit", "rows_per_user")
         plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in apart}
         return (
             plain
             | ({} if self.public is None else {"public": self.public.to_dict()})
+            | ({} if self.unit == "record" else {"unit": self.unit, "rows_per_user": self.rows_per_user})
             | {
                 "method": {**self.method.to_dict(), **self.contribution.to_dict()},
                 "sampling": self.sampling.to_dict(),
@@ -201,8 +216,9 @@ class Plan(metaclass=_Makers):
     def from_dict(cls, values: Mapping[str, Any]) -> Plan:
         """The inverse of to_dict; missing and unknown keys are errors."""
         known = {field.name for field in fields(cls)} - {"contribution"}
-        if set(values) | {"public"} != known:
-            wrong = ", ".join(sorted((set(values) | {"public"}) ^ known))
+        optional = {"public", "unit", "rows_per_user"}
+        if set(values) | optional != known:
+            wrong = ", ".join(sorted((set(values) | optional) ^ known))
             raise InputError(f"a plan has exactly the keys {', '.join(sorted(known))}; missing or unknown: {wrong}")
         try:
             statistics = tuple(Statistic(**statistic) for statistic in values["statistics"])

@@ -13,6 +13,7 @@ from sordino.shown import up
 if TYPE_CHECKING:
     from sordino.plan.core import Plan
 
+_UNITS = {"record": "record", "user": "user with all its rows"}
 _NO_PROTECTION = 50.0  # from here on the sentence says that ε promises nothing
 
 
@@ -35,14 +36,16 @@ class Guarantee:
     epsilon_lower: float | None
     secure: bool
     method: str = field(kw_only=True)
+    unit: str = "record"  # what is protected
     beside: Mapping[str, float] = field(default_factory=dict)  # further figures that belong beside this ε
 
     def __str__(self) -> str:
         change = "adding or removing" if self.relation == "add-remove" else "replacing"
         sentence = (
             f"This training is (ε = {up(self.epsilon)}, δ = {up(self.delta)})-differentially private under {change} "
-            f"one record: {self.steps} steps with {self.sampler} sampling and {self.mechanism} noise (multiplier "
-            f"{self.noise_multiplier:.6g}), {self.accountant} accountant. {self.theorem[0].upper()}{self.theorem[1:]}. "
+            f"one {_UNITS[self.unit]}: {self.steps} steps with {self.sampler} sampling and {self.mechanism} noise "
+            f"(multiplier {self.noise_multiplier:.6g}), {self.accountant} accountant. "
+            f"{self.theorem[0].upper()}{self.theorem[1:]}. "
             f"Threat model: {self.threat_model}. "
         )
         if self.beside:
@@ -70,7 +73,8 @@ _SAMPLER_ASSUMPTIONS = {
 
 
 def plan_assumptions(plan: Plan) -> tuple[Assumption, ...]:
-    known = "exact" if plan.relation == "replace-one" else "may be off by the one record that is protected"
+    unit = plan.unit
+    known = "exact" if plan.relation == "replace-one" else f"may be off by the one {unit} that is protected"
     noise = (
         Assumption("noise and batches are secret", "drawn from a cryptographic generator with a key of the system's")
         if plan.insecure_seed is None
@@ -79,7 +83,7 @@ def plan_assumptions(plan: Plan) -> tuple[Assumption, ...]:
     return (
         Assumption(_SAMPLER_ASSUMPTIONS[plan.sampling.name], "the plan's own sampler draws every batch"),
         Assumption(
-            f"one record moves a sum by at most {plan.clipping.clip_norm:g} in {plan.clipping.norm} norm",
+            f"one {unit} moves a sum by at most {plan.clipping.clip_norm:g} in {plan.clipping.norm} norm",
             plan.method.bounded_by,
         ),
         Assumption(
@@ -87,10 +91,27 @@ def plan_assumptions(plan: Plan) -> tuple[Assumption, ...]:
             f"given in the plan, never measured; records {known}",
         ),
         Assumption("nothing else about the records is released", "one door adds noise and writes the ledger first"),
+        *_user_assumptions(plan),
         *(Assumption(text, check) for text, check in plan.contribution.texts()),
         *plan.method.assumptions(plan),
         *(() if plan.public is None else (_public(plan.public),)),
         noise,
+    )
+
+
+def _user_assumptions(plan: Plan) -> tuple[Assumption, ...]:
+    if plan.unit != "user":
+        return ()
+    rows = "all rows" if plan.rows_per_user is None else f"at most {plan.rows_per_user} rows"
+    return (
+        Assumption(
+            "all rows of a user carry the same id, and records counts users; where the samplers say record, read user",
+            "ids are given with the data; that two ids are one person can't be seen",
+        ),
+        Assumption(
+            f"a user's vector is the mean gradient over {rows} of its own, clipped once",
+            "which rows is decided by their number and order among the user's own and by the step alone",
+        ),
     )
 
 

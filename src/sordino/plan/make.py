@@ -38,6 +38,8 @@ def make_plan(
     statistics: Sequence[Statistic] = (),
     public: PublicSet | None = None,
     contribution: Contribution | None = None,
+    unit: str = "record",
+    rows_per_user: int | None = None,
 ) -> Plan:
     """A plan for a target `epsilon` (the smallest noise that meets it) or a given `noise_multiplier`.
 
@@ -62,6 +64,8 @@ def make_plan(
         statistics: further releases in the same budget.
         public: rows that the guarantee does not protect.
         contribution: what one record's vector is made of (default: its gradient).
+        unit: record or user.
+        rows_per_user: how many of a user's rows take part in a step at most.
 
     Raises:
         InputError: a value is wrong, or one of a pair is missing.
@@ -93,6 +97,8 @@ def make_plan(
         statistics=tuple(statistics),
         public=public,
         contribution=contribution or Contribution(),
+        unit=unit,
+        rows_per_user=rows_per_user,
     )
     return plan if epsilon is None else plan.calibrated(epsilon)
 

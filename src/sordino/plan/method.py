@@ -134,6 +134,8 @@ class Method:
     """The plan depends on the shape of the features, so it is made after the data are read."""
     reads_own_data: ClassVar[bool] = False
     """`work` reads the data and makes the model itself."""
+    protects_users: ClassVar[bool] = False
+    """A record may be all rows of a user: its gradient is the sum over them, clipped once."""
     rehearsed: ClassVar[bool] = False
     """`sordino doctor` can rehearse its steps: clipped gradients, noise, a torch optimizer."""
 

@@ -28,7 +28,8 @@ from sordino.plan.contribution import Augmentation, Contribution, InnerMomentum
 from sordino.plan.core import Plan
 from sordino.records.companions import companions_of, with_companions
 from sordino.records.momentum import PastIterates, RecordMomenta
-from sordino.records.reading import count_records, row_reader
+from sordino.records.reading import RowReader, count_records, row_reader
+from sordino.records.users import UserRows
 from sordino.records.views import with_views
 from sordino.sampling import LogicalBatch
 
@@ -106,7 +107,8 @@ def record_gradients(
     `inner`: a record's vector is the sum over the present and past iterates; `past` is asked for them before each
     batch, and they must be public (released before, or made of what was). Either way a record's vector is clipped once.
     """
-    return RecordGradients(model, loss, row_reader(dataset), clipping, views, inner, past, seed)
+    most = dataset.rows_per_user if isinstance(dataset, UserRows) else None
+    return RecordGradients(model, loss, row_reader(dataset), clipping, views, inner, past, seed, most or 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,12 +117,13 @@ class RecordGradients:
 
     model: nn.Module
     loss: Callable[..., Tensor]
-    fetch: Callable[[Tensor], Rows]
+    fetch: RowReader
     clipping: Clipping
     views: Augmentation | None = None
     inner: InnerMomentum | None = None
     past: Callable[[], PastIterates] = PastIterates
     seed: int = 0
+    rows_per_record: int = 1  # the public bound on it, by which the chunks of a batch are divided
     pool: Pool = field(default_factory=Pool, repr=False)  # the memory of the last step's products, for the next one's
     assurance: Assurance = field(default_factory=Assurance, repr=False)  # what was checked of the model's programs
 
@@ -130,14 +133,15 @@ class RecordGradients:
 
     def rows(self, indices: Tensor, step: int) -> Rows:
         """The rows of these records, all views of them, at this step; with companions where the model takes any."""
-        rows = self.fetch(indices)
+        rows = self.fetch(indices, step)
         rows = rows if self.views is None else with_views(rows, self.views, seed=self.seed, step=step)
         return with_companions(rows, self.model, seed=self.seed, step=step)
 
     def parts(self, batch: LogicalBatch, seed: int) -> list[Callable[[], ClippedSum]]:
         """One function for each chunk of the batch, to be called in any order and anywhere: their results add up to the
         sum, whatever the order (`on_grid`). Chunks and their masks (dropout) follow from the batch and `seed`."""
-        most = LONGEST_SUM if self.views is None else max(1, min(LONGEST_SUM, batch.chunk) // self.views.views)
+        rows = self.rows_per_record * (1 if self.views is None else self.views.views)
+        most = LONGEST_SUM if rows == 1 else max(1, min(LONGEST_SUM, batch.chunk) // rows)
         pieces = stable_chunks(batch.indices, min(most, batch.chunk))
         iterates = None if self.inner is None else self.past().with_present(self.inner)
         if len(pieces) == 1:

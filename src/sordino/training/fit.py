@@ -41,7 +41,14 @@ from sordino.release.ledger import Ledger
 from sordino.sampling import Allocation, Partition
 from sordino.training.histogram import NormHistogram, check_declared, release_histogram
 from sordino.training.loop import Evaluate, Loop, Reader, Settings
-from sordino.training.steps import PrivateStep, check_records, plan_batches, private_steps, summed
+from sordino.training.steps import (
+    PrivateStep,
+    check_records,
+    plan_batches,
+    private_steps,
+    summed,
+    unit_dataset,
+)
 from sordino.training.stopping import Stopping
 from sordino.training.updates import Running, Update
 
@@ -100,13 +107,15 @@ def train(
     first: First | None = None,
     watch: Reader | None = None,
     public: Any = None,
+    users: Any = None,
 ) -> Result:
     """Trains `model` in place under `plan` and returns it with its guarantee.
 
     Args:
         model: any torch module; BatchNorm and other layers that mix records are refused.
         loss: `loss(outputs, targets)` gives one value per row.
-        dataset: a pair of tensors, or a map-style dataset of (inputs, target).
+        dataset: a pair of tensors, a map-style dataset of (inputs, target), or Rows, whose `record` says which rows
+            form one record.
         plan: what is accounted, and so what is run.
         optimizer: a torch optimizer class (default: SGD). A plan whose guarantee depends on the update holds the step
             sizes itself and brings the update: then `optimizer` and `lr` must be left out.
@@ -119,11 +128,14 @@ def train(
         watch: reads the weights as they go (sordino.diagnostics.instruments) and changes nothing.
         public: rows that the plan declares public and their use, for a method that combines them with private steps; ε
             does not depend on it.
+        users: one id (a whole number or a text) for each row, for a plan with unit="user"; `plan.records` is then the
+            public number of users.
 
     Raises:
         Refused: no guarantee covers what is asked for.
         InputError: a value is wrong; nothing was written.
     """
+    dataset = unit_dataset(plan, dataset, users)
     with ranks.leading(ranks.current()):
         job, source = _job(
             model, loss, dataset, plan, optimizer=optimizer, lr=lr, settings=settings, evaluate=evaluate, out=out,

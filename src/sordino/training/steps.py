@@ -20,19 +20,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sordino.checks import fewest_records
 from sordino.errors import InputError, Refused
-from sordino.gradients import ClippedSum
+from sordino.gradients import ClippedSum, Rows
 from sordino.plan.contribution import Contribution
 from sordino.plan.core import Plan
 from sordino.plan.explained import Explained
 from sordino.randomness import RandomSource
 from sordino.records.companions import refuse_undeclared
 from sordino.records.gradients import GradientSum
+from sordino.records.reading import as_records, users_of
+from sordino.records.users import UserRows
 from sordino.release import Entry, release
 from sordino.release.ledger import Ledger
 from sordino.sampling import LogicalBatch, TruncatedPoisson, batches
@@ -212,6 +215,33 @@ def plan_batches(
     return batches(plan.sampling, records=records, steps=plan.steps, source=source, chunk=chunk, start=start)
 
 
+def unit_dataset(plan: Plan, dataset: Any, users: Any = None) -> Any:
+    """The dataset with the plan's unit as its record.
+
+    Raises:
+        Refused: the plan's unit and what is known of the rows' users do not fit.
+        InputError: the ids are wrong.
+    """
+    if users is not None:
+        if plan.unit != "user":
+            raise Refused(
+                "users are given, but the plan's unit is a record: its ε would be about rows. Make the plan with "
+                "unit='user', records = the public number of users, and expected_batch in users"
+            )
+        return users_of(dataset, users, plan.rows_per_user)
+    if plan.unit != "user":
+        return dataset
+    if isinstance(dataset, Rows) and dataset.record is not None:
+        dataset = as_records(dataset)
+        dataset.rows_per_user = plan.rows_per_user
+    if not isinstance(dataset, UserRows):
+        raise Refused(
+            "the plan's unit is a user, and nothing says whose the rows are: give users=, one id for each row (a row "
+            "without a user would be protected as if nobody had given two)"
+        )
+    return dataset
+
+
 def check_records(plan: Plan, records: int) -> None:
     """The plan's public number of records against the data's.
 
@@ -223,12 +253,12 @@ def check_records(plan: Plan, records: int) -> None:
     exact = plan.relation == "replace-one"
     if records > plan.records and isinstance(plan.sampling, TruncatedPoisson):
         raise InputError(
-            f"the dataset has {records} records, more than the plan's {plan.records}: how often the cap cuts in was "
-            f"accounted for that many at most; make the plan with records={records} or more"
+            f"the dataset has {records} {plan.unit}s, more than the plan's {plan.records}: how often the cap cuts in "
+            f"was accounted for that many at most; make the plan with records={records} or more"
         )
     if records != plan.records and (exact or abs(records - plan.records) > plan.records - fewest_records(plan.records)):
         raise InputError(
-            f"the plan is for {plan.records} records but the dataset has {records}: "
+            f"the plan is for {plan.records} {plan.unit}s but the dataset has {records}: "
             f"make the plan with records={records}"
             + (" (under replace-one the number of records is public and must be exact)" if exact else "")
         )

@@ -36,7 +36,7 @@ from sordino.plan.contribution import Contribution
 from sordino.plan.core import Plan
 from sordino.randomness import RandomSource
 from sordino.records.momentum import PastIterates
-from sordino.records.reading import count_records, row_reader
+from sordino.records.reading import count_records, refuse_owners, row_reader
 from sordino.sampling import LogicalBatch
 from sordino.training.fit import Job, Result, digest, fit, fit_without_noise
 from sordino.training.loop import Evaluate, Settings
@@ -162,6 +162,7 @@ def train_mac(
     """
     settings = settings or Settings()
     check_mac_plan(plan, mac, len(network.layers))
+    refuse_owners(dataset, plan.method.name)
     check_records(plan, count_records(dataset))
     noise = plan.noise.noise_multiplier * plan.sensitivity / plan.divisor
     update = MacUpdate(plan, network, mac, noise)

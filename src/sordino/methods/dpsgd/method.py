@@ -37,6 +37,7 @@ class DPSGD(Method):
     covers: ClassVar[frozenset[str]] = frozenset(KINDS)
     takes_public_rows: ClassVar[bool] = True
     rehearsed: ClassVar[bool] = True
+    protects_users: ClassVar[bool] = True
 
     @classmethod
     def plan(cls, **options: Any) -> Plan:
@@ -93,6 +94,8 @@ def plan(
     inner: InnerMomentum | None = None,
     augmentation: Augmentation | None = None,
     record_momentum: RecordMomentum | None = None,
+    unit: str = "record",
+    rows_per_user: int | None = None,
 ) -> Plan:
     """A DP-SGD plan for a target `epsilon` (the smallest noise that meets it) or a given `noise_multiplier`.
 
@@ -117,6 +120,8 @@ def plan(
         inner: a record's vector is the sum of its gradients at past iterates; ε is the same with and without.
         augmentation: a record's vector is the mean over views of it; likewise.
         record_momentum: a record's vector is its momentum over all steps; likewise.
+        unit: record, or user: then `records` is the public number of users and `expected_batch` counts users.
+        rows_per_user: of a user's rows at most so many take part in a step (default: all of them).
 
     Returns:
         The plan; `plan.guarantee()` says what it promises.
@@ -136,6 +141,7 @@ def plan(
         sampling=sampling, cap=cap, relation=relation, accountant=accountant, divisor=divisor,
         insecure_seed=insecure_seed, statistics=statistics, public=public,
         contribution=Contribution(inner=inner, augmentation=augmentation, record_momentum=record_momentum),
+        unit=unit, rows_per_user=rows_per_user,
     )  # fmt: skip
 
 

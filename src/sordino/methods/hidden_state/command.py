@@ -1,4 +1,4 @@
-"""sordino plan: composition or hidden state, and with which batch, λ, epochs, step size and noise."""
+"""sordino plan: which sampler for a number of epochs; composition or hidden state for a linear classifier."""
 
 from __future__ import annotations
 
@@ -19,14 +19,25 @@ if TYPE_CHECKING:
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "plan",
-        help="composition or hidden state: which settings for a budget",
-        description="Answers, for a linear classifier with n records and a budget: composition or hidden state (only "
-        "the last iterate is published), which batch size, λ, epochs, step size and noise. ε is exact; which setting "
-        "is best rests on a model of the excess loss (see --weight-norm). Relation: replace-one. Looks at no data.",
-        epilog="example: sordino plan --records 60000 --features 3969 --classes 10 --epsilon 3 --delta 1e-5",
+        help="which sampler, batch and noise for a budget; composition or hidden state",
+        description="With --epochs, for any model: Poisson sampling or random allocation, by the noise that reaches the "
+        "model at equal ε, batch and steps (relation: add-remove). With --features, for a linear classifier: composition "
+        "or hidden state (only the last iterate is published), which batch size, λ, epochs, step size and noise; ε is "
+        "exact, which setting is best rests on a model of the excess loss (see --weight-norm) and is an estimate "
+        "(relation: replace-one). Looks at no data.",
+        epilog="examples: sordino plan --records 60000 --epochs 30 --epsilon 3 --delta 1e-5; "
+        "sordino plan --records 60000 --features 3969 --classes 10 --epsilon 3 --delta 1e-5",
     )
     parser.add_argument("--records", type=int, required=True, metavar="N", help="public number of records")
-    parser.add_argument("--features", type=int, required=True, metavar="D")
+    parser.add_argument("--features", type=int, metavar="D", help="of a linear classifier")
+    parser.add_argument("--epochs", type=float, metavar="E", help="expected passes over the records, for any model")
+    parser.add_argument(
+        "--batches",
+        type=int,
+        nargs="+",
+        metavar="t",
+        help="with --epochs: batches per epoch to compare (default: three)",
+    )
     parser.add_argument("--classes", type=int, default=10, metavar="C", help="default: 10")
     parser.add_argument("--epsilon", type=float, required=True, metavar="ε")
     parser.add_argument("--delta", type=float, required=True, metavar="δ")
@@ -57,6 +68,15 @@ def add(commands: Commands) -> None:
 def _plan(arguments: argparse.Namespace) -> int:
     from sordino.methods.hidden_state.comparison import Problem, Setting, compare
 
+    if arguments.features is None and arguments.epochs is None:
+        raise InputError("give --epochs (which sampler, for any model), --features (of a linear classifier), or both")
+    if arguments.batches is not None and arguments.epochs is None:
+        raise InputError("--batches belongs to --epochs: how many steps there are in each of them")
+    samplers = None if arguments.epochs is None else _samplers(arguments)
+    if arguments.features is None:
+        assert samplers is not None
+        emit(arguments, {"samplers": samplers, "recommendation": samplers["recommended"]}, _sampler_rows(samplers))
+        return 0
     names = Problem.__dataclass_fields__
     problem = Problem(**{name: getattr(arguments, name) for name in names})
     if arguments.plot is not None and not arguments.plot.parent.is_dir():
@@ -65,8 +85,29 @@ def _plan(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         _plot(problem, Setting(**found["hidden_state"]), arguments.plot)
         found["plot"] = str(arguments.plot)
-    emit(arguments, found, _rows(found))
+    if samplers is not None:
+        found["samplers"] = samplers
+    emit(arguments, found, _rows(found) | ({} if samplers is None else _sampler_rows(samplers)))
     return 0
+
+
+def _samplers(arguments: argparse.Namespace) -> dict[str, Any]:
+    from sordino.plan.samplers import compare_samplers
+
+    return compare_samplers(
+        records=arguments.records, epochs=arguments.epochs, epsilon=arguments.epsilon, delta=arguments.delta,
+        batches=arguments.batches,
+    )  # fmt: skip
+
+
+def _sampler_rows(found: dict[str, Any]) -> dict[str, str]:
+    rows = {"sampler": found["recommended"], "because": found["why"]}
+    for row in found["rows"]:
+        rows[f"{row['sampler']}, batch {row['batch']:.5g}"] = (
+            f"{row['steps']} steps, noise multiplier {row['noise_multiplier']:.5g}; noise of a step "
+            f"{row['noise_per_step']:.3g}, of the run {row['noise_of_run']:.3g} clip norms per coordinate"
+        )
+    return rows
 
 
 def _plot(problem: Problem, setting: Setting, path: Path) -> None:

@@ -43,7 +43,7 @@ from sordino.methods.hidden_state.losses import Loss
 from sordino.plan.core import Plan
 from sordino.plan.explained import Explained
 from sordino.randomness import RandomSource
-from sordino.records.reading import count_records, tensors_of
+from sordino.records.reading import count_records, refuse_owners, tensors_of
 from sordino.release import Entry, release
 from sordino.release.ledger import Ledger
 from sordino.sampling import LogicalBatch
@@ -96,6 +96,7 @@ def train_hidden(
     `evaluate(model)` sees the published model, once. `out`: a directory for ledger.jsonl and metrics.jsonl.
     """
     method = _method(plan)
+    refuse_owners(dataset, plan.method.name)
     check_records(plan, count_records(dataset))
     folder = Path(out) if out is not None else None
     guarantee, source = plan.guarantee(), plan.source()

@@ -1,0 +1,123 @@
+"""Users as the unit of privacy: all rows of one user form one record, clipped once.
+
+Formal guarantee. A user's vector is the weighted sum of the gradients of at most `rows_per_user` of its rows. Which
+rows, and their weights, depend on the number and the order of *that user's own* rows and on public values (the
+step), so adding or removing a user with all its rows leaves every other user's vector as it is and moves the sum by at
+most the clip norm. Sampling draws users. Accounting is that of DP-SGD with `records` = the public number of users
+(docs/guarantees/users.md).
+
+It rests on every row of a user carrying the same id. Sordino can't know that two ids are one person.
+
+Edge cases: a user without rows contributes nothing; missing ids, and a number of ids that is not that of the rows, are
+errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sordino import checks
+from sordino.errors import InputError
+from sordino.gradients import Rows
+from sordino.records.content import mixed, start
+
+Indices = npt.NDArray[np.int64]
+
+
+class UserRows:
+    """A dataset whose records are users: `rows(indices, step)` gives the rows of these users, `len` their number."""
+
+    def __init__(
+        self,
+        fetch: Callable[[Tensor], Rows],
+        count: int,
+        owner: Indices,
+        *,
+        records: int | None = None,
+        rows_per_user: int | None = None,
+        mean: bool = True,
+        coefficient: Tensor | None = None,
+    ) -> None:
+        """`fetch` reads rows by their index, of which there are `count`; `owner[i]` in [0, records) is row i's user."""
+        if len(owner) != count:
+            raise InputError(f"there are {len(owner)} user ids for {count} rows: give one for each row")
+        if coefficient is not None and len(coefficient) != count:
+            raise InputError(f"there are {len(coefficient)} coefficients for {count} rows: give one for each row")
+        self.fetch, self.count = fetch, count
+        self.rows_per_user = None if rows_per_user is None else checks.whole("rows_per_user", rows_per_user, minimum=1)
+        self.mean, self.coefficient = mean, coefficient
+        largest = int(owner.max()) + 1 if len(owner) else 0
+        self._records = largest if records is None else records
+        if largest > self._records or (len(owner) and owner.min() < 0):
+            raise InputError(
+                f"owners are numbered from 0 to records − 1 = {self._records - 1}, got {owner.min()} to {largest - 1}"
+            )
+        self._order = np.argsort(owner, kind="stable").astype(np.int64, copy=False)
+        self._ends = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=self._records))])
+
+    def __len__(self) -> int:
+        return self._records
+
+    def rows(self, indices: Tensor, step: int = 0) -> Rows:
+        """The rows of these users at this step, each with the place of its user among `indices`."""
+        chosen = [self._chosen(user, step) for user in indices.tolist()]
+        places = np.repeat(np.arange(len(chosen)), [len(rows) for rows in chosen])
+        taken = torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *chosen]))
+        found = self.fetch(taken)
+        weight = torch.ones(len(taken), dtype=torch.float64)
+        if self.coefficient is not None:
+            weight *= self.coefficient[taken]
+        if self.mean:
+            sizes = np.array([max(len(rows), 1) for rows in chosen])
+            weight /= torch.from_numpy(sizes[places])
+        plain = self.coefficient is None and not self.mean
+        return Rows(
+            found.inputs, found.targets, record=torch.from_numpy(places.astype(np.int64)), records=len(chosen),
+            coefficient=None if plain else weight,
+        )  # fmt: skip
+
+    def _chosen(self, user: int, step: int) -> Indices:
+        """The user's rows, or `rows_per_user` of them: those whose places among its own have the smallest hashes."""
+        own = self._order[self._ends[user] : self._ends[user + 1]]
+        if self.rows_per_user is None or len(own) <= self.rows_per_user:
+            return own
+        begin = start(np.zeros(1, dtype=np.uint64), "rows of a user", 0, step)
+        keys = mixed(begin + np.arange(1, len(own) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+        picked: Indices = own[np.sort(np.argsort(keys, kind="stable")[: self.rows_per_user])]
+        return picked
+
+
+def owners(users: Any, rows: int) -> tuple[Indices, int]:
+    """(the number of each row's user, how many users there are) from one id per row: numbers or texts.
+
+    Raises:
+        InputError: the ids are not one per row, or one is missing.
+    """
+    if isinstance(users, Tensor):
+        users = users.detach().cpu().numpy()
+    ids = np.asarray(users if isinstance(users, np.ndarray) else _plain(users))
+    if ids.ndim != 1 or len(ids) != rows:
+        raise InputError(f"users has shape {tuple(ids.shape)}: give one id for each of the {rows} rows")
+    if ids.dtype.kind == "f" and not np.array_equal(ids, np.round(ids)):  # also refuses NaN
+        raise InputError("users are ids, whole numbers or texts, without missing values; got fractions or NaN")
+    if ids.dtype.kind not in "iufUSb":
+        raise InputError(f"users are ids, whole numbers or texts, without missing values; got {ids.dtype}")
+    names, number = np.unique(ids, return_inverse=True)
+    return number.astype(np.int64), len(names)
+
+
+def _plain(users: Sequence[Any]) -> Any:
+    """As a list of numbers or a list of texts: numpy would turn a mixture, or None, into texts or objects."""
+    values = list(users)
+    kinds = {
+        str if isinstance(value, str) else int if isinstance(value, int | np.integer) else object for value in values
+    }
+    if len(kinds) > 1 or object in kinds:
+        raise InputError("users are ids, all whole numbers or all texts, without missing values")
+    return values
