@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 GIGABYTES = 12
-SECONDS = 20
+SECONDS = 6
 
 
 class TooSlow(BaseException):
