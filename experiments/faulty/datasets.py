@@ -10,6 +10,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from scipy.io import savemat
@@ -51,7 +52,7 @@ def _cifar() -> Files:
 
 def _svhn() -> Files:
     file = io.BytesIO()
-    savemat(file, {"X": _pixels(32, 32, 3, 2), "y": np.array([[1], [10]], np.uint8)}, do_compression=True)
+    savemat(cast(Any, file), {"X": _pixels(32, 32, 3, 2), "y": np.array([[1], [10]], np.uint8)}, do_compression=True)
     return {f"SVHN/{side}_32x32.mat": file.getvalue() for side in ("train", "test")}
 
 
@@ -107,8 +108,11 @@ WORLDS: tuple[tuple[str, Files], ...] = (
 
 
 def _unpacked(path: str, content: bytes) -> tuple[bytes, Callable[[bytes], bytes]]:
-    packings = {".gz": (gzip.decompress, gzip.compress), ".xz": (lzma.decompress, lzma.compress)}
-    packings[".bz2"] = (bz2.decompress, bz2.compress)
+    packings: dict[str, tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]] = {
+        ".gz": (gzip.decompress, gzip.compress),
+        ".xz": (lzma.decompress, lzma.compress),
+        ".bz2": (bz2.decompress, bz2.compress),
+    }
     if Path(path).suffix not in packings:
         return content, bytes
     unpack, pack = packings[Path(path).suffix]

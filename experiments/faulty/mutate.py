@@ -27,8 +27,9 @@ NAMES = [
 def value(draw: random.Random, old: Any) -> Any:
     """Another value: mostly one of the same kind, for those get furthest."""
     if draw.random() < 0.35:
-        return draw.choice(draw.choice([NUMBERS, NAMES, OTHERS]))
-    near = abs(old) < 1e300 if isinstance(old, int | float) else False
+        pools: list[list[Any]] = [list(NUMBERS), list(NAMES), OTHERS]
+        return draw.choice(draw.choice(pools))
+    near, some = abs(old) < 1e300 if isinstance(old, int | float) else False, list[Any]()
     match old:
         case bool():
             return not old
