@@ -21,6 +21,7 @@ from faulty.outcome import Tally, tried
 from sordino import data, registry, report
 from sordino.accounting import rdp
 from sordino.cli import main
+from sordino.data import sources
 from sordino.errors import SordinoError
 from sordino.runs.prepared import work_of
 from sordino.runs.recipe import Recipe
@@ -144,7 +145,7 @@ def small_world() -> Iterator[None]:
 
     exact = rdp.rdp_curve
     with (
-        mock.patch.object(data, "load", small_data),
+        mock.patch.object(sources, "load", small_data),
         mock.patch.object(report, "write", lambda folder: folder),
         mock.patch.object(rdp, "rdp_curve", curve),
         mock.patch.object(registry, "entry_points", return_value=points),
