@@ -2,9 +2,9 @@
 
 The failures before a success have the law P(G ≥ m) = (1 − p)^m, so G = ⌊−ln U / λ⌋ with λ = −ln(1 − p) and U uniform
 (Devroye 1986, ch. X.2). Double precision decides the floor unless −ln U / λ lies within its error of an integer. There
-128 further digits of U and 176-bit fixed point decide it, as for the noise (`exact`; docs/guarantees/noise.md). So every
-trial is a success with probability p = ⌊rate·2⁶⁴⌋/2⁶⁴, independently of the others, up to a total variation of 2⁻¹⁰⁰ a
-draw.
+128 further digits of U and 176-bit fixed point decide it, as for the noise (`exact`; docs/guarantees/noise.md). So
+every trial is a success with probability p = ⌊rate·2⁶⁴⌋/2⁶⁴, independently of the others, up to a total variation of
+2⁻¹⁰⁰ a draw.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ RARE = 2.0**-5
 
 _RAREST = 2.0**-40
 _FEW = 1 << 47  # for a smaller U·2⁶³ the digits that are not drawn yet move ln U by more than 2⁻⁴⁸
-_BAND = (
-    2.0**-46
-)  # above the error of −ln U: 2⁻⁴⁸ for digits not drawn, 2⁻⁵³ for rounding U, 2 ulp of a logarithm below 44
+_BAND = 2.0**-46  # above the error of −ln U: 2⁻⁴⁸ for digits not drawn, 2⁻⁵³ for rounding U, 2 ulp of the log
 
 
 Draw = Callable[[int], tuple[npt.NDArray[np.uint64], Callable[[int], bytes]]]
