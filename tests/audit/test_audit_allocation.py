@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small_audits import small_data, small_model, small_plan
 from torch.nn.functional import cross_entropy as mean_cross_entropy
 
+from small_audits import small_data, small_model, small_plan
 from sordino.audit import audit_plan, check_neighbouring
 from sordino.audit.allocation import check_allocation
 from sordino.errors import ClaimBroken

@@ -34,7 +34,7 @@ def test_the_command_compares_and_says_why(capsys: pytest.CaptureFixture[str]) -
     found = json.loads(capsys.readouterr().out)
     assert found["recommendation"] == "allocation"
     assert "more noise" in found["samplers"]["why"]
-    assert main("plan --records 400 --epsilon 3 --delta 1e-5".split()) == 2
+    assert main(["plan", "--records", "400", "--epsilon", "3", "--delta", "1e-5"]) == 2
 
 
 def test_more_batches_than_records_are_an_error() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from scipy.stats import binomtest, chi2
@@ -58,7 +59,7 @@ def check_allocation(drawn: Iterable[LogicalBatch], *, batches: int, records: in
             epoch = []
     if len(places) < 2:
         raise InputError("two whole epochs at least are needed to see whether they are drawn independently")
-    same = sum(int((a == b).sum()) for a, b in zip(places[:-1], places[1:], strict=True))
+    same = sum(int((a == b).sum()) for a, b in pairwise(places))
     pairs = (len(places) - 1) * records
     repeated = float(binomtest(same, pairs, 1 / batches).pvalue)
     # Σ (size − n/t)²/(n/t) over the batches of an epoch is nearly χ² with t − 1 degrees of freedom (Pearson)

@@ -73,9 +73,14 @@ class Source:
         """(inputs, targets, which rows are held out by a column) of a file like the one that was trained on."""
         raise NotImplementedError
 
+    def users(self, path: Path) -> tuple[str, ...] | None:
+        """Whose each row is, where the source says so."""
+        return None
+
     def read(self, data_dir: Path | None) -> Dataset:
         """Train and test; the test split is empty where none is declared."""
-        inputs, targets, held = self.rows(found(self.path, data_dir), labelled=True)
+        path = found(self.path, data_dir)
+        inputs, targets, held = self.rows(path, labelled=True)
         assert targets is not None
         if held is None:
             held = torch.zeros(len(targets), dtype=torch.bool)
@@ -90,8 +95,10 @@ class Source:
             test = Split(other, answers)
         if not len(train):
             raise InputError(f"{self.path}: there is no row to train on")
+        ids = self.users(path)
+        users = None if ids is None else tuple(one for one, out in zip(ids, held.tolist(), strict=True) if not out)
         return Dataset(self.kind, train, test, len(self.labels), f"{self.kind} {Path(self.path).name}", LICENCE,
-                       labels=self.labels)  # fmt: skip
+                       labels=self.labels, users=users)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +110,17 @@ class TableSource(Source):
     columns: Mapping[str, Any] = field(default_factory=dict)  # how each column becomes numbers, by public bounds
     ignore: Any = ()  # columns that the model does not read; "others": all that are not in [data.columns]
     test_column: str | None = None  # rows whose entry here is "test" are held out
+    user: str | None = None  # the column that says whose a row is, for privacy.unit = "user"; the model never reads it
 
     def __post_init__(self) -> None:
         super().__post_init__()
         encoding = Encoding.of(self.columns)
         if self.target in encoding.columns:
             raise InputError(f"[data.columns] has the target {self.target!r}: a model must not read its answer")
+        if self.user is not None and self.user in (self.target, *encoding.columns):
+            raise InputError(
+                f"data.user = {self.user!r} is also the target or one of [data.columns]: a model must not read it"
+            )
         if self.ignore != "others" and not (
             isinstance(self.ignore, list | tuple) and all(isinstance(one, str) for one in self.ignore)
         ):
@@ -138,11 +150,23 @@ class TableSource(Source):
         table.need([self.test_column])
         return inputs, targets, torch.tensor([str(v).strip() == "test" for v in table.columns[self.test_column]])
 
+    def users(self, path: Path) -> tuple[str, ...] | None:
+        if self.user is None:
+            return None
+        table = self.table(path)
+        table.need([self.user])
+        ids = tuple("" if value is None else str(value).strip() for value in table.columns[self.user])
+        if any(one.lower() in ("", "nan", "none") for one in ids):
+            raise InputError(
+                f"data.user: the column {self.user!r} has rows without an id: whose they are must be known"
+            )
+        return ids
+
     def _refuse_unknown(self, table: Table, labelled: bool) -> None:
         """Columns that are neither used nor ignored: a forgotten one would be left out without a word."""
         if self.ignore == "others" or not labelled:
             return
-        known = {*self.encoding.columns, self.target, self.test_column, *self.ignore}
+        known = {*self.encoding.columns, self.target, self.test_column, self.user, *self.ignore}
         further = [name for name in table.columns if name not in known]
         if further:
             raise InputError(

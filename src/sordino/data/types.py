@@ -23,6 +23,7 @@ class Dataset:
     description: str
     licence: str
     vectors: Tensor | None = None  # public vectors of the words that the inputs are ids of
+    users: tuple[str, ...] | None = None  # whose each row of `train` is, where the source says so
     labels: tuple[str, ...] | None = None  # the public names of the classes, where they have any
 
     @property

@@ -2,8 +2,8 @@
 
 At equal ε, batch and number of steps the update is the same but for the noise multiplier σ, so the sampler with the
 smaller σ is better whatever the model. Between batches it is not as simple: a step adds noise σ/B to the mean
-gradient, and T steps of a step size that shrinks as 1/T add σ/(B·√T) in all; larger batches have less of both, and fewer
-steps for the same epochs. `noise_per_step` and `noise_of_run` are these numbers in clip norms, per coordinate.
+gradient, and T steps of a step size that shrinks as 1/T add σ/(B·√T) in all; larger batches have less of both, and
+fewer steps for the same epochs. `noise_per_step` and `noise_of_run` are these numbers in clip norms, per coordinate.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def compare_samplers(
     best = max(gains)
     better = "allocation" if best > 1e-3 else "poisson"
     why = (
-        f"at equal ε, batch and steps Poisson sampling needs {100 * min(gains):.1f} to {100 * best:.1f} % more noise than "
-        "random allocation, which uses every record once per epoch"
+        f"at equal ε, batch and steps Poisson sampling needs {100 * min(gains):.1f} to {100 * best:.1f} % more noise "
+        "than random allocation, which uses every record once per epoch"
         if better == "allocation"
         else "both need the same noise; Poisson sampling can be resumed at any step"
     )

@@ -174,6 +174,22 @@ def statistics_of(recipe: Recipe) -> tuple[Statistic, ...]:
     )
 
 
+def check_unit(recipe: Recipe) -> None:
+    """Refused where the guarantee would not be about users although the recipe says so."""
+    if recipe.privacy.unit != "user":
+        return
+    if not method_of(recipe).protects_users:
+        raise Refused(
+            f'privacy.unit = "user": the method {recipe.method.name} takes a row for a record; use one of '
+            f"{', '.join(names_with(lambda method: method.protects_users))}"
+        )
+    if recipe.features.private is not None or recipe.public.given:
+        raise Refused(
+            'privacy.unit = "user": private statistics of features and [public] rows are made row by row, and a user has '
+            "several: leave [features] private and [public] out"
+        )
+
+
 def plan_from(
     recipe: Recipe,
     clipping: Clipping,
@@ -184,6 +200,7 @@ def plan_from(
     """The plan of a recipe: its method makes it. `shape` and `classes` of the data where the method needs them."""
     method = method_of(recipe)
     method.check_recipe(recipe)
+    check_unit(recipe)
     return method.from_recipe(Request(recipe, clipping, records, statistics_of(recipe), shape, classes))
 
 

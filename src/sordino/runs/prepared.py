@@ -38,6 +38,7 @@ from sordino.runs.work import Work
 from sordino.training.fit import Result, train, train_without_noise
 from sordino.training.loop import Settings
 from sordino.training.progress import working
+from sordino.training.steps import unit_dataset
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,17 @@ class Prepared:
             return self.plan.method.train(self.plan, self.dataset.train, **options)
         if self.recipe.instruments.given:
             options["watch"] = _watch(self, normaliser)
-        return train(self.model(), cross_entropy, self.dataset.train, self.plan, **options, **self._chosen())
+        return train(self.model(), cross_entropy, self._private(), self.plan, **options, **self._chosen())
+
+    def _private(self) -> Any:
+        """The private rows with the plan's unit as their record."""
+        users = self.dataset.users if self.plan.unit == "user" else None
+        return unit_dataset(self.plan, self.dataset.train, users)
 
     def without_noise(self) -> Result:
         """The same run without noise, on the statistics that the private run released."""
         normaliser: Normaliser | None = getattr(self, "_normaliser", None)
-        split = self.dataset.train if normaliser is None else normaliser.apply(self.dataset.train)
+        split = self._private() if normaliser is None else normaliser.apply(self.dataset.train)
         return train_without_noise(
             self.model(), cross_entropy, split, self.plan, settings=self.settings,
             evaluate=self._evaluate(normaliser), **self._chosen(),
@@ -99,7 +105,7 @@ class Prepared:
             return own
         public = method_of(self.recipe).public_use(self.recipe, self.public)
         return audit_plan(
-            self.plan, self.model(), cross_entropy, self.dataset.train, **options, width_scale=width_scale,
+            self.plan, self.model(), cross_entropy, self._private(), **options, width_scale=width_scale,
             chunk=self.settings.chunk, public=public,
         )  # fmt: skip
 
@@ -163,6 +169,8 @@ def prepare(recipe: Recipe, data_dir: Path | None = None, progress: bool | None 
         plan = plan_from(recipe, clipping, records, dataset.input_shape, dataset.classes)
     prepared = Prepared(recipe, dataset, plan, settings, optimizer, public, raw.described)
     prepared.model()  # a wrong option of the net is found here
+    if plan.unit == "user":
+        prepared._private()  # rows without users are found here
     return prepared
 
 

@@ -107,6 +107,8 @@ class PrivacySection:
     relation: str | None = None  # default: the sampler's own
     accountant: str = "pld"  # pld or rdp
     insecure_seed: int | None = None  # makes the run repeatable, and the guarantee void for who knows the seed
+    unit: str = "record"  # what is protected: record, or user; then data.records and expected_batch count users
+    rows_per_user: int | None = None  # of a user's rows at most so many take part in a step; default: all of them
     norm_histogram: float | None = None  # noise multiplier of a paid histogram of record norms for the report
 
 

@@ -136,6 +136,8 @@ def train(
         InputError: a value is wrong; nothing was written.
     """
     dataset = unit_dataset(plan, dataset, users)
+    if first is not None and plan.unit == "user":
+        raise Refused("statistics of single rows are not bounded for a user who has several: leave out `first`")
     with ranks.leading(ranks.current()):
         job, source = _job(
             model, loss, dataset, plan, optimizer=optimizer, lr=lr, settings=settings, evaluate=evaluate, out=out,

@@ -253,12 +253,17 @@ def check_records(plan: Plan, records: int) -> None:
     exact = plan.relation == "replace-one"
     if records > plan.records and isinstance(plan.sampling, TruncatedPoisson):
         raise InputError(
-            f"the dataset has {records} {plan.unit}s, more than the plan's {plan.records}: how often the cap cuts in "
-            f"was accounted for that many at most; make the plan with records={records} or more"
+            f"the dataset has more {plan.unit}s than the plan's {plan.records}: how often the cap cuts in was accounted for "
+            "that many at most; make the plan with a public number that is not below the dataset's",
+            private=f"the dataset has {records} {plan.unit}s",
         )
     if records != plan.records and (exact or abs(records - plan.records) > plan.records - fewest_records(plan.records)):
         raise InputError(
-            f"the plan is for {plan.records} {plan.unit}s but the dataset has {records}: "
-            f"make the plan with records={records}"
-            + (" (under replace-one the number of records is public and must be exact)" if exact else "")
+            f"the plan is for {plan.records} {plan.unit}s, and the dataset has another number: give the plan "
+            + (
+                "theirs (under replace-one the number of records is public and must be exact)"
+                if exact
+                else "a public number that is within a tenth of it (what is known without looking at the data)"
+            ),
+            private=f"the dataset has {records} {plan.unit}s",
         )

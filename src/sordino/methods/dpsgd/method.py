@@ -57,6 +57,8 @@ class DPSGD(Method):
             cap=recipe.sampling.cap,
             relation=recipe.privacy.relation,
             accountant=recipe.privacy.accountant,
+            unit=recipe.privacy.unit,
+            rows_per_user=recipe.privacy.rows_per_user,
         )
 
     @classmethod
