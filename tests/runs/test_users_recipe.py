@@ -56,7 +56,11 @@ def test_a_table_with_a_user_column_is_trained_with_users_as_records(tmp_path: P
     [
         ('user = "patient"', 'ignore = ["patient"]', "nothing says whose the rows are"),
         ('user = "patient"', 'user = "age"', "must not read it"),
-        ("[model]", '[method]\nname = "modelmix"\nlr = 0.1\ntau_over_lr = 0.1\n[model]', "takes a row for a record"),
+        (
+            "[train]\nlr = 0.1",
+            '[method]\nname = "modelmix"\nlr = 0.1\ntau_over_lr = 0.1\n[train]',
+            "takes a row for a record",
+        ),
     ],
 )
 def test_what_would_not_protect_users_is_refused_and_writes_nothing(

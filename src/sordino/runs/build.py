@@ -12,11 +12,11 @@ from typing import TypeVar
 
 import torch
 
-from sordino import data
+from sordino import checks, data
 from sordino.clipping import Clipping, clipping_from_dict
 from sordino.errors import InputError, Refused, did_you_mean
 from sordino.features.private import PrivateNormalisation
-from sordino.plan.core import Plan, Statistic
+from sordino.plan.core import UNITS, Plan, Statistic
 from sordino.plan.method import Method, Request
 from sordino.plan.public import public_records
 from sordino.registry import method_class, names_with
@@ -176,7 +176,9 @@ def statistics_of(recipe: Recipe) -> tuple[Statistic, ...]:
 
 def check_unit(recipe: Recipe) -> None:
     """Refused where the guarantee would not be about users although the recipe says so."""
-    if recipe.privacy.unit != "user":
+    if checks.choice("privacy.unit", recipe.privacy.unit, UNITS) != "user":
+        if recipe.privacy.rows_per_user is not None:
+            raise InputError('privacy.rows_per_user belongs to unit = "user": without it a row is a record')
         return
     if not method_of(recipe).protects_users:
         raise Refused(
@@ -185,8 +187,8 @@ def check_unit(recipe: Recipe) -> None:
         )
     if recipe.features.private is not None or recipe.public.given:
         raise Refused(
-            'privacy.unit = "user": private statistics of features and [public] rows are made row by row, and a user has '
-            "several: leave [features] private and [public] out"
+            'privacy.unit = "user": private statistics of features and [public] rows are made row by row, and a user '
+            "has several: leave [features] private and [public] out"
         )
 
 

@@ -23,6 +23,7 @@ from sordino.plan.public import PublicSet, drop_shared_rows, refuse_shared_rows,
 from sordino.records.companions import answers, companion_model, majority
 from sordino.runs.build import (
     check_companions,
+    check_unit,
     clipping_of,
     method_of,
     optimizer_of,
@@ -136,6 +137,7 @@ def work_of(recipe: Recipe, data_dir: Path | None = None, progress: bool | None 
     method = method_of(recipe)
     if method.reads_own_data:
         method.check_recipe(recipe)
+        check_unit(recipe)
         return method.work(recipe, data_dir, progress)
     return prepare(recipe, data_dir, progress)
 

@@ -253,8 +253,8 @@ def check_records(plan: Plan, records: int) -> None:
     exact = plan.relation == "replace-one"
     if records > plan.records and isinstance(plan.sampling, TruncatedPoisson):
         raise InputError(
-            f"the dataset has more {plan.unit}s than the plan's {plan.records}: how often the cap cuts in was accounted for "
-            "that many at most; make the plan with a public number that is not below the dataset's",
+            f"the dataset has more {plan.unit}s than the plan's {plan.records}: how often the cap cuts in was "
+            "accounted for that many at most; make the plan with a public number that is not below the dataset's",
             private=f"the dataset has {records} {plan.unit}s",
         )
     if records != plan.records and (exact or abs(records - plan.records) > plan.records - fewest_records(plan.records)):
