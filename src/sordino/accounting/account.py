@@ -10,6 +10,7 @@ from dp_accounting import get_epsilon_gaussian
 
 from sordino import checks
 from sordino.accounting.events import DpEvent, Release, flatten
+from sordino.accounting.group import GroupPair
 from sordino.accounting.pairs import MAX_CELLS, GridTooLarge, Pmf
 from sordino.accounting.pld import Composition
 from sordino.accounting.rdp import rdp_epsilon, supports
@@ -149,6 +150,9 @@ def _total_variation(releases: Releases, relation: str) -> float:
     total = 0.0
     shift = 1.0 if relation == "add-remove" else 2.0
     for release, count in releases:
+        if release.group is not None:
+            total += count * GroupPair(release.noise_multiplier, release.sampling_rate, release.group).total_variation()
+            continue
         size = shift * (2.0 if release.cap is not None else 1.0) / release.noise_multiplier
         one = math.erf(size / 2 / math.sqrt(2)) if release.mechanism == "gaussian" else -math.expm1(-size / 2)
         total += count * release.sampling_rate * one

@@ -16,6 +16,7 @@ from scipy.stats import binom
 
 from sordino import checks
 from sordino.accounting.allocation import ROUNDING, Epoch, epoch_bins, epoch_pmfs
+from sordino.accounting.group import MOST_ROWS, GroupPair
 from sordino.accounting.lower import coarsen, coarsened
 from sordino.accounting.pairs import Pair, Pmf, discretise, mixture, upper_envelope
 from sordino.errors import InputError, Refused
@@ -39,12 +40,22 @@ class AllocatedDpEvent(dp_event.DpEvent):  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
+class GroupedDpEvent(dp_event.DpEvent):  # type: ignore[misc]
+    """Rows are drawn by Poisson sampling, a user has at most `rows` of them; `event` is the release of their sum."""
+
+    rows: int
+    sampling_probability: float
+    event: DpEvent
+
+
+@dataclass(frozen=True)
 class Release:
     """One noisy release that touches each record with probability `sampling_rate` (1: the whole dataset).
 
     `records` and `cap` belong to truncated Poisson sampling, `records` and `batch` to sampling without replacement.
     With `batches` it is an epoch of random allocation to so many batches, of which the first `seen` were released; then
     `sampling_rate` is seen / batches, the probability that a record takes part.
+    With `group` a user has at most so many of the rows that Poisson sampling draws, and the user is protected.
     """
 
     mechanism: str
@@ -55,15 +66,18 @@ class Release:
     batch: int | None = None
     batches: int | None = None
     seen: int | None = None
+    group: int | None = None
 
     @property
     def whole(self) -> bool:
         """Does every record take part, in one release?"""
-        return self.sampling_rate == 1 and self.cap is None and self.batches is None
+        return self.sampling_rate == 1 and self.cap is None and self.batches is None and self.group is None
 
     def event(self) -> DpEvent:
         """The release as dp_accounting writes it down; noise relative to the clip norm (its own convention)."""
         base = _base_event(self.mechanism, self.noise_multiplier)
+        if self.group is not None:
+            return GroupedDpEvent(self.group, self.sampling_rate, base)
         if self.batches is not None:
             return AllocatedDpEvent(self.batches, _whole(self.seen), base)
         if self.cap is not None:
@@ -76,7 +90,7 @@ class Release:
 
     def rdp_event(self, relation: str) -> DpEvent | None:
         """The event whose dp_accounting RDP bounds this release under `relation`, or None when there is none."""
-        if self.cap is not None or self.batches is not None:
+        if self.cap is not None or self.batches is not None or self.group is not None:
             return None
         sigma = self.noise_multiplier / (1 if relation == "add-remove" else 2)
         base = _base_event(self.mechanism, sigma)
@@ -101,6 +115,9 @@ class Release:
         if self.batches is not None:
             epoch = self._epoch(relation)
             return lambda interval, tail: epoch_pmfs(epoch, interval, tail)
+        if self.group is not None:
+            users = self._group(relation)
+            return lambda interval, tail: discretise(users, interval, tail)
         pair = self.pair(relation)
         if self.cap is None:
             return lambda interval, tail: discretise(pair, interval, tail)
@@ -113,8 +130,16 @@ class Release:
         if self.batches is not None:
             epoch = self._epoch(relation)
             return lambda interval, tail: coarsened(epoch_bins(epoch, interval, tail), interval, ROUNDING)
+        if self.group is not None:
+            users = self._group(relation)
+            return lambda interval, tail: coarsen(users, interval, tail)
         pair = self.pair(relation)
         return lambda interval, tail: coarsen(pair, interval, tail)
+
+    def _group(self, relation: str) -> GroupPair:
+        if relation != "add-remove" or self.mechanism != "gaussian":
+            raise Refused("rows of users are accounted for Gaussian noise under add-remove only")
+        return GroupPair(self.noise_multiplier, self.sampling_rate, _whole(self.group))
 
     def _epoch(self, relation: str) -> Epoch:
         if relation != "add-remove" or self.mechanism != "gaussian":
@@ -196,6 +221,18 @@ def allocated(noise_multiplier: float, batches: int, seen: int) -> Release:
     return Release("gaussian", noise_multiplier, seen / batches, batches=batches, seen=seen)
 
 
+def grouped(noise_multiplier: float, sampling_rate: float, rows: int) -> Release:
+    """A step that draws rows by Poisson sampling, for a user who has at most so many rows."""
+    if checks.count("examples_per_user", rows) > MOST_ROWS:
+        raise InputError(f"examples_per_user = {rows}: at most {MOST_ROWS} can be accounted for; sample users instead")
+    checks.probability("sampling_rate", sampling_rate, allow_one=True)
+    if rows == 1:
+        return Release("gaussian", noise_multiplier, sampling_rate)
+    if sampling_rate == 1:
+        return Release("gaussian", noise_multiplier / rows)
+    return Release("gaussian", noise_multiplier, sampling_rate, group=rows)
+
+
 def compose_events(releases: Sequence[tuple[Release, int]]) -> DpEvent:
     """All releases as one dp_accounting event."""
     events = [
@@ -221,6 +258,10 @@ def _leaf(event: DpEvent) -> Release:
         return Release("gaussian", event.noise_multiplier)
     if isinstance(event, dp_event.LaplaceDpEvent):
         return Release("laplace", event.noise_multiplier)
+    if isinstance(event, GroupedDpEvent):
+        inner = _leaf(event.event)
+        if inner.whole and inner.mechanism == "gaussian":
+            return grouped(inner.noise_multiplier, event.sampling_probability, event.rows)
     if isinstance(event, AllocatedDpEvent):
         inner = _leaf(event.event)
         if inner.whole and inner.mechanism == "gaussian":

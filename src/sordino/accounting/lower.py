@@ -13,12 +13,12 @@ import math
 
 import numpy as np
 
-from sordino.accounting.pairs import Array, Bins, GridTooLarge, Pair, Pmf, sort_into_bins
+from sordino.accounting.pairs import Array, Bins, DominatingPair, GridTooLarge, Pmf, sort_into_bins
 
 _CELLS = 1 << 17  # the shares are found one after the other
 
 
-def coarsen(pair: Pair, interval: float, tail: float) -> Pmf:
+def coarsen(pair: DominatingPair, interval: float, tail: float) -> Pmf:
     """A PLD that (P, Q) dominates. Losses below the grid are dropped, those above it count as its upper end."""
     return coarsened(sort_into_bins(pair, interval, tail), interval)
 

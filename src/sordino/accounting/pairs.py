@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,6 +112,16 @@ class Pair:
         return (-high if self.kind == "replace" else self.loss(-self.scale * z)), high
 
 
+class DominatingPair(Protocol):
+    """What the discretisation asks of a pair whose loss increases along a line."""
+
+    def edges(self, losses: Array) -> Array: ...
+
+    def masses(self, edges: Array) -> tuple[Array, Array, Array]: ...
+
+    def range(self, tail: float) -> tuple[float, float]: ...
+
+
 @dataclass(frozen=True)
 class Bins:
     """The bins [l_k, l_{k+1}] of the losses; up + down is the P-mass of each, split as Connect-the-Dots splits it."""
@@ -124,7 +134,7 @@ class Bins:
     q_outside: tuple[float, float]
 
 
-def sort_into_bins(pair: Pair, interval: float, tail: float) -> Bins:
+def sort_into_bins(pair: DominatingPair, interval: float, tail: float) -> Bins:
     """Bins that hold all but `tail` of P above, and of Q below."""
     low, high = pair.range(tail)
     if high > MAX_LOSS or (high - low) / interval > MAX_CELLS:
@@ -143,7 +153,7 @@ def sort_into_bins(pair: Pair, interval: float, tail: float) -> Bins:
     return Bins(first, losses, up, down, p_outside, q_outside)
 
 
-def discretise(pair: Pair, interval: float, tail: float) -> tuple[Pmf, Pmf]:
+def discretise(pair: DominatingPair, interval: float, tail: float) -> tuple[Pmf, Pmf]:
     """The PLDs of (P, Q) and of (Q, P) on the grid of multiples of `interval`; at most `tail` goes to infinity."""
     bins = sort_into_bins(pair, interval, tail)
     forward = np.append(bins.down, 0.0)

@@ -9,9 +9,9 @@ from typing import Any
 from sordino import checks
 from sordino.accounting.account import account
 from sordino.accounting.calibration import calibrate, noise_guess
-from sordino.accounting.events import DpEvent, compose_events
+from sordino.accounting.events import DpEvent, compose_events, grouped
 from sordino.accounting.schemes import check_scheme, default_relation, releases_of, theorem
-from sordino.errors import InputError
+from sordino.errors import InputError, Refused
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class _Run:
     records: int | None
     cap: int | None
     batches: int | None = None
+    examples_per_user: int | None = None
 
     def description(self) -> dict[str, Any]:
         """The sampler's own to_dict()."""
@@ -39,6 +40,8 @@ class _Run:
         return {"name": self.sampling, "batch": round(self.sampling_rate * self.records)}
 
     def event(self, noise_multiplier: float) -> DpEvent:
+        if self.examples_per_user is not None:
+            return compose_events([(grouped(noise_multiplier, self.sampling_rate, self.examples_per_user), self.steps)])
         releases = releases_of(self.description(), self.mechanism, noise_multiplier, self.records or 1, self.steps)
         return compose_events(releases)
 
@@ -55,9 +58,10 @@ def account_dpsgd(
 
     Give `steps` or `epochs`; and `sampling_rate`, or `records` and `batch` (the expected batch of Poisson sampling).
     Samplers other than Poisson need `records`; random allocation needs `batches` (per epoch), or `records` and `batch`.
-    Options: sampling_rate, sampling, records, batch, batches, epochs, cap, relation, mechanism. Keys: epsilon, delta,
-    relation, accountant, theorem, epsilon_rdp, epsilon_lower, sampler, mechanism, noise_multiplier, sampling_rate,
-    steps, records, batches, cap.
+    Options: sampling_rate, sampling, records, batch, batches, epochs, cap, relation, mechanism, examples_per_user (rows
+    are sampled, and a user with at most so many of them is protected). Keys: epsilon, delta, unit, relation,
+    accountant, theorem, epsilon_rdp, epsilon_lower, sampler, mechanism, noise_multiplier, sampling_rate, steps,
+    records, batches, cap, examples_per_user.
     """
     run = _run(steps=steps, **options)
     sigma = checks.noise_multiplier_value(noise_multiplier)
@@ -89,11 +93,26 @@ def _result(run: _Run, sigma: float, delta: float, accountant: str) -> dict[str,
     return {
         **asdict(found),
         "epsilon_lower": None if sampler == "partition" else found.epsilon_lower,
-        "theorem": theorem(sampler, run.mechanism, run.relation, found.accountant),
+        "theorem": _theorem(run, found.accountant),
+        "unit": "record" if run.examples_per_user is None else "user",
         "sampler": sampler,
         "noise_multiplier": sigma,
-        **{key: described[key] for key in ("mechanism", "sampling_rate", "steps", "records", "batches", "cap")},
+        **{
+            key: described[key]
+            for key in ("mechanism", "sampling_rate", "steps", "records", "batches", "cap", "examples_per_user")
+        },
     }
+
+
+def _theorem(run: _Run, accountant: str) -> str:
+    said = theorem(run.sampling, run.mechanism, run.relation, accountant)
+    if run.examples_per_user is None:
+        return said
+    how = said[said.index("composed") :]
+    return (
+        f"a user has at most {run.examples_per_user} rows, each drawn by itself: the mixture of Gaussians over how "
+        f"many are drawn (Charles et al. 2024, arXiv 2407.07737), {how}"
+    )
 
 
 def _run(
@@ -108,6 +127,7 @@ def _run(
     cap: int | None = None,
     relation: str | None = None,
     mechanism: str = "gaussian",
+    examples_per_user: int | None = None,
 ) -> _Run:
     relation = default_relation(sampling) if relation is None else relation
     check_scheme(sampling, mechanism, relation)
@@ -125,7 +145,12 @@ def _run(
         cap = checks.count("cap", cap)
     elif cap is not None:
         raise InputError(f"cap belongs to truncated-poisson sampling, not to {sampling}")
-    return _Run(sampling, rate, _steps(steps, epochs, sampling, rate), relation, mechanism, size, cap, batches)
+    if examples_per_user is not None:
+        checks.count("examples_per_user", examples_per_user)
+        if (sampling, relation, mechanism) != ("poisson", "add-remove", "gaussian"):
+            raise Refused("examples_per_user is accounted for Poisson sampling and Gaussian noise under add-remove")
+    count = _steps(steps, epochs, sampling, rate)
+    return _Run(sampling, rate, count, relation, mechanism, size, cap, batches, examples_per_user)
 
 
 def _steps(steps: int | None, epochs: float | None, sampling: str, rate: float) -> int:

@@ -17,6 +17,7 @@ SHARED = (
     "records",
     "batch",
     "batches",
+    "examples_per_user",
     "cap",
     "relation",
     "accountant",
@@ -61,6 +62,12 @@ def _add_parser(methods: Commands, summary: str, epilog: str, flag: str, flag_he
         default="poisson",
         choices=("poisson", "truncated-poisson", "partition", "without-replacement", "allocation"),
         help="how batches are drawn (default: poisson)",
+    )
+    rate.add_argument(
+        "--examples-per-user",
+        type=int,
+        metavar="k",
+        help="rows are sampled, a user with at most k of them is protected",
     )
     rate.add_argument("--cap", type=int, metavar="B", help="largest batch of truncated Poisson sampling")
     how = dpsgd.add_argument_group("accounting")
