@@ -164,7 +164,7 @@ class L1Clip(_Clip):
 class L2LinfClip(_Clip):
     """l2 clipping to C, then every coordinate truncated at ± C/√p (the l2 norm can only shrink).
 
-    Paper 000, Algorithm 2. Needs every coordinate of every record: slower than l2.
+    Xiao, Wan & Devadas 2022, Algorithm 2. Needs every coordinate of every record: slower than l2.
     """
 
     p: float = 1.0

@@ -81,7 +81,7 @@ def outputs(values: Tensor, targets: Tensor) -> Tensor:
     return values
 
 
-SKEWED = (torch.tensor([[-20.0], [-10.0], [90.0]]).repeat(20, 1), torch.zeros(60))  # paper 000, Example 3.1
+SKEWED = (torch.tensor([[-20.0], [-10.0], [90.0]]).repeat(20, 1), torch.zeros(60))  # Xiao et al. 2022, Ex. 3.1
 
 
 def test_a_threshold_that_turns_the_gradient_is_to_be_raised_where_there_is_little_noise() -> None:

@@ -1,4 +1,4 @@
-"""The clipping threshold against the sampling noise: Example 3.1 of paper 000, and tails that are known."""
+"""The clipping threshold against the sampling noise: Example 3.1 of Xiao et al. 2022, and tails that are known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipes of paper 002's tables run, at a size that a test can do; the page says what the result files say."""
+"""The recipes of the clipping-bias tables run, at a small size; the page says what the result files say."""
 
 from __future__ import annotations
 

@@ -2,10 +2,12 @@
 
 Readings at fresh weights and after a short rehearsal of the training (`diagnostics.instruments`), and four findings:
 
-    bias       does clipping turn the gradient?            Thms 3.1, 3.2 of paper 002: as far as the sampling noise τ
+    bias       does clipping turn the gradient?            by the sampling noise τ at most (Thms 3.1, 3.2)
     clip_norm  the threshold whose released gradients are best aligned with the true one    the inequality (22)
     batch      noise against gradient over the whole run    the first term of (9): noise²/T
     lr         does the loss fall, without noise and with it?    (22): η⟨∇F, Ḡ⟩ against βη²E‖Ḡ + Δ‖²/2
+
+Theorems and numbered inequalities are those of Xiao, Xiang, Wang & Devadas 2023.
 
 Everything is an estimate on some rows at some weights. No guarantee depends on it and nothing is released; rows that
 need protection must not be given to it, and settings chosen by looking at private rows are themselves a leak.

@@ -8,8 +8,8 @@ and noise, averaged over the record's hidden batch; composition where that is sm
 adversary who sees the published weights and nothing that depends on an earlier iterate.
 
 Units. As in every plan, `noise_multiplier` is the standard deviation of the noise on the *summed* gradient over the
-bound on one record, here S/2 with the certificate's S. The paper's σ_mul is the same number: its noise on the mean
-gradient is σ_mul·S/(2b). `noise_factors` multiply it step by step.
+bound on one record, here S/2 with the certificate's S. σ_mul of Ye & Shokri 2022 is the same number: their noise on the
+mean gradient is σ_mul·S/(2b). `noise_factors` multiply it step by step.
 
 Rounding. A step is computed in double precision and rounded to a public grid at the door. Neither is a function of the
 step's exact value, so both go into the accountant as a disparity of every step (`rounding`); to bound them beforehand

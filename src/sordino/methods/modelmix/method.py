@@ -6,7 +6,7 @@ iterates were pushed apart, about their mean, to a gap of at least τ_k. In dist
     w_k = (w_{k−1} + w_{k−2})/2 − η·(G + Δ + U),    U uniform of width max(|w_{k−1} − w_{k−2}|, τ_k)/η,
 
 so the door adds Δ and U in one release, and all that follows is post-processing of what is on record: an average of
-the iterates is allowed, for one. The gradient is taken at w_{k−1}, before mixing. w_{−1} is w_0 (the paper leaves it
+the iterates is allowed, for one. The gradient is taken at w_{k−1}, before mixing. w_{−1} is w_0 (Xiao et al. leave it
 open), so the first step has the gap τ_1 everywhere.
 
 Formal guarantee. Every release is P = N(0, s²) * U of width at least τ_k/η on each coordinate, shifted by a record of
