@@ -18,7 +18,26 @@ _NO_PROTECTION = 50.0  # from here on the sentence says that ε promises nothing
 
 @dataclass(frozen=True)
 class Guarantee:
-    """(ε, δ)-differential privacy of a plan: the numbers, the theorem, and what it assumes. str() is a sentence."""
+    """(ε, δ)-differential privacy of a plan: the numbers, the theorem, and what it assumes. str() is a sentence.
+
+    Args:
+        epsilon: An upper bound on ε at `delta`.
+        delta: δ.
+        relation: The neighbouring relation: add-remove or replace-one.
+        sampler: How batches are drawn.
+        mechanism: The noise: gaussian or laplace.
+        noise_multiplier: Its standard deviation (Laplace: its scale) over the clip norm.
+        steps: The number of steps accounted for.
+        accountant: How ε was computed: pld, rdp or the method's own.
+        theorem: What the bound rests on.
+        threat_model: What the adversary sees.
+        assumptions: What has to hold, each with how it is ensured.
+        epsilon_rdp: ε by Rényi accounting, where it applies.
+        epsilon_lower: A lower bound on the ε of this mechanism, where one is known.
+        secure: False if a known seed drives the noise.
+        method: The method's name.
+        beside: Further figures that belong to this ε, by name.
+    """
 
     epsilon: float
     delta: float

@@ -50,7 +50,17 @@ First = Callable[[Any, RandomSource, Ledger], Any]
 
 @dataclass(frozen=True)
 class Result:
-    """A trained model and what may be said of it. `not_private` is for your eyes only: no guarantee covers it."""
+    """A trained model and what may be said of it.
+
+    Args:
+        model: The model that was trained.
+        guarantee: What holds for it; None where nothing was released.
+        metrics: What `evaluate` returned, row by row.
+        seconds: Wall time of the training.
+        skipped_steps: Steps whose release was lost in an interruption: they count for ε and moved no weights.
+        not_private: For your eyes only: no guarantee covers it.
+        histogram: The released histogram of norms, where the plan has one.
+    """
 
     model: nn.Module
     guarantee: Guarantee | None
@@ -117,6 +127,9 @@ def train(
         watch: reads the weights as they go (sordino.diagnostics.instruments) and changes nothing.
         public: rows that the plan declares public and their use, for a method that combines them with private steps; ε
             does not depend on it.
+
+    Returns:
+        The model with its guarantee, its metrics, and what no guarantee covers.
 
     Raises:
         Refused: no guarantee covers what is asked for.

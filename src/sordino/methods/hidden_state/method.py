@@ -331,8 +331,35 @@ def plan(
 ) -> Plan:
     """A plan that publishes the last iterate: for a target `epsilon`, or with a given `noise_multiplier`.
 
-    `lr` defaults to the step that contracts most, 2/(m + M) of the certificate. sampling "full": batch = records.
-    Either `epochs` (of ⌊records/batch⌋ steps) or `steps`.
+    The relation is replace-one. The loss has to be certified: convex, smooth and Lipschitz on the rows' ball.
+
+    Args:
+        loss: One of the certified losses (`sordino.methods.hidden_state.losses`).
+        features: How many features a row has.
+        records: The exact number of records.
+        batch: Records in a step; sampling "full": all.
+        delta: δ in (0, 1).
+        regularisation: λ of the ridge term, which makes the loss strongly convex.
+        epsilon: The target; or give `noise_multiplier`.
+        noise_multiplier: Standard deviation of the noise on the summed gradient over the bound on one record.
+        epochs: Passes of ⌊records/batch⌋ steps; or give `steps`.
+        steps: The number of steps.
+        sampling: "partition" (one secret shuffle), "without-replacement" or "full".
+        feature_norm: Rows are clipped to this norm.
+        bias: The constant feature that is appended.
+        radius: Weights are projected into a ball of this radius; None: they are not.
+        unit: Rows are scaled to norm `feature_norm` instead of clipped.
+        lr: The step size or its schedule; None: the step that contracts most, 2/(m + M) of the certificate.
+        noise_factors: Factors on the noise, step by step.
+        insecure_seed: Makes the run repeatable, and the guarantee void for whoever knows it.
+        statistics: Further Gaussian releases on all records, in the same budget.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InputError: a value is wrong, or one of a pair is missing.
+        Refused: no theorem covers the combination.
     """
     if (epsilon is None) == (noise_multiplier is None):
         raise InputError("give either epsilon (the target) or noise_multiplier, not both and not neither")

@@ -219,8 +219,33 @@ def plan(
     """A ModelMix plan. Two of `epsilon`, `noise_multiplier` and `tau_over_lr`; the third is found.
 
     ε and τ given: the smallest noise multiplier. ε and noise given: the smallest constant τ. Noise and τ given: the
-    guarantee is what it is. The clipping (default: flat, 1.0) chooses the noise: l2 Gaussian, l1 Laplace; l2-linf
-    clipping (Algorithm 2) is accounted with its p, any other l2 clipping with p = 1.
+    guarantee is what it is.
+
+    Args:
+        delta: δ in (0, 1).
+        records: The public number of records.
+        expected_batch: The expected number of records in a step.
+        lr: The step size, or its schedule: the guarantee depends on it.
+        tau_over_lr: The mixing threshold τ over the step size, or its schedule.
+        epsilon: The target.
+        noise_multiplier: Standard deviation of the Gaussian noise (Laplace: its scale) over the clip norm.
+        noise_factors: Factors on the noise, step by step.
+        epochs: Passes over the data; or give `steps`.
+        steps: The number of steps.
+        clip_norm: The bound of flat l2 clipping (default 1.0); or give `clipping`.
+        clipping: Chooses the noise: l2 Gaussian, l1 Laplace. l2-linf clipping (Algorithm 2) is accounted with its p,
+            any other l2 clipping with p = 1.
+        sampling: "poisson": the theorem covers no other.
+        relation: add-remove or replace-one.
+        insecure_seed: Makes the run repeatable, and the guarantee void for whoever knows it.
+        statistics: Further releases in the same budget.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InputError: a value is wrong, or not two of the three are given.
+        Refused: no theorem covers the combination.
     """
     if [epsilon, noise_multiplier, tau_over_lr].count(None) != 1:
         raise InputError("give two of epsilon, noise_multiplier and tau_over_lr; the third is computed")
