@@ -33,7 +33,7 @@ average_decay = 0.9
 
 def sordino(*arguments: str) -> None:
     """Runs `sordino …` as a shell would."""
-    subprocess.run([sys.executable, "-m", "sordino.cli", *arguments], check=True)
+    subprocess.run([sys.executable, "-m", "sordino", *arguments], check=True)
 
 
 def main() -> None:

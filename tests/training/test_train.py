@@ -202,7 +202,7 @@ RECIPE = small_toml(
 def test_killed_at_any_moment_and_resumed_a_run_ends_bit_for_bit_the_same(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(RECIPE)
-    command = [sys.executable, "-m", "sordino.cli", "train", str(recipe), "--json", "--out"]
+    command = [sys.executable, "-m", "sordino", "train", str(recipe), "--json", "--out"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     whole = subprocess.run([*command, str(tmp_path / "whole")], env=environment, capture_output=True, text=True)
     assert whole.returncode == 0, whole.stderr
