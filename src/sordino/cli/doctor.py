@@ -12,7 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sordino.console import Commands, add_json, finite
+from sordino.console import Commands, add_code, add_json, finite
 from sordino.errors import InputError, Refused
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def add(commands: Commands) -> None:
         action="store_true",
         help="read the training split of a public benchmark: I know it is no secret",
     )
+    add_code(parser)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the datasets are (default: $SORDINO_DATA)")
     parser.add_argument("--weights", type=Path, metavar="FILE", help="a model.safetensors (default: fresh weights)")
@@ -59,6 +60,7 @@ def add(commands: Commands) -> None:
     clipping.add_argument("recipe", type=Path, metavar="RECIPE.toml")
     clipping.add_argument("--public", dest="rows", type=int, default=500, metavar="N", help="test rows (default: 500)")
     clipping.add_argument("--steps", type=int, default=20, metavar="N", help="steps of the rehearsal (default: 20)")
+    add_code(clipping)
     clipping.add_argument("--weights", type=Path, metavar="FILE", help="a model.safetensors (default: fresh weights)")
     clipping.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
     clipping.add_argument("--data-dir", type=Path, metavar="DIR", help="where the datasets are")
@@ -69,7 +71,7 @@ def add(commands: Commands) -> None:
 def _doctor(arguments: argparse.Namespace) -> int:
     from sordino.runs.recipe import Recipe
 
-    recipe = Recipe.read(arguments.recipe, arguments.set)
+    recipe = Recipe.read(arguments.recipe, arguments.set, allow_code=arguments.allow_code)
     for name, least in (("steps", 1), ("rows", 2)):
         if getattr(arguments, name) < least:
             raise InputError(f"--{name} must be at least {least}, got {getattr(arguments, name)}")
