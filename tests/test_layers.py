@@ -25,6 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("release", "gradients", "accounting"),  # blind to each other
     ("plan",),
     ("records",),
+    ("ranks",),
     ("training",),
     ("audit", "data", "nets"),
     ("features", "report"),
