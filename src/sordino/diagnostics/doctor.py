@@ -35,7 +35,7 @@ from sordino.training.updates import Averaging
 
 BETTER = 1.25  # a threshold is recommended if the alignment gains this factor
 AS_GOOD = 0.95  # of the best alignment: among those the threshold nearest to the recipe's is named
-DROWNED = 2.0  # signal to noise of the whole run below which noise has the last word
+DROWNED = 2.0  # signal to noise of the whole run below which the noise dominates
 TRIES = (4.0, 16.0, 64.0, 256.0)
 
 
@@ -113,7 +113,7 @@ def diagnose(
         lr: The step size to rehearse with; None: no rehearsal, and no finding on lr.
         optimizer: Makes the optimizer of the rehearsal.
         averaging: How iterates are averaged in the rehearsal.
-        pool: Rows to rehearse on, where there are others than `rows`: what was fitted is a poor guide to what was not.
+        pool: Rows to rehearse on, where there are others than `rows`: a model fits the rows that it was trained on better.
         steps: How many steps to rehearse.
         larger: Gives the plan with another expected batch at the same ε, for the advice on the batch.
         public: Where the rows come from, if they are public.
@@ -249,7 +249,7 @@ def judge_clip(
 def judge_batch(
     plan: Plan, signals: Sequence[Signal], parameters: int, larger: Callable[[float], Plan] | None
 ) -> Finding:
-    """Whether the noise of the whole run drowns its gradient, and which batch would not let it, at the same ε."""
+    """Whether noise dominates the gradient over the whole run, and which batch avoids that, at the same ε."""
     theorem = "Thm 3.1: the first term of (9) is √(noise²·2βF/T); gradients add up over T steps, noise as √T"
     best = max(signals, key=lambda signal: signal.gradient)
     ratio = best.over(plan.steps)
@@ -306,4 +306,4 @@ def judge_lr(clean: Trial, noisy: Trial, steps: int, rehearse: Callable[[float, 
                 f"falls to {again.after:.3g}."
             )
             return Finding("lr", "raise", text, theorem, again.lr)
-    return Finding("lr", "fine", f"{facts}: it falls, and the noise lets it.", theorem)
+    return Finding("lr", "fine", f"{facts}: it falls, also with noise.", theorem)

@@ -104,7 +104,10 @@ def plan_assumptions(plan: Plan) -> tuple[Assumption, ...]:
             f"records = {plan.records} and the divisor {plan.divisor:g} are public constants",
             f"given in the plan, never measured; records {known}",
         ),
-        Assumption("nothing else about the records is released", "one door adds noise and writes the ledger first"),
+        Assumption(
+            "nothing else about the records is released",
+            "one function adds noise, and writes the ledger first",
+        ),
         *(Assumption(text, check) for text, check in plan.contribution.texts()),
         *plan.method.assumptions(plan),
         *(() if plan.public is None else (_public(plan.public),)),

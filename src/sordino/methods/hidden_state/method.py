@@ -11,9 +11,9 @@ Units. As in every plan, `noise_multiplier` is the standard deviation of the noi
 bound on one record, here S/2 with the certificate's S. σ_mul of Ye & Shokri 2022 is the same number: their noise on the
 mean gradient is σ_mul·S/(2b). `noise_factors` multiply it step by step.
 
-Rounding. A step is computed in double precision and rounded to a public grid at the door. Neither is a function of the
-step's exact value, so both go into the accountant as a disparity of every step (`rounding`); to bound them beforehand
-the iterates are kept in a ball, whose projection is non-expansive, even where the user asks for none.
+Rounding. A step is computed in double precision and rounded to a public grid by `release()`. Neither is a function of
+the step's exact value, so both go into the accountant as a disparity of every step (`rounding`); to bound them
+beforehand the iterates are kept in a ball, whose projection is non-expansive, even where the user asks for none.
 
 | refused                                            | why                                                        |
 |----------------------------------------------------|------------------------------------------------------------|

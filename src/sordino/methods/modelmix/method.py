@@ -5,7 +5,7 @@ iterates were pushed apart, about their mean, to a gap of at least τ_k. In dist
 
     w_k = (w_{k−1} + w_{k−2})/2 − η·(G + Δ + U),    U uniform of width max(|w_{k−1} − w_{k−2}|, τ_k)/η,
 
-so the door adds Δ and U in one release, and all that follows is post-processing of what is on record: an average of
+so `release()` adds Δ and U in one release, and all that follows is post-processing of what is on record: an average of
 the iterates is allowed, for one. The gradient is taken at w_{k−1}, before mixing. w_{−1} is w_0 (Xiao et al. leave it
 open), so the first step has the gap τ_1 everywhere.
 
@@ -15,7 +15,7 @@ norm at most c in l2 and c/√p in l∞: Thm 4.1 (p = 1) and Cor. 4.1 bound its 
 their width, adding log-concave noise keeps that order (Lewis and Thompson 1981), and for log-concave noise it
 is the order of the trade-off curves.
 
-Units. `tau_over_lr` is τ_k/η_k, a width in units of the gradient averaged over the plan's divisor; at the door, where
+Units. `tau_over_lr` is τ_k/η_k, a width in units of the gradient averaged over the plan's divisor; in a release, where
 gradients are sums, the width is τ_k/η_k · divisor. The plan's margin for rounding (a record may move a sum as computed
 by a thousandth more than c) is kept by the same factor on shift, Gaussian scale and width: `least_width`.
 """
