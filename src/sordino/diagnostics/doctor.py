@@ -113,7 +113,7 @@ def diagnose(
         lr: The step size to rehearse with; None: no rehearsal, and no finding on lr.
         optimizer: Makes the optimizer of the rehearsal.
         averaging: How iterates are averaged in the rehearsal.
-        pool: Rows to rehearse on, where there are others than `rows`: a model fits the rows that it was trained on better.
+        pool: Rows to rehearse on, if there are others than `rows`: a model fits its own rows better.
         steps: How many steps to rehearse.
         larger: Gives the plan with another expected batch at the same ε, for the advice on the batch.
         public: Where the rows come from, if they are public.
