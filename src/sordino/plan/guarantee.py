@@ -66,7 +66,7 @@ class Guarantee:
         )
         if self.beside:
             figures = ", ".join(f"{name.replace('_', ' ')} {up(value)}" for name, value in self.beside.items())
-            sentence += f"Beside it: {figures}. "
+            sentence += f"For comparison: {figures}. "
         if not self.secure:
             sentence += "It does NOT hold against whoever knows the insecure seed. "
         if self.epsilon > _NO_PROTECTION:
