@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,20 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         known = {name: t for name, t in json.loads(SLOW.read_text(encoding="utf8")).items() if name not in times}
         known |= {name: round(seconds, 1) for name, seconds in times.items() if seconds >= LIMIT}
         SLOW.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n", encoding="utf8")
+
+
+@pytest.fixture
+def few_test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recipes evaluate on 100 test rows: with a convolutional net, thousands of them take longer than the steps do."""
+    from sordino import data
+
+    read = data.read
+
+    def shortened(*args: object, **options: object) -> data.Dataset:
+        found = read(*args, **options)  # type: ignore[arg-type]
+        return replace(found, test=data.Split(found.test.inputs[:100], found.test.targets[:100]))
+
+    monkeypatch.setattr(data, "read", shortened)
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ def small(recipe: Recipe, texts: Path) -> list[str]:
     return [*options, *(["--data-dir", str(texts)] if recipe.model.name == "gru" else [])]
 
 
+@pytest.mark.usefixtures("few_test_rows")
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_runs_two_steps(
     path: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
