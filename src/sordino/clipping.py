@@ -195,7 +195,7 @@ class PerLayerClip(_Clip):
             sizes: The number of coordinates of each layer.
 
         Returns:
-            One bound per layer; their squares sum to ``clip_norm``².
+            One bound per layer; their squares sum to C².
 
         Raises:
             InputError: ``split`` has another number of proportions.
