@@ -16,7 +16,7 @@ from sordino.plan.core import Plan, Statistic
 from sordino.plan.method import Method
 from sordino.plan.public import PublicSet
 from sordino.release import Gaussian, Laplace
-from sordino.sampling import Partition, Poisson, Sampling, TruncatedPoisson, WithoutReplacement
+from sordino.sampling import Allocation, Partition, Poisson, Sampling, TruncatedPoisson, WithoutReplacement
 
 P = ParamSpec("P")
 
@@ -58,9 +58,10 @@ def make_plan(
         steps: the number of steps.
         clip_norm: the bound of flat l2 clipping (default 1.0); or give `clipping`.
         clipping: how a record is bounded. Its norm chooses the noise: l2 Gaussian, l1 Laplace.
-        sampling: poisson, truncated-poisson, partition or without-replacement.
+        sampling: poisson, truncated-poisson, partition, without-replacement or allocation (with records /
+            expected_batch batches per epoch, rounded up).
         cap: the largest batch of truncated-poisson sampling.
-        relation: add-remove (the default of the Poisson samplers) or replace-one (that of the others).
+        relation: add-remove (the default of Poisson samplers and of allocation) or replace-one (that of the others).
         accountant: pld or rdp.
         divisor: the public number that sums are divided by (default: the expected batch).
         insecure_seed: makes the run repeatable, and the guarantee void for whoever knows it.
@@ -102,7 +103,7 @@ def make_plan(
         noise=noise_type(1.0 if noise_multiplier is None else checks.noise_multiplier_value(noise_multiplier)),
         steps=count,
         delta=checks.delta_value(delta),
-        divisor=checks.positive("divisor", expected_batch if divisor is None else divisor),
+        divisor=checks.positive("divisor", _expected(sampler, expected_batch, records) if divisor is None else divisor),
         relation=default_relation(sampling) if relation is None else relation,
         accountant=accountant,
         insecure_seed=insecure_seed,
@@ -146,6 +147,8 @@ def make_sampling(name: str, expected_batch: float, records: int, cap: int | Non
     if name in ("partition", "without-replacement"):
         batch = checks.count("expected_batch", expected_batch)
         return Partition(batch) if name == "partition" else WithoutReplacement(batch)
+    if name == "allocation":
+        return Allocation(math.ceil(records / expected_batch - 1e-9))
     rate = expected_batch / records
     if name == "poisson":
         return Poisson(rate)
@@ -154,11 +157,18 @@ def make_sampling(name: str, expected_batch: float, records: int, cap: int | Non
     return TruncatedPoisson(rate, checks.count("cap", cap))
 
 
+def _expected(sampling: Sampling, expected_batch: float, records: int) -> float:
+    """The expected batch: that of allocation follows from its whole number of batches."""
+    return records / sampling.batches if isinstance(sampling, Allocation) else expected_batch
+
+
 def _steps(sampling: Sampling, records: int, epochs: float | None) -> int:
     """Steps of that many epochs: the last, partial step counts."""
     number = checks.positive("epochs", epochs)
     if isinstance(sampling, Partition):
         return max(1, math.ceil(number * (records // sampling.batch)))
+    if isinstance(sampling, Allocation):
+        return max(1, math.ceil(number * sampling.batches - 1e-9))
     if isinstance(sampling, WithoutReplacement):
         return math.ceil(number * records / sampling.batch)
     return math.ceil(number / sampling.sampling_rate - 1e-9)
