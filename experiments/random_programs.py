@@ -2,7 +2,8 @@
 
     python experiments/random_programs.py --programs 10000 --json experiments/results/random_programs.json
 
-Resumes from the JSON file if it is there; each program is run at two numbers of rows (tests/gradients/programs.py).
+Resumes from the JSON file if it is there. Each program is run with as many rows as all other dimensions have, one in
+three also with another number (tests/gradients/programs.py).
 """
 
 from __future__ import annotations

@@ -6,11 +6,10 @@ that `private_steps` can refuse one that is not the plan's. Whoever wraps a grad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,19 +17,16 @@ from sordino.clipping import Clipping
 from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.gradients.assurance import Assurance
 from sordino.gradients.memory import Pool
-from sordino.gradients.runs import stable
 from sordino.gradients.spectral import advance
 from sordino.gradients.survey import trainable
 from sordino.plan.contribution import Augmentation, Contribution, InnerMomentum
 from sordino.plan.core import Plan
+from sordino.records.chunks import LONGEST_SUM, rising, stable_chunks
 from sordino.records.companions import companions_of, with_companions
 from sordino.records.momentum import PastIterates, RecordMomenta
 from sordino.records.reading import count_records, row_reader
 from sordino.records.views import with_views
 from sordino.sampling import LogicalBatch
-
-LONGEST_SUM = 4096
-"""Records in one pass, however large the chunk."""
 
 
 @runtime_checkable
@@ -136,7 +132,7 @@ class RecordGradients:
         total = empty_sum(self.model)
         iterates = None if self.inner is None else self.past().with_present(self.inner)
         most = LONGEST_SUM if self.views is None else max(1, min(LONGEST_SUM, batch.chunk) // self.views.views)
-        for indices in stable_chunks(batch.indices, min(most, batch.chunk)):
+        for indices in stable_chunks(batch, most):
             rows, keys = self.rows(indices, batch.step), indices if rising(indices) else None
             part = clipped_sum(
                 self.model, self.loss, rows, self.clipping, iterates=iterates, pool=self.pool,
@@ -144,18 +140,6 @@ class RecordGradients:
             )  # fmt: skip
             total = add_sums(total, part)
         return total
-
-
-def stable_chunks(indices: Tensor, most: int) -> Sequence[Tensor]:
-    """The records of a batch, at most so many at a time: with one record less, the other chunks stay as they are."""
-    if not len(indices) or not rising(indices):  # a batch that somebody made by hand
-        return torch.split(indices, most) if len(indices) else ()
-    return torch.split(indices, np.diff(stable(indices.numpy(), most)).tolist())
-
-
-def rising(indices: Tensor) -> bool:
-    """Can they be the keys of records?"""
-    return bool((np.diff(indices.numpy(), prepend=-1) > 0).all())
 
 
 def plan_gradients(
