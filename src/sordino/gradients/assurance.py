@@ -66,7 +66,9 @@ class Assurance:
             check_contents(setup.state, self._contents)
         self.proven = self.proven and independent
         new = program not in self.programs
-        due = not independent and torch.rand((), generator=generator_of(1)).item() < LATER / self.batches
+        due = (
+            not independent and torch.rand((), generator=generator_of(64 * self.batches)).item() < LATER / self.batches
+        )
         if not (new or due) or chunk.rows < 2:
             return
         with _undisturbed(setup):
@@ -80,10 +82,10 @@ class Assurance:
                 variants = EVERY if new and not independent else FEW
                 for level in (0.5,) if independent else LEVELS:
                     with Neutral(level) as neutral:
-                        check_groups(setup, data, chunk.rows, variants)
+                        check_groups(setup, data, chunk.rows, variants, self.batches)
                     if not neutral.asked:
                         break
-                check_places(setup, data, chunk.rows, variants)
+                check_places(setup, data, chunk.rows, variants, self.batches)
                 self.grouped += 1
         self.programs.add(program)
 

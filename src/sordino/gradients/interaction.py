@@ -36,16 +36,16 @@ def generator_of(purpose: int) -> torch.Generator:
     return torch.Generator().manual_seed((torch.initial_seed() + 0x9E3779B9 * purpose) % (1 << 63))
 
 
-def check_groups(setup: Setup, data: Data, rows: int, variants: tuple[str, ...]) -> None:
+def check_groups(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], number: int = 1) -> None:
     """The losses of rows in other groups, another order and beside a changed row, and as at first; Refused where they
-    move."""
-    _check(setup, data, lambda one, given: _grouped(one, given, rows, ("same", *variants)))
+    move. number: of the test; each has another order and other changed rows."""
+    _check(setup, data, lambda one, given: _grouped(one, given, rows, ("same", *variants), 64 * number))
 
 
-def check_places(setup: Setup, data: Data, rows: int, variants: tuple[str, ...]) -> None:
+def check_places(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], number: int = 1) -> None:
     """The losses of the other rows where one is changed in its place, with the same random numbers; Refused where they
-    move."""
-    _check(setup, data, lambda one, given: _in_place(one, given, rows, variants))
+    move. number: of the test."""
+    _check(setup, data, lambda one, given: _in_place(one, given, rows, variants, 64 * number + 16))
 
 
 def _check(setup: Setup, data: Data, furthest: Callable[[Setup, Data], float]) -> None:
@@ -99,11 +99,11 @@ def _largest(base: Tensor) -> float:
     return float(finite.max()) if len(finite) else 1.0
 
 
-def _grouped(setup: Setup, data: Data, rows: int, variants: tuple[str, ...]) -> float:
+def _grouped(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], first: int) -> float:
     base = _losses(setup, data)
     size, worst = _largest(base), 0.0
     for number, variant in enumerate(variants):
-        order, given, extreme = _one_changed(data, rows, variant, number)
+        order, given, extreme = _one_changed(data, rows, variant, first + number)
         cuts = sorted({1, min(4, rows - 1), rows // 2}) if variant == "same" else [max(1, rows // 3)]
         for part in torch.tensor_split(order, cuts):
             if not len(part):
@@ -119,11 +119,11 @@ def _grouped(setup: Setup, data: Data, rows: int, variants: tuple[str, ...]) -> 
     return max(worst, _apart(_losses(setup, data), base, size))
 
 
-def _in_place(setup: Setup, data: Data, rows: int, variants: tuple[str, ...]) -> float:
+def _in_place(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], first: int) -> float:
     base = _fixed(setup, data)
     size, worst = _largest(base), 0.0
     for number, variant in enumerate(variants):
-        _, given, extreme = _one_changed(data, rows, variant, 16 + number)
+        _, given, extreme = _one_changed(data, rows, variant, first + number)
         try:
             found = _fixed(setup, given)
         except (ValueError, RuntimeError, IndexError, ArithmeticError):

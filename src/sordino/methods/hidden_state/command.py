@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sordino.console import Commands, add_json, emit
 from sordino.errors import InputError
+from sordino.files import write_atomically
 from sordino.shown import up
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _plot(problem: Problem, setting: Setting, path: Path) -> None:
         "epochs",
         "privacy",
     )
-    path.write_text(curves_svg(epochs, lines, series, highest=3 * max(lines["hidden state"])), encoding="utf-8")
+    write_atomically(path, curves_svg(epochs, lines, series, highest=3 * max(lines["hidden state"])).encode())
 
 
 def _rows(found: dict[str, Any]) -> dict[str, str]:
