@@ -296,7 +296,7 @@ class Program(nn.Module):
         super().__init__()
         chance = random.Random(seed)
         torch.manual_seed(seed)
-        self.names = chance.choices(list(BLOCKS), k=chance.randint(2, 5))
+        self.names = chance.choices(list(BLOCKS), k=chance.randint(1, 4))
         self.parts = nn.ModuleList(Part(BLOCKS[name][1]()) for name in self.names)
         self.residual = [chance.random() < 0.4 for _ in self.names]
         self.again = chance.random() < 0.2
@@ -348,8 +348,8 @@ def compared(seed: int, rows: int, several: bool) -> Outcome:
 
 
 def outcome(seed: int) -> list[Outcome]:
-    """The program at the length of all other dimensions; one in three at another number of rows as well."""
-    sizes = (N, 2 + seed % 4) if seed % 3 == 0 else (N,)
+    """The program at the length of all other dimensions; one in six at another number of rows as well."""
+    sizes = (N, 4 + seed % 5 // 3) if seed % 6 == 0 else (N,)
     return [compared(seed, rows, several=(seed + rows) % 4 == 0) for rows in sizes]
 
 

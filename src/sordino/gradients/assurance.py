@@ -66,9 +66,8 @@ class Assurance:
             check_contents(setup.state, self._contents)
         self.proven = self.proven and independent
         new = program not in self.programs
-        due = (
-            not independent and torch.rand((), generator=generator_of(64 * self.batches)).item() < LATER / self.batches
-        )
+        chance = torch.rand((), generator=generator_of(64 * self.batches)).item()
+        due = not independent and chance < LATER / self.batches
         if not (new or due) or chunk.rows < 2:
             return
         with _undisturbed(setup):
