@@ -2,8 +2,8 @@
 
     python experiments/random_programs.py --programs 10000 --json experiments/results/random_programs.json
 
-Resumes from the JSON file if it is there and the engine is the same. Each program is run with as many rows as all other dimensions have, one in
-six also with another number (tests/gradients/programs.py).
+Resumes from the JSON file if it is there and the engine is the same. Each program is run with as many rows as all other
+dimensions have, one in six also with another number (tests/gradients/programs.py).
 """
 
 from __future__ import annotations

@@ -196,6 +196,8 @@ def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: S
                 with torch.no_grad():
                     for use, gradient, layout in measured(run, weight):
                         gathered.add(use, gradient, layout)
+        except NotImplementedError as error:
+            raise not_implemented("the backward pass", error) from error
         finally:
             run.close()
         losses = run.losses
