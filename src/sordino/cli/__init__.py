@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     from sordino import __version__
-    from sordino.cli import account, advise, audit, data, doctor, report, sweep, train
+    from sordino.cli import account, advise, attack, audit, data, doctor, report, sweep, train
     from sordino.registry import command_modules
 
     parser = argparse.ArgumentParser(
@@ -43,6 +43,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"sordino {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (train, sweep, account, *command_modules(), doctor, audit, advise, report, data):
+    for command in (train, sweep, account, *command_modules(), doctor, audit, attack, advise, report, data):
         command.add(commands)
     return parser

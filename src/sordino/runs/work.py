@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sordino.audit.one_run import AuditResult
+from sordino.data.types import Dataset
 from sordino.plan.core import Plan
 from sordino.training.fit import Result
 
@@ -16,6 +17,13 @@ class Work(Protocol):
     @property
     def plan(self) -> Plan:
         """What is accounted, and so what is run."""
+
+    @property
+    def dataset(self) -> Dataset:
+        """The private records and the public test rows, as they were read."""
+
+    def changed(self, plan: Plan, dataset: Dataset) -> Work:
+        """The same work under another plan of the same method, on other rows: what an attack tries."""
 
     def train(self, out: Path, *, resume: bool) -> Result:
         """Trains into the run directory: ledger, metrics, checkpoints, and files of its own."""

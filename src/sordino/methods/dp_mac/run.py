@@ -11,7 +11,7 @@ same statistic must not be drawn twice.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +71,14 @@ class MacWork:
     @property
     def plan(self) -> Plan:
         return self.made.plan
+
+    @property
+    def dataset(self) -> data.Dataset:
+        return self.raw
+
+    def changed(self, plan: Plan, dataset: data.Dataset) -> MacWork:
+        """The same work under another plan of the same method, on other rows."""
+        return MacWork(replace(self.made, plan=plan), dataset, self.progress)
 
     def train(self, out: Path, *, resume: bool) -> Result:
         made, source = self.made, self.made.plan.source()
