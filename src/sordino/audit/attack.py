@@ -241,8 +241,9 @@ def participation(work: Work, quick: bool, seed: int, audits: list[AuditResult])
     base = short(work, 4 if quick else 8, seed=seed + 11)
     first, count = trace(base), len(base.dataset.train)
     record = next(r for r in candidates(base.dataset.train, base.dataset.classes, quick=True) if r.kind != "zeros")
-    wrong, drawn, places = [], 0, [0, count // 2, count - 1]
-    for index in places[: 2 if quick else 3]:
+    some = [int(batch[len(batch) // 2]) for batch in first.batches.values() if len(batch)]
+    wrong, drawn, places = [], 0, list(dict.fromkeys([0, *some[:1], count - 1, *([] if quick else some[1:3])]))
+    for index in places:
         run = trace(base, at(base.dataset.train, index, record), first.calls)
         for call, share in moved(first, run):
             batch = first.batches.get(call.step)
@@ -288,7 +289,7 @@ def sampling(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> O
 def one_run(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Outcome:
     """The method's own audit, or canaries among the records."""
     steps = min(work.plan.steps, 12 if quick else 40)
-    result = work.audit(seed=seed, steps=steps, **({"canaries": 1000} if quick else {}))
+    result = work.audit(seed=seed, steps=steps)
     audits.append(result)
     wrong = [] if result.holds and result.noise_fits else [result.sentence]
     return result.canaries, wrong, f"ε ≥ {result.epsilon_lower:.3f} of {result.epsilon_claimed:.3f} in {result.steps} steps"

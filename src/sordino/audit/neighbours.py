@@ -60,7 +60,10 @@ def _floats(split: Split, quick: bool) -> Iterator[tuple[str, Tensor]]:
     least, most = torch.finfo(dtype).smallest_normal / 2**20, torch.finfo(dtype).max
     single = torch.zeros_like(some)
     single.view(-1)[some.numel() // 2] = 1.0
+    # the two gentle ones are opposite under one label: replace-one may move a sum by twice the bound
+    yield "gentle", 0.3 * ones
     yield "extreme", 1e3 * ones
+    yield "gentle, negative", -0.3 * ones
     yield "cancelling a record", -split.inputs[0]
     yield "a record again", split.inputs[0].clone()
     yield "tiny", tiny * signs
