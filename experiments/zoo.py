@@ -32,7 +32,7 @@ ZOO: dict[str, Document] = {
         "features": {"private": "centre", "private_noise": 4.0, "private_bound": 20.0},
     },
     "companions": {
-        "model": {"name": "resnet", "form": "batch"},
+        "model": {"name": "resnet", "form": "batch", "depth": 8},
         "public": {"records": 20, "shared": "drop"},
         "batch_clipping": {"companions": 3, "draws": 2},
         "sampling": {"expected_batch": 30},

@@ -10,6 +10,7 @@
 | sampling      | batches follow the law that is accounted                                                           |
 | participation | a record moves exactly those steps whose batch holds it                                            |
 | resume        | a run that is cut and resumed makes no step twice and repeats no noise                             |
+| contraction   | where a guarantee counts on it: releases forced to other values, whose change must shrink          |
 | one run       | the audit with canaries: a lower bound on ε that must not exceed the claim                         |
 
 False alarms: the tests of noise and sampling have level 10⁻⁶, the audit 5 % as it says; the others are exact. Nothing
@@ -88,7 +89,14 @@ class AttackResult:
 
 
 def attack(
-    work: Work, *, name: str = "", quick: bool = False, seed: int = 0, only: Sequence[str] = (), say: Say | None = None
+    work: Work,
+    *,
+    name: str = "",
+    quick: bool = False,
+    seed: int = 0,
+    only: Sequence[str] = (),
+    first: bool = False,
+    say: Say | None = None,
 ) -> AttackResult:
     """Tries everything against a recipe's work.
 
@@ -98,6 +106,7 @@ def attack(
         quick: fewer records and steps: seconds.
         seed: of the search and of the audit's coins.
         only: names of checks; all of them where it is empty.
+        first: stop at the first check that finds something.
         say: called with a line of progress.
 
     Returns:
@@ -121,6 +130,8 @@ def attack(
         checked.append(Checked(title, tried, tuple(found), detail, round(time.monotonic() - started, 1)))
         if say is not None:
             say(f"{title}: {'; '.join(found) or 'nothing found'} ({detail})")
+        if found and first:
+            break
     guarantee = work.plan.guarantee()
     return AttackResult(
         name, work.plan.method.name, guarantee.epsilon, guarantee.delta, guarantee.relation, tuple(checked),
@@ -281,6 +292,36 @@ def resume(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Out
     return 1, wrong[:3], f"{len(calls)} releases over a kill and a resume"
 
 
+def contraction(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Outcome:
+    """Releases forced to other values: where the guarantee counts on it, a change shrinks as it claims."""
+    if work.plan.method.contraction(replace(work.plan, steps=2), 1) is None:
+        return 0, [], "not applicable: the guarantee does not count on contraction"
+    base = small(work, max(4, work.dataset.classes), 2)
+    split, purpose = base.dataset.train, base.plan.method.purpose
+    generator = torch.Generator().manual_seed(seed)
+    wrong, tried, worst = [], 0, 0.0
+    for records in (split, Split(torch.zeros_like(split.inputs), split.targets)):
+        first = trace(base, records)
+        steps = [place for place, call in enumerate(first.calls) if call.purpose == purpose]
+        here, after = steps[0], steps[1]
+        allowed = base.plan.method.contraction(base.plan, first.calls[after].step)
+        for size in (1e-3, 1.0, 1e3):
+            changed = list(first.calls)
+            noises = {
+                name: size * first.calls[here].scale * torch.randn(value.shape, generator=generator, dtype=torch.float64)
+                for name, value in first.calls[here].returned.items()
+            }
+            moved_by = {name: value + noises[name].to(value.dtype) for name, value in first.calls[here].returned.items()}
+            changed[here] = replace(first.calls[here], returned=moved_by)
+            run = trace(base, records, changed)
+            change = float(torch.linalg.vector_norm(changed[here].observed - first.calls[here].observed))
+            seen = float(torch.linalg.vector_norm(run.calls[after].values - first.calls[after].values))
+            tried, worst = tried + 1, max(worst, seen / change / (allowed or 1.0))
+            if allowed is not None and seen > change * allowed * (1 + 1e-6) + 1e-9:
+                wrong.append(f"a change of the iterate grows by {seen / change:.6f}; the proof counts on {allowed:.6f}")
+    return tried, wrong[:2], f"{tried} changes of the iterate; the most is {worst:.4f} of what the proof counts on"
+
+
 def sampling(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Outcome:
     found, wrong = sampling_findings(work.plan, steps=300 if quick else 600)
     return len(found) or 1, wrong, ", ".join(f"{name} p = {p:.2g}" for name, p in found.items()) or "exact laws"
@@ -303,6 +344,7 @@ CHECKS: dict[str, Callable[[Work, bool, int, list[AuditResult]], Outcome]] = {
     "sampling": sampling,
     "participation": participation,
     "resume": resume,
+    "contraction": contraction,
     "one run": one_run,
 }
 

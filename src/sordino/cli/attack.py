@@ -29,6 +29,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
     parser.add_argument("--quick", action="store_true", help="fewer records and steps: seconds, not minutes")
     parser.add_argument("--only", action="append", default=[], metavar="CHECK", help="one of the checks; may be repeated")
+    parser.add_argument("--first", action="store_true", help="stop at the first check that finds something")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the search and the audit (default: 0)")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the datasets are (default: $SORDINO_DATA)")
     add_json(parser)
@@ -43,7 +44,7 @@ def _attack(arguments: argparse.Namespace) -> int:
     work = work_of(recipe, arguments.data_dir, None)
     result = attack(
         work, name=recipe.run.name, quick=arguments.quick, seed=arguments.seed, only=arguments.only,
-        say=lambda text: print(text, file=sys.stderr, flush=True),
+        first=arguments.first, say=lambda text: print(text, file=sys.stderr, flush=True),
     )  # fmt: skip
     rows = {
         "verdict": "nothing found" if result.holds else f"BROKEN: {len(result.found)} found",
