@@ -1,0 +1,300 @@
+"""Composition or hidden state? For n, features, classes, ε and δ: which accounting, batch, λ, epochs and step size.
+
+The privacy side is exact: every ε is that of the accountants. Which setting is *best* rests on a model of the excess
+loss of a linear classifier trained from 0, stated here so that it can be disputed:
+
+    noise  ½·tr(H)·ν², ν: deviation of the last iterate per weight; tr(H) ≤ (1 − 1/classes)·R² for softmax.
+           Never more than (weights)·s²/(4η), which is what directions of high curvature settle at
+    bias   max over h of ½·h·W²·(1 − h/(h+λ)·(1 − e^{−(h+λ)·ηT}))²: what λ and stopping early take from weights of norm
+           W along the curvature h that suffers most. W is yours to guess: weights of that norm solve the problem well
+
+R² = L² + 1 is the squared norm of a record with its bias; M = curvature·R² + λ and S_g = 2·slope·R (softmax: 1/2, √2).
+Hidden state minimises over λ, batch, epochs and step size with a certified loss; composition over the latter three
+with λ = 0. Relation: replace-one, for both. Nothing here looks at data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from sordino import checks
+from sordino.accounting.account import account, composed_epsilon
+from sordino.accounting.calibration import calibrate, gaussian_guess, noise_guess
+from sordino.accounting.events import DpEvent, Release, compose_events
+from sordino.accounting.schemes import releases_of
+from sordino.methods.hidden_state.accountant import calibrate_hidden_state, hidden_epsilon_curve
+from sordino.methods.hidden_state.gaussian_mixture import gaussian_epsilon
+from sordino.methods.hidden_state.run import HiddenRun
+from sordino.shown import up
+
+RELATION = "replace-one"
+_SHARES = (1.0, 0.5, 0.25, 1 / 16, 1 / 64)  # of the largest step size
+_FRACTIONS = (1, 2, 4, 8, 16, 32, 64)  # n/b
+_CURVATURES = np.geomspace(1e-9, 1.0, 64)
+_CLEARLY = 0.95  # hidden state asks for a certificate and for secrecy: it has to be better by so much
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be planned. `weight_norm` is W; `max_epochs` bounds the work."""
+
+    records: int
+    features: int
+    classes: int
+    epsilon: float
+    delta: float
+    feature_norm: float = 1.0
+    curvature: float = 0.5
+    slope: float = math.sqrt(2)
+    weight_norm: float = 30.0
+    max_epochs: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in ("records", "features", "max_epochs"):
+            checks.count(name, getattr(self, name))
+        checks.count("classes", self.classes, minimum=2)
+        for name in ("epsilon", "feature_norm", "curvature", "slope", "weight_norm"):
+            checks.positive(name, getattr(self, name))
+        checks.delta_value(self.delta)
+
+    @property
+    def squared_norm(self) -> float:
+        return self.feature_norm**2 + 1
+
+    @property
+    def sensitivity(self) -> float:
+        return 2 * self.slope * math.sqrt(self.squared_norm)
+
+    @property
+    def weights(self) -> int:
+        return (self.features + 1) * self.classes
+
+    def mu(self) -> float:
+        """The μ whose ε at δ is the target."""
+        low, high = 0.0, 1.0
+        while gaussian_epsilon(high, self.delta) < self.epsilon:
+            high *= 2
+        while high - low > 1e-6 * high:
+            middle = (low + high) / 2
+            low, high = (middle, high) if gaussian_epsilon(middle, self.delta) <= self.epsilon else (low, middle)
+        return low
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to train, with the model's excess loss. `noise_multiplier` is that of the summed gradient, in S_g/2."""
+
+    accounting: str
+    batch: int
+    regularisation: float
+    epochs: int
+    steps: int
+    lr: float
+    noise_multiplier: float
+    epsilon: float
+    weight_noise: float  # deviation of the last iterate, per coordinate
+    weight_noise_relative: float  # its norm over all weights, over W
+    excess_loss: float
+    excess_noise: float
+    excess_bias: float
+
+
+def compare(problem: Problem) -> dict[str, Any]:
+    """The answer as one JSON-able value: both best settings, the recommendation, and where the curves cross."""
+    mu = problem.mu()
+    hidden = _best(_calibrated_hidden(problem, s) for s in _best_of_each_batch(_hidden_settings(problem, mu)))
+    composed = _best(_calibrated_composition(problem, s) for s in _best_of_each_batch(_composed_settings(problem, mu)))
+    better = hidden if hidden.excess_loss < _CLEARLY * composed.excess_loss else composed
+    crossing = crossing_epochs(problem, hidden)
+    printed = 4 / (hidden.regularisation * hidden.lr) + 4 * problem.records / hidden.batch
+    return {
+        "recommendation": better.accounting,
+        "why": _words(problem, better, hidden, composed, crossing, printed),
+        "hidden_state": asdict(hidden),
+        "composition": asdict(composed),
+        "crossing_epochs": crossing,
+        "crossing_epochs_ye_shokri": printed,
+        "relation": RELATION,
+        "problem": asdict(problem),
+    }
+
+
+def curves(problem: Problem, setting: Setting, epochs: Sequence[int]) -> dict[str, list[float]]:
+    """ε over the epochs for the setting's batch, step size and noise: last iterate only, and every iterate seen."""
+    run = _hidden_run(problem, setting, max(epochs))
+    steps = [k * run.batches for k in epochs]
+    return {
+        "hidden state": hidden_epsilon_curve(run, problem.delta, steps),
+        "composition": [_composed(problem, setting, t) for t in steps],
+    }
+
+
+def crossing_epochs(problem: Problem, setting: Setting) -> int | None:
+    """The first epoch from which the hidden state of a fixed partition costs less than composition of fresh subsets.
+
+    Both with the setting's batch, step size and noise. None where they do not cross within 10 million steps.
+    """
+    batches = problem.records // setting.batch
+    highest = max(1, min(100_000, 10_000_000 // batches // 50))
+
+    def cheaper(epochs: int) -> bool:
+        run = _hidden_run(problem, setting, epochs)
+        hidden = hidden_epsilon_curve(run, problem.delta, [run.steps])[0]
+        return hidden <= _composed(problem, setting, run.steps) * (1 + 1e-6)  # both are rounded up
+
+    low, high = 0, 1
+    while not cheaper(high):
+        if high >= highest:
+            return None
+        low, high = high, min(2 * high, highest)
+    while high - low > max(1, low // 50):
+        middle = (low + high) // 2
+        low, high = (low, middle) if cheaper(middle) else (middle, high)
+    return high
+
+
+def _best(settings: Iterable[Setting]) -> Setting:
+    return min(settings, key=lambda setting: setting.excess_loss)
+
+
+def _best_of_each_batch(settings: Iterable[Setting]) -> list[Setting]:
+    """The search prices noise by closed forms that err by the batch; its four best are calibrated, then compared."""
+    ordered = sorted(settings, key=lambda setting: setting.batch)
+    best = [_best(group) for _, group in groupby(ordered, key=lambda setting: setting.batch)]
+    return sorted(best, key=lambda setting: setting.excess_loss)[:4]
+
+
+def _hidden_settings(problem: Problem, mu: float) -> Iterator[Setting]:
+    """All settings of the search, with the noise that the worst position needs (the closed form of a constant run)."""
+    for batch, epochs in _sizes(problem):
+        batches = problem.records // batch
+        for regularisation in np.geomspace(1e-6, 1e-1, 31).tolist():
+            for share in _SHARES:
+                lr = share * 2 / (2 * regularisation + problem.curvature * problem.squared_norm)
+                c = 1 - lr * regularisation
+                energy = _worst_energy(c, batches, epochs)
+                sigma = 2 * math.sqrt(energy) / mu
+                yield _setting(problem, "hidden-state", batch, regularisation, epochs, lr, sigma)
+
+
+def _composed_settings(problem: Problem, mu: float) -> Iterator[Setting]:
+    for batch, epochs in _sizes(problem):
+        steps = epochs * (problem.records // batch)
+        if batch == problem.records:
+            sigma = 2 * math.sqrt(steps) / mu
+        else:  # central limit; the setting that is chosen is calibrated exactly
+            sigma = 2 * gaussian_guess(batch / problem.records, steps, problem.epsilon, problem.delta)
+        for share in _SHARES:
+            lr = share * 2 / (problem.curvature * problem.squared_norm)
+            yield _setting(problem, "composition", batch, 0.0, epochs, lr, sigma)
+
+
+def _sizes(problem: Problem) -> Iterator[tuple[int, int]]:
+    epochs = sorted({max(1, round(problem.max_epochs * 10 ** (-k / 4))) for k in range(13)})
+    for batch in sorted({max(1, problem.records // f) for f in _FRACTIONS}):
+        for count in epochs:
+            yield batch, count
+
+
+def _worst_energy(c: float, batches: int, epochs: int) -> float:
+    """μ²·(bσ/S_g)² of the last position (docs/guarantees/hidden_state.md, section 3)."""
+    log_c = math.log(c)
+    if batches == 1:
+        return (1 + c) / -math.expm1(log_c) * math.tanh(-log_c * epochs / 2)
+    rest = math.tanh(-log_c * batches * (epochs - 1) / 2)
+    return 1 + c ** (2 * batches - 2) * (1 - c**2) / math.expm1(log_c * batches) ** 2 * rest
+
+
+def _setting(
+    problem: Problem, accounting: str, batch: int, regularisation: float, epochs: int, lr: float, sigma: float
+) -> Setting:
+    """The setting with its excess loss by the model of the module's docstring."""
+    steps = epochs * (problem.records // batch)
+    step_noise = lr * sigma * problem.sensitivity / (2 * batch)
+    pull = -math.log1p(-lr * regularisation) if regularisation > 0 else 0.0
+    growth = math.expm1(-2 * pull * steps) / math.expm1(-2 * pull) if pull > 0 else float(steps)
+    deviation = step_noise * math.sqrt(growth)
+    trace = (1 - 1 / problem.classes) * problem.squared_norm
+    noise = min(trace * deviation**2 / 2, problem.weights * step_noise**2 / (4 * lr))
+    bias = problem.weight_norm**2 * _bias(regularisation, lr * steps)
+    relative = deviation * math.sqrt(problem.weights) / problem.weight_norm
+    return Setting(
+        accounting, batch, regularisation, epochs, steps, lr, sigma, problem.epsilon, deviation, relative,
+        noise + bias, noise, bias,
+    )  # fmt: skip
+
+
+def _bias(regularisation: float, time: float) -> float:
+    pulled = _CURVATURES + regularisation
+    missing = 1 + _CURVATURES / pulled * np.expm1(-pulled * time)
+    return float(np.max(_CURVATURES * missing**2) / 2)
+
+
+def _hidden_run(problem: Problem, setting: Setting, epochs: int) -> HiddenRun:
+    steps = epochs * (problem.records // setting.batch)
+    return HiddenRun(
+        records=problem.records,
+        batch=setting.batch,
+        sampling="partition",
+        step_sizes=np.full(steps, setting.lr),
+        noise_stds=np.full(steps, setting.noise_multiplier * problem.sensitivity / (2 * setting.batch)),
+        strong_convexity=setting.regularisation,
+        smoothness=problem.curvature * problem.squared_norm + setting.regularisation,
+        sensitivity=problem.sensitivity,
+    )
+
+
+def _calibrated_hidden(problem: Problem, found: Setting) -> Setting:
+    factor, account = calibrate_hidden_state(problem.epsilon, _hidden_run(problem, found, found.epochs), problem.delta)
+    return _with_noise(problem, found, factor * found.noise_multiplier, account.epsilon)
+
+
+def _calibrated_composition(problem: Problem, found: Setting) -> Setting:
+    sampling = {"name": "without-replacement", "batch": found.batch}
+
+    def event(sigma: float) -> DpEvent:
+        return compose_events(releases_of(sampling, "gaussian", sigma, problem.records, found.steps))
+
+    guess = noise_guess(sampling, found.steps, problem.records, problem.epsilon, problem.delta)
+    sigma, _ = calibrate(event, problem.epsilon, problem.delta, RELATION, guess=guess)
+    return _with_noise(problem, found, sigma, account(event(sigma), problem.delta, RELATION).epsilon)
+
+
+def _with_noise(problem: Problem, found: Setting, sigma: float, epsilon: float) -> Setting:
+    exact = _setting(problem, found.accounting, found.batch, found.regularisation, found.epochs, found.lr, sigma)
+    return Setting(**{**asdict(exact), "epsilon": epsilon})
+
+
+def _composed(problem: Problem, setting: Setting, steps: int) -> float:
+    """ε when every iterate is seen and each step draws its batch anew; to three digits."""
+    if setting.batch == problem.records:
+        return gaussian_epsilon(2 * math.sqrt(steps) / setting.noise_multiplier, problem.delta)
+    rate = setting.batch / problem.records
+    release = Release("gaussian", setting.noise_multiplier, rate, records=problem.records, batch=setting.batch)
+    return composed_epsilon([(release, steps)], problem.delta, RELATION, "pld", tolerance=1e-3)[0]
+
+
+def _words(
+    problem: Problem, better: Setting, hidden: Setting, composed: Setting, crossing: int | None, printed: float
+) -> str:
+    other = composed if better is hidden else hidden
+    use = "Use composition: every iterate may be seen, and neither a certificate nor a regulariser is needed"
+    if better is hidden:
+        use = "Publish the last iterate only (hidden state)"
+    crossed = "With the settings of the hidden state its accounting does not become the cheaper one"
+    if crossing is not None:
+        crossed = f"With the settings of the hidden state its accounting is the cheaper one from epoch {crossing} on"
+    return (
+        f"{use}. Batch {better.batch}, {better.epochs} epochs, step size {better.lr:.3g}, λ = "
+        f"{better.regularisation:.2g}, noise multiplier {better.noise_multiplier:.4g}: ε = {up(better.epsilon)}. "
+        f"The last iterate has a deviation of {better.weight_noise:.3g} in each weight, and the model expects an "
+        f"excess loss of {better.excess_loss:.3g} (best for {other.accounting}: {other.excess_loss:.3g}). {crossed} "
+        f"(the paper's rule, 4/(λη) + 4n/b: {printed:.0f}). The model takes weights of norm {problem.weight_norm:g} "
+        f"to solve the problem well; --weight-norm changes that."
+    )

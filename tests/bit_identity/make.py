@@ -1,0 +1,209 @@
+"""The bit-identity record: short runs of every method with an insecure seed, their ledgers, metrics and weights.
+
+    python tests/bit_identity/make.py            rewrites tests/bit_identity/bit_identity.json
+    python tests/bit_identity/make.py --old      rewrites tests/bit_identity/old_run as well (a run killed half-way)
+
+test_bit_identity.py makes the same runs and compares. A change of the numbers is a change of what users
+get: the record is written anew only where that is meant (for example when sums are added in another order), and it
+names the commit that wrote it. The package before it was moved into its rooms (commit 5a436b9) and the one after
+(commit a5afda6) wrote the same record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from sordino.runs.recipe import Recipe
+from sordino.runs.run import run_recipe
+from sordino.training.loop import Loop
+
+HERE = Path(__file__).parent
+RECORD = HERE / "bit_identity.json"
+OLD_RUN = HERE / "old_run"
+
+BASE: dict[str, Any] = {
+    "data": {"name": "fashion-mnist-mini"},
+    "model": {"name": "linear"},
+    "privacy": {"noise_multiplier": 1.0, "delta": 1e-5, "insecure_seed": 7},
+    "sampling": {"expected_batch": 64},
+    "train": {"steps": 4, "lr": 0.5, "eval_every": 2, "chunk": 48},
+}
+PUBLIC = {"records": 200, "expected_batch": 32, "shared": "drop"}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "dpsgd": {"train": {"optimizer": "adam", "average": "ema", "scheduler": "cosine"}},
+    "dpsgd-sampling": {
+        "sampling": {"name": "partition"},
+        "clipping": {"name": "l1", "clip_norm": 2.0},
+        "train": {"momentum": 0.9},
+    },
+    "dpsgd-histogram": {
+        "privacy": {"norm_histogram": 10.0},
+        "features": {"private": "centre", "private_noise": 30.0, "private_bound": 28.0},
+        "clipping": {"name": "automatic", "gamma": 0.1},
+    },
+    "dpsgd-inner": {"method": {"inner_length": 2, "inner_decay": 0.3, "outer_kept": 0.9}},
+    "dpsgd-views": {
+        "model": {"name": "mnist-cnn"},
+        "augmentation": {"views": 3, "crop": 2, "flip": True, "erase": 0.3, "mixup": 0.2},
+        "train": {"steps": 2},
+    },
+    "dpsgd-record-momentum": {
+        "sampling": {"expected_batch": 12_000},
+        "method": {"record_momentum_kept": 0.9},
+        "train": {"steps": 2, "chunk": 2048},
+    },
+    "dpsgd-companions": {
+        "model": {"name": "resnet", "form": "batch", "depth": 8},
+        "sampling": {"expected_batch": 16},
+        "public": {"records": 20, "shared": "drop"},
+        "batch_clipping": {"companions": 3, "draws": 1},
+        "train": {"steps": 2, "eval_every": 0},
+    },
+    "modelmix": {"method": {"name": "modelmix", "lr": 0.5, "tau_over_lr": 0.01}, "train": {"lr": None}},
+    "modelmix-control": {"train": {"optimizer": "averaging-sgd"}},
+    "hidden-state": {
+        "method": {"name": "hidden-state", "cap": 0.2, "regularisation": 1e-4, "unit": True, "bias": 0.3},
+        "features": {"private": "centre", "private_noise": 30.0, "private_bound": 28.0},
+        "privacy": {"noise_multiplier": 5.0},
+        "sampling": {"name": "partition", "expected_batch": 500},
+        "train": {"lr": None, "eval_every": None, "steps": 6},
+    },
+    "coupling": {"method": {"name": "coupling", "rule": "mse", "warm_up": 2, "warm_up_lr": 0.1}, "public": PUBLIC},
+    "coupling-centring": {
+        "method": {"name": "coupling", "alpha": 0.3, "centring": True, "adaptive_clipping": 0.5, "projection": 2},
+        "public": PUBLIC,
+    },
+    "dp-mac": {
+        "features": {"name": "dp-pca", "components": 20, "noise_multiplier": 8.0, "whiten": 0.5, "multiply": 3.0},
+        "model": {"name": "classifier", "hidden": [16]},
+        "method": {"name": "dp-mac", "bound": 0.3, "z_start": "backward", "z_rate": 0.1, "z_steps": 1}
+        | {"thresholds_noise": 4.0, "thresholds_every": 3},
+        "train": {"optimizer": "adam", "lr": 0.03, "average": "tail", "scheduler": "linear"},
+    },
+    "dp-mac-autoencoder": {
+        "model": {"name": "autoencoder", "hidden": [12]},
+        "method": {"name": "dp-mac", "bounding": "normalise", "z_start": "backward", "z_rate": 0.01, "z_steps": 0}
+        | {"order": 2},
+        "train": {"optimizer": "cg", "lr": 0.1},
+    },
+}
+BUNDLED: dict[str, tuple[str, ...]] = {
+    "bundled-demo": ("train.steps=3", "train.eval_every=0", "run.noise_free=false", "privacy.insecure_seed=7"),
+    "bundled-audit": ("train.steps=3", "privacy.insecure_seed=7"),
+}
+KINDS = (*VARIANTS, *BUNDLED)
+
+
+def recipe(kind: str) -> Recipe:
+    """The recipe of one line of the record."""
+    if kind in BUNDLED:
+        with as_file(files("sordino") / "recipes" / f"{kind.removeprefix('bundled-')}.toml") as path:
+            return Recipe.read(path, BUNDLED[kind])
+    changes = VARIANTS[kind]
+    document = {name: {**BASE.get(name, {}), **changes.get(name, {})} for name in {**BASE, **changes}}
+    return Recipe.from_dict({n: {k: v for k, v in part.items() if v is not None} for n, part in document.items()})
+
+
+def outcome(kind: str, folder: Path) -> dict[str, Any]:
+    """What a run of that recipe leaves, without times: digests, and ε as its hexadecimal digits."""
+    result = run_recipe(recipe(kind), folder, progress=False)
+    return described(folder) | {"epsilon": float(result["epsilon"]).hex()}
+
+
+def described(folder: Path) -> dict[str, Any]:
+    """Digests of the ledger's entries, of the metrics and of the weights in a run directory."""
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text("utf8").splitlines()]
+    entries = [_without(_without(line, "time"), "source") for line in lines[1:]]
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf8").splitlines()]
+    return {
+        "entries": len(entries),
+        "ledger": _digest(json.dumps(entries, sort_keys=True).encode()),
+        "metrics": _digest(json.dumps([_without(row, "seconds") for row in metrics], sort_keys=True).encode()),
+        "weights": weights_digest(folder / "model.safetensors"),
+    }
+
+
+def weights_digest(path: Path) -> str:
+    """SHA-256 over names, types, shapes and bytes of all tensors, in the order of their names."""
+    found = hashlib.sha256()
+    for name, value in sorted(load_file(path).items()):
+        found.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
+        found.update(value.contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def _without(row: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != key}
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def make_old_run() -> None:
+    """A run that was killed after its second of four steps: a ledger, a checkpoint and no result."""
+    shutil.rmtree(OLD_RUN, ignore_errors=True)
+    save, saved = Loop._save, 0
+
+    def dies(self: Loop, *arguments: Any) -> None:
+        nonlocal saved
+        save(self, *arguments)
+        saved += 1
+        if saved == 2:
+            raise KeyboardInterrupt
+
+    Loop._save = dies  # type: ignore[method-assign]
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            run_recipe(old_recipe(), OLD_RUN, progress=False)
+    finally:
+        Loop._save = save  # type: ignore[method-assign]
+    (OLD_RUN / "checkpoint" / "step-000000001.safetensors").unlink()
+
+
+def resumed(folder: Path) -> dict[str, Any]:
+    """What the old run comes to when it is resumed in `folder`."""
+    shutil.copytree(OLD_RUN, folder)
+    run_recipe(old_recipe(), folder, resume=True, progress=False)
+    return described(folder)
+
+
+def old_recipe() -> Recipe:
+    return Recipe.from_dict(
+        BASE
+        | {"method": {"inner_length": 2, "inner_decay": 0.3}, "run": {"name": "old"}}
+        | {"privacy": BASE["privacy"] | {"noise_multiplier": 2.0}}
+        | {"train": {"steps": 4, "lr": 0.5, "momentum": 0.9, "checkpoint_every": 1, "average": "ema"}}
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--old", action="store_true", help="also make the old run anew")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    with tempfile.TemporaryDirectory() as folder:
+        runs = {kind: outcome(kind, Path(folder) / kind) for kind in KINDS}
+        if arguments.old:
+            make_old_run()
+        old = resumed(Path(folder) / "old")
+    document = {"written_after_commit": commit.stdout.strip(), "torch": torch.__version__, "old_run": old, "runs": runs}
+    RECORD.write_text(json.dumps(document, indent=1) + "\n", "utf8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Nothing changes for users: every method's runs give the same ledgers, metrics and weights, bit for bit.
+
+Where a change of the numbers is meant, `python tests/bit_identity/make.py` writes the record anew.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import make
+import pytest
+import torch
+
+from sordino import report
+from sordino.runs.run import run_recipe
+
+RECORD = json.loads(make.RECORD.read_text("utf8"))
+
+
+def test_the_record_covers_every_method() -> None:
+    assert set(RECORD["runs"]) == set(make.KINDS)
+    assert {"dpsgd", "modelmix", "hidden-state", "dp-mac", "coupling"} <= set(make.KINDS)
+
+
+@pytest.mark.skipif(RECORD["torch"] != torch.__version__, reason="another torch may add in another order")
+@pytest.mark.parametrize("kind", make.KINDS)
+def test_a_run_gives_the_recorded_bits(kind: str, tmp_path: Path) -> None:
+    assert make.outcome(kind, tmp_path / "run") == RECORD["runs"][kind]
+
+
+def test_a_run_directory_of_an_earlier_version_is_resumed_and_reported(tmp_path: Path) -> None:
+    """It was written before the rooms were moved: recipe, ledger header and checkpoint are of the old form."""
+    out = tmp_path / "run"
+    shutil.copytree(make.OLD_RUN, out)
+    before = (out / "ledger.jsonl").read_text("utf8").splitlines()
+    result = run_recipe(make.old_recipe(), out, resume=True, progress=False)
+    after = (out / "ledger.jsonl").read_text("utf8").splitlines()
+    assert 0 < len(before) - 1 < 4
+    assert after[: len(before)] == before, "what was released before is neither released again nor changed"
+    assert len(after) - 1 == 4
+    assert result["skipped_steps"] == 0
+    if RECORD["torch"] == torch.__version__:
+        assert make.described(out) == RECORD["old_run"]
+    (out / "report.html").unlink()
+    assert "agrees with the plan" in report.write(out).read_text("utf8")

@@ -1,0 +1,125 @@
+"""The recipes of paper 002's tables run, at a size that a test can do; the page says what the result files say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sordino.cli import main
+from sordino.data.glove import TEXTS
+from sordino.runs.recipe import Recipe
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "experiments" / "recipes").glob("bias_*.toml"))
+WORDS = ["good", "bad", "never", "great", "!", "best"]
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixty reviews and six word vectors, in the layouts of IMDb and GloVe."""
+    root, draw = tmp_path_factory.mktemp("texts"), random.Random(0)
+    for path in (root / TEXTS[0], root / "IMDb" / "train.csv"):
+        path.parent.mkdir(parents=True)
+    lines = [f"{word} {' '.join(f'{draw.gauss(0, 1):.3f}' for _ in range(50))}" for word in WORDS]
+    (root / TEXTS[0]).write_text("\n".join(lines) + "\n")
+    for side in ("train", "test"):
+        rows = [f"{' '.join(draw.choices(WORDS, k=9))},{number % 2}" for number in range(60)]
+        (root / "IMDb" / f"{side}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    return root
+
+
+def small(recipe: Recipe, texts: Path) -> list[str]:
+    """Two steps on embedded images with the smallest member of the family, or on sixty reviews."""
+    chosen = {"sampling.expected_batch": 8, "train.chunk": 8, "train.steps": 2}
+    if recipe.model.name == "gru":
+        further = {"data.records": 60}
+    else:
+        further = {"data.name": "fashion-mnist-mini", "model.depth": 8, "train.eval_every": 0}
+    options = [word for key, value in (chosen | further).items() for word in ("--set", f"{key}={value}")]
+    return [*options, *(["--data-dir", str(texts)] if recipe.model.name == "gru" else [])]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_runs_two_steps(
+    path: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = Recipe.read(path)
+    copy = tmp_path / "recipe.toml"
+    copy.write_text("\n".join(line for line in path.read_text().splitlines() if not line.startswith("epochs")) + "\n")
+    assert main(["train", str(copy), "--out", str(tmp_path / "run"), "--json", *small(recipe, texts)]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["epsilon"] <= recipe.privacy.epsilon  # type: ignore[operator]
+    assert result["steps"] == 2
+
+
+def test_the_tables_differ_by_what_they_compare_and_by_nothing_else() -> None:
+    for task in ("cifar10", "imdb"):
+        enhanced, original = (
+            Recipe.read(ROOT / "experiments" / "recipes" / f"bias_table{number}_{task}.toml") for number in (1, 2)
+        )
+        assert dict(enhanced.model.options) | {"form": "original"} == dict(original.model.options)
+        assert {"inner_length", "inner_decay"} == set(enhanced.method.options) - set(original.method.options)
+        for section in ("data", "privacy", "sampling", "clipping", "train"):
+            assert getattr(enhanced, section) == getattr(original, section)
+
+
+def module(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "experiments" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[name] = found  # dataclasses look their module up
+    spec.loader.exec_module(found)
+    return found
+
+
+@pytest.mark.parametrize("part", ["imdb", "cifar10", "fashion_mnist"])
+def test_the_page_says_what_the_result_file_says(part: str) -> None:
+    page = module("clipping_bias_page")
+    text = page.PAGE.read_text("utf8")
+    assert f"<!-- {part} table -->" in text
+    own = {name: block for name, block in page.blocks().items() if name.startswith(part)}
+    assert page.filled(text, own) == text, "run python experiments/clipping_bias_page.py"
+
+
+def test_a_column_of_the_table_is_the_mean_over_its_seeds() -> None:
+    script, page = module("clipping_bias"), module("clipping_bias_page")
+    part = script.PARTS["cifar10"]
+    shared = {
+        "target_epsilon": 8.0, "epsilon": 7.99, "delta": 1e-5, "noise_multiplier": 1.0, "records": 10, "test_rows": 4,
+        "lr": 2.0, "held_out": False, "column": "enhanced", "core_seconds": 3.0,
+        "readings": [{"sampling_noise": 0.5, "gradient_norm": 0.5}],
+    }  # fmt: skip
+    runs = {str(seed): shared | {"seed": seed, "accuracy": value} for seed, value in enumerate((0.4, 0.5))}
+    (row,) = script.table(part, runs)
+    assert (row["mean"], row["seeds"], row["sampling_noise"]) == (pytest.approx(0.45), 2, 0.5)
+    assert "| enhanced | 45.0 ± 7.1 (2) | 0.5 | 2 | 2 | 3 |" in page.table({"table": [row]})
+    assert not script.complete(part, runs)
+
+
+def test_step_sizes_are_climbed_alike_and_dear_columns_take_their_parents() -> None:
+    script = module("clipping_bias")
+    part, runs = script.PARTS["cifar10"], {}
+    first = part.first_lr
+    best = {"original": 4 * first, "enhanced": first / 2}
+    done = []
+    for job in script.jobs(part, runs, tuple(part.columns), part.epsilons, 3):
+        found = {"column": job.column, "held_out": job.held_out, "lr": job.lr}
+        runs[job.key] = found | {"accuracy": 1 / (1 + abs(job.lr - best.get(job.column, 0)))}
+        done.append(job)
+    tried = {name: [job.lr for job in done if job.held_out and job.column == name] for name in part.columns}
+    assert tried["original"] == [first, 2 * first, 4 * first, 8 * first]
+    assert tried["enhanced"] == [first, 2 * first, first / 2, first / 4]
+    assert not any(tried[name] for name, column in part.columns.items() if column.lr_of)
+    for job in done:
+        if not job.held_out:
+            assert job.lr == best[part.columns[job.column].lr_of or job.column]
+    seeds = {name: {job.seed for job in done if job.column == name and not job.held_out} for name in part.columns}
+    assert all(found == {0, 1, 2} for found in seeds.values())
+    assert script.complete(part, runs)

@@ -1,0 +1,48 @@
+"""The page on coupling says what the result files say, and these what their runs do."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def experiment(name: str) -> Any:
+    """A script of experiments/, under a name of its own: as `coupling` it would hide this folder from other tests."""
+    path = Path(__file__).parents[3] / "experiments" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"experiment_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    found = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+    spec.loader.exec_module(found)
+    return found
+
+
+coupling, coupling_page = experiment("coupling"), experiment("coupling_page")
+
+
+def test_the_page_says_what_the_result_files_say() -> None:
+    page = coupling_page.PAGE.read_text("utf8")
+    assert "<!-- accuracies -->" in page
+    assert coupling_page.filled(page) == page, "run python experiments/coupling_page.py"
+
+
+@pytest.mark.parametrize("part", coupling.PARTS)
+def test_a_table_is_that_of_its_runs(part: str) -> None:
+    document = json.loads((coupling_page.RESULTS / f"coupling_{part}.json").read_text("utf8"))
+    assert document["table"] == coupling.table(document["runs"], coupling.PARTS[part].epochs)
+    assert {row["seeds"] for row in document["table"]} == {3}
+
+
+def test_a_cell_is_the_mean_over_the_seeds_at_the_chosen_setting() -> None:
+    run = {"part": "mnist", "column": "OnlyPub", "share": 0.05, "variant": 0.0, "epochs": 4.0, "held_out": False}
+    tried = [run | {"held_out": True, "epochs": 2.5, "lr": lr, "accuracy": 1 - lr} for lr in (0.1, 0.2)]
+    made = [run | {"lr": 0.1, "seed": seed, "accuracy": value} for seed, value in enumerate((0.5, 0.7))]
+    other = run | {"lr": 0.2, "seed": 2, "accuracy": 0.0}
+    (row,) = coupling.table({str(i): r for i, r in enumerate([*tried, *made, other])}, 4.0)
+    assert (row["mean"], row["seeds"], row["lr"]) == (pytest.approx(0.6), 2, 0.1)
+    assert coupling_page.cell(row, 3) == "60.00 ± 14.14 (2)"
