@@ -1,8 +1,8 @@
 """How much of a true ε an audit shows, and how often it calls a true claim broken: one JSON file.
 
-    python experiments/audit_strength.py white     the mechanism at its claim, seen whole: share of ε that is shown
-    python experiments/audit_strength.py false     200 audits of mechanisms exactly at their claim
-    python experiments/audit_strength.py black     the final model's loss on one record, worst-case initial weights
+python experiments/audit_strength.py white     the mechanism at its claim, seen whole: share of ε that is shown
+python experiments/audit_strength.py false     200 audits of mechanisms exactly at their claim
+python experiments/audit_strength.py black     the final model's loss on one record, worst-case initial weights
 """
 
 from __future__ import annotations
@@ -55,14 +55,21 @@ def false() -> dict[str, Any]:
     for number, (batch, steps) in enumerate(((64, 4), (16, 8))):
         plan = sordino.dpsgd(epsilon=4.0, delta=1e-5, records=64, expected_batch=batch, steps=steps)
         for seed in range(100):
-            found = audit_plan(plan, nn.Linear(784, 10), cross_entropy, records, canaries=7800, seed=1000 * number + seed)
+            found = audit_plan(
+                plan, nn.Linear(784, 10), cross_entropy, records, canaries=7800, seed=1000 * number + seed
+            )
             broken += not found.holds
             shares.append(found.epsilon_lower / found.epsilon_claimed)
-    return {"audits": len(shares), "called_broken": broken, "largest_share": max(shares), "median_share": statistics.median(shares)}
+    return {
+        "audits": len(shares),
+        "called_broken": broken,
+        "largest_share": max(shares),
+        "median_share": statistics.median(shares),
+    }
 
 
 def black() -> list[dict[str, Any]]:
-    """500 of the embedded pictures; the initial weights fit all of them; the record is one of noise, of a wrong class."""
+    """500 of the embedded pictures, which the initial weights fit; the record is noise, of a wrong class."""
     train = data.load("fashion-mnist-mini", None).train
     inputs, targets = train.inputs[:500], train.targets[:500]
     noise = torch.randn(inputs[0].shape, generator=torch.Generator().manual_seed(1))
@@ -76,7 +83,8 @@ def black() -> list[dict[str, Any]]:
         started = time.process_time()
         found = audit_black_box(plan, net, cross_entropy, (inputs, targets), (noise, wrong), runs=runs, lr=0.05, seed=0)
         rows.append(found.to_dict() | {
-            "network": "linear" if hidden is None else f"mlp of {hidden}", "records": 501, "share": found.epsilon_lower / epsilon,
+            "network": "linear" if hidden is None else f"mlp of {hidden}", "records": 501,
+            "share": found.epsilon_lower / epsilon,
             "processor_seconds": round(time.process_time() - started, 1),
         })  # fmt: skip
         print(rows[-1], flush=True)

@@ -2,6 +2,7 @@
 
     python experiments/mutants.py            every mutant; writes results/mutants.json and results/mutants.md
     python experiments/mutants.py NAME…      some of them (or all of a recipe), printed only
+    python experiments/mutants.py --all      with all checks of the attack for every mutant, not the quickest that fits
 
 Each mutant is a change of the source, applied to a copy in a temporary directory. A process of its own attacks one of
 the small recipes of zoo.py with that code, quickly, and stops at the first finding. No check knows of a mutant. A
@@ -19,20 +20,44 @@ import shutil
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+import tomllib
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import dp_accounting  # noqa: F401 (what every child needs is loaded once, before it is forked off)
 import scipy.stats  # noqa: F401
 import torch
-from mutant_list import MUTANTS, Mutant
 
 _SPEC = importlib.util.find_spec("sordino")  # found and not imported: children import their own copy
 assert _SPEC is not None
 assert _SPEC.origin is not None
 SOURCE = Path(_SPEC.origin).parent
 RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault: changes (file, old text, new text), the recipe that runs through it, and the checks that are run."""
+
+    name: str
+    recipe: str
+    edits: tuple[tuple[str, str, str], ...]
+    only: tuple[str, ...] = ()  # all of them where it is empty
+
+
+def read_mutants() -> tuple[Mutant, ...]:
+    """Those of mutants.toml."""
+    document = tomllib.loads((Path(__file__).parent / "mutants.toml").read_text(encoding="utf8"))
+    return tuple(
+        Mutant(
+            one["name"],
+            one["recipe"],
+            tuple((edit["file"], edit["old"], edit["new"]) for edit in one["edits"]),
+            tuple(one.get("only", ())),
+        )
+        for one in document["mutant"]
+    )
 
 
 @dataclass(frozen=True)
@@ -69,7 +94,9 @@ def attacked(name: str, source: Path, only: tuple[str, ...] = ()) -> Outcome:
             finally:
                 os._exit(code)
         os.waitpid(child, 0)
-        document: dict[str, Any] = json.loads(answer.read_text(encoding="utf8")) if answer.exists() else {"start": "it died"}
+        document: dict[str, Any] = (
+            json.loads(answer.read_text(encoding="utf8")) if answer.exists() else {"start": "it died"}
+        )
     seconds = round(time.monotonic() - started, 1)
     if "start" in document:
         return Outcome({}, {"start": document["start"]}, seconds)
@@ -82,10 +109,9 @@ def _attack(name: str, source: Path, only: tuple[str, ...], answer: Path) -> int
     sys.path.insert(0, str(source))
     torch.set_num_threads(1)
     try:
-        from zoo import recipe
-
         from sordino.audit.attack import attack
         from sordino.runs.prepared import work_of
+        from zoo import recipe
 
         document = attack(work_of(recipe(name), None, False), name=name, quick=True, only=only, first=True).to_dict()
     except Exception as error:
@@ -115,7 +141,13 @@ def run(mutants: tuple[Mutant, ...]) -> list[dict[str, Any]]:
             broken = attacked(mutant.recipe, applied(mutant, Path(folder)), mutant.only)
         said = caught(clean[mutant.recipe], broken)
         rows.append(
-            {"mutant": mutant.name, "recipe": mutant.recipe, "caught": bool(said), "by": said, "seconds": broken.seconds}
+            {
+                "mutant": mutant.name,
+                "recipe": mutant.recipe,
+                "caught": bool(said),
+                "by": said,
+                "seconds": broken.seconds,
+            }
         )
         print(f"{mutant.name:48s} {mutant.recipe:16s} {', '.join(said) or 'NOT CAUGHT'}", flush=True)
     return rows
@@ -124,7 +156,7 @@ def run(mutants: tuple[Mutant, ...]) -> list[dict[str, Any]]:
 def markdown(rows: list[dict[str, Any]]) -> str:
     real = [row for row in rows if row["mutant"] != "none"]
     lines = [
-        f"{sum(row['caught'] for row in real)} of {len(real)} mutants caught; on the unchanged code the same attacks find "
+        f"{sum(row['caught'] for row in real)} of {len(real)} mutants caught; on the unchanged code the attacks find "
         f"{sum(row['caught'] for row in rows if row['mutant'] == 'none')} of {len(rows) - len(real)}.",
         "", "| mutant | recipe | caught by |", "|---|---|---|",
         *(f"| {row['mutant']} | {row['recipe']} | {', '.join(row['by']) or '**not caught**'} |" for row in real),
@@ -133,7 +165,12 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def main(names: list[str]) -> int:
-    chosen = tuple(m for m in MUTANTS if not names or m.name in names or m.recipe in names)
+    everything = "--all" in names
+    names = [name for name in names if name != "--all"]
+    known = read_mutants()
+    if everything:
+        known = tuple(replace(mutant, only=()) for mutant in known)
+    chosen = tuple(m for m in known if not names or m.name in names or m.recipe in names)
     rows = run(chosen)
     print(markdown(rows).splitlines()[0])
     if not names:

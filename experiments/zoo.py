@@ -1,4 +1,4 @@
-"""One small recipe for each method and each part of a record's vector, on the embedded data: what attacks are run on."""
+"""One small recipe for each method and each part of a record's vector, on the embedded data: what is attacked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ ZOO: dict[str, Document] = {
     "truncated": {"sampling": {"name": "truncated-poisson", "expected_batch": 1000, "cap": 1200}},
     "views": {"augmentation": {"views": 3, "erase": 0.3}},
     "inner-momentum": {"method": {"name": "dpsgd", "inner_length": 2, "inner_decay": 0.5}},
-    "record-momentum": {"method": {"name": "dpsgd", "record_momentum_kept": 0.5}, "sampling": {"expected_batch": 12000}},
+    "record-momentum": {
+        "method": {"name": "dpsgd", "record_momentum_kept": 0.5},
+        "sampling": {"expected_batch": 12000},
+    },
     "statistics": {
         "privacy": {"norm_histogram": 3.0},
         "features": {"private": "centre", "private_noise": 4.0, "private_bound": 20.0},
@@ -40,7 +43,14 @@ ZOO: dict[str, Document] = {
     },
     "modelmix": {"method": {"name": "modelmix", "lr": 0.5, "tau_over_lr": 0.002}, "train": {"lr": None}},
     "hidden-state": {
-        "method": {"name": "hidden-state", "loss": "softmax", "cap": 0.1, "regularisation": 0.01, "unit": True, "bias": 0.3},
+        "method": {
+            "name": "hidden-state",
+            "loss": "softmax",
+            "cap": 0.1,
+            "regularisation": 0.01,
+            "unit": True,
+            "bias": 0.3,
+        },
         "sampling": {"name": "partition", "expected_batch": 1000},
         "privacy": {"relation": "replace-one"},
         "clipping": {"name": None, "clip_norm": None},

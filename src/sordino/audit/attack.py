@@ -165,7 +165,7 @@ def neighbours(work: Work, quick: bool, seed: int, audits: list[AuditResult]) ->
 
 
 def _sizes(work: Work, quick: bool) -> list[tuple[int, torch.dtype | None]]:
-    """Numbers of records: equal to the classes, to a dimension of the data, to neither; and rows in double precision."""
+    """Numbers of records: equal to the classes, to a dimension of the data, to neither; rows in double precision."""
     wide = work.dataset.train.inputs.is_floating_point()
     classes, width = work.dataset.classes, int(work.dataset.train.inputs.shape[-1])
     double: list[tuple[int, torch.dtype | None]] = [(6, torch.float64)] if wide else []
@@ -205,9 +205,9 @@ class _Pairs:
     def __init__(self, base: Work, first: Trace, removed: bool) -> None:
         self.base, self.first, self.removed = base, first, removed
         self.seen: list[tuple[Record | None, Trace]] = [(None, first)]
-        self.tried, self.refused, self.worst, self.best = 0, 0, 0.0, None
+        self.tried, self.refused, self.worst = 0, 0, 0.0
         self.wrong: list[str] = []
-        self.best: Record | None
+        self.best: Record | None = None
 
     def attempt(self, record: Record) -> None:
         try:
@@ -244,7 +244,11 @@ def outputs(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Ou
     for other in others:
         run = trace(base, other, first.calls)
         wrong += [text for text in (told_apart(first, run), leaked(first, run)) if text is not None]
-    return len(others), wrong, f"{len(first.outputs)} outputs, {len(first.calls)} releases, {len(others)} other datasets"
+    return (
+        len(others),
+        wrong,
+        f"{len(first.outputs)} outputs, {len(first.calls)} releases, {len(others)} other datasets",
+    )
 
 
 def participation(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Outcome:
@@ -308,10 +312,14 @@ def contraction(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -
         for size in (1e-3, 1.0, 1e3):
             changed = list(first.calls)
             noises = {
-                name: size * first.calls[here].scale * torch.randn(value.shape, generator=generator, dtype=torch.float64)
+                name: size
+                * first.calls[here].scale
+                * torch.randn(value.shape, generator=generator, dtype=torch.float64)
                 for name, value in first.calls[here].returned.items()
             }
-            moved_by = {name: value + noises[name].to(value.dtype) for name, value in first.calls[here].returned.items()}
+            moved_by = {
+                name: value + noises[name].to(value.dtype) for name, value in first.calls[here].returned.items()
+            }
             changed[here] = replace(first.calls[here], returned=moved_by)
             run = trace(base, records, changed)
             change = float(torch.linalg.vector_norm(changed[here].observed - first.calls[here].observed))
@@ -333,7 +341,11 @@ def one_run(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Ou
     result = work.audit(seed=seed, steps=steps)
     audits.append(result)
     wrong = [] if result.holds and result.noise_fits else [result.sentence]
-    return result.canaries, wrong, f"ε ≥ {result.epsilon_lower:.3f} of {result.epsilon_claimed:.3f} in {result.steps} steps"
+    return (
+        result.canaries,
+        wrong,
+        f"ε ≥ {result.epsilon_lower:.3f} of {result.epsilon_claimed:.3f} in {result.steps} steps",
+    )
 
 
 CHECKS: dict[str, Callable[[Work, bool, int, list[AuditResult]], Outcome]] = {

@@ -26,12 +26,18 @@ def noise(work: Work, quick: bool, seed: int, audits: list[Any]) -> tuple[int, l
     calls = list(trace(short(work, steps, seed=None)).calls)
     wanted = enough(0.9)
     per_step = max(1, len(calls[-1].values))
-    more = min(work.plan.steps, max(3, math.ceil(wanted / per_step) if not quick else min(40, math.ceil(wanted / per_step))))
+    more = min(
+        work.plan.steps, max(3, math.ceil(wanted / per_step) if not quick else min(40, math.ceil(wanted / per_step)))
+    )
     calls += trace(short(work, more, seed=None)).calls
     found, count = tests(calls)
     note = "" if count >= wanted else f"; too few to see noise × 0.9, which takes {wanted}"
     name, p = worst(found)
-    return count, wrong(found, "of two runs"), f"{count} values of {len(calls)} releases, worst {name} p = {p:.2g}{note}"
+    return (
+        count,
+        wrong(found, "of two runs"),
+        f"{count} values of {len(calls)} releases, worst {name} p = {p:.2g}{note}",
+    )
 
 
 def tests(calls: Sequence[Call]) -> tuple[dict[str, float], int]:
@@ -73,7 +79,9 @@ def ledger(work: Work, quick: bool, seed: int, audits: list[Any]) -> tuple[int, 
             if call.noise.name != stated.name or call.noise.noise_multiplier < stated.noise_multiplier * (1 - 1e-12):
                 found.append(f"{where}: {call.noise}, where the plan states {stated}")
         if off_grid(call) > 0.0:
-            found.append(f"{where}: {off_grid(call):.1%} of the values lie on no public grid: low digits tell of the sum")
+            found.append(
+                f"{where}: {off_grid(call):.1%} of the values lie on no public grid: low digits tell of the sum"
+            )
     return len(calls), found[:4], f"{len(calls)} releases"
 
 

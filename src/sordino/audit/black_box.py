@@ -107,7 +107,9 @@ def audit_black_box(
     coins = np.arange(runs) % 2 == 0  # as many with the record as without
     for number in range(runs):
         data = whole if coins[number] else dataset
-        scores[number] = _score(plan, copy.deepcopy(model), loss, data, record, lr, None if seed is None else seed + number)
+        scores[number] = _score(
+            plan, copy.deepcopy(model), loss, data, record, lr, None if seed is None else seed + number
+        )
         if say is not None and number % 50 == 49:
             say(f"{number + 1} of {runs} models")
     pilot = max(20, round(PILOT * runs))
@@ -134,7 +136,10 @@ def _threshold(scores: Any, coins: Any, level: float, left: int) -> float:
     spread = max(float(np.sqrt(0.5 * (scores[coins].var() + scores[~coins].var()))), 1e-300)
     best, found = -np.inf, float(np.median(scores))
     for t in np.quantile(scores, np.linspace(0.02, 0.98, 49)):
-        errors = [stats.norm.sf((t - scores[~coins].mean()) / spread), stats.norm.cdf((t - scores[coins].mean()) / spread)]
+        errors = [
+            stats.norm.sf((t - scores[~coins].mean()) / spread),
+            stats.norm.cdf((t - scores[coins].mean()) / spread),
+        ]
         bounds = [stats.beta.ppf(1 - level / 2, left / 2 * e + 1, max(left / 2 * (1 - e), 1e-9)) for e in errors]
         promised = -stats.norm.ppf(bounds[0]) - stats.norm.ppf(bounds[1])
         if promised > best:
@@ -159,16 +164,18 @@ def _judged(plan: Plan, alarms: Any, coins: Any, confidence: float, runs: int) -
     )
 
 
-def fitted(model: nn.Module, loss: Loss, dataset: tuple[Tensor, Tensor], *, steps: int = 2000, lr: float = 0.1) -> nn.Module:
+def fitted(
+    model: nn.Module, loss: Loss, dataset: tuple[Tensor, Tensor], *, steps: int = 2000, lr: float = 0.1
+) -> nn.Module:
     """A copy of the model whose loss on the (public) dataset is next to nothing: an adversary's initial weights."""
     copied = copy.deepcopy(model)
     optimizer = torch.optim.Adam(copied.parameters(), lr=lr)
     for _ in range(steps):
         optimizer.zero_grad()
         value = loss(copied(dataset[0]), dataset[1]).mean()
-        value.backward()
+        torch.autograd.backward(value)
         optimizer.step()
-        if float(value) < 1e-6:
+        if float(value.detach()) < 1e-6:
             break
     optimizer.zero_grad(set_to_none=True)
     return copied

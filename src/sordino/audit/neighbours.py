@@ -30,7 +30,9 @@ def candidates(split: Split, classes: int, *, quick: bool, seed: int = 0) -> lis
     """Made-up records in the dtype of the split, the likeliest to break something first."""
     made = list(_floats(split, quick) if split.inputs.is_floating_point() else _words(split, seed))
     labels = _labels(split, classes, quick)
-    kept = [Record(kind, row, label) for number, (kind, row) in enumerate(made) for label in _some(labels, number, quick)]
+    kept = [
+        Record(kind, row, label) for number, (kind, row) in enumerate(made) for label in _some(labels, number, quick)
+    ]
     return kept
 
 
@@ -93,7 +95,7 @@ def _floats(split: Split, quick: bool) -> Iterator[tuple[str, Tensor]]:
 def _words(split: Split, seed: int) -> Iterator[tuple[str, Tensor]]:
     """Token ids that occur: others may have no vector."""
     some, generator = split.inputs[0], torch.Generator().manual_seed(seed)
-    known = split.inputs.unique()
+    known = torch.unique(split.inputs)
     for name, token in (("the first word only", known[0]), ("the last word only", known[-1])):
         yield name, torch.full_like(some, int(token))
     yield "a record again", some.clone()

@@ -5,15 +5,15 @@ see noise of 0.9 times the scale. But the auditor makes the run and knows every 
 noise itself: with F the distribution that the plan states, the values F(noise) are uniform on [0, 1], independent over
 coordinates and steps. With z = Φ⁻¹(F(noise)), standard normal under the claim, each test looks at another kind of lie:
 
-| test        | statistic                                                        | sees                                    |
-|-------------|------------------------------------------------------------------|-----------------------------------------|
-| fit         | Kolmogorov and Smirnov's                                         | any other distribution                  |
-| scale       | Σz² against χ²                                                   | noise × 0.9, from `enough()` values on  |
-| tails       | how many |z| exceed 2 and 3.5 (binomial)                         | noise that is cut off                   |
-| mean        | Σz of each release                                               | a shift that all coordinates share      |
-| steps       | Σ z_s z_t for every two releases of one size                     | noise used twice, carried over          |
-| coordinates | the autocorrelation of a release, every lag (FFT)                | blocks, layers or neighbours that share |
-| values      | Σ z·v of each release                                            | noise that depends on the values        |
+| test        | statistic                                         | sees                                    |
+|-------------|---------------------------------------------------|-----------------------------------------|
+| fit         | Kolmogorov and Smirnov's                          | any other distribution                  |
+| scale       | Σz² against χ²                                    | noise × 0.9, from `enough()` values on  |
+| tails       | how many |z| exceed 2 and 3.5 (binomial)          | noise that is cut off                   |
+| mean        | Σz of each release                                | a shift that all coordinates share      |
+| steps       | Σ z_s z_t for every two releases of one size      | noise used twice, carried over          |
+| coordinates | the autocorrelation of a release, every lag (FFT) | blocks, layers or neighbours that share |
+| values      | Σ z·v of each release                             | noise that depends on the values        |
 
 Every p-value is valid for independent normal z (the FFT's and the products' by a normal approximation in the far tail,
 for which `LEVEL` leaves room) and is multiplied by the number of tests. False alarms have probability at most `LEVEL`.
@@ -92,7 +92,9 @@ def noise_tests(places: Sequence[Tensor], values: Sequence[Tensor] = ()) -> dict
     pairs = [(a, b) for a, b in combinations(normal, 2) if len(a) == len(b) > 8]
     if pairs:
         step = max(1, len(pairs) // PAIRS)
-        found["steps"] = _smallest([float(a @ b) / float(a.norm() * b.norm()) * math.sqrt(len(a)) for a, b in pairs[::step]])
+        found["steps"] = _smallest(
+            [float(a @ b) / float(a.norm() * b.norm()) * math.sqrt(len(a)) for a, b in pairs[::step]]
+        )
     below = [(z, v.double()) for z, v in zip(normal, values, strict=False) if len(v) == len(z) and float(v.norm()) > 0]
     if below:
         found["values"] = _smallest([float(z @ v) / float(v.norm()) for z, v in below])

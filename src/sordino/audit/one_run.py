@@ -150,7 +150,7 @@ def audit_plan(
         run = replace(claim, records=records + len(marked.members), noise=noise, insecure_seed=own)
         copied = copy.deepcopy(model)
         trail = Trail(copied, plan)
-        gradient_sum = plan_gradients(plan, copied, loss, dataset, past=lambda: trail.past, public=public)
+        gradient_sum = plan_gradients(plan, copied, loss, dataset, past=trail.present, public=public)
         scores, noise_p_value = play(
             tamper(run) if tamper else run, copied, gradient_sum, marked, scorer, records=records, source=source,
             lr=lr, width_scale=width_scale, chunk=chunk, before_update=trail.keep,
@@ -174,6 +174,10 @@ class Trail:
     def __init__(self, model: nn.Module, plan: Plan) -> None:
         self._model, self._inner = model, plan.contribution.inner
         self.past = PastIterates()
+
+    def present(self) -> PastIterates:
+        """As `plan_gradients` asks for them."""
+        return self.past
 
     def keep(self) -> None:
         if self._inner is not None:

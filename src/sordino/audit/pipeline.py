@@ -112,7 +112,8 @@ def told_apart(ours: Trace, theirs: Trace) -> str | None:
             different.append("widths")
         if different:
             name = different[0]
-            return f"the {name} of {mine.purpose!r}, step {mine.step}, depends on the records: {a.get(name)}, {b.get(name)}"
+            where = f"{mine.purpose!r}, step {mine.step}"
+            return f"the {name} of {where} depends on the records: {a.get(name)}, {b.get(name)}"
     return None
 
 

@@ -2,12 +2,12 @@
 
 With X the (steps, records) table of who is in which batch, each test looks at another kind of lie:
 
-| test       | statistic                                                   | sees                                          |
-|------------|-------------------------------------------------------------|-----------------------------------------------|
-| records    | each record's number of batches                             | a record that is always, or never, drawn       |
-| sizes      | variance and mean of the batch sizes                        | fixed-size batches called Poisson, other rates |
-| together   | how often two records are drawn together                    | records that are drawn as a group              |
-| successive | how often a record is in two successive batches             | batches that are drawn once and used again     |
+| test       | statistic                                       | sees                                           |
+|------------|-------------------------------------------------|------------------------------------------------|
+| records    | each record's number of batches                 | a record that is always, or never, drawn       |
+| sizes      | variance and mean of the batch sizes            | fixed-size batches called Poisson, other rates |
+| together   | how often two records are drawn together        | records that are drawn as a group              |
+| successive | how often a record is in two successive batches | batches that are drawn once and used again     |
 
 The laws of a partition and of a fixed size are checked exactly (each record once per epoch; sizes equal). p-values are
 corrected for the number of tests; false alarms have probability at most `LEVEL`.
@@ -49,8 +49,8 @@ def sampling_findings(plan: Plan, steps: int = STEPS, seed: int | None = None) -
         wrong = [] if table.sum(1).max() <= sampling.cap else [f"a batch exceeds the cap {sampling.cap}"]
         rate = sampling.sampling_rate
         found = _tests(table, float(table.mean()), None if rate * records > sampling.cap / 2 else rate)
-    elif isinstance(sampling, Poisson):
-        wrong, found = [], _tests(table, sampling.sampling_rate, sampling.sampling_rate)
+    elif type(sampling).name == Poisson.name:
+        wrong, found = [], _tests(table, plan.sampling_rate, plan.sampling_rate)
     else:  # a sampler that has come since: no record may stand out
         wrong, found = [], _tests(table, float(table.mean()), None)
     corrected = {name: min(1.0, p * len(found)) for name, p in found.items()}
@@ -69,19 +69,25 @@ def _tests(table: Table, rate: float, independent: float | None) -> dict[str, fl
     if independent is not None:
         sizes, spread = table.sum(1), records * rate * (1 - rate)
         square = float(np.sum((sizes - records * rate) ** 2) / spread)
-        total = 2 * min(stats.binom.cdf(sizes.sum(), steps * records, rate), stats.binom.sf(sizes.sum() - 1, steps * records, rate))
+        total = 2 * min(
+            stats.binom.cdf(sizes.sum(), steps * records, rate), stats.binom.sf(sizes.sum() - 1, steps * records, rate)
+        )
         # for small means the sizes' squares are wider than a normal's: their variance is 2 + (1 − 6q(1−q))/(nq(1−q))
         excess = 2.0 + (1.0 - 6.0 * rate * (1.0 - rate)) / spread
         z = (square - steps) / math.sqrt(steps * excess)
         # the upper tail is that of a gamma variable; a fixed size gives square ≈ 0, many deviations below
-        found["sizes"] = min(1.0, 2 * min(float(total), 2 * float(special.ndtr(-abs(z) / (1 + max(0.0, z) / math.sqrt(steps))))))
+        found["sizes"] = min(
+            1.0, 2 * min(float(total), 2 * float(special.ndtr(-abs(z) / (1 + max(0.0, z) / math.sqrt(steps)))))
+        )
     some = table[:, :: max(1, records // 300)].astype(np.float64)
     centred = some - rate
     products = centred.T @ centred
     np.fill_diagonal(products, 0.0)
     found["together"] = _extreme(products[np.triu_indices_from(products, 1)], steps, rate)
     shifted = np.sum((table[1:] - rate) * (table[:-1] - rate), axis=0)
-    found["successive"] = min(_extreme(shifted, steps - 1, rate) , _extreme(np.array([shifted.sum()]), (steps - 1) * records, rate))
+    found["successive"] = min(
+        _extreme(shifted, steps - 1, rate), _extreme(np.array([shifted.sum()]), (steps - 1) * records, rate)
+    )
     return found
 
 
@@ -99,7 +105,9 @@ def _partition(sampling: Partition, records: int, seed: int | None) -> list[str]
     firsts = np.zeros(records)
     for key in range(keys):
         source = RandomSource.from_os() if seed is None else RandomSource.seeded(seed + key)
-        drawn = [b.indices.numpy() for b in batches(sampling, records=records, steps=2 * count, source=source, chunk=records)]
+        drawn = [
+            b.indices.numpy() for b in batches(sampling, records=records, steps=2 * count, source=source, chunk=records)
+        ]
         epoch = np.concatenate(drawn[:count])
         if len(np.unique(epoch)) != len(epoch) or any(len(batch) != sampling.batch for batch in drawn):
             return ["a record is in two batches of an epoch, or a batch is not of the size that is claimed"]

@@ -183,7 +183,11 @@ def promised_mu(correct: int, guesses: int, canaries: int, level: float) -> floa
     low, high = 0.0, 8.0
     while high - low > 0.01:
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if rejects(GaussianCurve(middle), max(0, correct), guesses, canaries, level) else (low, middle)
+        low, high = (
+            (middle, high)
+            if rejects(GaussianCurve(middle), max(0, correct), guesses, canaries, level)
+            else (low, middle)
+        )
     return low
 
 

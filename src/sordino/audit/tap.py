@@ -41,7 +41,6 @@ class Call:
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: tuple[str, ...]
     sampling: Mapping[str, Any]
-    secure: bool
     values: Tensor  # (d,) float64
     widths: Tensor | None  # (d,) float64
     returned: Mapping[str, Tensor]
@@ -130,16 +129,23 @@ def _release(
         returned = release(values, **options)
     finally:
         RandomSource.stream = stream  # type: ignore[method-assign]
-    watch.calls.append(
-        Call(
-            entry.purpose, entry.step, options["noise"], float(options["sensitivity"]), entry.relation,
-            bool(options.get("fine", False)), float(options.get("factor", 1.0)),
-            {name: tuple(value.shape) for name, value in before.items()},
-            tuple(str(value.dtype) for value in before.values()), dict(entry.sampling), options["source"].secure,
-            flat(before), None if widths is None else flat({name: widths[name] for name in before}),
-            {name: value.detach().clone() for name, value in returned.items()}, bool(asked) and all(asked),
-        )  # fmt: skip
+    call = Call(
+        purpose=entry.purpose,
+        step=entry.step,
+        noise=options["noise"],
+        sensitivity=float(options["sensitivity"]),
+        relation=entry.relation,
+        fine=bool(options.get("fine", False)),
+        factor=float(options.get("factor", 1.0)),
+        shapes={name: tuple(value.shape) for name, value in before.items()},
+        dtypes=tuple(str(value.dtype) for value in before.values()),
+        sampling=dict(entry.sampling),
+        values=flat(before),
+        widths=None if widths is None else flat({name: widths[name] for name in before}),
+        returned={name: value.detach().clone() for name, value in returned.items()},
+        entry_first=bool(asked) and all(asked),
     )
+    watch.calls.append(call)
     number = len(watch.calls)
     if watch.stop_after is not None and number >= watch.stop_after:
         raise Cut

@@ -28,7 +28,9 @@ def add(commands: Commands) -> None:
     parser.add_argument("recipe", nargs="?", type=Path, metavar="RECIPE.toml", help="default: that of sordino audit")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
     parser.add_argument("--quick", action="store_true", help="fewer records and steps: seconds, not minutes")
-    parser.add_argument("--only", action="append", default=[], metavar="CHECK", help="one of the checks; may be repeated")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="CHECK", help="one of the checks; may be repeated"
+    )
     parser.add_argument("--first", action="store_true", help="stop at the first check that finds something")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the search and the audit (default: 0)")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the datasets are (default: $SORDINO_DATA)")

@@ -317,7 +317,7 @@ class Method:
         return None
 
     def contraction(self, plan: Plan, step: int) -> float | None:
-        """How much of a change in the release before may reach the values of `step`; None: the guarantee assumes nothing.
+        """How much of a change in the release before may reach the values of `step`; None: nothing is assumed.
 
         In the units of the releases, as a factor on the l2 norm. An attack looks for a change that grows more.
         """
