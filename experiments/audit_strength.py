@@ -74,7 +74,7 @@ def black() -> list[dict[str, Any]]:
     inputs, targets = train.inputs[:500], train.targets[:500]
     noise = torch.randn(inputs[0].shape, generator=torch.Generator().manual_seed(1))
     rows = []
-    for hidden, epsilon, runs in ((None, 10.0, 1000), (None, 4.0, 1000), (32, 10.0, 600)):
+    for hidden, epsilon, runs in ((None, 10.0, 600), (None, 4.0, 600), (32, 10.0, 400)):
         torch.manual_seed(0)
         layers = [nn.Linear(784, 10)] if hidden is None else [nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, 10)]
         net = fitted(nn.Sequential(nn.Flatten(), *layers), cross_entropy, (inputs, targets), lr=0.01)
