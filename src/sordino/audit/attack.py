@@ -148,6 +148,8 @@ def _guarded(made: Callable[..., Outcome], work: Work, quick: bool, seed: int, a
         return made(work, quick, seed, audits)
     except (Refused, InputError) as error:
         return 0, [], f"not applicable: {error}"
+    except RuntimeError as error:  # of torch: rows that the network does not take
+        return 0, [], f"not applicable: {error}"
     except SordinoError as error:
         return 1, [f"the run fails: {error}"], "stopped by a check of the library itself"
 
@@ -185,6 +187,10 @@ def _neighbours_of(
         less = Split(split.inputs[:-1], split.targets[:-1])
         first = trace(base.changed(replace(base.plan, records=records), base.dataset), less if removed else split)
     except (Refused, InputError, RuntimeError):
+        if (
+            dtype is None and records == work.dataset.classes
+        ):  # the recipe's own rows, in an ordinary number: not ours to try
+            raise
         return 0, 1, 0.0, []
     pairs = _Pairs(base, first, removed)
     made = candidates(split, base.dataset.classes, quick=quick, seed=seed)
