@@ -1,7 +1,7 @@
 """Faults put into a copy of our own code, one at a time, and which general check of `sordino attack` catches each.
 
     python experiments/mutants.py            every mutant; writes results/mutants.json and results/mutants.md
-    python experiments/mutants.py NAME…      some of them (or all of a recipe), printed only
+    python experiments/mutants.py NAME…      some of them (or all of a recipe), whose rows are replaced
     python experiments/mutants.py --all      with all checks of the attack for every mutant, not the quickest that fits
 
 Each mutant is a change of the source, applied to a copy in a temporary directory. A process of its own attacks one of
@@ -33,7 +33,7 @@ _SPEC = importlib.util.find_spec("sordino")  # found and not imported: children 
 assert _SPEC is not None
 assert _SPEC.origin is not None
 SOURCE = Path(_SPEC.origin).parent
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("MUTANTS_RESULTS", Path(__file__).parent / "results"))
 
 
 @dataclass(frozen=True)
@@ -173,11 +173,24 @@ def main(names: list[str]) -> int:
     chosen = tuple(m for m in known if not names or m.name in names or m.recipe in names)
     rows = run(chosen)
     print(markdown(rows).splitlines()[0])
-    if not names:
-        document = {"command": "python experiments/mutants.py", "mutants": rows}
-        (RESULTS / "mutants.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-        (RESULTS / "mutants.md").write_text(markdown(rows))
+    kept = [*_earlier(known, rows), *rows]
+    order = {mutant.name: place for place, mutant in enumerate(known)}
+    kept.sort(key=lambda row: (order.get(row["mutant"], -1), row["recipe"]))
+    document = {"command": "python experiments/mutants.py", "mutants": kept}
+    (RESULTS / "mutants.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf8")
+    (RESULTS / "mutants.md").write_text(markdown(kept), encoding="utf8")
     return 0 if all(row["caught"] == (row["mutant"] != "none") for row in rows) else 1
+
+
+def _earlier(known: tuple[Mutant, ...], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of mutants that still exist and were not run now."""
+    path = RESULTS / "mutants.json"
+    if not path.exists():
+        return []
+    new = {(row["mutant"], row["recipe"]) for row in rows}
+    names = {mutant.name for mutant in known} | {"none"}
+    earlier = json.loads(path.read_text(encoding="utf8"))["mutants"]
+    return [row for row in earlier if (row["mutant"], row["recipe"]) not in new and row["mutant"] in names]
 
 
 if __name__ == "__main__":

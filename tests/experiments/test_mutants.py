@@ -28,9 +28,14 @@ def test_its_text_is_in_the_source_exactly_once(mutant: dict[str, list[dict[str,
         assert (SOURCE / edit["file"]).read_text(encoding="utf8").count(edit["old"]) == 1, edit["file"]
 
 
-def test_a_record_that_is_always_drawn_is_caught_and_the_unchanged_code_is_not() -> None:
+def test_a_record_that_is_always_drawn_is_caught_and_the_unchanged_code_is_not(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "experiments" / "mutants.py"), "one record is always drawn"]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(SOURCE.parent),
+        "OMP_NUM_THREADS": "1",
+        "MUTANTS_RESULTS": str(tmp_path),
+    }
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 of 1 mutants caught" in done.stdout
