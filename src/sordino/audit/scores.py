@@ -29,7 +29,7 @@ from sordino.audit.bounds import Curve, GaussianCurve, most_correct, rejects
 from sordino.audit.noise_check import NoiseCheck
 from sordino.plan.core import Plan
 from sordino.release import Laplace
-from sordino.sampling import Partition, Poisson, WithoutReplacement
+from sordino.sampling import Allocation, Partition, Poisson
 
 SHARES = ((0.001, 0.0), (0.001, 0.001), (0.0025, 0.0), (0.0025, 0.0025), (0.005, 0.0), (0.005, 0.005), (0.01, 0.0),
           (0.01, 0.01), (0.025, 0.0), (0.025, 0.025), (0.05, 0.0), (0.05, 0.05), (0.1, 0.1))  # fmt: skip
@@ -85,16 +85,12 @@ class Scorer(StepScorer):
     @classmethod
     def of(cls, plan: Plan) -> Scorer:
         sampling = plan.sampling
-        if isinstance(sampling, Partition | WithoutReplacement):
-            rate = sampling.batch / plan.records
-        else:
-            rate = sampling.sampling_rate
         return cls(
             scale=plan.noise.noise_multiplier * plan.sensitivity,
             laplace=isinstance(plan.noise, Laplace),
-            rate=rate,
+            rate=plan.sampling_rate,
             replace=plan.relation == "replace-one",
-            knows_sum=isinstance(sampling, Poisson | Partition),
+            knows_sum=isinstance(sampling, Poisson | Partition | Allocation),
             knows_draws=isinstance(sampling, Partition),
         )
 
