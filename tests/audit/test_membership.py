@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -25,13 +25,13 @@ def test_what_is_allowed_is_the_inverse_of_the_trade_off_curve() -> None:
     assert GaussianCurve(1.0).least_false(most) == pytest.approx(0.1)
 
 
-def test_without_much_noise_members_are_told_apart_and_the_guarantee_says_that_they_may_be(tmp_path: Path) -> None:
+def test_without_much_noise_members_are_told_apart_and_the_guarantee_says_that_they_may_be() -> None:
     plan = small_plan(noise_multiplier=0.05, records=20, expected_batch=20, steps=3)
     found = membership(plan, nn.Linear(60, 4), cross_entropy, data(), shadows=12, targets=2, lr=5.0)
     at = found.false.index(0.15)
     assert found.true[at] > 0.5
     assert all(a <= b + 1e-9 for a, b in zip(found.true, found.allowed, strict=True))
-    assert membership_figure(found, tmp_path / "lira.svg").stat().st_size > 1000
+    assert ElementTree.fromstring(membership_figure(found)).tag.endswith("svg")
 
 
 def test_too_few_shadows_are_refused() -> None:

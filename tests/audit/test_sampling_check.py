@@ -17,6 +17,7 @@ PLANS = {
     "truncated-poisson": {"expected_batch": 12, "cap": 40},
     "partition": {"expected_batch": 16},
     "without-replacement": {"expected_batch": 16},
+    "allocation": {"expected_batch": 16},
 }
 
 

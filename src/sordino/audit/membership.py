@@ -13,9 +13,9 @@ bound on anything. It uses the records without protection: for public data, or f
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -137,16 +137,30 @@ def allowed(curve: Curve, false: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(found)
 
 
-def membership_figure(found: Membership, path: Path) -> Path:
-    """An SVG of both curves, on logarithmic axes."""
-    from matplotlib.figure import Figure
+def membership_figure(found: Membership) -> str:
+    """An SVG of both curves, on logarithmic axes from 0.001 to 1; colours are the page's."""
+    size, left, top = 240, 46, 14
 
-    figure = Figure(figsize=(4.2, 3.2), layout="constrained")
-    axes = figure.subplots()
-    axes.loglog(found.false, found.allowed, label="the most that the guarantee allows")
-    axes.loglog(found.false, np.maximum(found.true, 1e-4), label=f"LiRA, {found.models} models")
-    axes.loglog(found.false, found.false, ":", label="guessing")
-    axes.set(xlabel="false alarms", ylabel="true alarms", ylim=(1e-3, 1.05))
-    axes.legend(fontsize=8)
-    figure.savefig(path, format="svg")
-    return path
+    def place(false: float, true: float) -> str:
+        x, y = (min(max(math.log10(max(value, 1e-3)) / 3 + 1, 0.0), 1.0) for value in (false, true))
+        return f"{left + size * x:.1f},{top + size * (1 - y):.1f}"
+
+    def line(true: tuple[float, ...], style: str) -> str:
+        points = " ".join(place(a, b) for a, b in zip(found.false, true, strict=True))
+        return f'<polyline fill="none" stroke="currentColor" {style} points="{points}"/>'
+
+    ticks = "".join(
+        f'<text x="{left + size * k / 3:.0f}" y="{top + size + 16}" text-anchor="middle">{label}</text>'
+        f'<text x="{left - 6}" y="{top + size * (1 - k / 3) + 4:.0f}" text-anchor="end">{label}</text>'
+        for k, label in enumerate(("0.001", "0.01", "0.1", "1"))
+    )
+    title = (
+        f"True over false alarms: the most that the guarantee allows (solid), LiRA with {found.models} models (dashed)"
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + size + 20} {top + size + 26}" font-size="11" '
+        f'fill="currentColor" role="img"><title>{title}</title>'
+        f'<rect x="{left}" y="{top}" width="{size}" height="{size}" fill="none" stroke="currentColor" opacity="0.3"/>'
+        + line(found.allowed, 'stroke-width="2"') + line(found.true, 'stroke-dasharray="6 4"')
+        + line(found.false, 'stroke-dasharray="1 4"') + ticks + "</svg>"
+    )  # fmt: skip

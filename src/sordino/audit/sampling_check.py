@@ -24,7 +24,7 @@ from scipy import special, stats
 from sordino.audit.noise_check import LEVEL
 from sordino.plan.core import Plan
 from sordino.randomness import RandomSource
-from sordino.sampling import Partition, Poisson, TruncatedPoisson, WithoutReplacement, batches
+from sordino.sampling import Allocation, Partition, Poisson, TruncatedPoisson, WithoutReplacement, batches
 
 Table = npt.NDArray[np.bool_]
 STEPS, RECORDS = 600, 1500
@@ -39,6 +39,8 @@ def sampling_findings(plan: Plan, steps: int = STEPS, seed: int | None = None) -
     if isinstance(sampling, Partition):
         return {}, _partition(sampling, records, seed)
     source = RandomSource.from_os() if seed is None else RandomSource.seeded(seed)
+    if isinstance(sampling, Allocation):
+        return _allocation(sampling, records, steps, source)
     table = np.zeros((steps, records), dtype=np.bool_)
     for batch_drawn in batches(sampling, records=records, steps=steps, source=source, chunk=records):
         table[batch_drawn.step, batch_drawn.indices.numpy()] = True
@@ -56,6 +58,25 @@ def sampling_findings(plan: Plan, steps: int = STEPS, seed: int | None = None) -
     corrected = {name: min(1.0, p * len(found)) for name, p in found.items()}
     wrong += [f"the test of {name} fails (p = {p:.2g})" for name, p in corrected.items() if p < LEVEL]
     return corrected, wrong
+
+
+def _allocation(
+    sampling: Allocation, records: int, epochs: int, source: RandomSource
+) -> tuple[dict[str, float], list[str]]:
+    """Each record once in every epoch; and the first batches of the epochs are Poisson samples at the rate 1/batches."""
+    epochs = max(20, min(epochs, 4000 // sampling.batches))
+    table = np.zeros((epochs, records), dtype=np.bool_)
+    times = np.zeros((epochs, records), dtype=np.int64)
+    drawn = batches(sampling, records=records, steps=epochs * sampling.batches, source=source, chunk=records)
+    for batch in drawn:
+        epoch, place = divmod(batch.step, sampling.batches)
+        times[epoch, batch.indices.numpy()] += 1
+        if place == 0:
+            table[epoch, batch.indices.numpy()] = True
+    found = _tests(table, 1.0 / sampling.batches, 1.0 / sampling.batches)
+    corrected = {name: min(1.0, p * len(found)) for name, p in found.items()}
+    wrong = [] if (times == 1).all() else ["a record is not in exactly one batch of an epoch"]
+    return corrected, wrong + [f"the test of {name} fails (p = {p:.2g})" for name, p in corrected.items() if p < LEVEL]
 
 
 def _tests(table: Table, rate: float, independent: float | None) -> dict[str, float]:
