@@ -63,7 +63,7 @@ def sampling_findings(plan: Plan, steps: int = STEPS, seed: int | None = None) -
 def _allocation(
     sampling: Allocation, records: int, epochs: int, source: RandomSource
 ) -> tuple[dict[str, float], list[str]]:
-    """Each record once in every epoch; and the first batches of the epochs are Poisson samples at the rate 1/batches."""
+    """Each record once in every epoch; the first batches of the epochs are Poisson samples at the rate 1/batches."""
     epochs = max(20, min(epochs, 4000 // sampling.batches))
     table = np.zeros((epochs, records), dtype=np.bool_)
     times = np.zeros((epochs, records), dtype=np.int64)
