@@ -6,6 +6,7 @@ Imports inside functions count too; imports for type checkers (`if TYPE_CHECKING
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -162,6 +163,12 @@ def test_tests_stand_where_what_they_test_stands() -> None:
     loose = [path.stem.removeprefix("test_") for path in TESTS.glob("test_*.py") if path != Path(__file__)]
     modules_of_root = tuple(path.stem for path in ROOT.glob("[a-z]*.py"))
     assert [name for name in loose if not name.startswith(modules_of_root)] == [], "tests of a room go into its folder"
+
+
+def test_the_tests_that_were_measured_as_slow_exist() -> None:
+    for name in json.loads((TESTS / "slow.json").read_text(encoding="utf8")):
+        path, *_, function = name.split("::")
+        assert f"def {function}(" in (TESTS / path).read_text(encoding="utf8"), f"slow.json names {name}: measure anew"
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sordino import checks
 from sordino.errors import InputError, Refused, did_you_mean
 from sordino.native.kernels import compiled, readable
 
@@ -36,10 +37,9 @@ _SINGLE_OR_DOUBLE = (torch.float32, torch.float64)
 _SHORTEST = 1e-12  # of a vector that is normalised: below, squares underflow in single precision and norms mislead
 
 
-def _positive(owner: object, **values: float) -> None:
+def _positive(owner: object, **values: object) -> None:
     for name, value in values.items():
-        if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-            raise InputError(f"{type(owner).__name__}: {name} must be a positive number, got {value!r}")
+        checks.positive(f"{type(owner).__name__}: {name}", value)
 
 
 @dataclass(frozen=True)
