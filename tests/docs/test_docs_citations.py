@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NAME = r"[A-Z][a-zéöü][A-Za-zéöü-]*"
+NAME = r"(?:De )?[A-Z][a-zéöü][A-Za-zéöü-]*"
 CITED = re.compile(rf"\b({NAME})((?:, {NAME})*(?:,? (?:&|and) {NAME})| et al\.|(?:, {NAME})+|),? \(?((?:19|20)\d\d)\b")
 LICENCES = "catalogue.py"  # names the authors of datasets, not works
 
