@@ -211,6 +211,12 @@ def plan_batches(
     return batches(plan.sampling, records=records, steps=plan.steps, source=source, chunk=chunk, start=start)
 
 
+_PUBLIC = (
+    "The plan's records is a public constant: give the number that you would publish (a rounded one, a known size of "
+    "the cohort); sordino does not tell you the true one, for whoever sees it has learned about the data"
+)
+
+
 def check_records(plan: Plan, records: int) -> None:
     """The plan's public number of records against the data's.
 
@@ -222,12 +228,13 @@ def check_records(plan: Plan, records: int) -> None:
     exact = plan.relation == "replace-one"
     if records > plan.records and isinstance(plan.sampling, TruncatedPoisson):
         raise InputError(
-            f"the dataset has {records} records, more than the plan's {plan.records}: how often the cap cuts in was "
-            f"accounted for that many at most; make the plan with records={records} or more"
+            f"the dataset has more records than the plan's {plan.records}, and how often the cap cuts in was accounted "
+            f"for that many at most. {_PUBLIC}"
         )
     if records != plan.records and (exact or abs(records - plan.records) > plan.records - fewest_records(plan.records)):
+        few = "fewer" if records < plan.records else "more"
         raise InputError(
-            f"the plan is for {plan.records} records but the dataset has {records}: "
-            f"make the plan with records={records}"
-            + (" (under replace-one the number of records is public and must be exact)" if exact else "")
+            f"the plan is for {plan.records} records and the dataset has {few}"
+            + (" (under replace-one the number is public and must be exact). " if exact else ", by more than a tenth. ")
+            + _PUBLIC
         )
