@@ -32,6 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("methods",),
     ("diagnostics",),
     ("runs",),
+    ("sklearn", "hf"),  # for callers of other libraries: nothing of the core knows them
     ("cli",),
 )
 NAMES = re.compile(r"dp[-_ ]?sgd|model[-_ ]?mix|hidden[-_ ]state|dp[-_ ]?mac\b|coupling", re.IGNORECASE)
