@@ -25,6 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("release", "gradients", "accounting"),  # blind to each other
     ("plan",),
     ("records",),
+    ("ranks",),
     ("training",),
     ("audit", "data", "nets"),
     ("features", "report"),
@@ -34,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runs",),
     ("sklearn", "hf"),  # for callers of other libraries: nothing of the core knows them
     ("cli",),
+    ("__main__",),
 )
 NAMES = re.compile(r"dp[-_ ]?sgd|model[-_ ]?mix|hidden[-_ ]state|dp[-_ ]?mac\b|coupling", re.IGNORECASE)
 

@@ -230,7 +230,7 @@ def test_a_plan_for_another_number_of_records_is_refused(records: Records, linea
     with pytest.raises(InputError, match="the dataset has fewer"):
         next(steps_of(linear, records, plan_for(1000), records=200))
     capped = plan_for(199, sampling="truncated-poisson", cap=30)
-    with pytest.raises(InputError, match="more than the plan's 199"):
+    with pytest.raises(InputError, match="more records than the plan's 199"):
         next(steps_of(linear, records, capped, records=200))
     exact = plan_for(199, sampling="partition")
     with pytest.raises(InputError, match="must be exact"):

@@ -67,10 +67,14 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace, recipe: Recipe, resume: bool) -> int:
+    from sordino.ranks import from_environment
     from sordino.runs.run import run_recipe
 
     out = arguments.out or Path("runs") / recipe.run.name
-    result = run_recipe(recipe, out, resume=resume, data_dir=arguments.data_dir)
+    with from_environment() as rank:
+        result = run_recipe(recipe, out, resume=resume, data_dir=arguments.data_dir)
+    if rank is not None and not rank.leads:
+        return 0
     emit(arguments, {**result, "run": str(out)}, _rows(result, out))
     return 0
 

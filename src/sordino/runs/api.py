@@ -15,6 +15,7 @@ import tomli_w
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sordino import ranks
 from sordino.errors import InputError
 from sordino.files import write_atomically
 from sordino.gradients.rows import tensors
@@ -99,6 +100,9 @@ def train(
             return _read_back(folder, model, plan)
         earlier.unlink()  # it speaks of the model before the steps that follow now
     result = fit.train(model, loss, dataset, plan, out=folder, resume=resume, **given)
+    rank = ranks.current()
+    if rank is not None and not rank.leads:
+        return result  # the directory is the leader's
     seed = settings.seed if settings is not None else 0
     write_atomically(folder / "recipe.toml", _described(folder, model, loss, plan, given).encode())
     described = Described(folder.resolve().name, seed, _inputs(dataset, labels), {"stopped_at": result.stopped_at})

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
-from sordino import checks
+from sordino import checks, ranks
 from sordino.errors import InputError, Refused
 from sordino.files import make_folder
 from sordino.gradients import verify
@@ -37,7 +37,7 @@ from sordino.plan.guarantee import Guarantee
 from sordino.randomness import RandomSource
 from sordino.records.companions import companions_of, refuse_shared_companions, refuse_undeclared
 from sordino.records.fitting import check_fits, fitted
-from sordino.records.gradients import Counted, record_gradients
+from sordino.records.gradients import Counted, Divisible, GradientSum, record_gradients
 from sordino.records.momentum import made_up_past
 from sordino.records.reading import Collated, count_records, refuse_dependent_rows, splits
 from sordino.release.ledger import Ledger
@@ -48,6 +48,7 @@ from sordino.training.histogram import NormHistogram, check_declared, release_hi
 from sordino.training.loop import Evaluate, Loop, Reader, Settings
 from sordino.training.progress import say
 from sordino.training.steps import PrivateStep, check_records, plan_batches, private_steps, summed
+from sordino.training.stopping import Stopping
 from sordino.training.updates import Running, Update
 
 Loss = Callable[..., Tensor]
@@ -140,6 +141,33 @@ def train(
         Refused: no guarantee covers what is asked for.
         InputError: a value is wrong; nothing was written.
     """
+    if collate is not None or num_workers:
+        dataset = Collated(dataset, collate or default_collate, checks.whole("num_workers", num_workers))
+    with ranks.leading(ranks.current()):
+        job, source = _job(
+            model, loss, dataset, plan, optimizer=optimizer, lr=lr, settings=settings, evaluate=evaluate, out=out,
+            resume=resume, watch=watch, public=public, callbacks=callbacks,
+        )  # fmt: skip
+        return fit(job, source, plan.guarantee(), resume=resume, first=first)
+
+
+def _job(
+    model: nn.Module,
+    loss: Loss,
+    dataset: Any,
+    plan: Plan,
+    *,
+    optimizer: Callable[..., Optimizer] | None,
+    lr: float | None,
+    settings: Settings | None,
+    evaluate: Evaluate | None,
+    out: Path | str | None,
+    resume: bool,
+    watch: Reader | None,
+    public: Any,
+    callbacks: Sequence[Any],
+) -> tuple[Job, RandomSource]:
+    """What `train` was asked for, checked; nothing has been written."""
     settings = settings or Settings()
     folder = Path(out) if out is not None else None
     check_declared(plan)
@@ -148,8 +176,6 @@ def train(
             "optimizer is an instance: give its class and lr=… (its options in Settings(optimizer_options=…)), for the "
             "run makes it itself, so that it can be rehearsed, saved and resumed"
         )
-    if collate is not None or num_workers:
-        dataset = Collated(dataset, collate or default_collate, checks.whole("num_workers", num_workers))
     dataset = fitted(model, loss, dataset)
     check_records(plan, count_records(dataset))
     refuse_undeclared(plan, replace(plan.contribution, companions=companions_of(model)))
@@ -158,7 +184,7 @@ def train(
         raise InputError("resume needs the directory of the run: give out=")
     update = _update(plan, model, loss, optimizer, lr, settings, public)
     watching = checked(callbacks, plan, settings.eval_every)
-    guarantee = plan.guarantee()
+    guarantee = plan.guarantee()  # refused before anything is read, where there is none
     settings = _checkpoints(plan, settings)
     update.check(dataset)
     check_fits(model, loss, dataset)
@@ -172,12 +198,58 @@ def train(
         names = job.loop().evaluated()
         for callback in watching:
             callback.check(names)
-    seconds = check_first_batch(model, loss, dataset, plan, source, settings)
-    return fit(replace(job, said=header(plan, guarantee, seconds)), source, guarantee, resume=resume, first=first)
+    rank, seconds = ranks.current(), None
+    if rank is None or rank.leads:
+        seconds = check_first_batch(model, loss, dataset, plan, source, settings)
+    return replace(job, said=header(plan, guarantee, seconds)), source
 
 
 def fit(job: Job, source: RandomSource, guarantee: Guarantee, *, resume: bool, first: First | None = None) -> Result:
-    """The one training loop: ledger, checkpoint, private steps, result. `train` checks what goes in."""
+    """The one training loop: ledger, checkpoint, private steps, result. `train` checks what goes in.
+
+    In a process group of several ranks all of them call it: rank 0 makes the run, the others sum chunks of its batches
+    and get its weights and metrics in the end.
+    """
+    rank = ranks.current()
+    if rank is None:
+        return _fit(job, source, guarantee, None, resume=resume, first=first)
+    if first is not None:
+        raise Refused(
+            "private statistics of the data are released by one process, and their result would have to reach the "
+            "others: run without torchrun, or with statistics that are public"
+        )
+    if not rank.leads:
+        return _followed(job, rank, guarantee)
+    with ranks.leading(rank):
+        result = _fit(job, source, guarantee, rank, resume=resume, first=None)
+    rank.tell(ranks.Ended(None, result.metrics, result.seconds, result.skipped_steps))
+    rank.copy_from_leader([*job.model.parameters(), *job.model.buffers()])
+    return result
+
+
+def _followed(job: Job, rank: ranks.Rank, guarantee: Guarantee) -> Result:
+    """A follower's run: chunks of the leader's batches until the leader is done."""
+    past = ranks.SentPast()
+    gradient_sum = _divisible(job.update.gradient_sum(job.dataset, past=past, seed=job.settings.seed), job.plan)
+    with Stopping():  # a signal to all ranks ends the leader after its step, and the leader ends the others
+        told = ranks.end(ranks.follow(gradient_sum, job.model, rank, past))
+    rank.copy_from_leader([*job.model.parameters(), *job.model.buffers()])
+    return Result(job.model, guarantee, told.metrics, told.seconds, told.skipped_steps, {})
+
+
+def _divisible(gradient_sum: GradientSum, plan: Plan) -> Divisible:
+    """The gradient sum, where its chunks can be summed by several processes; else Refused."""
+    if not isinstance(gradient_sum, Divisible):
+        raise Refused(
+            f"this plan of the method {plan.method.name} sums its records in one process "
+            f"({type(gradient_sum).__name__}): run it without torchrun"
+        )
+    return gradient_sum
+
+
+def _fit(
+    job: Job, source: RandomSource, guarantee: Guarantee, rank: ranks.Rank | None, *, resume: bool, first: First | None
+) -> Result:
     plan, folder, settings, loop = job.plan, job.folder, job.settings, job.loop()
     if folder is not None:
         make_folder(folder)
@@ -192,7 +264,10 @@ def fit(job: Job, source: RandomSource, guarantee: Guarantee, *, resume: bool, f
         records = count_records(dataset)
         state = loop.restore()
         start = state.step if not source.secure else max(state.step, done)
-        counted = Counted(job.update.gradient_sum(dataset, past=lambda: loop.past, seed=settings.seed))
+        gradient_sum = job.update.gradient_sum(dataset, past=lambda: loop.past, seed=settings.seed)
+        if rank is not None:
+            gradient_sum = ranks.Divided(_divisible(gradient_sum, plan), job.model, rank, lambda: loop.past)
+        counted = Counted(gradient_sum)
         job.update.begin(state.scalars, Running(source, ledger, records, settings.chunk))
         steps = private_steps(
             plan, counted, records=records, source=source, ledger=ledger, chunk=settings.chunk, start=start,
