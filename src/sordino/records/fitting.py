@@ -6,7 +6,8 @@ error message is often passed on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 
 from sordino.errors import InputError, Refused, SordinoError
 from sordino.gradients.rows import call, tensors, tree_map
+from sordino.records.companions import with_companions
 from sordino.records.reading import row_reader, tensors_of
 from sordino.split import Split
 
@@ -57,11 +59,23 @@ def _labels(targets: Tensor) -> Tensor:
     return targets.long()
 
 
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode: statistics of layers stay as they are, and every module gets its own mode back."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
 def check_fits(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> None:
     """InputError where the model or the loss fails on a record, or a label is no class of the model."""
     try:
-        rows = row_reader(dataset)(torch.arange(1))
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        rows = with_companions(row_reader(dataset)(torch.arange(1)), model, seed=0, step=0)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), _evaluating(model):
             outputs = call(model, rows.inputs)
     except SordinoError:
         raise
