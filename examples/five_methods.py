@@ -1,7 +1,7 @@
 """A student's own dataset and model under each of the five methods, by one recipe each.
 
-Run it with `python examples/five_methods.py`. Two methods have a proof for one kind of model alone, and their recipes say
-so: the hidden state's is linear, DP-MAC's a chain of layers.
+Run it with `python examples/five_methods.py`. Two methods have a proof for one kind of model alone, as their recipes
+say: the hidden state's is linear, DP-MAC's a chain of layers.
 """
 
 import sys

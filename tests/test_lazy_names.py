@@ -41,7 +41,9 @@ for code in sys.argv[1:]:
         del sys.modules[name]  # torch stays: loading it anew would take most of the time
     exec(code, {})
 """
-SUBMODULES = [module.name for module in pkgutil.iter_modules(sordino.__path__) if module.name not in ("_kernels", "__main__")]
+SUBMODULES = [
+    module.name for module in pkgutil.iter_modules(sordino.__path__) if module.name not in ("_kernels", "__main__")
+]
 
 
 def fresh(code: str, *arguments: str) -> str:

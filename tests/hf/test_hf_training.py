@@ -61,7 +61,7 @@ def test_an_adapter_is_trained_with_users_as_the_unit(tmp_path: Path) -> None:
     assert torch.equal(model.transformer.wte.weight, before["transformer.wte.weight"])
     assert (tmp_path / "r" / "report.html").exists()
     assert (tmp_path / "r" / "hf" / "adapter_model.safetensors").exists()
-    with pytest.raises(InputError, match="the dataset has more"):  # rows where users were meant
+    with pytest.raises(InputError, match="the dataset has another number"):  # rows where users were meant
         hf.train(gpt(), ROWS, plan_of(12), Tokenizer(), length=8)
 
 

@@ -98,7 +98,7 @@ MODEL = nn.Linear(5, 2)
         (sordino.Rows(X, Y, record=torch.arange(200) // 2), {}, Refused, "users="),
         ((X, Y), {"model": nn.Linear(5, 2).bfloat16()}, Refused, "bfloat16"),
         ((X, Y), {"optimizer": torch.optim.SGD(MODEL.parameters(), lr=0.1)}, InputError, "is an instance"),
-        ((X, Y), {"plan": {"records": 100}}, InputError, "the dataset has more, by more than a tenth"),
+        ((X, Y), {"plan": {"records": 100}}, InputError, "the dataset has another number"),
         (iter([1]), {}, InputError, "has no length"),
     ],
 )

@@ -33,6 +33,9 @@ def add(commands: Commands) -> None:
     )
     add_code(parser)
     _add_run_flags(parser)
+    parser.add_argument(
+        "--budget", type=Path, metavar="FILE", help="count the run in this budget (sordino budget), or don't start"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with the run in the directory, if there is one")
     parser.set_defaults(run=_train)
     demo = commands.add_parser(
@@ -71,8 +74,9 @@ def _run(arguments: argparse.Namespace, recipe: Recipe, resume: bool) -> int:
     from sordino.runs.run import run_recipe
 
     out = arguments.out or Path("runs") / recipe.run.name
+    budget = getattr(arguments, "budget", None)  # the demo has none
     with from_environment() as rank:
-        result = run_recipe(recipe, out, resume=resume, data_dir=arguments.data_dir)
+        result = run_recipe(recipe, out, resume=resume, data_dir=arguments.data_dir, budget=budget)
     if rank is not None and not rank.leads:
         return 0
     emit(arguments, {**result, "run": str(out)}, _rows(result, out))

@@ -29,6 +29,7 @@ from sordino.files import (
     usable_folder,
     write_atomically,
 )
+from sordino.runs.budget import TOKEN, charged
 from sordino.runs.build import check_companions, private_records
 from sordino.runs.finished import read_result
 from sordino.runs.prepared import work_of
@@ -44,6 +45,7 @@ def run_recipe(
     resume: bool = False,
     data_dir: Path | None = None,
     progress: bool | None = None,
+    budget: Path | None = None,
 ) -> dict[str, Any]:
     """Trains as the recipe says, writes the run directory, and returns what result.json holds.
 
@@ -55,16 +57,17 @@ def run_recipe(
         resume: go on with the run in `out`.
         data_dir: where the datasets are.
         progress: show a bar; None: on a terminal.
+        budget: a budget file (sordino.runs.budget) that the run is counted in.
 
     Raises:
-        InputError: the recipe is wrong; nothing was written.
+        InputError: the recipe is wrong, or the run would exceed the budget; nothing was written.
         Refused: no guarantee covers what it asks for.
     """
     rank = ranks.current()
     if rank is not None and not rank.leads:
         return _followed(recipe, out, rank, data_dir)
     with ranks.leading(rank):
-        done = _made(recipe, out, resume, data_dir, progress)
+        done = _made(recipe, out, resume, data_dir, progress, budget)
     if rank is not None:
         rank.tell(ranks.Ended())
     return done
@@ -86,7 +89,9 @@ def _followed(recipe: Recipe, out: Path, rank: ranks.Rank, data_dir: Path | None
     return {}
 
 
-def _made(recipe: Recipe, out: Path, resume: bool, data_dir: Path | None, progress: bool | None) -> dict[str, Any]:
+def _made(
+    recipe: Recipe, out: Path, resume: bool, data_dir: Path | None, progress: bool | None, budget: Path | None
+) -> dict[str, Any]:
     """The run itself, by the only process or the leader."""
     usable_folder(out)
     if (done := _earlier_result(recipe, out, resume)) is not None:
@@ -103,18 +108,19 @@ def _made(recipe: Recipe, out: Path, resume: bool, data_dir: Path | None, progre
         # another process may have begun or finished the run since: what is there counts once it is locked
         if (done := _earlier_result(recipe, out, resume)) is not None:
             return done
-        return _carried_out(recipe, work, out, resume, made)
+        try:
+            with charged(budget, recipe, work.plan, out, data_dir):
+                return _carried_out(recipe, work, out, resume)
+        except InputError:
+            _take_back(out, made)
+            raise
 
 
-def _carried_out(recipe: Recipe, work: Work, out: Path, resume: bool, made: list[Path]) -> dict[str, Any]:
+def _carried_out(recipe: Recipe, work: Work, out: Path, resume: bool) -> dict[str, Any]:
     write_atomically(out / "recipe.toml", recipe.to_toml().encode())
     if (rank := ranks.current()) is not None:
         rank.tell(ranks.Begin())
-    try:
-        result = work.train(out, resume=resume)
-    except InputError:
-        _take_back(out, made)
-        raise
+    result = work.train(out, resume=resume)
     noise_free = work.without_noise() if recipe.run.noise_free else None
     described = Described(recipe.run.name, recipe.run.seed, work.inputs, _companions(recipe))
     return write_results(out, work.plan, result, described, noise_free)
@@ -157,7 +163,8 @@ def _is_empty(out: Path) -> bool:
 def _take_back(out: Path, made: list[Path]) -> None:
     """The input was wrong after all: if nothing has been released, nothing stays behind."""
     if not (out / "ledger.jsonl").exists():
-        (out / "recipe.toml").unlink(missing_ok=True)
+        for name in ("recipe.toml", TOKEN):
+            (out / name).unlink(missing_ok=True)
         remove_empty(made)
 
 

@@ -41,7 +41,7 @@ from sordino.records.gradients import Counted, Divisible, GradientSum, record_gr
 from sordino.records.momentum import made_up_past
 from sordino.records.reading import Collated, count_records, refuse_dependent_rows, splits
 from sordino.release.ledger import Ledger
-from sordino.sampling import Partition
+from sordino.sampling import Allocation, Partition
 from sordino.training.announced import header, seconds_per_step
 from sordino.training.callbacks import Callback, checked, stopped
 from sordino.training.histogram import NormHistogram, check_declared, release_histogram
@@ -263,7 +263,7 @@ def _fit(
         dataset = first(job.dataset, source, ledger) if first is not None else job.dataset
         records = count_records(dataset)
         state = loop.restore()
-        start = state.step if not source.secure else max(state.step, done)
+        start = state.step if not source.secure else _next_start(plan, max(state.step, done))
         gradient_sum = job.update.gradient_sum(dataset, past=lambda: loop.past, seed=settings.seed)
         if rank is not None:
             gradient_sum = ranks.Divided(_divisible(gradient_sum, plan), job.model, rank, lambda: loop.past)
@@ -361,6 +361,14 @@ def _update(
     if lr is not None:
         update.optimizer, update.lr = optimizer or torch.optim.SGD, lr
     return update
+
+
+def _next_start(plan: Plan, done: int) -> int:
+    """Where a run with a new key goes on: random allocation with its next epoch, for this one's died with its key."""
+    if not isinstance(plan.sampling, Allocation):
+        return done
+    batches = plan.sampling.batches
+    return min(-(-done // batches) * batches, plan.steps)
 
 
 def _refuse_unresumable(plan: Plan, source: RandomSource) -> None:
