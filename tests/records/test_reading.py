@@ -95,7 +95,7 @@ MODEL = nn.Linear(5, 2)
         ((X.long(), Y), {}, InputError, "nothing was spent"),
         ((X[:, :3], Y), {}, InputError, "nothing was spent"),
         ((np.array([["a"]] * 200), Y), {}, InputError, "give numbers"),
-        (sordino.Rows(X, Y, record=torch.arange(200) // 2), {}, Refused, "users="),
+        (sordino.Rows(X, Y, record=torch.arange(200) // 2), {}, InputError, "the dataset has another number"),
         ((X, Y), {"model": nn.Linear(5, 2).bfloat16()}, Refused, "bfloat16"),
         ((X, Y), {"optimizer": torch.optim.SGD(MODEL.parameters(), lr=0.1)}, InputError, "is an instance"),
         ((X, Y), {"plan": {"records": 100}}, InputError, "the dataset has another number"),
