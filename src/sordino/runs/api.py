@@ -51,6 +51,7 @@ def train(
     num_workers: int = 0,
     callbacks: Sequence[Any] = (),
     labels: Sequence[str] | None = None,
+    users: Any = None,
 ) -> Result:
     """Trains `model` in place under `plan` and returns it with its guarantee.
 
@@ -77,6 +78,8 @@ def train(
         callbacks: told of each row of the metrics (`EarlyStopping`, `TensorBoard`, `MLflow`, or a function whose True
             ends the run).
         labels: public names of the classes, kept with the model.
+        users: one id (a whole number or a text) for each row, for a plan with unit="user"; `plan.records` is then the
+            public number of users.
 
     Returns:
         The model, its guarantee, the metrics; `not_private` is for the data's owner only.
@@ -90,7 +93,7 @@ def train(
         "public": public, "collate": collate, "num_workers": num_workers, "callbacks": callbacks,
     }  # fmt: skip
     if out is None:
-        return fit.train(model, loss, dataset, plan, resume=resume, **given)
+        return fit.train(model, loss, dataset, plan, resume=resume, users=users, **given)
     folder = Path(out)
     earlier = folder / "result.json"
     if earlier.exists():
@@ -99,7 +102,7 @@ def train(
         if read_result(earlier).get("stopped_at") is None:
             return _read_back(folder, model, plan)
         earlier.unlink()  # it speaks of the model before the steps that follow now
-    result = fit.train(model, loss, dataset, plan, out=folder, resume=resume, **given)
+    result = fit.train(model, loss, dataset, plan, out=folder, resume=resume, users=users, **given)
     rank = ranks.current()
     if rank is not None and not rank.leads:
         return result  # the directory is the leader's
