@@ -41,6 +41,7 @@ from sordino.training.histogram import NormHistogram, check_declared, release_hi
 from sordino.training.loop import Evaluate, Loop, Reader, Settings
 from sordino.training.steps import PrivateStep, check_records, plan_batches, private_steps, summed
 from sordino.training.updates import Running, Update
+from sordino.training.witness import bind
 
 Loss = Callable[..., Tensor]
 First = Callable[[Any, RandomSource, Ledger], Any]
@@ -152,10 +153,14 @@ def fit(job: Job, source: RandomSource, guarantee: Guarantee, *, resume: bool, f
             raise InputError(f"{folder} holds a run already: resume it, or give another directory")
         if done:
             _refuse_unresumable(plan, source)
+            _require_contiguous(ledger, done)
         ledger.guard(Explained(plan, ledger.entries))
+        loop.ledger = ledger
+        if loop.checkpoints is not None and settings.saves:
+            bind(loop.checkpoints, ledger, job.dataset, progress=settings.progress)
+        state = loop.restore()
         dataset = first(job.dataset, source, ledger) if first is not None else job.dataset
         records = count_records(dataset)
-        state = loop.restore()
         start = state.step if not source.secure else max(state.step, done)
         counted = Counted(job.update.gradient_sum(dataset, past=lambda: loop.past, seed=settings.seed))
         job.update.begin(state.scalars, Running(source, ledger, records, settings.chunk))
@@ -257,6 +262,17 @@ def _refuse_unresumable(plan: Plan, source: RandomSource) -> None:
         raise Refused(
             "a run with the momentum of single records can't be resumed: the momenta are private, so no checkpoint "
             "holds them; start anew in another directory, or use inner_length and inner_decay"
+        )
+
+
+def _require_contiguous(ledger: Ledger, done: int) -> None:
+    """InputError where steps are missing in the ledger, or out of their order."""
+    steps = [entry["step"] for entry in ledger.entries if entry["purpose"] == "gradient"]
+    if steps != list(range(done)):
+        first = next((i for i, step in enumerate(steps) if step != i), len(steps))
+        raise InputError(
+            f"{ledger.path}: the steps are not 0 to {done - 1} in their order (step {first} is missing or out of its "
+            "place): the ledger was edited or damaged; restore it from a copy, or start anew in another directory"
         )
 
 
