@@ -12,12 +12,15 @@ torch.set_num_threads(1)
 
 HERE = Path(__file__).parent
 SLOW = (
-    *("audit/", "benchmarks/", "instruments/", "records/", "sixth/"),
+    *("audit/", "benchmarks/", "bit_identity/", "experiments/", "methods/sixth/"),
+    *("diagnostics/instruments/", "diagnostics/test_doctor.py"),
     *("gradients/test_attacks.py", "gradients/test_flow.py", "gradients/test_properties.py"),
-    *("hidden/test_hidden_recipe.py", "hidden/test_hidden_training.py"),
-    *("mac/test_mac_audit.py", "mac/test_mac_run.py", "mac/test_mac_training.py"),
-    *("test_batchclipping_recipes.py", "test_clipping_bias_recipes.py", "test_doctor.py", "test_mixed_training.py"),
-    *("test_modelmix_recipes.py", "test_planner.py", "test_sweep", "test_train.py", "test_training_peer_issues.py"),
+    *("methods/hidden_state/test_hidden_recipe.py", "methods/hidden_state/test_hidden_training.py"),
+    *("methods/hidden_state/test_last_iterate.py", "methods/hidden_state/test_planner.py"),
+    *("methods/dp_mac/test_mac_audit.py", "methods/dp_mac/test_mac_run.py", "methods/dp_mac/test_mac_training.py"),
+    *("methods/modelmix/test_audit_modelmix.py", "methods/modelmix/test_mixed_training.py"),
+    *("methods/modelmix/test_modelmix_recipes.py", "runs/test_batchclipping_recipes.py", "runs/test_sweep"),
+    *("training/test_train.py", "training/test_training_peer_issues.py"),
 )
 """Files and folders with whole runs, audits and searches. A test or a module may also mark itself."""
 MARKED = {"models/": "models", "report/test_report_browser.py": "browser", **dict.fromkeys(SLOW, "slow")}

@@ -147,6 +147,20 @@ def test_the_root_has_about_ten_modules() -> None:
     assert len(list(ROOT.glob("[a-z]*.py"))) <= 12
 
 
+TESTS = Path(__file__).parent
+OUTSIDE = ("benchmarks", "bit_identity", "docs", "experiments", "methods/sixth", "models")
+"""Folders of tests that mirror no folder of the package."""
+
+
+def test_tests_stand_where_what_they_test_stands() -> None:
+    for path in TESTS.rglob("test_*.py"):
+        folder = path.parent.relative_to(TESTS).as_posix()
+        assert folder in OUTSIDE or (ROOT / folder).is_dir(), f"{path}: the package has no {folder}/"
+    loose = [path.stem.removeprefix("test_") for path in TESTS.glob("test_*.py") if path != Path(__file__)]
+    modules_of_root = tuple(path.stem for path in ROOT.glob("[a-z]*.py"))
+    assert [name for name in loose if not name.startswith(modules_of_root)] == [], "tests of a room go into its folder"
+
+
 @pytest.mark.parametrize(
     ("module", "line", "check", "said"),
     [

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import small_plan
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from small_audits import small_plan
 from sordino import data
 from sordino.audit import audit_plan, check_neighbouring, neighbouring
 from sordino.clipping import FlatClip, NormalisedClip

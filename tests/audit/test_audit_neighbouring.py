@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from small import RECORDS, small_data, small_model, small_plan
 from torch.nn.functional import cross_entropy
 
+from small_audits import RECORDS, small_data, small_model, small_plan
 from sordino.audit import check_neighbouring, neighbouring
 from sordino.clipping import AutomaticClip, FlatClip, L1Clip, L2LinfClip, NormalisedClip, PerLayerClip
 from sordino.errors import ClaimBroken, InputError

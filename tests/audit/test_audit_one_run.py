@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from small import RECORDS, small_data, small_model, small_plan
 from torch.nn.functional import cross_entropy
 
+from small_audits import RECORDS, small_data, small_model, small_plan
 from sordino.audit import AuditResult, audit_plan, run_audit
 from sordino.audit.bounds import p_value_curve
 from sordino.audit.canaries import CanaryGradients, make_canaries

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from small import small_data, small_model, small_plan
 from torch.nn.functional import cross_entropy
 
+from small_audits import small_data, small_model, small_plan
 from sordino.audit import AuditResult, audit_plan
 from sordino.audit.faults import iterates_clipped_apart, views_clipped_apart
 from sordino.audit.record_canaries import audit_record_vectors

@@ -32,7 +32,7 @@ def name(page: Path) -> str:
 
 
 WITH_CODE = [page for page in PAGES if blocks(page) and page.name != "README.md"]
-"""The README's code is run by tests/test_readme.py."""
+"""The README's code is run by tests/docs/test_readme.py."""
 
 
 @pytest.mark.slow

@@ -265,7 +265,7 @@ def compiled() -> Kernels | None:
     return found if agrees(found) else None
 
 
-# of the 8,192 sums that `trial` describes, rounded exactly: tests/test_kernels.py has it from 176-bit arithmetic
+# of the 8,192 sums that `trial` describes, rounded exactly: tests/native/test_kernels.py has it from 176-bit arithmetic
 _ROUNDED_EXACTLY = "f084a03fdfa140f0a266ab66d88b6e3c"
 
 
@@ -286,7 +286,7 @@ def agrees(kernels: Kernels) -> bool:
     return _decides(kernels, *trial()) and _adds_up(kernels) and _encrypts(kernels)
 
 
-# blocks 0 to 36 of AES-256-CTR under the key 00 01 … 1f: tests/test_keystream.py has it from OpenSSL
+# blocks 0 to 36 of AES-256-CTR under the key 00 01 … 1f: tests/randomness/test_keystream.py has it from OpenSSL
 _ENCRYPTED = "e6ce71feb7f998d541dd6a06d6f236c1"
 
 

@@ -2,7 +2,7 @@
 
 They are for T (twice our t), softplus hidden layers without biases, ‖z‖ ≤ T_z for inputs and targets, sums without the
 factor 1/2S (which appendix H still carries: it is left out here). docs/guarantees/dp_mac.md lists what is wrong with
-them; tests/mac/test_mac_bounds.py finds records that exceed three of them.
+them; tests/methods/dp_mac/test_mac_bounds.py finds records that exceed three of them.
 """
 
 from __future__ import annotations

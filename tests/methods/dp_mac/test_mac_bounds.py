@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mac_nets import layer as make_layer
 from torch import Tensor
 
-from mac.nets import layer as make_layer
 from sordino.methods.dp_mac import printed
 from sordino.methods.dp_mac.bounds import Radii, Sensitivities, sensitivities
 from sordino.methods.dp_mac.network import ACTIVATIONS, Layer

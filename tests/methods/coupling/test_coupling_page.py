@@ -13,7 +13,7 @@ import pytest
 
 def experiment(name: str) -> Any:
     """A script of experiments/, under a name of its own: as `coupling` it would hide this folder from other tests."""
-    path = Path(__file__).parents[2] / "experiments" / f"{name}.py"
+    path = Path(__file__).parents[3] / "experiments" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"experiment_{name}", path)
     assert spec is not None
     assert spec.loader is not None

@@ -12,7 +12,7 @@ import pytest
 
 from sordino.methods.hidden_state.schedules import closing
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_page_shows_the_result_file() -> None:

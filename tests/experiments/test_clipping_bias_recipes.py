@@ -15,7 +15,7 @@ from sordino.cli import main
 from sordino.data.glove import TEXTS
 from sordino.runs.recipe import Recipe
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "experiments" / "recipes").glob("bias_*.toml"))
 WORDS = ["good", "bad", "never", "great", "!", "best"]
 

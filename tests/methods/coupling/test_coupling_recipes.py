@@ -22,7 +22,7 @@ RECIPE = small_toml(
     train={"steps": 2, "lr": 0.1},
     public={"records": 300, "origin": "images that a shop published itself", "expected_batch": 64, "shared": "drop"},
 )
-KEPT = Path(__file__).parents[2] / "experiments" / "recipes"
+KEPT = Path(__file__).parents[3] / "experiments" / "recipes"
 
 
 def read(tmp_path: Path, *overrides: str) -> Recipe:

@@ -12,7 +12,7 @@ import pytest
 from sordino.cli import main
 from sordino.runs.recipe import Recipe
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "experiments" / "recipes").glob("modelmix_*.toml"))
 SMALL = {
     "data.name": "fashion-mnist-mini", "features.name": "none", "model.name": "linear", "sampling.expected_batch": 40,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from scipy import integrate, stats
-from small import RECORDS, small_data, small_model
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from small_audits import RECORDS, small_data, small_model
 from sordino.audit import AuditResult, audit_plan
 from sordino.audit.canaries import make_canaries
 from sordino.audit.noise_check import NoiseCheck, distribution

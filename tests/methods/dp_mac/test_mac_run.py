@@ -141,7 +141,7 @@ def test_thresholds_and_second_order_are_in_the_plan() -> None:
 
 
 def test_the_experiments_recipes_are_valid() -> None:
-    folder = Path(__file__).parents[2] / "experiments" / "recipes"
+    folder = Path(__file__).parents[3] / "experiments" / "recipes"
     widths = {path.stem: read(Recipe.read(path)).widths for path in sorted(folder.glob("mac_*.toml"))}
     assert widths["mac_usps_autoencoder"] == (256, 300, 100, 20, 100, 300, 256)
     assert widths["mac_mnist_eps2"] == (60, 300, 10)

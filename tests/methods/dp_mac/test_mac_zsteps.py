@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from mac_nets import network, records
 
-from mac.nets import network, records
 from sordino.errors import InputError
 from sordino.methods.dp_mac.network import Network, chain, loss
 from sordino.methods.dp_mac.taylor import expand

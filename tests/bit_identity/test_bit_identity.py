@@ -1,6 +1,6 @@
 """Nothing changes for users: every method's runs give the same ledgers, metrics and weights, bit for bit.
 
-Where a change of the numbers is meant, `python tests/records/make.py` writes the record anew.
+Where a change of the numbers is meant, `python tests/bit_identity/make.py` writes the record anew.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mac_nets import network
 
-from mac.nets import network
 from sordino.errors import InputError
 from sordino.methods.dp_mac.coefficients import Polynomial
 from sordino.methods.dp_mac.optimise import WSteps, convex, minimiser, slope, w_step

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mac_nets import network, records
 
-from mac.nets import network, records
 from sordino.audit import check_neighbouring
 from sordino.clipping import FlatClip
 from sordino.errors import ClaimBroken, InputError

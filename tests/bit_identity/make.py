@@ -1,9 +1,9 @@
 """The bit-identity record: short runs of every method with an insecure seed, their ledgers, metrics and weights.
 
-    python tests/records/make.py            rewrites tests/records/bit_identity.json
-    python tests/records/make.py --old      rewrites tests/records/old_run as well (a run that was killed half-way)
+    python tests/bit_identity/make.py            rewrites tests/bit_identity/bit_identity.json
+    python tests/bit_identity/make.py --old      rewrites tests/bit_identity/old_run as well (a run killed half-way)
 
-tests/records/test_bit_identity.py makes the same runs and compares. A change of the numbers is a change of what users
+test_bit_identity.py makes the same runs and compares. A change of the numbers is a change of what users
 get: the record is written anew only where that is meant (for example when sums are added in another order), and it
 names the commit that wrote it. The package before it was moved into its rooms (commit 5a436b9) and the one after
 (commit a5afda6) wrote the same record.

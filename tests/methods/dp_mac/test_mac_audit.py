@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from test_mac_run import CLASSIFIER
 
-from mac.test_mac_run import CLASSIFIER
 from sordino.cli import main
 from sordino.methods.dp_mac import plan
 from sordino.methods.dp_mac.audit import audit_mac
