@@ -98,7 +98,9 @@ def parse(content: bytes, path: Path) -> Chain:
         values.append(_object(line, place))
         seal = _SEAL.search(line)
         if (chained and not seal) or ("hash" in values[-1]) is not bool(seal):
-            raise InputError(f"{place}: the line has no hash in its place. The ledger was edited or damaged: {_RESTORE}")
+            raise InputError(
+                f"{place}: the line has no hash in its place. The ledger was edited or damaged: {_RESTORE}"
+            )
         body = line if seal is None else line[: seal.start()] + b"}"
         before = hashlib.sha256(before + body).digest()
         if seal is not None and before.hex().encode() != seal[1]:
