@@ -31,7 +31,7 @@ from sordino import data, features, nets
 from sordino.clipping import Clipping, FlatClip
 from sordino.data import Split
 from sordino.data.glove import VectorTokenizer, read_glove, standardised
-from sordino.diagnostics.instruments import Schedule, Watch
+from sordino.diagnostics.instruments import ReadingSteps, Watch
 from sordino.files import write_atomically
 from sordino.plan import Plan
 from sordino.plan.contribution import Augmentation, InnerMomentum
@@ -269,7 +269,7 @@ def run(part: Part, job: Job) -> dict[str, Any]:
     rows = part.rows(column, job.held_out)
     plan, model = make_plan(part, column, rows, job.epsilon), make_model(column, rows, job.seed)
     watch = Watch(
-        Schedule(max(1, -(-plan.steps // READINGS))),
+        ReadingSteps(max(1, -(-plan.steps // READINGS))),
         nn.functional.cross_entropy,
         lambda: part_of(rows.test, 0, part.watched),
         plan.clipping,

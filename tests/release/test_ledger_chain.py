@@ -138,7 +138,7 @@ def test_a_ledger_of_a_later_format_asks_for_an_upgrade(path: Path) -> None:
     fill(path, 0)
     header = {**HEADER, "kind": "plan", "format": 3}
     path.write_text(json.dumps(header) + "\n")
-    with pytest.raises(InputError, match="format 3.*upgrade"):
+    with pytest.raises(InputError, match=r"format 3.*upgrade"):
         read_ledger(path)
 
 

@@ -204,5 +204,5 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(records: Recor
     assert state is not None
     assert state.step == 1
     (tmp_path / "step-000000001.safetensors").unlink()
-    with pytest.raises(SordinoError, match="no checkpoint.*can be read"):
+    with pytest.raises(SordinoError, match=r"no checkpoint.*can be read"):
         TrainState.load(tmp_path, "run")

@@ -70,11 +70,11 @@ def add(commands: Commands) -> None:
 
 def _sweep(arguments: argparse.Namespace) -> int:
     from sordino.runs.recipe import Recipe
-    from sordino.runs.sweep import Axis, Sweep, run_sweep
+    from sordino.runs.sweep import Sweep, SweptKey, run_sweep
 
     sweep = Sweep(
         arguments.recipe,
-        tuple(map(Axis.parse, arguments.over)),
+        tuple(map(SweptKey.parse, arguments.over)),
         arguments.seeds,
         arguments.metric,
         tuple(arguments.set),

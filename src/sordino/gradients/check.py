@@ -16,7 +16,7 @@ from sordino.gradients.engine import Iterates, clipped_sum, layers, row_loss
 from sordino.gradients.neutral import Neutral
 from sordino.gradients.rows import ClippedSum, Rows, call, checked, take, tree_map
 from sordino.gradients.spectral import frozen, power_iterations
-from sordino.gradients.survey import survey, trainable
+from sordino.gradients.survey import checked_parameters, survey
 
 
 def brute_force(
@@ -30,7 +30,7 @@ def brute_force(
     iterates: Iterates | None = None,
 ) -> ClippedSum:
     """The definition of ``clipped_sum``, one row at a time with plain autograd. ``chunk`` is accepted and ignored."""
-    parameters = trainable(model)
+    parameters = checked_parameters(model)
     n, records = checked(rows)
     owner = torch.arange(n) if rows.record is None else rows.record
     steps: Iterates = [({}, 1.0)] if iterates is None else iterates

@@ -58,6 +58,6 @@ def _include(found: Any, values: Any) -> None:
         found.update(f"{t.dtype} {tuple(t.shape)};".encode())
         flat = t.detach().cpu().contiguous().reshape(-1)
         if flat.numel():
-            raw = memoryview(flat.view(torch.uint8).numpy())
+            raw = memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
             for start in range(0, len(raw), _PIECE):
                 found.update(raw[start : start + _PIECE])

@@ -20,6 +20,7 @@ from sordino.gradients.assurance import Assurance
 from sordino.gradients.memory import Pool
 from sordino.gradients.runs import stable
 from sordino.gradients.spectral import advance
+from sordino.gradients.survey import trainable
 from sordino.plan.contribution import Augmentation, Contribution, InnerMomentum
 from sordino.plan.core import Plan
 from sordino.records.companions import companions_of, with_companions
@@ -194,9 +195,8 @@ def plan_gradients(
 
 def empty_sum(model: nn.Module) -> ClippedSum:
     """The sum over no records: zeros in the shape of every trainable parameter."""
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return ClippedSum(
-        sums={name: torch.zeros(p.shape, dtype=torch.float64, device=p.device) for name, p in trainable.items()},
+        sums={name: torch.zeros(p.shape, dtype=torch.float64, device=p.device) for name, p in trainable(model).items()},
         norms=torch.zeros(0),
         dropped=0,
         losses=torch.zeros(0),

@@ -1,8 +1,8 @@
 """The lines of a ledger file, and the chain of hashes that holds them together.
 
 Formal contract (format 2). Line 0 is the plan, each further line a release or the adoption of a copy. With bodyᵢ the
-bytes of line i without its last key, hash₀ = SHA-256(body₀) and hashᵢ = SHA-256(hashᵢ₋₁ ‖ bodyᵢ); the line is bodyᵢ with
-`"hash": hashᵢ` as its last key. So each line fixes all bytes before it: whoever knows hashₙ can tell every edit,
+bytes of line i without its last key, hash₀ = SHA-256(body₀) and hashᵢ = SHA-256(hashᵢ₋₁ ‖ bodyᵢ); the line is bodyᵢ
+with `"hash": hashᵢ` as its last key. So each line fixes all bytes before it: whoever knows hashₙ can tell every edit,
 exchange, removal or insertion up to line n. What the chain can't tell by itself is that lines are missing at the end,
 or that everything was written anew; for that the last hash is kept elsewhere (checkpoint, result, model, signature).
 

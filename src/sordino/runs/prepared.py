@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from sordino import data, features, nets
 from sordino.audit.one_run import AuditResult, audit_plan
-from sordino.diagnostics.instruments import Schedule, Watch
+from sordino.diagnostics.instruments import ReadingSteps, Watch
 from sordino.diagnostics.instruments.watch import check_watched, source_of_rows
 from sordino.errors import InputError, Refused
 from sordino.features.private import Normaliser
@@ -177,7 +177,7 @@ def _watch(prepared: Prepared, normaliser: Normaliser | None) -> Watch:
     origin, split = watched_rows(prepared)
     some = data.Split(split.inputs[: section.rows], split.targets[: section.rows])
     return Watch(
-        Schedule(section.every or 1, section.window),
+        ReadingSteps(section.every or 1, section.window),
         cross_entropy,
         lambda: some if normaliser is None else normaliser.apply(some),
         prepared.plan.clipping,

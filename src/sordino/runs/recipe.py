@@ -16,6 +16,7 @@ A key that is not known is an error that names the nearest one; nothing is silen
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 import types
 import typing
@@ -27,6 +28,7 @@ from typing import Any, get_type_hints
 import tomli_w
 
 from sordino import registry
+from sordino.checks import brief
 from sordino.errors import InputError, Refused, did_you_mean
 from sordino.plan.contribution import Augmentation
 
@@ -36,6 +38,14 @@ class RunSection:
     name: str = "run"  # of the run directory and of the report
     seed: int = 0  # of initialisation and other public randomness; never of noise or sampling
     noise_free: bool = False  # also train without noise, as a yardstick: NOT private, for public data only
+
+    def __post_init__(self) -> None:
+        plain = self.name.isprintable() and not set(self.name) & set('/\\:*?"<>|') and self.name == self.name.strip()
+        if not plain or self.name.startswith(".") or not 1 <= len(self.name.encode(errors="replace")) <= 120:
+            raise InputError(
+                f"run.name = {brief(self.name)} names the run directory: give 1 to 120 printable characters without "
+                "slashes, not beginning with a dot; another place is given with --out"
+            )
 
 
 @dataclass(frozen=True)
@@ -196,19 +206,21 @@ class Recipe:
             raise InputError(f"there is no recipe {path}") from None
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path} can't be read: {error}") from error
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"{path} is not valid TOML: {error}") from error
+        except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets in brackets in …
+            said = error if isinstance(error, tomllib.TOMLDecodeError) else "a number or a nesting beyond all bounds"
+            raise InputError(f"{path} is not valid TOML: {said}") from error
         for override in overrides:
             _override(document, override)
         try:
             return cls.from_dict(document)
         except InputError as error:
-            raise type(error)(f"{path}: {error}") from error
+            raise error.within(str(path)) from error
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Recipe:
         sections = get_type_hints(cls)
         _no_unknown(document, sections, "section")
+        _refuse_boundless(document, "")
         recipe = cls(
             **{
                 name: _parse_section(name, kind, document.get(name, {}))
@@ -237,6 +249,25 @@ class Recipe:
                 getattr(value, "options", {})
             )
         return tomli_w.dumps(document)
+
+
+DEEPEST = 8
+
+
+def _refuse_boundless(value: Any, place: str, depth: int = 0) -> None:
+    """Numbers that no setting can mean: integers beyond 64 bits, and what is not finite; nesting without end."""
+    if depth > DEEPEST:
+        raise InputError(f"{place} is nested more than {DEEPEST} deep")
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            _refuse_boundless(entry, f"{place}.{key}".lstrip("."), depth + 1)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            _refuse_boundless(entry, place, depth + 1)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise InputError(f"{place} is a number beyond 64 bits: give a smaller one")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{place} = {value} must be a finite number")
 
 
 def _is_required(cls: type, name: str) -> bool:
@@ -279,7 +310,7 @@ def _convert(key: str, hint: Any, value: Any) -> Any:
         if isinstance(option, type) and isinstance(value, option) and isinstance(value, bool) == (option is bool):
             return value
     wanted = " or ".join(o.__name__ for o in options if o is not type(None))
-    raise InputError(f"{key} = {value!r} must be of type {wanted}")
+    raise InputError(f"{key} = {brief(value)} must be of type {wanted}")
 
 
 def _override(document: dict[str, Any], override: str) -> None:
@@ -287,10 +318,14 @@ def _override(document: dict[str, Any], override: str) -> None:
     section, dot, name = key.strip().partition(".")
     if not (equals and dot and section and name):
         raise InputError(f"--set {override!r}: write section.key=value, for example train.lr=0.5")
+    if "\n" in text or "\r" in text:
+        raise InputError(f"--set {override!r}: a value is on one line")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()  # a bare word is a string
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"--set {brief(override)}: a number or a nesting beyond all bounds") from error
     document.setdefault(section, {})
     if not isinstance(document[section], dict):
         raise InputError(f"--set {override!r}: [{section}] is not a section")

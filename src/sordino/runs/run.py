@@ -13,7 +13,6 @@ Everything that can be wrong with the input is found before the directory is mad
 
 from __future__ import annotations
 
-import json
 import platform
 import shutil
 import time
@@ -29,8 +28,17 @@ from sordino import report
 from sordino.audit.one_run import AuditResult
 from sordino.diagnostics.instruments.watch import check_watched
 from sordino.errors import InputError, SordinoError
-from sordino.files import json_bytes, locked, write_atomically
+from sordino.files import (
+    PARTIAL,
+    json_bytes,
+    locked,
+    make_folder,
+    remove_empty,
+    usable_folder,
+    write_atomically,
+)
 from sordino.runs.build import check_companions, private_records
+from sordino.runs.finished import read_result
 from sordino.runs.prepared import work_of
 from sordino.runs.recipe import Recipe
 from sordino.runs.work import Work
@@ -61,26 +69,27 @@ def run_recipe(
         InputError: the recipe is wrong; nothing was written.
         Refused: no guarantee covers what it asks for.
     """
+    usable_folder(out)
     if (done := _earlier_result(recipe, out, resume)) is not None:
         return done
     private_records(recipe)  # public rows under a method that would not look at them are refused here
     check_watched(recipe)
     check_companions(recipe)
     work = work_of(recipe, data_dir, progress)
-    out.mkdir(parents=True, exist_ok=True)
+    made = make_folder(out)
     with locked(out):
         # another process may have begun or finished the run since: what is there counts once it is locked
         if (done := _earlier_result(recipe, out, resume)) is not None:
             return done
-        return _carried_out(recipe, work, out, resume)
+        return _carried_out(recipe, work, out, resume, made)
 
 
-def _carried_out(recipe: Recipe, work: Work, out: Path, resume: bool) -> dict[str, Any]:
+def _carried_out(recipe: Recipe, work: Work, out: Path, resume: bool, made: list[Path]) -> dict[str, Any]:
     write_atomically(out / "recipe.toml", recipe.to_toml().encode())
     try:
         result = work.train(out, resume=resume)
     except InputError:
-        _take_back(out)
+        _take_back(out, made)
         raise
     noise_free = work.without_noise() if recipe.run.noise_free else None
     return _write_results(recipe, work, result, noise_free, out)
@@ -95,7 +104,7 @@ def _earlier_result(recipe: Recipe, out: Path, resume: bool) -> dict[str, Any] |
     """What an earlier, complete run of the same recipe in `out` found; None when there is work to do."""
     earlier = out / "recipe.toml"
     if not earlier.exists():
-        if out.exists() and any(out.iterdir()):
+        if out.exists() and not _is_empty(out):
             raise InputError(f"{out} is not empty and holds no run: give another directory with --out")
         return None
     if not resume:
@@ -109,16 +118,22 @@ def _earlier_result(recipe: Recipe, out: Path, resume: bool) -> dict[str, Any] |
         return None
     if not (out / "report.html").exists():
         report.write(out)
-    document: dict[str, Any] = json.loads(finished.read_text(encoding="utf8"))
-    return document
+    return read_result(finished)
 
 
-def _take_back(out: Path) -> None:
+def _is_empty(out: Path) -> bool:
+    """Nothing is there but what a kill left while the recipe was written."""
+    try:
+        return all(path.name == f"recipe.toml{PARTIAL}" for path in out.iterdir())
+    except OSError as error:
+        raise InputError(f"{out} can't be read: {error.strerror or error}") from error
+
+
+def _take_back(out: Path, made: list[Path]) -> None:
     """The input was wrong after all: if nothing has been released, nothing stays behind."""
     if not (out / "ledger.jsonl").exists():
-        (out / "recipe.toml").unlink()
-        if not any(out.iterdir()):
-            out.rmdir()
+        (out / "recipe.toml").unlink(missing_ok=True)
+        remove_empty(made)
 
 
 def _write_results(recipe: Recipe, work: Work, result: Result, noise_free: Result | None, out: Path) -> dict[str, Any]:
@@ -155,7 +170,7 @@ def _write_results(recipe: Recipe, work: Work, result: Result, noise_free: Resul
     }
     if result.histogram is not None:
         write_atomically(out / "histogram.json", json_bytes(result.histogram.to_dict()))
-    write_atomically(out / "not_private.json", json_bytes({"warning": NOT_PRIVATE, **result.not_private}))
+    write_atomically(out / "not_private.json", json_bytes({"warning": NOT_PRIVATE, **result.not_private}), private=True)
     write_atomically(out / "result.json", json_bytes(document))
     report.write(out)
     shutil.rmtree(out / "checkpoint", ignore_errors=True)

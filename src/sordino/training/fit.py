@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sordino.errors import InputError, Refused
+from sordino.files import make_folder
 from sordino.gradients import verify
 from sordino.plan.core import Plan
 from sordino.plan.explained import Explained
@@ -146,7 +147,7 @@ def fit(job: Job, source: RandomSource, guarantee: Guarantee, *, resume: bool, f
     """The one training loop: ledger, checkpoint, private steps, result. `train` checks what goes in."""
     plan, folder, settings, loop = job.plan, job.folder, job.settings, job.loop()
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     with Ledger.open(folder / "ledger.jsonl" if folder else None, plan.to_dict()) as ledger:
         done = ledger.last_step("gradient") + 1
         if done and not resume:

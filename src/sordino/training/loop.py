@@ -103,7 +103,7 @@ class Loop:
         self.checkpoints = folder / "checkpoint" if folder else None
         self.metrics = MetricsLog(folder / "metrics.jsonl" if folder else None)
         apart = self.checkpoints if watch is not None and watch.not_private else None  # until not_private.json has it
-        self.watch, self.readings = watch, MetricsLog(apart / "not_private.jsonl" if apart else None)
+        self.watch, self.readings = watch, MetricsLog(apart / "not_private.jsonl" if apart else None, private=True)
         self.fingerprint, self.label = fingerprint, label
         self.ledger: Ledger | None = None  # whose head is kept with each checkpoint
         trained = [p for p in model.parameters() if p.requires_grad]
@@ -130,8 +130,8 @@ class Loop:
     def restore(self) -> TrainState:
         """The last checkpoint, put into model and optimizer; or the state before the first step.
 
-        What was measured after it, of weights that are lost, is dropped. A ledger that does not hold what the checkpoint
-        was written after is refused first.
+        What was measured after it, of weights that are lost, is dropped. A ledger that does not hold what the
+        checkpoint was written after is refused first.
         """
         saved = TrainState.load(self.checkpoints, self.fingerprint) if self.checkpoints else None
         if saved is not None and self.ledger is not None:

@@ -8,6 +8,7 @@ found. Nothing is pickled: reading a checkpoint runs no code.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import InputError, SordinoError
-from sordino.files import write_atomically
+from sordino.files import make_folder, write_atomically
 from sordino.release.ledger_lines import Head
 from sordino.training.sealed import read_sealed, sealed
 from sordino.training.updates import Average
@@ -59,10 +60,11 @@ class TrainState:
         if self.ledger is not None:
             document["ledger"] = self.ledger.to_dict()
         path = folder / f"step-{self.step:09d}.safetensors"
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, sealed(tensors, document))
+        make_folder(folder, private=True)
+        write_atomically(path, sealed(tensors, document), private=True)
         for old in sorted(folder.glob("step-*.safetensors"))[:-KEEP]:
-            old.unlink()
+            with contextlib.suppress(OSError):  # one too many does no harm
+                old.unlink()
         return path
 
     @classmethod

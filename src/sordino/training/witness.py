@@ -3,7 +3,7 @@
 `checkpoint/run.json` is written before the first release, readable by its owner only, and goes with the checkpoints
 when the run is complete. On resume
 
-- a ledger of another name means that this run's ledger was lost or exchanged: refused, also before the first checkpoint;
+- a ledger of another name means that this run's ledger was lost or exchanged: refused, also without a checkpoint;
 - other records than those that the run began with are refused. Under add/remove two datasets of equal size are not even
   neighbours, and the ledger would charge each for the other's steps.
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sordino.errors import InputError, SordinoError
-from sordino.files import json_bytes, sync_folder
+from sordino.files import json_bytes, make_folder, write_atomically
 from sordino.records.digest import KEY_BYTES, keyed_digest
 from sordino.release.ledger import Ledger
 from sordino.training.progress import working
@@ -51,7 +51,9 @@ def bind(checkpoints: Path, ledger: Ledger, dataset: Any, *, progress: bool | No
     if ledger.entries or ledger.run is None:
         return  # begun by a version that kept no such file
     document = {"warning": _WARNING, "run": ledger.run, "key": os.urandom(KEY_BYTES).hex()}
-    _write(path, {**document, "digest": _digest(dataset, document, path, progress)})
+    content = json_bytes({**document, "digest": _digest(dataset, document, path, progress)})
+    make_folder(checkpoints, private=True)
+    write_atomically(path, content, private=True)
 
 
 def _digest(dataset: Any, document: dict[str, Any], path: Path, progress: bool | None) -> str | None:
@@ -75,20 +77,3 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _damaged(path: Path, why: str) -> SordinoError:
     return SordinoError(f"{path} can't be read ({why}): restore it, or start anew in another directory")
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    """Whole or not at all, and readable by the owner only from its first byte on."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(json_bytes(document))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise SordinoError(f"{path} can't be written: {error.strerror or error}") from error
-    sync_folder(path.parent)
