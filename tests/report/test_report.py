@@ -85,7 +85,7 @@ def test_a_ledger_that_is_not_complete_says_so(tmp_path: Path) -> None:
 
 def test_like_releases_are_one_row_and_counted(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path))
-    assert "gradient 0–599 600 Gaussian, σ = 4.05 0.1 in l2 poisson, q = 0.136533 39 700" in page.text
+    assert "gradient 0–599 600 Gaussian, 4.05 × sensitivity 0.1 in l2 poisson, q = 0.136533 39 700" in page.text
     assert f"{STEPS} releases" in page.text
 
 
@@ -94,7 +94,7 @@ def test_any_difference_or_gap_begins_a_new_row() -> None:
     steps = [{**entry, "step": s} for s in (0, 1, 2, 5, 6)] + [{**entry, "step": 7, "noise_multiplier": 2.0}]
     groups = group_releases(steps)
     assert [(g.first, g.last, g.count) for g in groups] == [(0, 2, 3), (5, 6, 2), (7, 7, 1)]
-    assert groups[0].noise == "Laplace, b = 1"
+    assert groups[0].noise == "Laplace, 1 × sensitivity"
 
 
 @pytest.mark.parametrize("secure", [True, False])
@@ -127,7 +127,7 @@ def test_an_audit_is_shown_if_there_is_one(tmp_path: Path) -> None:
 def test_plots_carry_a_description_and_their_numbers(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path))
     assert page.tags.count("svg") == 2
-    assert "It rises from 0 to ε =" in page.text
+    assert "It rises to ε =" in page.text
     assert "The 24 values" in page.text
     assert "without noise: 90.71 %" in page.text
 

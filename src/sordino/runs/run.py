@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 
 import sordino
 from sordino import report
@@ -37,7 +36,9 @@ from sordino.files import (
     usable_folder,
     write_atomically,
 )
+from sordino.release.ledger import adopt as adopt_ledger
 from sordino.runs.build import check_companions, private_records
+from sordino.runs.closing import LEDGER, write_closed
 from sordino.runs.finished import read_result
 from sordino.runs.prepared import work_of
 from sordino.runs.recipe import Recipe
@@ -53,6 +54,7 @@ def run_recipe(
     resume: bool = False,
     data_dir: Path | None = None,
     progress: bool | None = None,
+    adopt: bool = False,
 ) -> dict[str, Any]:
     """Trains as the recipe says, writes the run directory, and returns what result.json holds.
 
@@ -64,12 +66,16 @@ def run_recipe(
         resume: go on with the run in `out`.
         data_dir: where the datasets are.
         progress: show a bar; None: on a terminal.
+        adopt: `out` was copied, moved or restored, and no other copy of it is or will be resumed: the ledger records
+            that you state so.
 
     Raises:
         InputError: the recipe is wrong; nothing was written.
         Refused: no guarantee covers what it asks for.
     """
     usable_folder(out)
+    if adopt and not resume:
+        raise InputError("--adopt is about a run that goes on: give --resume as well")
     if (done := _earlier_result(recipe, out, resume)) is not None:
         return done
     private_records(recipe)  # public rows under a method that would not look at them are refused here
@@ -81,6 +87,8 @@ def run_recipe(
         # another process may have begun or finished the run since: what is there counts once it is locked
         if (done := _earlier_result(recipe, out, resume)) is not None:
             return done
+        if adopt and (out / LEDGER).exists():
+            adopt_ledger(out / LEDGER)
         return _carried_out(recipe, work, out, resume, made)
 
 
@@ -137,13 +145,11 @@ def _take_back(out: Path, made: list[Path]) -> None:
 
 
 def _write_results(recipe: Recipe, work: Work, result: Result, noise_free: Result | None, out: Path) -> dict[str, Any]:
-    """model.safetensors, result.json, report.html, in this order; then the checkpoints may go."""
+    """What was measured, model and result (`closing`), the report, in this order; then the checkpoints may go."""
     plan, guarantee, last = work.plan, result.guarantee, result.metrics[-1]
     if guarantee is None:
         raise SordinoError("a run without a guarantee has no results to write")
     plain = noise_free.metrics[-1] if noise_free else None
-    weights = {name: tensor.detach().contiguous() for name, tensor in model_tensors(result.model).items()}
-    write_atomically(out / "model.safetensors", save(weights))
     document = {
         "name": recipe.run.name,
         "method": plan.method.name,
@@ -171,7 +177,7 @@ def _write_results(recipe: Recipe, work: Work, result: Result, noise_free: Resul
     if result.histogram is not None:
         write_atomically(out / "histogram.json", json_bytes(result.histogram.to_dict()))
     write_atomically(out / "not_private.json", json_bytes({"warning": NOT_PRIVATE, **result.not_private}), private=True)
-    write_atomically(out / "result.json", json_bytes(document))
+    document = write_closed(out, document, model_tensors(result.model))
     report.write(out)
     shutil.rmtree(out / "checkpoint", ignore_errors=True)
     return document
