@@ -38,7 +38,7 @@ from sordino.plan.contribution import Augmentation, InnerMomentum
 from sordino.plan.public import PublicSet, drop_shared_rows
 from sordino.records.companions import companion_model
 from sordino.runs.prepared import test_metrics
-from sordino.runs.run import environment
+from sordino.runs.results import environment
 from sordino.training import Settings, train
 from sordino.training.updates import Averaging
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sordino.files import write_atomically
-from sordino.runs.run import environment
+from sordino.runs.results import environment
 
 ROOT = Path(__file__).parents[1]
 

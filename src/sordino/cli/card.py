@@ -15,8 +15,8 @@ def add(commands: Commands) -> None:
         description="Writes DIR/card.md (with what NIST SP 800-226 asks an evaluator to find) and DIR/card.yaml (the "
         "fields of OpenDP's registry of deployments). The directory is verified first; one that is not genuine gets "
         "no card (exit code 3).",
-        epilog="What only you can say (unit, trust, tuning, public_sources, collection, contact) stands in the recipe's "
-        "[declaration]. Example: sordino card runs/demo",
+        epilog="What only you can say (unit, trust, tuning, public_sources, collection, contact) stands in the "
+        "recipe's [declaration]. Example: sordino card runs/demo",
     )
     parser.add_argument("directory", type=Path, metavar="DIR")
     add_json(parser)

@@ -7,7 +7,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sordino.console import Commands, add_json, emit
+from sordino.console import Commands, add_code, add_json, emit
 from sordino.shown import up
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def add(commands: Commands) -> None:
         metavar="SECTION.KEY=VALUE",
         help="override a key of the recipe (may be given several times)",
     )
+    add_code(parser)
     _add_run_flags(parser)
     parser.add_argument("--resume", action="store_true", help="go on with the run in the directory, if there is one")
     parser.add_argument(
@@ -65,7 +66,9 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
 def _train(arguments: argparse.Namespace) -> int:
     from sordino.runs.recipe import Recipe
 
-    return _run(arguments, Recipe.read(arguments.recipe, arguments.set), arguments.resume)
+    return _run(
+        arguments, Recipe.read(arguments.recipe, arguments.set, allow_code=arguments.allow_code), arguments.resume
+    )
 
 
 def _demo(arguments: argparse.Namespace) -> int:

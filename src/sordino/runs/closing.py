@@ -33,13 +33,16 @@ EQUAL = 1e-6
 """Relative difference below which two ε are the same: the accountant's tolerance and other processors' last digits."""
 
 
-def write_closed(out: Path, result: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def write_closed(
+    out: Path, result: Mapping[str, Any], tensors: Mapping[str, Tensor], stated: Mapping[str, Any]
+) -> dict[str, Any]:
     """Writes model.safetensors and result.json, and returns what the latter holds.
 
     Args:
         out: the run directory; all other published files are written already.
         result: what result.json says, with epsilon, delta and relation.
         tensors: the published weights and buffers.
+        stated: what the model's own file says of it, beside the ledger's head and the digest of the result.
 
     Raises:
         SordinoError: the ledger's ε is above that of the result.
@@ -54,9 +57,7 @@ def write_closed(out: Path, result: Mapping[str, Any], tensors: Mapping[str, Ten
         )
     bound = {path.name: file_digest(path) for path in sorted(out.iterdir()) if is_bound(path)}
     document = {**result, "ledger": {"format": chain.format, **chain.head.to_dict()}, "files": bound}
-    about = {key: result.get(key) for key in ("name", "method", "epsilon", "delta", "relation")}
-    about |= {"ledger": chain.head.to_dict(), "result": result_digest(document)}
-    content = sealed(tensors, about)
+    content = sealed(tensors, {**stated, "ledger": chain.head.to_dict(), "result": result_digest(document)})
     write_atomically(out / MODEL, content)
     document["files"] = {**bound, MODEL: hashlib.sha256(content).hexdigest()}
     write_atomically(out / RESULT, json_bytes(document))

@@ -1,7 +1,7 @@
 """Recipes: a training run as a TOML file. Every key is known, typed, and has a default or is required.
 
     [run]       name, seed, noise_free          [sampling]  name, expected_batch, cap
-    [data]      name, records                   [clipping]  name, clip_norm, …
+    [data]      name, records, …                [clipping]  name, clip_norm, …
     [features]  name, normalise, private, …      [privacy]   epsilon | noise_multiplier, delta, relation, …
     [model]     name, and the net's options     [method]    name, and what its guarantee depends on
     [train]     steps | epochs, optimizer, lr, …
@@ -51,8 +51,9 @@ class RunSection:
 
 @dataclass(frozen=True)
 class DataSection:
-    name: str  # of a dataset that `sordino data list` lists
-    records: int | None = None  # public; default: the published size of the set
+    name: str  # of a dataset that `sordino data list` lists; csv, parquet, hf, npz, images; or module:function
+    records: int | None = None  # public; default: the published size of the set. Data of your own needs it
+    options: Mapping[str, Any] = field(default_factory=dict)  # path, target, classes, columns, …: the source's own
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class FeaturesSection:
 
 @dataclass(frozen=True)
 class ModelSection:
-    name: str  # of a network: linear, mlp, mnist-cnn, resnet, …
+    name: str  # of a network: linear, mlp, mnist-cnn, resnet, …; or module:function(shape, classes, …)
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -178,7 +179,10 @@ class DeclarationSection:
         return self != type(self)()
 
 
-OPEN_SECTIONS = ("features", "model", "clipping", "train", "method")
+OWN_DATA = ("csv", "parquet", "hf", "npz", "images")
+"""Names of [data] that take keys of their own (sordino.data.sources)."""
+
+OPEN_SECTIONS = ("data", "features", "model", "clipping", "train", "method")
 """Sections whose further keys go to the part that they name, which checks them itself."""
 
 
@@ -215,8 +219,11 @@ class Recipe:
             )
 
     @classmethod
-    def read(cls, path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
-        """The recipe in a file, with `section.key=value` overrides (values in TOML's own notation)."""
+    def read(cls, path: Path | str, overrides: Sequence[str] = (), *, allow_code: bool = False) -> Recipe:
+        """The recipe in a file, with `section.key=value` overrides (values in TOML's own notation).
+
+        `allow_code`: names of the form module:function are allowed, whose code a run carries out.
+        """
         path = Path(path)
         try:
             document = tomllib.loads(path.read_text(encoding="utf8"))
@@ -230,12 +237,12 @@ class Recipe:
         for override in overrides:
             _override(document, override)
         try:
-            return cls.from_dict(document)
+            return cls.from_dict(document, allow_code=allow_code)
         except InputError as error:
             raise error.within(str(path)) from error
 
     @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Recipe:
+    def from_dict(cls, document: Mapping[str, Any], *, allow_code: bool = False) -> Recipe:
         sections = get_type_hints(cls)
         _no_unknown(document, sections, "section")
         _refuse_boundless(document, "")
@@ -246,6 +253,11 @@ class Recipe:
                 if name in document or _is_required(cls, name)
             }
         )
+        if not allow_code:
+            _refuse_code(recipe)
+        if recipe.data.options and recipe.data.name not in OWN_DATA and ":" not in recipe.data.name:
+            own = {key: None for key in get_type_hints(DataSection) if key != "options"}
+            _no_unknown(recipe.data.options, own, "key in [data]:")
         method = registry.method_class(recipe.method.name, "method.name")
         if recipe.train.lr is None and not method.holds_update and "lr" not in recipe.method.options:
             raise InputError("[train] needs lr" + _near_misses(["lr"], recipe.train.options))
@@ -269,6 +281,16 @@ class Recipe:
                 getattr(value, "options", {})
             )
         return tomli_w.dumps(document)
+
+
+def _refuse_code(recipe: Recipe) -> None:
+    """A recipe is data: nobody's code is run because a file names it."""
+    for section, name in (("data", recipe.data.name), ("model", recipe.model.name)):
+        if ":" in name:
+            raise Refused(
+                f"{section}.name = {name!r} names a function, and a run would carry out its code: a recipe alone must "
+                "not do that. If you trust the code, add --allow-code (in Python: Recipe.read(path, allow_code=True))"
+            )
 
 
 DEEPEST = 8

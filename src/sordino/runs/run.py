@@ -13,23 +13,16 @@ Everything that can be wrong with the input is found before the directory is mad
 
 from __future__ import annotations
 
-import platform
-import shutil
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import sordino
 from sordino import report
 from sordino.audit.one_run import AuditResult
 from sordino.diagnostics.instruments.watch import check_watched
-from sordino.errors import InputError, SordinoError
+from sordino.errors import InputError
 from sordino.files import (
     PARTIAL,
-    json_bytes,
     locked,
     make_folder,
     remove_empty,
@@ -38,13 +31,12 @@ from sordino.files import (
 )
 from sordino.release.ledger import adopt as adopt_ledger
 from sordino.runs.build import check_companions, private_records
-from sordino.runs.closing import LEDGER, write_closed
+from sordino.runs.closing import LEDGER
 from sordino.runs.finished import read_result
 from sordino.runs.prepared import work_of
 from sordino.runs.recipe import Recipe
+from sordino.runs.results import Described, write_results
 from sordino.runs.work import Work
-from sordino.training.fit import Result
-from sordino.training.state import model_tensors
 
 
 def run_recipe(
@@ -100,7 +92,8 @@ def _carried_out(recipe: Recipe, work: Work, out: Path, resume: bool, made: list
         _take_back(out, made)
         raise
     noise_free = work.without_noise() if recipe.run.noise_free else None
-    return _write_results(recipe, work, result, noise_free, out)
+    described = Described(recipe.run.name, recipe.run.seed, work.inputs, _companions(recipe))
+    return write_results(out, work.plan, result, described, noise_free)
 
 
 def audit_recipe(recipe: Recipe, data_dir: Path | None = None, **options: Any) -> AuditResult:
@@ -117,7 +110,7 @@ def _earlier_result(recipe: Recipe, out: Path, resume: bool) -> dict[str, Any] |
         return None
     if not resume:
         raise InputError(f"{out} holds a run already: go on with --resume, or give another directory with --out")
-    if Recipe.read(earlier) != recipe:
+    if Recipe.read(earlier, allow_code=True) != recipe:  # read to be compared: nothing of it is carried out
         raise InputError(
             f"{earlier} is not the recipe given: resume with the same one, or give another directory with --out"
         )
@@ -144,45 +137,6 @@ def _take_back(out: Path, made: list[Path]) -> None:
         remove_empty(made)
 
 
-def _write_results(recipe: Recipe, work: Work, result: Result, noise_free: Result | None, out: Path) -> dict[str, Any]:
-    """What was measured, model and result (`closing`), the report, in this order; then the checkpoints may go."""
-    plan, guarantee, last = work.plan, result.guarantee, result.metrics[-1]
-    if guarantee is None:
-        raise SordinoError("a run without a guarantee has no results to write")
-    plain = noise_free.metrics[-1] if noise_free else None
-    document = {
-        "name": recipe.run.name,
-        "method": plan.method.name,
-        **{key: getattr(guarantee, key) for key in ("epsilon", "delta", "relation", "sampler", "accountant")},
-        **guarantee.beside,
-        "theorem": guarantee.theorem,
-        "secure": guarantee.secure,
-        "guarantee": {"sentence": str(guarantee), **guarantee.to_dict()},
-        "test_accuracy": last.get("test_accuracy"),
-        "noise_free_accuracy": (plain or {}).get("test_accuracy"),
-        "seconds": round(result.seconds, 3),
-        "seed": recipe.run.seed,
-        "insecure_seed": plan.insecure_seed,
-        "steps": plan.steps,
-        "skipped_steps": result.skipped_steps,
-        "records": plan.records,
-        "public": plan.public.to_dict() if plan.public is not None else None,
-        "expected_batch": plan.expected_batch,
-        "noise_multiplier": plan.noise.noise_multiplier,
-        "parameters": sum(p.numel() for p in result.model.parameters() if p.requires_grad),
-        "environment": environment(),
-        **plan.method.result_entries(last, plain),
-        **_companions(recipe),
-    }
-    if result.histogram is not None:
-        write_atomically(out / "histogram.json", json_bytes(result.histogram.to_dict()))
-    write_atomically(out / "not_private.json", json_bytes({"warning": NOT_PRIVATE, **result.not_private}), private=True)
-    document = write_closed(out, document, model_tensors(result.model))
-    report.write(out)
-    shutil.rmtree(out / "checkpoint", ignore_errors=True)
-    return document
-
-
 def _companions(recipe: Recipe) -> Mapping[str, Any]:
     """What predictions of a network with companions need."""
     section = recipe.batch_clipping
@@ -195,19 +149,4 @@ def _companions(recipe: Recipe) -> Mapping[str, Any]:
             "seed": recipe.run.seed,
             "public_rows": "in model.safetensors, as `public`: predictions need them",
         }
-    }
-
-
-NOT_PRIVATE = "computed from the private records without noise; no guarantee covers this file: do not publish it"
-
-
-def environment() -> dict[str, str | int]:
-    """What the figures were measured with."""
-    return {
-        "sordino": sordino.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

@@ -123,6 +123,7 @@ class Sweep:
     seeds: int = 1
     metric: str = "test_accuracy"
     overrides: tuple[str, ...] = ()
+    allow_code: bool = False
 
     def __post_init__(self) -> None:
         keys = [axis.key for axis in self.axes]
@@ -154,13 +155,13 @@ class Sweep:
     def recipe_of(self, point: Point) -> Recipe:
         """The point's recipe. A seed moves the public seed, and the insecure one where the recipe has it."""
         overrides = [*self.overrides, *point.overrides]
-        recipe = Recipe.read(self.recipe, overrides)
+        recipe = Recipe.read(self.recipe, overrides, allow_code=self.allow_code)
         if point.seed == 0:
             return recipe
         overrides.append(f"run.seed={recipe.run.seed + point.seed}")
         if recipe.privacy.insecure_seed is not None:
             overrides.append(f"privacy.insecure_seed={recipe.privacy.insecure_seed + point.seed}")
-        return Recipe.read(self.recipe, overrides)
+        return Recipe.read(self.recipe, overrides, allow_code=self.allow_code)
 
     def better(self, one: float, other: float) -> bool:
         return one > other if METRICS[self.metric] else one < other
@@ -262,7 +263,7 @@ def _refuse_others(out: Path, recipes: Mapping[str, Recipe]) -> None:
         )
     for name, recipe in recipes.items():
         path = out / "runs" / name / "recipe.toml"
-        if path.exists() and Recipe.read(path) != recipe:
+        if path.exists() and Recipe.read(path, allow_code=True) != recipe:
             raise InputError(f"{path} was made with another recipe: give another directory with --out")
 
 
