@@ -264,3 +264,26 @@ class TestPlots:
     def test_the_line_ends_where_the_last_value_is(self) -> None:
         svg = line_plot([0, 10], [0.0, 4.0], Series("t", "s", "step", "privacy"))
         assert 'class="line" d="M52.0 228.0 L462.0 16.0"' in svg
+
+
+class TestFigures:
+    def test_an_axis_of_shares_ends_at_one_hundred_percent(self) -> None:
+        for values in ([0.9], [0.97, 0.99], [0.2, 1.0], [1.0], [0.0]):
+            axis = PlotAxis.around(values, 0.0, 100.0, share=True)
+            assert axis.low >= 0
+            assert axis.high <= 1
+            assert all(axis.low <= tick <= axis.high + 1e-9 for tick in axis.ticks())
+            assert axis.low <= min(values) <= max(values) <= axis.high
+
+    def test_one_evaluation_is_a_point_and_no_line(self, tmp_path: Path) -> None:
+        folder = make_run(tmp_path)
+        (folder / "metrics.jsonl").write_text('{"step": 600, "epsilon": 3.0, "test_accuracy": 0.9}\n')
+        page = report.write(folder).read_text("utf8")
+        drawn = re.findall(r'class="line" d="([^"]+)"', page)
+        assert drawn
+        assert all("L" not in path for path in drawn), "a line from zero to the only point is no ε of any step"
+
+    def test_the_noise_multiplier_is_not_called_sigma(self, tmp_path: Path) -> None:
+        page = page_of(make_run(tmp_path))
+        assert "σ" not in page.text
+        assert "4.05 × sensitivity" in page.text

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -92,12 +92,13 @@ class _Found:
         return _there(self.plan, f"the plan in {LEDGER}")
 
 
-def verify(folder: Path, key: Path | None = None) -> Verdict:
+def verify(folder: Path, key: Path | None = None, *, only: Collection[str] | None = None) -> Verdict:
     """All checks of a run directory.
 
     Args:
         folder: the directory of a finished run.
         key: the owner's public key; then the run must be signed by it.
+        only: names of checks, where not all are wanted.
 
     Raises:
         InputError: it is no run directory, or the key can't be read.
@@ -109,7 +110,7 @@ def verify(folder: Path, key: Path | None = None) -> Verdict:
         raise InputError(f"{folder} holds no run: there is neither {RECIPE} nor {LEDGER} nor {RESULT}")
     trusted = None if key is None else public_key(key)
     found = _Found(folder)
-    checks = [_made(name, check, found) for name, check in _CHECKS.items()]
+    checks = [_made(name, check, found) for name, check in _CHECKS.items() if only is None or name in only]
     if trusted is not None:
         why = why_not_signed(folder, trusted)
         checks.append(Check("signature", why is None, why or f"{SIGNATURE} is by the key given"))
@@ -326,6 +327,10 @@ _CHECKS: dict[str, Callable[[_Found], str]] = {
     "metrics": _metrics,
     "report": _page,
 }
+
+
+QUICK = ("files", "ledger", "result", "ledger end", "hashes", "model")
+"""Checks that need no accountant."""
 
 
 def failed(verdict: Verdict) -> Iterator[Check]:

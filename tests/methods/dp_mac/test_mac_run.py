@@ -166,3 +166,10 @@ def test_a_picture_that_is_none_is_left_out(fault: dict[str, Any]) -> None:
     good = grid(torch.zeros(1, 2, 2), 1, "a", "b")
     assert shown({"pictures": [{**good, **fault}, "text", good]}) == shown({"pictures": [good]})
     assert shown(None) == shown({"pictures": 3}) == []
+
+
+def test_settings_that_fail_are_found_before_anything_is_paid_for(tmp_path: Path) -> None:
+    """The W-step is rehearsed on copies before DP-PCA is released: an lr beyond float32 leaves nothing behind."""
+    with pytest.raises(InputError, match="rehearsal"):
+        run_recipe(changed("train", lr=1e300), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
