@@ -34,8 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except SordinoError as error:
-        print(f"sordino: {error}", file=sys.stderr)
-        _show_private(error.private)
+        if not getattr(error, "quiet", False):  # the leader of several ranks has said it
+            print(f"sordino: {error}", file=sys.stderr)
+            _show_private(error.private)
         return error.exit_code
     except KeyboardInterrupt:
         print("sordino: interrupted; a run that writes checkpoints goes on with --resume", file=sys.stderr)

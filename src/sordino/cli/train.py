@@ -79,6 +79,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace, recipe: Recipe, resume: bool) -> int:
+    from sordino.ranks import from_environment
     from sordino.runs.run import run_recipe
     from sordino.runs.signing import private_key, sign
 
@@ -86,7 +87,10 @@ def _run(arguments: argparse.Namespace, recipe: Recipe, resume: bool) -> int:
     given: Path | None = getattr(arguments, "sign", None)
     key = None if given is None else private_key(given)  # a wrong one is found before anything is spent
     adopt = getattr(arguments, "adopt", False)
-    result = run_recipe(recipe, out, resume=resume, data_dir=arguments.data_dir, adopt=adopt)
+    with from_environment() as rank:
+        result = run_recipe(recipe, out, resume=resume, data_dir=arguments.data_dir, adopt=adopt)
+    if rank is not None and not rank.leads:
+        return 0
     if key is not None:
         sign(out, key)
     emit(arguments, {**result, "run": str(out)}, _rows(result, out))

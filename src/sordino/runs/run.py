@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sordino import report
+from sordino import ranks, report
 from sordino.audit.one_run import AuditResult
 from sordino.diagnostics.instruments.watch import check_watched
-from sordino.errors import InputError
+from sordino.errors import InputError, Refused, SordinoError
 from sordino.files import (
     PARTIAL,
     locked,
@@ -65,6 +65,36 @@ def run_recipe(
         InputError: the recipe is wrong; nothing was written.
         Refused: no guarantee covers what it asks for.
     """
+    rank = ranks.current()
+    if rank is not None and not rank.leads:
+        return _followed(recipe, out, rank, data_dir)
+    with ranks.leading(rank):
+        done = _made(recipe, out, resume, data_dir, progress, adopt)
+    if rank is not None:
+        rank.tell(ranks.Ended())
+    return done
+
+
+def _followed(recipe: Recipe, out: Path, rank: ranks.Rank, data_dir: Path | None) -> dict[str, Any]:
+    """A follower's run: nothing is written, and nothing is read of the run directory."""
+    try:
+        work = work_of(recipe, data_dir, False)
+    except SordinoError:
+        if isinstance(message := rank.tell(), ranks.Begin):
+            raise
+        ranks.end(message)  # the leader has found the same, and says it
+        raise
+    if isinstance(message := rank.tell(), ranks.Begin):
+        work.train(out, resume=False)
+        message = rank.tell()
+    ranks.end(message)
+    return {}
+
+
+def _made(
+    recipe: Recipe, out: Path, resume: bool, data_dir: Path | None, progress: bool | None, adopt: bool
+) -> dict[str, Any]:
+    """The run itself, by the only process or the leader."""
     usable_folder(out)
     if adopt and not resume:
         raise InputError("--adopt is about a run that goes on: give --resume as well")
@@ -74,6 +104,9 @@ def run_recipe(
     check_watched(recipe)
     check_companions(recipe)
     work = work_of(recipe, data_dir, progress)
+    rank = ranks.current()
+    if rank is not None and work.plan.method.trained_by is not None:
+        raise Refused(f"the method {work.plan.method.name} trains in one process: run it without torchrun")
     made = make_folder(out)
     with locked(out):
         # another process may have begun or finished the run since: what is there counts once it is locked
@@ -86,6 +119,8 @@ def run_recipe(
 
 def _carried_out(recipe: Recipe, work: Work, out: Path, resume: bool, made: list[Path]) -> dict[str, Any]:
     write_atomically(out / "recipe.toml", recipe.to_toml().encode())
+    if (rank := ranks.current()) is not None:
+        rank.tell(ranks.Begin())
     try:
         result = work.train(out, resume=resume)
     except InputError:
