@@ -254,9 +254,10 @@ def adopt(path: Path) -> bool:
         False where the ledger lies where it did, and nothing was written.
     """
     path = Path(path)
-    chain = read_chain(path)
+    read_chain(path)  # where there is no ledger, none is made
     descriptor = _open_locked(path)
     try:
+        chain = read_chain(path)
         if chain.run is None or chain.places[-1] == (here := place_of(descriptor, chain.run)):
             return False
         os.ftruncate(descriptor, chain.complete)
