@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -34,9 +35,6 @@ from sordino.training.sealed import read_sealed
 
 T = TypeVar("T")
 RECIPE, METRICS = "recipe.toml", "metrics.jsonl"
-OWN = "run.json"
-"""What `sordino.train` writes in the place of a recipe."""
-
 _FILES = (RECIPE, LEDGER, METRICS, MODEL, RESULT, REPORT)
 _EXPECTED = (SordinoError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
 
@@ -181,7 +179,7 @@ def _steps(found: _Found) -> str:
     plan, entries = found.planned(), found.ledger().entries
     Explained(plan, entries)
     steps = [entry["step"] for entry in entries if entry["purpose"] == plan.method.purpose]
-    made = found.stated().get("stopped_after", plan.steps) if found.result is not None else plan.steps
+    made = (found.result or {}).get("stopped_at") or plan.steps  # where a callback ended the run
     if steps != list(range(len(steps))) or len(steps) != made:
         raise _Disagreement(f"the ledger holds {len(steps)} steps, not 0 to {made - 1} in their order")
     return f"{len(steps)} steps and {len(entries) - len(steps)} further releases, each explained by the plan"
@@ -242,8 +240,8 @@ def _claim(found: _Found) -> str:
         raise _Disagreement(f"{RESULT} has no guarantee")
     same_version = dict(result.get("environment") or {}).get("sordino") == __version__
     texts = () if same_version else ("theorem", "threat_model", "assumptions", "sentence")
-    stopped = ("epsilon", "epsilon_rdp", "epsilon_lower", "steps", "sentence", "beside")
-    ignored = {*texts, *(stopped if "stopped_after" in result else ())}
+    stopped = ("beside", "sentence", "assumptions")  # they say what the steps that were made come to
+    ignored = {*texts, *(() if result.get("stopped_at") is None else stopped)}
     for key in [key for key in claim if key not in ignored]:
         if not _alike(given.get(key), claim[key]):
             raise _Disagreement(f"the guarantee in {RESULT} has another {key} than the ledger's plan gives")
@@ -251,9 +249,12 @@ def _claim(found: _Found) -> str:
 
 
 def _recipe(found: _Found) -> str:
-    if OWN in dict(found.stated().get("files") or {}):
-        return "made by sordino.train: there is no recipe, and the plan is the ledger's"
-    plan, recipe = found.planned(), Recipe.read(found.folder / RECIPE, allow_code=True)  # nothing of it is carried out
+    plan, written = found.planned(), tomllib.loads((found.folder / RECIPE).read_text(encoding="utf8"))
+    if dict(written.get("run") or {}).get("made_by") == "sordino.train":
+        if not _alike(written.get("plan"), _set(plan.to_dict())):
+            raise _Disagreement(f"the plan in {RECIPE} is not the ledger's")
+        return "made by sordino.train, with the ledger's plan"
+    recipe = Recipe.read(found.folder / RECIPE, allow_code=True)  # nothing of it is carried out
     other = differences(plan_of_recipe(recipe, plan), plan)
     if other:
         raise _Disagreement(f"{RECIPE} gives another plan than the ledger's: {other}")
@@ -351,6 +352,13 @@ def _number(value: Any) -> float | None:
 
 def _near(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=EQUAL)
+
+
+def _set(value: Any) -> Any:
+    """Without None, which TOML does not have."""
+    if isinstance(value, Mapping):
+        return {key: _set(entry) for key, entry in value.items() if entry is not None}
+    return [_set(entry) for entry in value if entry is not None] if isinstance(value, list | tuple) else value
 
 
 def _alike(one: Any, other: Any) -> bool:
