@@ -159,9 +159,8 @@ def checkpoint_judge(folder: Path) -> Judge:
     return judge
 
 
-def sweep(each: int, seed: int = 0) -> dict[str, Counter[str]]:
-    """How many changes of each file were noticed, harmless or unnoticed."""
-    found: dict[str, Counter[str]] = {}
+def sweep(each: int, seed: int = 0) -> Iterator[tuple[str, Counter[str]]]:
+    """File by file, how many changes were noticed, harmless or unnoticed."""
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         folder = Path(name)
@@ -173,8 +172,7 @@ def sweep(each: int, seed: int = 0) -> dict[str, Counter[str]]:
         judges["checkpoint"] = checkpoint, checkpoint_judge(folder / "killed")
         for what, (path, judge) in judges.items():
             chance = random.Random(f"{seed} {what}")
-            found[what] = Counter(judge(changed) for changed in changes(path.read_bytes(), each, chance))
-    return found
+            yield what, Counter(judge(changed) for changed in changes(path.read_bytes(), each, chance))
 
 
 def _newest(folder: Path) -> TrainState:
@@ -196,12 +194,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found = sweep(arguments.each, arguments.seed)
-    print("| file | changes | noticed | harmless | unnoticed |\n|---|---|---|---|---|")
-    for name, counts in found.items():
+    unnoticed = 0
+    print("| file | changes | noticed | harmless | unnoticed |\n|---|---|---|---|---|", flush=True)
+    for name, counts in sweep(arguments.each, arguments.seed):
         row = (counts.total(), counts["noticed"], counts["harmless"], counts["UNNOTICED"])
-        print(f"| {name} | {' | '.join(map(str, row))} |")
-    return int(any(counts["UNNOTICED"] for counts in found.values()))
+        print(f"| {name} | {' | '.join(map(str, row))} |", flush=True)
+        unnoticed += counts["UNNOTICED"]
+    return int(unnoticed > 0)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import mutations
 
 
 def test_no_changed_byte_of_any_file_goes_unnoticed() -> None:
-    found = mutations.sweep(25, seed=1)
+    found = dict(mutations.sweep(25, seed=1))
     assert set(found) == {*mutations.FINISHED, "resumed ledger", "checkpoint"}
     assert {name: counts["UNNOTICED"] for name, counts in found.items() if counts["UNNOTICED"]} == {}
     assert all(counts["noticed"] >= 20 for counts in found.values()), found
