@@ -30,6 +30,10 @@ from torch import Tensor
 
 from sordino.errors import InputError, Refused, did_you_mean
 from sordino.randomness import RandomSource
+from sordino.randomness.skips import RARE
+
+MANY = 1 << 22
+"""Records above which rare ones are found by skipping to them: a step then costs O(batch) instead of O(records)."""
 
 _BLOCK = 1 << 20  # records decided at a time, so that memory does not grow with the data set
 
@@ -158,6 +162,9 @@ def _drawer(sampling: Sampling, records: int, source: RandomSource) -> Callable[
 
 def _poisson(rate: float, cap: int, records: int, source: RandomSource, step: int) -> _Indices:
     stream = source.stream("sampling", step)
+    if records > MANY and 2.0**-40 <= rate <= RARE:
+        chosen = stream.successes(rate, records)
+        return chosen if len(chosen) <= cap else chosen[stream.subset(len(chosen), cap)]
     parts = [
         first + np.flatnonzero(stream.bernoulli(rate, min(_BLOCK, records - first)))
         for first in range(0, records, _BLOCK)

@@ -171,7 +171,7 @@ def test_what_goes_wrong_at_a_follower_is_raised_at_the_leader(tmp_path: Path) -
 def test_a_message_of_work_can_be_sent() -> None:
     import pickle
 
-    work = Work(_batches()[0], 3, _past(_net()))
+    work = Work(_batches()[0], 3, _past(_net()), True)
     again = pickle.loads(pickle.dumps(work))
     assert torch.equal(again.batch.indices, work.batch.indices)
     assert len(again.past.weights) == 2

@@ -24,14 +24,9 @@ def composed_entries(plan: Mapping[str, Any], entries: Iterable[Mapping[str, Any
     has ε = 0. Keys: epsilon, delta, relation, accountant, epsilon_rdp, releases.
     """
     delta = checks.delta_value(delta)
-    records = checks.count("records", plan.get("records"))
     accountant = plan.get("accountant", "pld")
     lines = [entry for entry in entries if entry.get("kind", "release") == "release"]
-    relations = {checks.choice("relation", entry.get("relation"), checks.RELATIONS) for entry in lines}
-    if len(relations) > 1:
-        raise InputError("the ledger mixes the relations add-remove and replace-one; they have no common ε")
-    relation = relations.pop() if relations else plan.get("relation", "add-remove")
-    releases = _group(lines, records, relation)
+    releases, relation = entry_releases(plan, lines)
     if not releases:
         return {"epsilon": 0.0, "delta": delta, "relation": relation, "accountant": accountant, "epsilon_rdp": 0.0} | {
             "releases": 0
@@ -50,6 +45,22 @@ def composed_entries(plan: Mapping[str, Any], entries: Iterable[Mapping[str, Any
 @functools.lru_cache(maxsize=32)  # the same ledger is read for the result, for the report and by `sordino verify`
 def _accounted(releases: tuple[tuple[Release, int], ...], delta: float, relation: str, accountant: str) -> Account:
     return account(compose_events(list(releases)), delta, relation, accountant)
+
+
+def entry_releases(
+    plan: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]
+) -> tuple[list[tuple[Release, int]], str]:
+    """(releases and their counts, relation) of the entries of a ledger, for a method whose releases compose.
+
+    Raises:
+        InputError: an entry is wrong, or the entries mix relations.
+    """
+    records = checks.count("records", plan.get("records"))
+    relations = {checks.choice("relation", entry.get("relation"), checks.RELATIONS) for entry in lines}
+    if len(relations) > 1:
+        raise InputError("the ledger mixes the relations add-remove and replace-one; they have no common ε")
+    relation = relations.pop() if relations else plan.get("relation", "add-remove")
+    return _group(lines, records, relation), relation
 
 
 def _group(lines: Sequence[Mapping[str, Any]], records: int, relation: str) -> list[tuple[Release, int]]:

@@ -91,7 +91,7 @@ def _refuse_boundless(arguments: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     from sordino import __version__
-    from sordino.cli import account, advise, audit, card, data, doctor, predict, report, sweep, train, verify
+    from sordino.cli import account, advise, audit, budget, card, data, doctor, predict, report, sweep, train, verify
     from sordino.registry import command_modules
 
     parser = argparse.ArgumentParser(
@@ -103,6 +103,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"sordino {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     checked = (doctor, audit, advise, verify)
-    for command in (train, predict, sweep, account, *command_modules(), *checked, report, card, data):
+    for command in (train, predict, sweep, account, *command_modules(), *checked, report, card, budget, data):
         command.add(commands)
     return parser

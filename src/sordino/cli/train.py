@@ -33,6 +33,9 @@ def add(commands: Commands) -> None:
     )
     add_code(parser)
     _add_run_flags(parser)
+    parser.add_argument(
+        "--budget", type=Path, metavar="FILE", help="count the run in this budget (sordino budget), or don't start"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with the run in the directory, if there is one")
     parser.add_argument(
         "--adopt",
@@ -86,9 +89,9 @@ def _run(arguments: argparse.Namespace, recipe: Recipe, resume: bool) -> int:
     out = arguments.out or Path("runs") / recipe.run.name
     given: Path | None = getattr(arguments, "sign", None)
     key = None if given is None else private_key(given)  # a wrong one is found before anything is spent
-    adopt = getattr(arguments, "adopt", False)
+    budget, adopt = getattr(arguments, "budget", None), getattr(arguments, "adopt", False)  # the demo has none
     with from_environment() as rank:
-        result = run_recipe(recipe, out, resume=resume, data_dir=arguments.data_dir, adopt=adopt)
+        result = run_recipe(recipe, out, resume=resume, data_dir=arguments.data_dir, budget=budget, adopt=adopt)
     if rank is not None and not rank.leads:
         return 0
     if key is not None:

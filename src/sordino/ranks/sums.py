@@ -37,6 +37,7 @@ class Work:
     batch: LogicalBatch
     seed: int
     past: PastIterates
+    whole: bool  # frozen parameters are sent as well: once, with the first batch
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Divided:
 
     def __init__(self, inner: Divisible, model: nn.Module, rank: Rank, past: Callable[[], PastIterates]) -> None:
         self.inner, self.model, self.rank, self.past = inner, model, rank, past
+        self._asked = False
 
     @property
     def clipping(self) -> Clipping:
@@ -63,14 +65,16 @@ class Divided:
         return self.inner.contribution
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
-        self.rank.tell(Work(batch, torch.initial_seed(), self.past()))
-        return shared_sum(self.inner, self.model, self.rank, batch, torch.initial_seed())
+        work = Work(batch, torch.initial_seed(), self.past(), not self._asked)
+        self._asked = True
+        self.rank.tell(work)
+        return shared_sum(self.inner, self.model, self.rank, work)
 
 
-def shared_sum(inner: Divisible, model: nn.Module, rank: Rank, batch: LogicalBatch, seed: int) -> ClippedSum:
+def shared_sum(inner: Divisible, model: nn.Module, rank: Rank, work: Work) -> ClippedSum:
     """This rank's part of a batch, and at the leader the whole; called by all ranks at once."""
-    rank.copy_from_leader(_state(model))
-    total, share = _own_chunks(inner, model, rank, batch, seed)
+    rank.copy_from_leader(_state(model, work.whole))
+    total, share = _own_chunks(inner, model, rank, work.batch, work.seed)
     shares = rank.collect(share)
     failed = next((one.error for one in shares if one.error is not None), None)
     if rank.tell(failed is not None):
@@ -121,7 +125,7 @@ def follow(inner: Divisible, model: nn.Module, rank: Rank, past: SentPast) -> An
         past.held = message.past
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(message.seed)
-            shared_sum(inner, model, rank, message.batch, message.seed)
+            shared_sum(inner, model, rank, message)
     return message
 
 
@@ -135,6 +139,6 @@ class SentPast:
         return self.held
 
 
-def _state(model: nn.Module) -> list[Tensor]:
-    """Everything of a model that training may change, in the same order at every rank."""
-    return [*model.parameters(), *model.buffers()]
+def _state(model: nn.Module, whole: bool) -> list[Tensor]:
+    """What training may change, or everything, in the same order at every rank."""
+    return [*(p for p in model.parameters() if whole or p.requires_grad), *model.buffers()]

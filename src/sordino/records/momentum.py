@@ -77,9 +77,10 @@ def refuse_momenta(records: int, coordinates: int, itemsize: int, memory: int = 
     needed = records * coordinates * itemsize
     if needed > memory:
         raise Refused(
-            f"the momentum of each of {records} records over {coordinates} weights takes {needed / 1e9:.3g} GB, more "
-            f"than the {memory / 1e9:.3g} GB allowed: use inner_length and inner_decay (Algorithm 2), which keep no "
-            "momentum per record, or fewer records or weights"
+            f"the momentum of each record over {coordinates} weights takes more than the {memory / 1e9:.3g} GB "
+            "allowed: use inner_length and inner_decay (Algorithm 2), which keep no momentum per record, or fewer "
+            "records or weights",
+            private=f"{records} records would take {needed / 1e9:.3g} GB",
         )
 
 
@@ -115,8 +116,9 @@ class RecordMomenta:
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         if len(batch.indices) != self.records:
             raise Refused(
-                f"step {batch.step} draws {len(batch.indices)} of {self.records} records: the momentum of single "
-                "records is proven for full batches only (expected_batch = records); sampled batches take inner_length"
+                f"step {batch.step} does not draw all records: the momentum of single "
+                "records is proven for full batches only (expected_batch = records); sampled batches take inner_length",
+                private=f"{len(batch.indices)} of {self.records} records are drawn",
             )
         advance(self.model)
         parameters = checked_parameters(self.model)

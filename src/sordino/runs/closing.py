@@ -27,7 +27,8 @@ from sordino.training.sealed import sealed
 
 LEDGER, MODEL, RESULT, REPORT = "ledger.jsonl", "model.safetensors", "result.json", "report.html"
 SIGNATURE = "signature.json"
-NOT_BOUND = (LEDGER, MODEL, RESULT, REPORT, SIGNATURE, "audit.json", "not_private.json", "card.md", "card.yaml")
+_OTHERS = ("audit.json", "not_private.json", "budget.json", "card.md", "card.yaml")
+NOT_BOUND = (LEDGER, MODEL, RESULT, REPORT, SIGNATURE, *_OTHERS)
 """Files whose hashes result.json does not list: bound otherwise, made later, or never published."""
 EQUAL = 1e-6
 """Relative difference below which two ε are the same: the accountant's tolerance and other processors' last digits."""

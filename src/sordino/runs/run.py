@@ -30,6 +30,7 @@ from sordino.files import (
     write_atomically,
 )
 from sordino.release.ledger import adopt as adopt_ledger
+from sordino.runs.budget import TOKEN, charged
 from sordino.runs.build import check_companions, private_records
 from sordino.runs.closing import LEDGER
 from sordino.runs.finished import read_result
@@ -47,6 +48,7 @@ def run_recipe(
     data_dir: Path | None = None,
     progress: bool | None = None,
     adopt: bool = False,
+    budget: Path | None = None,
 ) -> dict[str, Any]:
     """Trains as the recipe says, writes the run directory, and returns what result.json holds.
 
@@ -60,16 +62,17 @@ def run_recipe(
         progress: show a bar; None: on a terminal.
         adopt: `out` was copied, moved or restored, and no other copy of it is or will be resumed: the ledger records
             that you state so.
+        budget: a budget file (sordino.runs.budget) that the run is counted in.
 
     Raises:
-        InputError: the recipe is wrong; nothing was written.
+        InputError: the recipe is wrong, or the run would exceed the budget; nothing was written.
         Refused: no guarantee covers what it asks for.
     """
     rank = ranks.current()
     if rank is not None and not rank.leads:
         return _followed(recipe, out, rank, data_dir)
     with ranks.leading(rank):
-        done = _made(recipe, out, resume, data_dir, progress, adopt)
+        done = _made(recipe, out, resume, data_dir, progress, budget, adopt)
     if rank is not None:
         rank.tell(ranks.Ended())
     return done
@@ -92,7 +95,13 @@ def _followed(recipe: Recipe, out: Path, rank: ranks.Rank, data_dir: Path | None
 
 
 def _made(
-    recipe: Recipe, out: Path, resume: bool, data_dir: Path | None, progress: bool | None, adopt: bool
+    recipe: Recipe,
+    out: Path,
+    resume: bool,
+    data_dir: Path | None,
+    progress: bool | None,
+    budget: Path | None,
+    adopt: bool,
 ) -> dict[str, Any]:
     """The run itself, by the only process or the leader."""
     usable_folder(out)
@@ -114,18 +123,19 @@ def _made(
             return done
         if adopt and (out / LEDGER).exists():
             adopt_ledger(out / LEDGER)
-        return _carried_out(recipe, work, out, resume, made)
+        try:
+            with charged(budget, recipe, work.plan, out, data_dir):
+                return _carried_out(recipe, work, out, resume)
+        except InputError:
+            _take_back(out, made)
+            raise
 
 
-def _carried_out(recipe: Recipe, work: Work, out: Path, resume: bool, made: list[Path]) -> dict[str, Any]:
+def _carried_out(recipe: Recipe, work: Work, out: Path, resume: bool) -> dict[str, Any]:
     write_atomically(out / "recipe.toml", recipe.to_toml().encode())
     if (rank := ranks.current()) is not None:
         rank.tell(ranks.Begin())
-    try:
-        result = work.train(out, resume=resume)
-    except InputError:
-        _take_back(out, made)
-        raise
+    result = work.train(out, resume=resume)
     noise_free = work.without_noise() if recipe.run.noise_free else None
     described = Described(recipe.run.name, recipe.run.seed, work.inputs, _companions(recipe))
     return write_results(out, work.plan, result, described, noise_free)
@@ -168,7 +178,8 @@ def _is_empty(out: Path) -> bool:
 def _take_back(out: Path, made: list[Path]) -> None:
     """The input was wrong after all: if nothing has been released, nothing stays behind."""
     if not (out / "ledger.jsonl").exists():
-        (out / "recipe.toml").unlink(missing_ok=True)
+        for name in ("recipe.toml", TOKEN):
+            (out / name).unlink(missing_ok=True)
         remove_empty(made)
 
 

@@ -222,12 +222,17 @@ def check_records(plan: Plan, records: int) -> None:
     exact = plan.relation == "replace-one"
     if records > plan.records and isinstance(plan.sampling, TruncatedPoisson):
         raise InputError(
-            f"the dataset has {records} records, more than the plan's {plan.records}: how often the cap cuts in was "
-            f"accounted for that many at most; make the plan with records={records} or more"
+            f"the dataset has more records than the plan's {plan.records}: how often the cap cuts in was accounted for "
+            "that many at most; make the plan with a public number that is not below the dataset's",
+            private=f"the dataset has {records} records",
         )
     if records != plan.records and (exact or abs(records - plan.records) > plan.records - fewest_records(plan.records)):
         raise InputError(
-            f"the plan is for {plan.records} records but the dataset has {records}: "
-            f"make the plan with records={records}"
-            + (" (under replace-one the number of records is public and must be exact)" if exact else "")
+            f"the plan is for {plan.records} records, and the dataset has another number: give the plan "
+            + (
+                "theirs (under replace-one the number of records is public and must be exact)"
+                if exact
+                else "a public number that is within a tenth of it (what is known without looking at the data)"
+            ),
+            private=f"the dataset has {records} records",
         )
