@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from sordino import __version__, report
 from sordino.errors import InputError, SordinoError
 from sordino.plan.core import Plan
-from sordino.plan.explained import Explained
+from sordino.plan.explained import Explained, missing_step
 from sordino.plan.spent import from_ledger
 from sordino.release.ledger import read_chain
 from sordino.release.ledger_lines import FORMAT, Chain
@@ -180,8 +180,11 @@ def _steps(found: _Found) -> str:
     Explained(plan, entries)
     steps = [entry["step"] for entry in entries if entry["purpose"] == plan.method.purpose]
     made = (found.result or {}).get("stopped_at") or plan.steps  # where a callback ended the run
-    if steps != list(range(len(steps))) or len(steps) != made:
-        raise _Disagreement(f"the ledger holds {len(steps)} steps, not 0 to {made - 1} in their order")
+    if (missing := missing_step(plan, steps, made)) is not None:
+        raise _Disagreement(
+            f"the ledger holds {len(steps)} steps, not 0 to {made - 1} in their order: step {missing} is missing, or out "
+            "of its place"
+        )
     return f"{len(steps)} steps and {len(entries) - len(steps)} further releases, each explained by the plan"
 
 

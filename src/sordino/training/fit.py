@@ -30,7 +30,7 @@ from sordino.errors import InputError, Refused
 from sordino.files import make_folder
 from sordino.gradients import verify
 from sordino.plan.core import Plan
-from sordino.plan.explained import Explained
+from sordino.plan.explained import Explained, missing_step
 from sordino.plan.guarantee import Guarantee
 from sordino.randomness import RandomSource
 from sordino.records.companions import companions_of, refuse_shared_companions, refuse_undeclared
@@ -38,7 +38,7 @@ from sordino.records.gradients import Counted, Divisible, GradientSum, record_gr
 from sordino.records.momentum import made_up_past
 from sordino.records.reading import count_records, splits
 from sordino.release.ledger import Ledger
-from sordino.sampling import Partition
+from sordino.sampling import Allocation, Partition
 from sordino.training.histogram import NormHistogram, check_declared, release_histogram
 from sordino.training.loop import Evaluate, Loop, Reader, Settings
 from sordino.training.steps import PrivateStep, check_records, plan_batches, private_steps, summed
@@ -226,7 +226,7 @@ def _fit(
             raise InputError(f"{folder} holds a run already: resume it, or give another directory")
         if done:
             _refuse_unresumable(plan, source)
-            _require_contiguous(ledger, done)
+            _require_contiguous(plan, ledger)
         ledger.guard(Explained(plan, ledger.entries))
         loop.ledger = ledger
         if loop.checkpoints is not None and settings.saves:
@@ -234,7 +234,7 @@ def _fit(
         state = loop.restore()
         dataset = first(job.dataset, source, ledger) if first is not None else job.dataset
         records = count_records(dataset)
-        start = state.step if not source.secure else max(state.step, done)
+        start = state.step if not source.secure else _next_start(plan, max(state.step, done))
         gradient_sum = job.update.gradient_sum(dataset, past=lambda: loop.past, seed=settings.seed)
         if rank is not None:
             gradient_sum = ranks.Divided(_divisible(gradient_sum, plan), job.model, rank, lambda: loop.past)
@@ -327,6 +327,14 @@ def _update(
     return update
 
 
+def _next_start(plan: Plan, done: int) -> int:
+    """Where a run with a new key goes on: random allocation with its next epoch, for this one's died with its key."""
+    if not isinstance(plan.sampling, Allocation):
+        return done
+    batches = plan.sampling.batches
+    return min(-(-done // batches) * batches, plan.steps)
+
+
 def _refuse_unresumable(plan: Plan, source: RandomSource) -> None:
     """Refuses to go on with a run that would need what is on no disk: its key, or the momenta of its records."""
     if source.secure and isinstance(plan.sampling, Partition):
@@ -341,14 +349,13 @@ def _refuse_unresumable(plan: Plan, source: RandomSource) -> None:
         )
 
 
-def _require_contiguous(ledger: Ledger, done: int) -> None:
+def _require_contiguous(plan: Plan, ledger: Ledger) -> None:
     """InputError where steps are missing in the ledger, or out of their order."""
     steps = [entry["step"] for entry in ledger.entries if entry["purpose"] == "gradient"]
-    if steps != list(range(done)):
-        first = next((i for i, step in enumerate(steps) if step != i), len(steps))
+    if (missing := missing_step(plan, steps)) is not None:
         raise InputError(
-            f"{ledger.path}: the steps are not 0 to {done - 1} in their order (step {first} is missing or out of its "
-            "place): the ledger was edited or damaged; restore it from a copy, or start anew in another directory"
+            f"{ledger.path}: step {missing} is missing or out of its place: the ledger was edited or damaged; restore "
+            "it from a copy, or start anew in another directory"
         )
 
 

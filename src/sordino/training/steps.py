@@ -93,7 +93,7 @@ def private_steps(
         Refused, InputError: at the call, before anything is drawn.
     """
     check_records(plan, records)
-    _check_same_plan(plan, gradient_sum, source, ledger)
+    _check_same_plan(plan, gradient_sum, source, ledger, start)
     _check_uniform(plan, widths)
     drawn = plan_batches(plan, records=records, source=source, chunk=chunk, start=start)
     return _released(plan, gradient_sum, drawn, source, ledger, widths)
@@ -118,7 +118,7 @@ def _released(
             noise=plan.noise_at(batch.step),
             source=source,
             ledger=ledger,
-            entry=Entry(purpose="gradient", step=batch.step, sampling=plan.sampling.to_dict(), relation=plan.relation),
+            entry=Entry("gradient", batch.step, plan.sampling.at(batch.step), plan.relation),
             widths=uniform,
             factor=1.0 / plan.divisor,
             in_place=True,
@@ -161,7 +161,7 @@ def _wide_enough(plan: Plan, given: Mapping[str, Tensor], step: int) -> Mapping[
     return given
 
 
-def _check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource, ledger: Ledger) -> None:
+def _check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource, ledger: Ledger, start: int) -> None:
     """What is summed and what is written down must belong to the plan that is accounted."""
     if plan.method.publishes is not None:
         raise Refused(
@@ -175,6 +175,7 @@ def _check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource
         raise InputError("the ledger was opened for another plan: open it with this plan's to_dict()")
     explained = Explained(plan, ledger.entries)
     explained.require_source(source)
+    explained.require_start(start, source)
     ledger.guard(explained)
 
 
