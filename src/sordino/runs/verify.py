@@ -182,8 +182,8 @@ def _steps(found: _Found) -> str:
     made = (found.result or {}).get("stopped_at") or plan.steps  # where a callback ended the run
     if (missing := missing_step(plan, steps, made)) is not None:
         raise _Disagreement(
-            f"the ledger holds {len(steps)} steps, not 0 to {made - 1} in their order: step {missing} is missing or out "
-            "of its place"
+            f"the ledger holds {len(steps)} steps, not 0 to {made - 1} in their order: step {missing} is missing or "
+            "out of its place"
         )
     return f"{len(steps)} steps and {len(entries) - len(steps)} further releases, each explained by the plan"
 
