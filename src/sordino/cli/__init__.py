@@ -91,7 +91,8 @@ def _refuse_boundless(arguments: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     from sordino import __version__
-    from sordino.cli import account, advise, audit, budget, card, data, doctor, predict, report, sweep, train, verify
+    from sordino.cli import account, advise, attack, audit, budget, card, data, doctor, predict, report, sweep, train
+    from sordino.cli import verify as verifying
     from sordino.registry import command_modules
 
     parser = argparse.ArgumentParser(
@@ -102,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"sordino {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    checked = (doctor, audit, advise, verify)
-    for command in (train, predict, sweep, account, *command_modules(), *checked, report, card, budget, data):
+    own = (doctor, audit, attack, advise, verifying, report, card, budget, data)
+    for command in (train, predict, sweep, account, *command_modules(), *own):
         command.add(commands)
     return parser
