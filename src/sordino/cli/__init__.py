@@ -91,8 +91,7 @@ def _refuse_boundless(arguments: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     from sordino import __version__
-    from sordino.cli import account, advise, attack, audit, budget, card, data, doctor, predict, report, sweep, train
-    from sordino.cli import verify as verifying
+    from sordino.cli import account, attack, audit, budget, card, data, doctor, predict, report, sweep, train, verify
     from sordino.registry import command_modules
 
     parser = argparse.ArgumentParser(
@@ -103,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"sordino {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    own = (doctor, audit, attack, advise, verifying, report, card, budget, data)
+    own = (doctor, audit, attack, verify, report, card, budget, data)
     for command in (train, predict, sweep, account, *command_modules(), *own):
         command.add(commands)
     return parser

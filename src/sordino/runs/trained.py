@@ -45,11 +45,14 @@ MADE_BY = "sordino.train"
 class Trained:
     """A published model with its guarantee, ready to predict.
 
-    Attributes:
-        model: the network, in evaluation mode.
-        result: what result.json holds: epsilon, delta, the guarantee's sentence, test metrics.
-        labels: the public names of the classes, in the order of the outputs.
-        source: how a file of rows is read; None: rows are given as tensors.
+    Args:
+        model: The network, in evaluation mode.
+        result: What result.json holds: epsilon, delta, the guarantee's sentence, test metrics.
+        labels: The public names of the classes, in the order of the outputs.
+        source: How a file of rows is read; None: rows are given as tensors.
+        prepare: From rows as they are read to what the network takes; None: the rows themselves.
+        draws: How many draws of companions are averaged, where the model has any.
+        through: Takes the place of the network, where the method computes outputs in its own way.
     """
 
     model: nn.Module
@@ -66,17 +69,41 @@ class Trained:
         return str(self.result["guarantee"]["sentence"])
 
     def read(self, path: Path | str) -> Tensor:
-        """The rows of a file, encoded as those that the model was trained on; InputError names what is wrong."""
+        """The rows of a file, encoded as those that the model was trained on.
+
+        Args:
+            path: The file.
+
+        Returns:
+            (rows, …) the encoded rows.
+
+        Raises:
+            InputError: the file does not fit; the message names what is wrong.
+        """
         if self.source is None:
             raise InputError("this run says nothing about files: give the rows as a tensor to predict(rows)")
         return self.source.rows(Path(path), labelled=False)[0]
 
     def probabilities(self, rows: Tensor | Path | str) -> Tensor:
-        """(rows, classes): the mean of the softmax over the draws of companions, where the model has any."""
+        """The probability of each class, as the model gives it.
+
+        Args:
+            rows: The rows, or the file that holds them.
+
+        Returns:
+            (rows, classes): the mean of the softmax over the draws of companions, where the model has any.
+        """
         return self._answers(rows)[0]
 
     def predict(self, rows: Tensor | Path | str) -> list[Any]:
-        """The label of each row (its number where the classes have no names)."""
+        """The label of each row.
+
+        Args:
+            rows: The rows, or the file that holds them.
+
+        Returns:
+            One label per row; its number where the classes have no names.
+        """
         chosen = self._answers(rows)[1].tolist()
         return [self.labels[one] for one in chosen] if self.labels is not None else chosen
 

@@ -59,7 +59,17 @@ First = Callable[[Any, RandomSource, Ledger], Any]
 
 @dataclass(frozen=True)
 class Result:
-    """A trained model and what may be said of it. `not_private` is for your eyes only: no guarantee covers it."""
+    """A trained model and what may be said of it.
+
+    Args:
+        model: The model that was trained.
+        guarantee: What holds for it; None where nothing was released.
+        metrics: What `evaluate` returned, row by row.
+        seconds: Wall time of the training.
+        skipped_steps: Steps whose release was lost in an interruption: they count for ε and moved no weights.
+        not_private: For your eyes only: no guarantee covers it.
+        histogram: The released histogram of norms, where the plan has one.
+    """
 
     model: nn.Module
     guarantee: Guarantee | None
@@ -137,6 +147,9 @@ def train(
         num_workers: threads that read the items of a map-style dataset.
         callbacks: told of each row of the metrics (`EarlyStopping`, `TensorBoard`, `MLflow`, or a function whose True
             ends the run).
+
+    Returns:
+        The model with its guarantee, its metrics, and what no guarantee covers.
 
     Raises:
         Refused: no guarantee covers what is asked for.

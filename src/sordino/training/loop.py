@@ -51,7 +51,22 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train, as far as the guarantee does not depend on it (all of it is post-processing)."""
+    """How to train, as far as the guarantee does not depend on it (all of it is post-processing).
+
+    Args:
+        optimizer_options: Further arguments of the optimizer.
+        scheduler: Makes a torch scheduler from the optimizer; None: a constant step size.
+        averaging: Which average of the iterates is published.
+        chunk: Records whose activations are in memory at once.
+        eval_every: Evaluate every so many steps; 0: at the end only.
+        checkpoint_every: Save every so many steps; 0: never.
+        checkpoint_minutes: Or every so many minutes, whichever comes first.
+        seed: Of views and other public randomness; never of noise, sampling or dropout.
+        progress: Show a progress bar; None: when standard error is a terminal.
+
+    Raises:
+        InputError: a value is out of its range.
+    """
 
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
     scheduler: Callable[[Optimizer], LRScheduler] | None = None
