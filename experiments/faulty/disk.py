@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -60,13 +61,13 @@ class Disk:
 
     def ours(self) -> bool:
         """Called by the package, or by pathlib for it; not by torch or the interpreter."""
-        frame = sys._getframe(2)
+        frame: FrameType | None = sys._getframe(2)
         for _ in range(4):
             if frame is None:
                 return False
             if f"{os.sep}sordino{os.sep}" in frame.f_code.co_filename:
                 return True
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return False
 
     def operation(self, name: str) -> Callable[..., Any]:
