@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from tests.small_recipes import small_recipe
 
 import sordino
+from small_recipes import small_recipe
 from sordino.cli import main
 from sordino.errors import InputError, Refused
 from sordino.runs.recipe import Recipe

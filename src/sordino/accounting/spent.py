@@ -8,7 +8,7 @@ from typing import Any
 
 from sordino import checks
 from sordino.accounting.account import account
-from sordino.accounting.events import Release, compose_events
+from sordino.accounting.events import Release, allocated, compose_events
 from sordino.accounting.schemes import check_scheme, step_release
 from sordino.errors import InputError
 
@@ -58,8 +58,10 @@ def entry_releases(
 
 
 def _group(lines: Sequence[Mapping[str, Any]], records: int, relation: str) -> list[tuple[Release, int]]:
-    """Equal releases counted together; batches of one partition count once per epoch."""
+    """Equal releases counted together; batches of one partition count once per epoch, and so do those of an epoch of
+    random allocation."""
     total: Counter[Release] = Counter()
+    epochs = AllocatedEpochs()
     partitioned: Counter[tuple[Release, str, int, int]] = Counter()
     for entry in lines:
         sampling = entry.get("sampling")
@@ -68,6 +70,9 @@ def _group(lines: Sequence[Mapping[str, Any]], records: int, relation: str) -> l
         name = "poisson" if sampling.get("name") == "all" else str(sampling.get("name"))
         mechanism = str(entry.get("mechanism"))
         check_scheme(name, mechanism, relation)
+        if name == "allocation":
+            epochs.add(entry, _multiplier(entry))
+            continue
         release = step_release(dict(sampling) | {"name": name}, mechanism, _multiplier(entry), records)
         if name == "partition":
             batch = int(sampling["batch"])
@@ -81,7 +86,39 @@ def _group(lines: Sequence[Mapping[str, Any]], records: int, relation: str) -> l
         worst[release, purpose, batch] = max(worst.get((release, purpose, batch), 0), times)
     for (release, _, _), times in worst.items():
         total[release] += times
+    total.update(epochs.releases())
     return list(total.items())
+
+
+class AllocatedEpochs:
+    """The entries of random allocation by epoch. An epoch under two keys was drawn twice: two independent releases."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, int, int, str], tuple[set[int], float]] = {}
+
+    def add(self, entry: Mapping[str, Any], noise_multiplier: float) -> None:
+        """Counts an entry.
+
+        Raises:
+            InputError: its batch is none of its epoch's, or was there before.
+        """
+        sampling = entry["sampling"]
+        batches = checks.count("batches", sampling.get("batches"))
+        epoch = checks.count("epoch", sampling.get("epoch"), minimum=0)
+        batch = checks.count("batch", sampling.get("batch"), minimum=0)
+        step = checks.count("step", entry.get("step"), minimum=0)
+        if divmod(step, batches) != (epoch, batch):
+            raise InputError(f"step {step} of {batches} batches per epoch is not batch {batch} of epoch {epoch}")
+        key = str(entry.get("purpose")), batches, epoch, str(entry.get("source"))
+        seen, least = self._seen.setdefault(key, (set(), noise_multiplier))
+        if batch in seen:
+            raise InputError(f"batch {batch} of epoch {epoch} was released twice; its ε can't be stated")
+        seen.add(batch)
+        self._seen[key] = seen, min(least, noise_multiplier)
+
+    def releases(self) -> Counter[Release]:
+        """What the epochs release, each with the least noise of its entries."""
+        return Counter(allocated(least, batches, len(seen)) for (_, batches, _, _), (seen, least) in self._seen.items())
 
 
 def _multiplier(entry: Mapping[str, Any]) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sordino.clipping import Clipping, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import Refused
 from sordino.gradients.checkpoints import without_checkpoints
-from sordino.gradients.engine import Iterates, clipped_sum, layers, row_loss
+from sordino.gradients.engine import Iterates, accumulate, clipped_sum, layers, row_loss
 from sordino.gradients.neutral import Neutral
 from sordino.gradients.rows import ClippedSum, Rows, call, checked, take, tree_map
 from sordino.gradients.spectral import frozen, power_iterations
@@ -29,7 +29,20 @@ def brute_force(
     chunk: int | None = None,
     iterates: Iterates | None = None,
 ) -> ClippedSum:
-    """The definition of ``clipped_sum``, one row at a time with plain autograd. ``chunk`` is accepted and ignored."""
+    """The definition of ``clipped_sum``, one row at a time with plain autograd.
+
+    Args:
+        model: As for ``clipped_sum``, like all that follow.
+        loss: A loss of outputs and targets.
+        rows: The rows and the record of each.
+        clipping: How a record is bounded.
+        reduction: "sum" or "mean" over a record's rows.
+        chunk: Accepted and ignored.
+        iterates: (weights, factor) pairs to take the gradient at.
+
+    Returns:
+        The clipped sum, in the model's own precision.
+    """
     parameters = checked_parameters(model)
     n, records = checked(rows)
     owner = torch.arange(n) if rows.record is None else rows.record
@@ -37,12 +50,12 @@ def brute_force(
     twins = [(_at(model, values), factor) for values, factor in steps]
     per_row = row_loss(loss)
     names, groups = list(parameters), layers(parameters)
-    sums = {k: torch.zeros_like(p) for k, p in parameters.items()}
-    kind = next(iter(parameters.values())).dtype
+    kind = accumulate(next(iter(parameters.values())).dtype)
+    sums = {k: torch.zeros_like(p, dtype=accumulate(p.dtype)) for k, p in parameters.items()}
     norms, losses = torch.zeros(records, dtype=kind), torch.zeros(n, dtype=kind)
     dropped = 0
     for i in range(records):
-        gradient = {k: torch.zeros_like(p) for k, p in parameters.items()}
+        gradient = {k: torch.zeros_like(s) for k, s in sums.items()}
         mine = torch.nonzero(owner == i).flatten().tolist()
         for r in mine:
             scale = 1.0 if rows.coefficient is None else float(rows.coefficient[r])
@@ -53,7 +66,7 @@ def brute_force(
                 losses[r] = value
                 for k, g in zip(names, found, strict=True):
                     if g is not None:
-                        gradient[k] += factor * scale * g
+                        gradient[k] += factor * scale * g.to(gradient[k].dtype)
         norms[i], kept = _clip(gradient, clipping, groups)
         if kept is None:
             dropped += 1
@@ -122,12 +135,25 @@ def verify(
     reduction: Literal["sum", "mean"] = "sum",
     iterates: Iterates | None = None,
 ) -> None:
-    """Compare the engine with ``brute_force`` on the first few records; Refused when they differ.
+    """Compares the engine with ``brute_force`` on the first few records.
 
     Checked: that each row's loss is the same alone and within the batch (else records interact); that norms and
     clipped sums agree to ``tolerance``, relative to the largest entry; that every trainable parameter received
     a gradient. Random numbers are neutral during the comparison (``neutral.py``), which is
     made in float64 so that a ReLU's kink can't decide.
+
+    Args:
+        model: The model, left as it is.
+        loss: A loss of outputs and targets.
+        rows: The rows and the record of each.
+        clipping: How a record is bounded.
+        records: How many records to compare.
+        tolerance: The largest relative difference.
+        reduction: "sum" or "mean" over a record's rows.
+        iterates: (weights, factor) pairs to take the gradient at.
+
+    Raises:
+        Refused: they differ, or a trainable parameter takes no part.
     """
     some = _first(rows, records)
     n, _ = checked(some)

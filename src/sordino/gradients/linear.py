@@ -13,7 +13,8 @@ from sordino.gradients.contributions import Contribution, Dense, outer
 from sordino.gradients.layout import Frame, full
 from sordino.gradients.memory import CACHE_BYTES, blocks, reads_memory, squares
 from sordino.gradients.single import Scaled, Shift, Single, too_long
-from sordino.gradients.tape import Emit, Slot, Tape, Use, hold
+from sordino.gradients.slots import Emit, Slot, Use, hold
+from sordino.gradients.tape import Tape
 from sordino.native.kernels import compiled, readable
 
 _FEW = 16  # outputs up to which the compiled loop is faster than a matrix product
@@ -62,7 +63,7 @@ def emitter(
 
 def _use(tape: Tape, func: Any, x: Tensor, output: Tensor, emit: Emit, *slots: Slot | None) -> Tensor:
     present = tuple([s for s in slots if s is not None])
-    if not output.numel():  # a cluster of words, or an expert, that no record chose: no gradient to speak of
+    if not output.numel():  # a cluster of words, or an expert, that no record chose: no gradient
         return tape.mark(output)  # type: ignore[no-any-return]
     use = Use(func, present, output.shape, tuple(range(output.ndim - 1)), emit, hold(x))
     return tape.tap(output, use)

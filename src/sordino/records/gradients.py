@@ -7,12 +7,11 @@ that `private_steps` can refuse one that is not the plan's. Whoever wraps a grad
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,19 +20,16 @@ from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.gradients.assurance import Assurance
 from sordino.gradients.engine import Iterates
 from sordino.gradients.memory import Pool
-from sordino.gradients.runs import stable
 from sordino.gradients.spectral import advance
 from sordino.gradients.survey import trainable
 from sordino.plan.contribution import Augmentation, Contribution, InnerMomentum
 from sordino.plan.core import Plan
+from sordino.records.chunks import LONGEST_SUM, rising, stable_chunks
 from sordino.records.companions import companions_of, with_companions
 from sordino.records.momentum import PastIterates, RecordMomenta
 from sordino.records.reading import count_records, row_reader
 from sordino.records.views import with_views
 from sordino.sampling import LogicalBatch
-
-LONGEST_SUM = 4096
-"""Records in one pass, however large the chunk."""
 
 
 @runtime_checkable
@@ -100,11 +96,21 @@ def record_gradients(
 ) -> RecordGradients:
     """The clipped sum of each batch of `dataset`, chunk by chunk, at the model's weights of that moment.
 
-    `dataset`: a pair of tensors (inputs, targets), anything with `.inputs` and `.targets`, or a map-style
-    torch dataset of (inputs, target) pairs. Memory is bounded by the batch's chunk, in rows.
-    `views`: each record is the mean over that many random views of it, drawn by the public `seed` and the step.
-    `inner`: a record's vector is the sum over the present and past iterates; `past` is asked for them before each
-    batch, and they must be public (released before, or made of what was). Either way a record's vector is clipped once.
+    Memory is bounded by the batch's chunk, in rows. A record's vector is clipped once, whatever it is made of.
+
+    Args:
+        model: The model that is trained.
+        loss: `loss(outputs, targets)` gives one value per row.
+        dataset: A pair of tensors (inputs, targets), anything with `.inputs` and `.targets`, or a map-style torch
+            dataset of (inputs, target) pairs.
+        clipping: How a record's vector is bounded: the plan's.
+        views: Each record is the mean over that many random views of it, drawn by the public `seed` and the step.
+        inner: A record's vector is the sum over the present and past iterates.
+        past: Asked for the past iterates before each batch; they must be public (released before, or made of what was).
+        seed: The public seed of views.
+
+    Returns:
+        The gradient sum for `private_steps`.
     """
     return RecordGradients(model, loss, row_reader(dataset), clipping, views, inner, past, seed)
 
@@ -138,7 +144,7 @@ class RecordGradients:
         """One function for each chunk of the batch, to be called in any order and anywhere: their results add up to the
         sum, whatever the order (`on_grid`). Chunks and their masks (dropout) follow from the batch and `seed`."""
         most = LONGEST_SUM if self.views is None else max(1, min(LONGEST_SUM, batch.chunk) // self.views.views)
-        pieces = stable_chunks(batch.indices, min(most, batch.chunk))
+        pieces = stable_chunks(batch, most)
         iterates = None if self.inner is None else self.past().with_present(self.inner)
         if len(pieces) == 1:
             return [partial(self._part, batch, pieces[0], iterates)]
@@ -196,18 +202,6 @@ def on_grid(part: ClippedSum, spacing: float) -> ClippedSum:
     magic = 1.5 * spacing * 2.0**52  # adding it leaves no digits below the spacing
     sums = {name: value.double().add(magic).sub_(magic) for name, value in part.sums.items()}
     return replace(part, sums=sums)
-
-
-def stable_chunks(indices: Tensor, most: int) -> Sequence[Tensor]:
-    """The records of a batch, at most so many at a time: with one record less, the other chunks stay as they are."""
-    if not len(indices) or not rising(indices):  # a batch that somebody made by hand
-        return torch.split(indices, most) if len(indices) else ()
-    return torch.split(indices, np.diff(stable(indices.numpy(), most)).tolist())
-
-
-def rising(indices: Tensor) -> bool:
-    """Can they be the keys of records?"""
-    return bool((np.diff(indices.numpy(), prepend=-1) > 0).all())
 
 
 def plan_gradients(

@@ -119,7 +119,7 @@ class MethodSection:
 @dataclass(frozen=True)
 class SamplingSection:
     expected_batch: int  # the expected number of records in a step
-    name: str = "poisson"  # poisson, truncated-poisson, partition, without-replacement
+    name: str = "poisson"  # poisson, allocation, truncated-poisson, partition, without-replacement
     cap: int | None = None  # the largest batch of truncated-poisson
 
 

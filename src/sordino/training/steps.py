@@ -46,13 +46,22 @@ DEFAULT_CHUNK = 512
 
 @dataclass(frozen=True)
 class PrivateStep:
-    """A released gradient: safe to use, to publish and to post-process in any way."""
+    """A released gradient: safe to use, to publish and to post-process in any way.
+
+    Args:
+        step: Its number, from 0.
+        gradients: The noisy sum over the plan's divisor, by parameter name.
+    """
 
     step: int
     gradients: dict[str, Tensor]
 
     def assign(self, model: nn.Module) -> None:
-        """Puts the gradients where any torch optimizer looks for them (`parameter.grad`)."""
+        """Puts the gradients where any torch optimizer looks for them (`parameter.grad`).
+
+        Args:
+            model: The model whose gradients these are.
+        """
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 parameter.grad = self.gradients[name].to(parameter.dtype)
@@ -93,7 +102,7 @@ def private_steps(
         Refused, InputError: at the call, before anything is drawn.
     """
     check_records(plan, records)
-    _check_same_plan(plan, gradient_sum, source, ledger)
+    _check_same_plan(plan, gradient_sum, source, ledger, start)
     _check_uniform(plan, widths)
     drawn = plan_batches(plan, records=records, source=source, chunk=chunk, start=start)
     return _released(plan, gradient_sum, drawn, source, ledger, widths)
@@ -118,7 +127,7 @@ def _released(
             noise=plan.noise_at(batch.step),
             source=source,
             ledger=ledger,
-            entry=Entry(purpose="gradient", step=batch.step, sampling=plan.sampling.to_dict(), relation=plan.relation),
+            entry=Entry("gradient", batch.step, plan.sampling.at(batch.step), plan.relation),
             widths=uniform,
             factor=1.0 / plan.divisor,
             in_place=True,
@@ -161,7 +170,7 @@ def _wide_enough(plan: Plan, given: Mapping[str, Tensor], step: int) -> Mapping[
     return given
 
 
-def _check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource, ledger: Ledger) -> None:
+def _check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource, ledger: Ledger, start: int) -> None:
     """What is summed and what is written down must belong to the plan that is accounted."""
     if plan.method.publishes is not None:
         raise Refused(
@@ -175,6 +184,7 @@ def _check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource
         raise InputError("the ledger was opened for another plan: open it with this plan's to_dict()")
     explained = Explained(plan, ledger.entries)
     explained.require_source(source)
+    explained.require_start(start, source)
     ledger.guard(explained)
 
 

@@ -1,15 +1,15 @@
 """The Taylor coefficients of a layer's objective in its own weights, per record and in closed form.
 
 With ũ = (z, 1) (or z without bias), a = W̃·ũ and t = Σ_h t_h(a_h), the objective of one record is a sum of functions of
-one inner product each, so all its derivatives are outer products with ũ (paper 003, eq. (4), for ½T instead of T):
+one inner product each, so all its derivatives are outer products with ũ (Harder et al. 2018, (4), for ½T instead of T):
 
     ∂t/∂w̃_h = s_h·ũ            hidden, squared:  s = μ(f − z)·f′          sigmoid:  s = sigmoid(a) − y
     ∂²t/∂w̃_h² = c_h·ũũᵀ        c = μ(f′² + (f − z)·f″)                     c = sigmoid(a)·(1 − sigmoid(a))
     ∂²t/∂w̃_h∂w̃_g = 0  for h ≠ g
 
 So a layer needs (n, out) slopes and curvatures, never an (n, out, in, in) tensor. The expansion is kept in d = w − ŵ:
-t ≈ t(ŵ) + ⟨∂t, d⟩ + ⟨d, ½∂²t·d⟩. The paper's a, b, C are functions of these three (`paper_form`), but have a larger
-sensitivity: b = ∂t − ∂²t·ŵ pays for the curvature a second time.
+t ≈ t(ŵ) + ⟨∂t, d⟩ + ⟨d, ½∂²t·d⟩. a, b, C of Harder et al. are functions of these three (`paper_form`), but have a
+larger sensitivity: b = ∂t − ∂²t·ŵ pays for the curvature a second time.
 
 A symmetric matrix is released as its upper triangle with off-diagonal entries times √2 (`triangle`): an isometry from
 the Frobenius norm to l2, so the sensitivity is the same; the noise is that of independent noise on all entries, made
@@ -29,6 +29,7 @@ from sordino.errors import SordinoError
 from sordino.methods.dp_mac.network import Layer
 
 CURVATURES = ("full", "diagonal")
+_OUTER = 256  # records whose outer products are held at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,16 +52,21 @@ class Terms:
         return 0.5 * _row_norms(self.curvature) * spread
 
     def gradient_sum(self, factors: Tensor) -> Tensor:
-        """Σ_n factor_n·∂t_n, (out, in)."""
-        return _weighted(self.slope, factors).T @ self.inputs
+        """Σ_n factor_n·∂t_n, (out, in), in double precision."""
+        return _weighted(self.slope, factors).T @ self.inputs.double()
 
     def curvature_sum(self, factors: Tensor, kind: str) -> Tensor:
-        """Σ_n factor_n·½∂²t_n: (out, in·(in+1)/2) in the triangle's form, or the diagonals, (out, in)."""
+        """Σ_n factor_n·½∂²t_n: (out, in·(in+1)/2) in the triangle's form, or the diagonals, (out, in); in double
+        precision."""
         weighted = 0.5 * _weighted(self.curvature, factors).T
         if kind == "diagonal":
-            return weighted @ self.inputs.square()
-        row, column, scale = _triangle_of(self.inputs.shape[1], self.inputs)
-        return weighted @ (self.inputs[:, row] * self.inputs[:, column] * scale)
+            return weighted @ self.inputs.double().square()
+        row, column, scale = _triangle_of(self.inputs.shape[1], weighted)
+        total = weighted.new_zeros(len(weighted), len(row))
+        for part, some in zip(torch.split(self.inputs, _OUTER), torch.split(weighted, _OUTER, dim=1), strict=True):
+            rows = part.double()
+            total += some @ (rows[:, row] * rows[:, column] * scale)
+        return total
 
     def finite(self) -> tuple[Terms, Tensor]:
         """The same with every record that is not finite turned into zeros, and which records those were."""
@@ -89,7 +95,7 @@ def expand(layer: Layer, z: Tensor, target: Tensor, mu: float = 1.0) -> Terms:
 
 
 def paper_form(terms: Terms, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The paper's a (n,), b (n, out, in) and C (n, out, in, in) of each record, for ½T. For tests: it is large."""
+    """a (n,), b (n, out, in) and C (n, out, in, in) of Harder et al. 2018 of each record, for ½T. For tests: large."""
     value = terms.value - (terms.slope * terms.pre).sum(1) + 0.5 * (terms.curvature * terms.pre.square()).sum(1)
     slope = terms.slope - terms.curvature * terms.pre
     b = slope[:, :, None] * terms.inputs[:, None, :]
@@ -122,8 +128,8 @@ def _row_norms(rows: Tensor) -> Tensor:
 
 
 def _weighted(rows: Tensor, factors: Tensor) -> Tensor:
-    """rows·factor, zero where that leaves the range of the rows' dtype."""
-    scaled = (rows.double() * factors[:, None].double()).to(rows.dtype)
+    """rows·factor in double precision, zero where that is not finite."""
+    scaled = rows.double() * factors[:, None].double()
     return torch.where(torch.isfinite(scaled), scaled, torch.zeros_like(scaled))
 
 
