@@ -31,7 +31,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,20 +41,21 @@ from torch import Tensor
 from sordino.errors import InputError
 from sordino.native import boxmuller
 from sordino.native.boxmuller import Pairs
-from sordino.native.kernels import Kernels, Parts, Room, Rules, compiled
+from sordino.native.kernels import Kernels, Parts, Room, Rules, compiled, kinds_of
 from sordino.native.threads import share
 from sordino.randomness.exact import EXTRA_BITS, exact_exponential, exact_normal
 from sordino.randomness.keystream import Further, Keystream
+from sordino.randomness.passes import Open, Work, by_passes, outside, undecided_of
 
 # Words drawn at a time. A block stays in the cache, and torch does not split a tensor this small over threads:
 # twenty barriers a block cost more than the arithmetic when the machine is busy.
 _BLOCK = 1 << 15
 _SPAN = 8  # blocks of a rounded sum that a thread takes at a time: about a millisecond
 _rules = functools.lru_cache(Rules)  # a training asks for the same ones at each step
+_KINDS: dict[int, Any] = {4: ctypes.c_float, 8: ctypes.c_double}  # numbers in memory, by their bytes
 _MASK63 = np.uint64((1 << 63) - 1)
 
 # Bounds of the part that double precision may decide, derived in docs/guarantees/noise.md section 3.
-_TOLERANCE = 2.0**-45  # on the error of Z (or L) in double precision while log U stays in the ranges below
 _NORMAL_LOGS = (-18 * math.log(2.0), -(2.0**-17))  # below, U's unknown digits matter; above, √ magnifies errors
 _LAPLACE_LOGS = (-16 * math.log(2.0), math.inf)
 
@@ -115,7 +116,7 @@ class Stream:
     def __init__(self, key: bytes, refine_key: bytes) -> None:
         self._key, self._refine_key = key, refine_key
         self._keystream = Keystream(key)
-        self._work: _Work | None = None
+        self._work: Work | None = None
         self._pairs: Pairs | None = None
         self._words = 0  # 64-bit words read so far: the address under which a draw finds its extra digits
 
@@ -226,12 +227,14 @@ class Stream:
     def rounded_sum_of(self, parts: Parts, results: Parts, scale: float, spacing: float, factor: float = 1.0) -> None:
         """results ← factor · spacing · round(values/spacing + scale · Z): the values are those of the parts, in a row.
 
-        The results may be the parts. Of a dtype with all of them; otherwise as `rounded_sum`.
+        The results may be the parts. They are of their dtype, or float32 where that is float64: then every result is
+        rounded once more, after the noise. Otherwise as `rounded_sum`.
         """
         if not 1.0 <= scale <= boxmuller.MAX_SCALE:
             raise InputError(f"a rounded sum needs a scale (noise over grid) between 1 and 2¹², got {scale}")
-        if (parts.size, parts.dtype) != (results.size, results.dtype):
-            raise InputError("a rounded sum has as many results as values, and their dtype")
+        narrower = parts.dtype == np.float64 and results.dtype == np.float32
+        if parts.size != results.size or not (narrower or parts.dtype == results.dtype):
+            raise InputError("a rounded sum has as many results as values, of their dtype or of a narrower one")
         kernels = compiled()
         if kernels is not None:
             self._sum_by_loops(kernels, parts, results, _rules(scale, spacing, spacing * factor))
@@ -241,12 +244,12 @@ class Stream:
             blocks = range(0, len(flat), boxmuller.BLOCK)
             undecided = [self._sum_block(flat, start, scale, spacing, spacing * factor) for start in blocks]
             if any(len(part.addresses) for part in undecided):
-                self._refine(flat, _Open.joined(undecided), scale, spacing, spacing * factor)
+                self._refine(flat, Open.joined(undecided), scale, spacing, spacing * factor)
         results.store(flat)
 
     def _sum_by_loops(self, kernels: Kernels, parts: Parts, results: Parts, rules: Rules) -> None:
         """Blocks in threads: which thread works on a block changes none of its digits, and so no result."""
-        begin, span = self._words, _SPAN * boxmuller.BLOCK
+        begin, span, kinds = self._words, _SPAN * boxmuller.BLOCK, kinds_of(parts, results)
 
         def make() -> Callable[[int], None]:
             room, keystream = Room(min(parts.size, boxmuller.BLOCK)), Keystream(self._key)
@@ -257,12 +260,12 @@ class Stream:
                 for start in range(piece * span, last, boxmuller.BLOCK):
                     n, address = min(boxmuller.BLOCK, last - start), begin + start // 2
                     if count > room.ready:
-                        self._decide(kernels, parts.dtype, rules, room, further, count)
+                        self._decide(kernels, kinds, rules, room, further, count)
                         count = 0
                     keystream.fill(room.words((n + 1) // 2), address)
                     count = kernels.rounded_sum(parts, results, start, n, rules, room, address, count)
                 if count:
-                    self._decide(kernels, parts.dtype, rules, room, further, count)
+                    self._decide(kernels, kinds, rules, room, further, count)
 
             return work
 
@@ -270,23 +273,24 @@ class Stream:
         self._words = begin + (parts.size + 1) // 2
 
     def _decide(
-        self, kernels: Kernels, dtype: np.dtype[Any], rules: Rules, room: Room, more: Further, count: int
+        self, kernels: Kernels, kinds: tuple[int, int], rules: Rules, room: Room, more: Further, count: int
     ) -> None:
         """The pairs that the first stage left open: in double precision, and exactly where that is not enough."""
         counters = room.counters(count)
         further = more.digits(counters)
-        left = kernels.rounded_again(dtype, further, rules, room, count)
+        left = kernels.rounded_again(kinds, further, rules, room, count)
         for i in room.left(left):
             here = slice(16 * i, 16 * i + 8)
             self._settle(
-                dtype, room.open(count)[i], int.from_bytes(counters[here], sys.byteorder), further[here], rules
+                kinds, room.open(count)[i], int.from_bytes(counters[here], sys.byteorder), further[here], rules
             )
 
-    def _settle(self, dtype: np.dtype[Any], pair: Any, address: int, further: bytes, rules: Rules) -> None:
+    def _settle(self, kinds: tuple[int, int], pair: Any, address: int, further: bytes, rules: Rules) -> None:
         """One pair that is open after both stages, exactly."""
-        kind = ctypes.c_float if dtype == np.float32 else ctypes.c_double
-        places = [kind.from_address(int(pair[side])) for side in ("cosine", "sine") if pair[side]]
-        scaled = np.array([place.value for place in places], dtype) * dtype.type(1.0 / rules.spacing)
+        dtype = np.dtype(_KINDS[kinds[0]])
+        values = [_KINDS[kinds[0]].from_address(at).value for at in pair["values"].tolist() if at]
+        places = [_KINDS[kinds[1]].from_address(at) for at in pair["results"].tolist() if at]
+        scaled = np.array(values, dtype) * dtype.type(1.0 / rules.spacing)
         whole = np.rint(scaled)
         offsets = [*(scaled - whole).tolist(), 0.0]  # the last sine of an odd block has no coordinate
         digits = np.array([[pair["u"]], [pair["v"]]])
@@ -297,7 +301,7 @@ class Stream:
         for place, value in zip(places, (whole * dtype.type(rules.step)).tolist(), strict=True):
             place.value = value
 
-    def _sum_block(self, flat: npt.NDArray[Any], start: int, scale: float, spacing: float, step: float) -> _Open:
+    def _sum_block(self, flat: npt.NDArray[Any], start: int, scale: float, spacing: float, step: float) -> Open:
         """Cosines for the first half of the block, sines for the second; one too many is lost."""
         values = flat[start : start + boxmuller.BLOCK]
         pairs = (len(values) + 1) // 2
@@ -306,10 +310,10 @@ class Stream:
         work = self._pairs
         address = self._words
         self._fill(work.words)
-        slots = _by_passes(values, work, scale, spacing, step)
-        return _Open(address + slots, slots + np.array([[start], [start + pairs]]), work.digits[:, slots])
+        slots = by_passes(values, work, scale, spacing, step)
+        return Open(address + slots, slots + np.array([[start], [start + pairs]]), work.digits[:, slots])
 
-    def _refine(self, flat: npt.NDArray[Any], pairs: _Open, scale: float, spacing: float, step: float) -> None:
+    def _refine(self, flat: npt.NDArray[Any], pairs: Open, scale: float, spacing: float, step: float) -> None:
         """Decides the pairs: with 32 further digits each in double precision, then with 128 more exactly."""
         counters = np.zeros((len(pairs.addresses), 2), "<u8")
         counters[:, 0] = pairs.addresses
@@ -351,14 +355,14 @@ class Stream:
         self._fill(work.words)
         work.first_words &= _MASK63
         log_u = work.log.copy_(work.first).mul_(2.0**-63).log_()  # U ∈ (u, u+1)·2⁻⁶³
-        slow = _outside(log_u, _NORMAL_LOGS)
+        slow = outside(log_u, _NORMAL_LOGS)
         radius = log_u.mul_(-2.0 * scale * scale).sqrt_()  # scale · √(−2 ln U)
         angle = work.right.copy_(work.second).mul_(2.0 * math.pi * 2.0**-64)  # V ∈ (v, v+1)·2⁻⁶⁴ ⊂ [−½, ½]
         torch.cos(angle, out=work.left).mul_(radius)
         angle.sin_().mul_(radius)
         z, signed = work.z, work.signed
         rounded = torch.round(z, out=out if out.numel() == 2 * pairs else torch.empty_like(z))
-        undecided = _undecided(z, rounded, scale)
+        undecided = undecided_of(z, rounded, scale)
         result = rounded.numpy()
         for i in {*slow.tolist(), *(undecided % pairs).tolist()}:
             extra = self._extra(address + i, 2)
@@ -375,77 +379,20 @@ class Stream:
         sign = words & ~_MASK63
         words &= _MASK63
         z = work.z.copy_(torch.from_numpy(work.signed)).mul_(2.0**-63).log_()
-        slow = _outside(z, _LAPLACE_LOGS)
+        slow = outside(z, _LAPLACE_LOGS)
         rounded = torch.round(z.mul_(-scale), out=out)
-        undecided = _undecided(z, rounded, scale)
+        undecided = undecided_of(z, rounded, scale)
         result = rounded.numpy()
         for i in {*slow.tolist(), *undecided.tolist()}:
             result[i] = exact_exponential(int(words[i]), self._extra(address + i, 1), scale)
         result.view(np.uint64)[...] |= sign  # the sign bit of a double sits where that of the word was
 
-    def _workspace(self, n: int) -> _Work:
+    def _workspace(self, n: int) -> Work:
         if self._work is None or len(self._work.words) != n:
-            self._work = _Work(n)
+            self._work = Work(n)
         return self._work
 
     def _extra(self, address: int, words: int) -> bytes:
         """The further digits of the draw at this address, from a key of their own."""
         size = words * EXTRA_BITS // 8
         return hashlib.blake2b(address.to_bytes(16, "little"), digest_size=size, key=self._refine_key).digest()
-
-
-class _Open(NamedTuple):
-    """Pairs that single precision left undecided, and their values as they were."""
-
-    addresses: npt.NDArray[np.intp]
-    places: npt.NDArray[np.intp]  # of the cosines, of the sines
-    digits: npt.NDArray[np.uint32]  # of U, of V
-
-    @classmethod
-    def joined(cls, parts: Sequence[_Open]) -> _Open:
-        return (
-            parts[0] if len(parts) == 1 else cls(*(np.concatenate(rows, axis=-1) for rows in zip(*parts, strict=True)))
-        )
-
-
-def _by_passes(
-    values: npt.NDArray[Any], work: Pairs, scale: float, spacing: float, step: float
-) -> npt.NDArray[np.intp]:
-    """values ← step · round(values/spacing + scale · Z), but for the pairs returned, which stay as they were."""
-    n, kind = len(values), values.dtype.type
-    np.multiply(values, kind(1.0 / spacing), out=values)
-    whole = np.rint(values, out=work.whole[:n])
-    offset = np.subtract(values, whole, out=values)  # exact, in [−½, ½]
-    slots = work.single(offset, scale)
-    places = np.concatenate([slots, slots[slots < n - len(work.words)] + len(work.words)])
-    left = (whole[places] + offset[places]) * kind(spacing)  # exact again
-    np.add(whole, work.rounded[:n], out=values)
-    np.add(values, kind(0), out=values)  # two negative zeros would tell the sign of the value
-    np.multiply(values, kind(step), out=values)
-    values[places] = left
-    return slots
-
-
-class _Work:
-    """The buffers of a block of n words and the views into them, made once for all blocks of this size."""
-
-    def __init__(self, n: int) -> None:
-        half = n // 2
-        self.words = np.empty(n, dtype="<u8")
-        self.signed = self.words.view("<i8")
-        self.first_words = self.words[:half]
-        self.first, self.second = torch.from_numpy(self.signed[:half]), torch.from_numpy(self.signed[half:])
-        self.log = torch.empty(half, dtype=torch.float64)
-        self.z = torch.empty(n, dtype=torch.float64)
-        self.left, self.right = self.z[:half], self.z[half:]
-
-
-def _outside(log_u: Tensor, bounds: tuple[float, float]) -> npt.NDArray[np.intp]:
-    """Where U is too small, or too close to 1, for double precision."""
-    values = log_u.numpy()  # numpy compares doubles several times faster than torch does
-    return np.flatnonzero((values < bounds[0]) | (values > bounds[1]))
-
-
-def _undecided(z: Tensor, rounded: Tensor, scale: float) -> npt.NDArray[np.intp]:
-    """Where z lies so close to a half-integer that its error may change the rounding. Overwrites z."""
-    return np.flatnonzero(z.sub_(rounded).abs_().numpy() > 0.5 - scale * _TOLERANCE)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sordino.clipping import Clipping
 from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.gradients.assurance import Assurance
+from sordino.gradients.engine import narrowest
 from sordino.gradients.memory import Pool
 from sordino.gradients.runs import stable
 from sordino.gradients.spectral import advance
@@ -132,7 +133,7 @@ class RecordGradients:
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         advance(self.model)
-        total = empty_sum(self.model)
+        total: ClippedSum | None = None
         iterates = None if self.inner is None else self.past().with_present(self.inner)
         most = LONGEST_SUM if self.views is None else max(1, min(LONGEST_SUM, batch.chunk) // self.views.views)
         for indices in stable_chunks(batch.indices, min(most, batch.chunk)):
@@ -141,8 +142,8 @@ class RecordGradients:
                 self.model, self.loss, rows, self.clipping, iterates=iterates, pool=self.pool,
                 assurance=self.assurance, keys=keys,
             )  # fmt: skip
-            total = add_sums(total, part)
-        return total
+            total = part if total is None else add_sums(total, part)
+        return empty_sum(self.model) if total is None else total
 
 
 def stable_chunks(indices: Tensor, most: int) -> Sequence[Tensor]:
@@ -200,6 +201,7 @@ def empty_sum(model: nn.Module) -> ClippedSum:
         norms=torch.zeros(0),
         dropped=0,
         losses=torch.zeros(0),
+        dtype=narrowest(trainable.values()),
     )
 
 
@@ -212,4 +214,5 @@ def add_sums(left: ClippedSum, right: ClippedSum) -> ClippedSum:
         norms=torch.cat([left.norms, right.norms]),
         dropped=left.dropped + right.dropped,
         losses=torch.cat([left.losses, right.losses]),
+        dtype=left.dtype if left.dtype == right.dtype else None,
     )
