@@ -322,54 +322,6 @@ class Total:
             part.drop(bad)
 
 
-class Pulled:
-    """A contribution to a tensor that was computed from the parameter: pulled back through that computation.
-
-    isometric: the tensor is a view of the parameter's coordinates, each at most once, so that norms carry over.
-    """
-
-    def __init__(self, source: Tensor, leaf: Tensor, through: Contribution, isometric: bool) -> None:
-        self.source, self.leaf, self.through, self.isometric = source, leaf, through, isometric
-        self.records = through.records
-        if not isometric:
-            keep(through)
-
-    def _pull(self, cotangent: Tensor, batched: bool) -> Tensor:
-        out = torch.autograd.grad(
-            self.source, self.leaf, cotangent.to(self.source.dtype), retain_graph=True, is_grads_batched=batched
-        )[0]
-        return out.float() if out.dtype in (torch.bfloat16, torch.float16) else out
-
-    def norm2(self) -> Tensor:
-        return self.through.norm2() if self.isometric else dense_norm2(self, self._size())
-
-    def slack(self) -> Tensor | float:
-        return self.through.slack() if self.isometric else 0.0
-
-    def add_to(self, total: Tensor, weight: Tensor) -> None:
-        """Not the pulled sum of all: its rounding would be that of a long sum in the parameter's precision."""
-        if not (self.isometric and self.leaf.is_contiguous()):
-            add_dense(self, total, weight, self._size())
-            return
-        part = total.new_zeros(self.source.shape)
-        self.through.add_to(part, weight)
-        offset = self.source.storage_offset() - self.leaf.storage_offset()
-        total.as_strided(self.source.shape, self.source.stride(), total.storage_offset() + offset).add_(part)
-
-    def _size(self) -> int:
-        return max(self.source.numel(), self.leaf.numel())
-
-    def dense(self, lo: int, hi: int) -> Tensor:
-        cotangents = self.through.dense(lo, hi).reshape(hi - lo, *self.source.shape)
-        try:
-            return self._pull(cotangents, True)
-        except RuntimeError:  # no batching rule for some step of the computation
-            return torch.stack([self._pull(c, False) for c in cotangents])
-
-    def drop(self, bad: Tensor) -> None:
-        self.through.drop(bad)
-
-
 def _kind(part: Outer | Lookup) -> torch.dtype:
     return part.left.dtype if isinstance(part, Outer) else part.value.dtype
 
