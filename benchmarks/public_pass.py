@@ -22,7 +22,7 @@ from torch import nn
 from sordino.clipping import AutomaticClip
 from sordino.gradients import Rows, clipped_sum
 from sordino.methods.coupling.estimates import mean_gradient
-from sordino.runs.run import environment
+from sordino.runs.results import environment
 from workloads import MnistCnn
 
 PRIVATE, ROUNDS = 1000, 15

@@ -31,14 +31,14 @@ from sordino import data, features, nets
 from sordino.clipping import Clipping, FlatClip
 from sordino.data import Split
 from sordino.data.glove import VectorTokenizer, read_glove, standardised
-from sordino.diagnostics.instruments import Schedule, Watch
+from sordino.diagnostics.instruments import ReadingSteps, Watch
 from sordino.files import write_atomically
 from sordino.plan import Plan
 from sordino.plan.contribution import Augmentation, InnerMomentum
 from sordino.plan.public import PublicSet, drop_shared_rows
 from sordino.records.companions import companion_model
 from sordino.runs.prepared import test_metrics
-from sordino.runs.run import environment
+from sordino.runs.results import environment
 from sordino.training import Settings, train
 from sordino.training.updates import Averaging
 
@@ -269,7 +269,7 @@ def run(part: Part, job: Job) -> dict[str, Any]:
     rows = part.rows(column, job.held_out)
     plan, model = make_plan(part, column, rows, job.epsilon), make_model(column, rows, job.seed)
     watch = Watch(
-        Schedule(max(1, -(-plan.steps // READINGS))),
+        ReadingSteps(max(1, -(-plan.steps // READINGS))),
         nn.functional.cross_entropy,
         lambda: part_of(rows.test, 0, part.watched),
         plan.clipping,

@@ -48,7 +48,7 @@ from sordino.methods.coupling import DPMD, AdaMix, Constant, Equation5, LeastErr
 from sordino.plan import Plan
 from sordino.plan.public import PublicSet, drop_shared_rows, split_public
 from sordino.runs.prepared import test_metrics
-from sordino.runs.run import environment
+from sordino.runs.results import environment
 from sordino.training import Settings, train
 
 EPSILON, DELTA, SHARES, TUNED_AT = 2.0, 1e-5, (0.05, 0.2), 0.05

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from sordino.files import write_atomically
 from sordino.methods.coupling import rules
 from sordino.plan import Plan
-from sordino.runs.run import environment
+from sordino.runs.results import environment
 
 Array = npt.NDArray[np.float64]
 ALPHAS = tuple(round(0.1 * i, 1) for i in range(11))

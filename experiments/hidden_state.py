@@ -20,7 +20,8 @@ from typing import Any
 
 from hidden_state_baselines import objective_perturbation, output_perturbation
 from sordino.runs.recipe import Recipe
-from sordino.runs.run import environment, run_recipe
+from sordino.runs.results import environment
+from sordino.runs.run import run_recipe
 
 RECIPES = Path(__file__).parent / "recipes"
 SEEDS = (0, 1, 2)

@@ -34,7 +34,7 @@ from sordino.methods.dp_mac.zsteps import ZSteps
 from sordino.plan import Plan
 from sordino.randomness import RandomSource
 from sordino.runs.recipe import Recipe
-from sordino.runs.run import environment
+from sordino.runs.results import environment
 from sordino.training import train
 from sordino.training.steps import plan_batches
 

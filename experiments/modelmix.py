@@ -38,7 +38,7 @@ from sordino import data, features, nets
 from sordino.files import write_atomically
 from sordino.plan import Plan
 from sordino.runs.prepared import test_metrics
-from sordino.runs.run import environment
+from sordino.runs.results import environment
 from sordino.schedule import Schedule, pieces
 from sordino.training import Settings, train
 from sordino.training.updates import Averaging, AveragingSGD

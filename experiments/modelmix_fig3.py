@@ -12,7 +12,7 @@ from typing import Any
 
 from sordino.methods.modelmix.accountant import MixStep, account_modelmix, modelmix_epsilon
 from sordino.methods.modelmix.sampled import SampledStep, classic
-from sordino.report.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis
+from sordino.report.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, PlotAxis
 
 SIGMA, RATE, CLIP, BATCH, DELTA, STEPS = 0.364, 0.02, 20.0, 1000.0, 1e-5, 5000
 TAUS, PS = (0.075, 0.15, 0.3), (1, 25, 100)
@@ -76,8 +76,8 @@ def svg(panels: list[dict[str, Any]]) -> str:
     """Three panels, tight ε on a logarithmic scale, circles what the paper prints; colours for white and for black."""
     body = []
     for index, entry in enumerate(panels):
-        x = Axis(0.0, 7000.0, LEFT, WIDTH - RIGHT, 2500.0)
-        y = Axis(-1.0, 2.0, HEIGHT - BOTTOM, TOP, 1.0)
+        x = PlotAxis(0.0, 7000.0, LEFT, WIDTH - RIGHT, 2500.0)
+        y = PlotAxis(-1.0, 2.0, HEIGHT - BOTTOM, TOP, 1.0)
         parts = [
             f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(t):.1f}" y2="{y(t):.1f}" stroke="#8884"/>'
             f'<text x="{LEFT - 8}" y="{y(t) + 4:.1f}" text-anchor="end">{10**t:g}</text>'

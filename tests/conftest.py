@@ -16,7 +16,7 @@ SLOW = (
     *("diagnostics/instruments/", "diagnostics/test_doctor.py"),
     *("gradients/test_attacks.py", "gradients/test_flow.py", "gradients/test_properties.py"),
     *("methods/hidden_state/test_hidden_recipe.py", "methods/hidden_state/test_hidden_training.py"),
-    *("methods/hidden_state/test_last_iterate.py", "methods/hidden_state/test_planner.py"),
+    *("methods/hidden_state/test_last_iterate.py", "methods/hidden_state/test_comparison.py"),
     *("methods/dp_mac/test_mac_audit.py", "methods/dp_mac/test_mac_run.py", "methods/dp_mac/test_mac_training.py"),
     *("methods/modelmix/test_audit_modelmix.py", "methods/modelmix/test_mixed_training.py"),
     *("methods/modelmix/test_modelmix_recipes.py", "runs/test_batchclipping_recipes.py", "runs/test_sweep"),

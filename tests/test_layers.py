@@ -25,6 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("release", "gradients", "accounting"),  # blind to each other
     ("plan",),
     ("records",),
+    ("ranks",),
     ("training",),
     ("audit", "data", "nets"),
     ("features", "report"),
@@ -33,6 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("diagnostics",),
     ("runs",),
     ("cli",),
+    ("__main__",),
 )
 NAMES = re.compile(r"dp[-_ ]?sgd|model[-_ ]?mix|hidden[-_ ]state|dp[-_ ]?mac\b|coupling", re.IGNORECASE)
 

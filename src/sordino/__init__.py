@@ -34,6 +34,7 @@ __all__ = [
     "Rows",
     "Settings",
     "SordinoError",
+    "Trained",
     "brute_force",
     "clipped_sum",
     "coupling",
@@ -41,6 +42,7 @@ __all__ = [
     "dpsgd",
     "fix",
     "hidden_state",
+    "load",
     "modelmix",
     "private_steps",
     "record_gradients",
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from sordino.plan import Guarantee, Plan, PublicSet
     from sordino.records.gradients import record_gradients
     from sordino.release.ledger import Ledger
+    from sordino.runs.trained import Trained, load
     from sordino.training import Averaging, PrivateStep, Result, Settings, private_steps, train
 else:
     # The same names, imported when they are asked for: torch takes seconds, and `sordino --help` has no use for it.
@@ -70,6 +73,7 @@ else:
             "methods.makers": ("coupling", "dp_mac", "dpsgd", "hidden_state", "modelmix"),
             "plan": ("Guarantee", "Plan", "PublicSet"),
             "records.gradients": ("record_gradients",),
+            "runs.trained": ("Trained", "load"),
             "training": ("Averaging", "PrivateStep", "Result", "Settings", "private_steps", "train"),
         },
     )

@@ -16,10 +16,22 @@ def real(name: str, value: object) -> float:
     """`value` as a finite float; bool, text, NaN and infinities are refused."""
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise InputError(f"{name} must be a number, got {value!r}")
-    number = float(value)
+    try:
+        number = float(value)
+    except (OverflowError, ValueError, TypeError) as error:  # an integer of 400 digits, a tensor of several elements
+        raise InputError(f"{name} must be one number that a float can hold") from error
     if not math.isfinite(number):
         raise InputError(f"{name} must be a finite number, got {number}")
     return number
+
+
+def brief(value: object, length: int = 60) -> str:
+    """A value as a message shows it: its repr, cut where it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, a list in itself
+        return f"a {type(value).__name__} that is too large to be shown"
+    return text if len(text) <= length else f"{text[:length]}…"
 
 
 def positive(name: str, value: object) -> float:
@@ -63,8 +75,8 @@ def fewest_records(records: int) -> int:
 
 def whole(name: str, value: object, *, minimum: int = 0) -> int:
     """An int of at least `minimum`; neither bool nor 10.0."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise InputError(f"{name} = {value!r} must be a whole number, at least {minimum}")
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**63:
+        raise InputError(f"{name} = {brief(value)} must be a whole number, at least {minimum} and below 2**63")
     return value
 
 

@@ -15,6 +15,14 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
+def add_code(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--allow-code",
+        action="store_true",
+        help="carry out module:function names of the recipe ([data] or [model]); a recipe alone never runs code",
+    )
+
+
 def emit(arguments: argparse.Namespace, document: Mapping[str, Any], rows: Mapping[str, str]) -> None:
     """The document as JSON where it was asked for, else the rows as a small table."""
     if arguments.json:

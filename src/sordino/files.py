@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sordino.errors import SordinoError
+from sordino.errors import InputError, SordinoError
+
+PARTIAL = ".partial"  # ends the name of a file that is being written; a kill may leave one behind
 
 
 def json_bytes(document: Mapping[str, Any]) -> bytes:
@@ -19,23 +22,113 @@ def json_bytes(document: Mapping[str, Any]) -> bytes:
     return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
     """Writes a file and syncs it to disk; on failure (also a full disk) the old file is unchanged.
+
+    Args:
+        path: the file; its folder exists.
+        content: the whole of it.
+        private: nobody but its owner may read it (mode 0600), at no moment.
 
     Raises:
         SordinoError: the file can't be written.
     """
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(path.name + PARTIAL)
     try:
-        with partial.open("wb") as file:
+        if private:
+            partial.unlink(missing_ok=True)  # of a killed process, perhaps with another mode
+        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600 if private else 0o666)
+        with open(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+        sync_folder(path.parent)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise SordinoError(f"{path} can't be written: {error.strerror or error}") from error
-    sync_folder(path.parent)
+
+
+def usable_folder(path: Path) -> None:
+    """Checks that `path` is a folder that can be written to, or can be made. Nothing is written.
+
+    Raises:
+        InputError: a file is there, a link that leads nowhere, no permission, a name that is too long.
+    """
+    try:
+        if path.is_symlink() and not path.exists():
+            raise InputError(f"{path} is a link that leads nowhere: give another directory")
+        nearest = path
+        while not _exists(nearest):
+            nearest = nearest.parent
+        if not nearest.is_dir():
+            raise InputError(f"{nearest} is a file, so {path} can't be a directory: give another one")
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise InputError(f"{path} can't be written to: no permission in {nearest}; give another directory")
+        _name_lengths(path, nearest)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} can't be used as a directory: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _exists(path: Path) -> bool:
+    """Unlike Path.exists, says when it can't be told."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _name_lengths(path: Path, nearest: Path) -> None:
+    longest = os.pathconf(nearest, "PC_NAME_MAX")
+    room = len(PARTIAL) + len("model.safetensors")
+    for part in path.parts:
+        if len(os.fsencode(part)) > longest:
+            raise InputError(
+                f"the name {part[:20]!r}… of a directory is longer than {longest} bytes: give a shorter one"
+            )
+    if len(os.fsencode(path.absolute())) + room > os.pathconf(nearest, "PC_PATH_MAX"):
+        raise InputError("the path of the directory is too long for this system: give a shorter one")
+
+
+def make_folder(path: Path, *, private: bool = False) -> list[Path]:
+    """Makes a folder and its missing parents, each name synced to disk; returns those that it made, the deepest first.
+
+    Args:
+        path: the folder; one that is there is left as it is.
+        private: its owner alone may enter it (mode 0700).
+
+    Raises:
+        InputError: it can't be made; what was made before the failure is removed.
+    """
+    made: list[Path] = []
+    try:
+        missing = [path]
+        while not _exists(missing[-1]):
+            missing.append(missing[-1].parent)
+        for folder in reversed(missing[:-1]):
+            try:
+                folder.mkdir(mode=0o700 if private and folder == path else 0o777)
+            except FileExistsError:  # another process was faster
+                if not folder.is_dir():
+                    raise
+                continue
+            made.insert(0, folder)
+            sync_folder(folder.parent)
+        if not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "a file is there")
+    except (OSError, ValueError) as error:
+        remove_empty(made)
+        raise InputError(f"the directory {path} can't be made: {getattr(error, 'strerror', None) or error}") from error
+    return made
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Removes those of the folders that are empty, in this order; others stay."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 @contextmanager
@@ -43,9 +136,12 @@ def locked(folder: Path) -> Iterator[None]:
     """Holds the folder for one process at a time; where the file system can't lock a folder, nothing is held.
 
     Raises:
-        SordinoError: another process holds it.
+        SordinoError: another process holds it, or it can't be opened.
     """
-    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SordinoError(f"{folder} can't be opened: {error.strerror or error}") from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,9 +158,37 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes a rename in `folder` durable."""
-    handle = os.open(folder, os.O_RDONLY)
+    """Makes a rename in `folder` durable. A file system that can't sync folders is left to its own ways.
+
+    Raises:
+        OSError: the folder can't be opened or synced.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EROFS, errno.ENOTSUP):
+            raise
     finally:
         os.close(handle)
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Args:
+        path: the file.
+        what: how the error message calls it, for example "the result of the run".
+
+    Raises:
+        InputError: it can't be read, or holds no JSON object.
+    """
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}, {what}, can't be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}, {what}, is damaged: it is not JSON") from error
+    if not isinstance(document, dict):
+        raise InputError(f"{path}, {what}, is damaged: a JSON object is expected, here is a {type(document).__name__}")
+    return document

@@ -2,7 +2,8 @@
 
 Formal contract. Batch t is a function of (sampling, records, source, t) alone: it can be drawn again, drawn
 first, or not drawn at all, and the others stay the same; `start` resumes anywhere; leaving the loop early
-leaves nothing behind. The laws that the accountants rely on, given an ideal generator:
+leaves nothing behind. With allocation the batches of an epoch are drawn together when its first one is asked for: a
+step costs O(batch) on average. The laws that the accountants rely on, given an ideal generator:
 
 | sampling             | law of batch t                                                                   |
 |----------------------|----------------------------------------------------------------------------------|
@@ -12,6 +13,9 @@ leaves nothing behind. The laws that the accountants rely on, given an ideal gen
 | Partition            | one uniform shuffle for the whole run, cut into ⌊records/batch⌋ batches, visited   |
 |                      | in the same order every epoch; the remainder is never used                        |
 
+| Allocation           | in every epoch of `batches` steps each record is in exactly one batch, uniformly   |
+|                      | and independently of all other records and epochs; a batch may be empty           |
+
 Rates, sizes and the number of records are given by the caller as public constants; nothing is read off a
 loader, and no sampler stands in for another. An empty batch is yielded like any other: the step still
 happens and still costs. A partition is *not* a Poisson sample, and says so by name in plan and ledger.
@@ -19,6 +23,7 @@ happens and still costs. A partition is *not* a Poisson sample, and says so by n
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -30,6 +35,10 @@ from torch import Tensor
 
 from sordino.errors import InputError, Refused, did_you_mean
 from sordino.randomness import RandomSource
+from sordino.randomness.skips import RARE
+
+MANY = 1 << 22
+"""Records above which rare ones are found by skipping to them: a step then costs O(batch) instead of O(records)."""
 
 _BLOCK = 1 << 20  # records decided at a time, so that memory does not grow with the data set
 
@@ -40,6 +49,10 @@ class _Named:
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able description; `sampling_from_dict` reads it back."""
         return {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
+
+    def at(self, step: int) -> dict[str, Any]:
+        """The description of the batch of one step, for the ledger."""
+        return self.to_dict()
 
 
 @dataclass(frozen=True)
@@ -88,9 +101,27 @@ class WithoutReplacement(_Named):
         _check_count("batch", self.batch)
 
 
-Sampling = Poisson | TruncatedPoisson | Partition | WithoutReplacement
+@dataclass(frozen=True)
+class Allocation(_Named):
+    """Each record in exactly one of the `batches` batches of every epoch, uniformly, independently of the others.
+
+    It is not shuffle-and-cut, whose batches have a fixed size and so depend on each other.
+    """
+
+    batches: int
+    name: ClassVar[str] = "allocation"
+
+    def __post_init__(self) -> None:
+        _check_count("batches", self.batches)
+
+    def at(self, step: int) -> dict[str, Any]:
+        epoch, batch = divmod(step, self.batches)
+        return {**self.to_dict(), "epoch": epoch, "batch": batch}
+
+
+Sampling = Poisson | TruncatedPoisson | Partition | WithoutReplacement | Allocation
 _KINDS: dict[str, type[Sampling]] = {
-    kind.name: kind for kind in (Poisson, TruncatedPoisson, Partition, WithoutReplacement)
+    kind.name: kind for kind in (Poisson, TruncatedPoisson, Partition, WithoutReplacement, Allocation)
 }
 
 
@@ -151,6 +182,8 @@ def _drawer(sampling: Sampling, records: int, source: RandomSource) -> Callable[
     if isinstance(sampling, WithoutReplacement):
         size = _check_batch(sampling.batch, records)
         return lambda t: source.stream("sampling", t).subset(records, size)
+    if isinstance(sampling, Allocation):
+        return _allocation(sampling.batches, records, source)
     rate = sampling.sampling_rate
     cap = sampling.cap if isinstance(sampling, TruncatedPoisson) else records
     return lambda t: _poisson(rate, cap, records, source, t)
@@ -158,6 +191,9 @@ def _drawer(sampling: Sampling, records: int, source: RandomSource) -> Callable[
 
 def _poisson(rate: float, cap: int, records: int, source: RandomSource, step: int) -> _Indices:
     stream = source.stream("sampling", step)
+    if records > MANY and 2.0**-40 <= rate <= RARE:
+        chosen = stream.successes(rate, records)
+        return chosen if len(chosen) <= cap else chosen[stream.subset(len(chosen), cap)]
     parts = [
         first + np.flatnonzero(stream.bernoulli(rate, min(_BLOCK, records - first)))
         for first in range(0, records, _BLOCK)
@@ -170,6 +206,28 @@ def _partition(batch: int, records: int, source: RandomSource) -> Callable[[int]
     order = source.stream("partition", 0).permutation(records)
     count = records // batch
     return lambda t: np.sort(order[(t % count) * batch : (t % count + 1) * batch])
+
+
+def _allocation(count: int, records: int, source: RandomSource) -> Callable[[int], _Indices]:
+    """The records sorted by their batch of the epoch, made anew when the epoch changes."""
+    size = np.min_scalar_type(count - 1)  # a stable sort of small integers takes linear time
+
+    @functools.lru_cache(1)
+    def epoch(number: int) -> tuple[_Indices, _Indices]:
+        stream = source.stream("allocation", number)
+        labels = np.concatenate(
+            [stream.below(count, min(_BLOCK, records - first)).astype(size) for first in range(0, records, _BLOCK)]
+        )
+        order = np.argsort(labels, kind="stable").astype(np.int64, copy=False)
+        ends = np.cumsum(np.bincount(labels, minlength=count))
+        return order, np.concatenate([[0], ends])
+
+    def draw(step: int) -> _Indices:
+        order, ends = epoch(step // count)
+        batch = step % count
+        return order[ends[batch] : ends[batch + 1]].copy()
+
+    return draw
 
 
 def _check_rate(rate: float) -> None:

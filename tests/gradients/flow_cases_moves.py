@@ -12,7 +12,7 @@ from flow_cases import CASES, Case, const, f, ids, mask, several, z
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from sordino.gradients.companions import companion_norm
+from sordino.gradients.companion_norm import companion_norm
 from sordino.gradients.gru import standardised_gru
 
 

@@ -12,7 +12,7 @@ from sordino.clipping import AutomaticClip, Clipping, FlatClip, L1Clip, L2LinfCl
 from sordino.gradients import Rows, clipped_sum
 from sordino.gradients.check import _clip
 from sordino.gradients.engine import layers, per_record_gradients
-from sordino.gradients.survey import trainable
+from sordino.gradients.survey import checked_parameters
 
 CLIPPINGS = [FlatClip(0.5), AutomaticClip(1.0, gamma=1.0), NormalisedClip(1.0), PerLayerClip(0.7), L1Clip(0.5)]
 CLIPPINGS += [L2LinfClip(0.5, p=4.0)]  # type: ignore[list-item]
@@ -40,7 +40,7 @@ def by_hand(model: nn.Module, data: Rows, clipping: Clipping, centre: dict[str, 
     total = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     for i in range(len(data.targets)):
         difference = {name: value[i] - centre[name] for name, value in every.items()}
-        _, kept = _clip(difference, clipping, layers(trainable(model)))
+        _, kept = _clip(difference, clipping, layers(checked_parameters(model)))
         assert kept is not None
         total = {name: value + kept[name] for name, value in total.items()}
     return total

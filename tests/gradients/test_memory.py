@@ -55,13 +55,13 @@ def test_a_grouped_convolution_in_parts_equals_the_loop(
 
 def test_a_pool_lends_again_what_was_given_back_and_gives_up_what_is_too_small() -> None:
     pool, like = Pool(), torch.zeros(1)
-    small = pool.take((4, 3), like)
-    assert pool.take((2, 3), like).data_ptr() != small.data_ptr(), "lent out"
+    small = pool.borrow((4, 3), like)
+    assert pool.borrow((2, 3), like).data_ptr() != small.data_ptr(), "lent out"
     pool.give_back()
-    again = [pool.take((2, 3), like).data_ptr() for _ in range(2)]
+    again = [pool.borrow((2, 3), like).data_ptr() for _ in range(2)]
     assert small.data_ptr() in again
     pool.give_back()
-    assert pool.take((9, 3), like).shape == (9, 3)
+    assert pool.borrow((9, 3), like).shape == (9, 3)
     assert not pool._free[(3,), torch.float32], "two small ones were given up for a large one"
 
 

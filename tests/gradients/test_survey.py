@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sordino.errors import InputError, Refused
-from sordino.gradients.survey import survey, trainable
+from sordino.gradients.survey import checked_parameters, survey
 
 
 class Nested(nn.Module):
@@ -34,7 +34,7 @@ def test_it_finds_what_torch_finds_in_the_same_order() -> None:
     expected = [(n, id(p)) for n, p in model.named_parameters() if p.requires_grad]
     assert [(n, id(p)) for n, p in found.parameters.items()] == expected
     assert {(held.name, id(held.tensor)) for held in found.state} >= {(n, id(b)) for n, b in model.named_buffers()}
-    assert trainable(model).keys() == found.parameters.keys()
+    assert checked_parameters(model).keys() == found.parameters.keys()
 
 
 def test_the_bytes_of_a_record_leave_trained_tables_out() -> None:
@@ -65,7 +65,7 @@ def test_a_scripted_or_compiled_module_inside_is_named() -> None:
 
 def test_a_lazy_layer_is_named_before_its_first_run_and_trained_after() -> None:
     model = nn.Sequential(nn.LazyLinear(3))
-    for walk in (survey, trainable):
+    for walk in (survey, checked_parameters):
         with pytest.raises(InputError, match=r"^0.weight: a lazy layer.*run the model once"):
             walk(model)
     model(torch.zeros(1, 4))

@@ -239,8 +239,9 @@ class TestAlgorithm1:
             RecordMomentum(1.0)
 
     def test_too_much_memory_is_refused_with_the_amount(self) -> None:
-        with pytest.raises(Refused, match=r"takes 54 GB, more than the 2\.15 GB"):
+        with pytest.raises(Refused, match=r"more than the 2\.15 GB") as caught:
             refuse_momenta(50_000, 270_000, 4)
+        assert "54 GB" in caught.value.private
         refuse_momenta(1_000, 7_850, 4)
 
     def test_momenta_are_never_written_and_the_run_is_not_resumed(self, tmp_path: Path) -> None:

@@ -406,7 +406,7 @@ REFUSED: list[tuple[dict[str, Tensor], dict[str, Any], str]] = [
     ({"w": torch.full((3,), 1e300, dtype=torch.float64)}, {"sensitivity": 1e-20}, "leaves the range"),
     ({"w": torch.full((3,), 3e38)}, {"sensitivity": 1e37}, "leaves the range"),
     ({"w": torch.full((3,), 1e37)}, {}, "leaves the range"),  # with a grid of 2⁻⁶ no longer a float32
-    ({"v": torch.zeros(2), "w": torch.full((3,), 6.5e4, dtype=torch.float16)}, {"sensitivity": 9.0}, "'w' reaches"),
+    ({"v": torch.zeros(2), "w": torch.full((3,), 6.5e4, dtype=torch.float16)}, {"sensitivity": 9.0}, "'w' is so large"),
     ({"w": torch.zeros(3, dtype=torch.float16)}, {"sensitivity": 5e4}, "leaves the range"),
 ]
 

@@ -14,7 +14,7 @@ from sordino import report
 from sordino.errors import InputError
 from sordino.report import numbers
 from sordino.report.ledger_table import group_releases
-from sordino.report.plots import Axis, Series, line_plot
+from sordino.report.plots import PlotAxis, Series, line_plot
 
 CLAIM = guarantee()
 
@@ -250,16 +250,16 @@ class TestNumbers:
 class TestPlots:
     @pytest.mark.parametrize("values", [[0.0], [5.0, 5.0], [-1e-9, 1e-9], [0.0, 1e7], [0.1, 0.1 + 1e-15]])
     def test_an_axis_always_has_ticks_around_its_values(self, values: list[float]) -> None:
-        axis = Axis.around(values, 0.0, 100.0)
+        axis = PlotAxis.around(values, 0.0, 100.0)
         assert axis.low <= min(values) + 1e-6 * axis.step
         assert axis.high >= max(values) - 1e-6 * axis.step
         assert 2 <= len(axis.ticks()) <= 8
 
     def test_ticks_are_labelled_exactly(self) -> None:
-        axis = Axis.around([0.79, 0.8835], 0.0, 100.0)
+        axis = PlotAxis.around([0.79, 0.8835], 0.0, 100.0)
         assert [axis.label(t, percent=True) for t in axis.ticks()] == ["77.5", "80.0", "82.5", "85.0", "87.5", "90.0"]
-        assert [Axis.around([0, 300], 0.0, 1.0).label(t) for t in (0, 100)] == ["0", "100"]
-        assert Axis.around([0, 1e-7], 0.0, 1.0).label(2.5e-8) == "0.000000025"
+        assert [PlotAxis.around([0, 300], 0.0, 1.0).label(t) for t in (0, 100)] == ["0", "100"]
+        assert PlotAxis.around([0, 1e-7], 0.0, 1.0).label(2.5e-8) == "0.000000025"
 
     def test_the_line_ends_where_the_last_value_is(self) -> None:
         svg = line_plot([0, 10], [0.0, 4.0], Series("t", "s", "step", "privacy"))

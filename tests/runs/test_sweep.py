@@ -14,7 +14,7 @@ from sordino.report.heatmap import Grid, heat_map, heat_map_file
 from sordino.report.sweep import grids, write_page
 from sordino.runs import sweep as module
 from sordino.runs.recipe import Recipe
-from sordino.runs.sweep import Axis, Point, Sweep, check, cost_of, run_sweep
+from sordino.runs.sweep import Point, Sweep, SweptKey, check, cost_of, run_sweep
 
 RECIPE = """
 [run]
@@ -67,7 +67,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
 
 
 def grid(recipe: Path, *over: str, **options: Any) -> Sweep:
-    return Sweep(recipe, tuple(Axis.parse(text) for text in over), **options)
+    return Sweep(recipe, tuple(SweptKey.parse(text) for text in over), **options)
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def grid(recipe: Path, *over: str, **options: Any) -> Sweep:
     ],
 )
 def test_values_are_parted_at_commas_that_are_not_inside_a_value(text: str, values: tuple[str, ...]) -> None:
-    assert Axis.parse(text).values == values
+    assert SweptKey.parse(text).values == values
 
 
 @pytest.mark.parametrize("text", ["train.lr", "lr=1,2", "train.lr=", "train.lr=1,,2", "train.lr=1,1", ".lr=1"])
 def test_a_malformed_axis_is_an_error_that_shows_how(text: str) -> None:
     with pytest.raises(InputError, match="--over"):
-        Axis.parse(text)
+        SweptKey.parse(text)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from sordino.randomness import RandomSource
 from sordino.runs import selection as module
 from sordino.runs.recipe import Recipe
 from sordino.runs.selection import HIDDEN, Price, best_of, candidates, draw_runs, run_paid
-from sordino.runs.sweep import Axis, Checked, Sweep
+from sordino.runs.sweep import Checked, Sweep, SweptKey
 
 RECIPE = """
 [data]
@@ -50,7 +50,7 @@ def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def over(recipe: Path, *axes: str, **options: Any) -> Sweep:
-    return Sweep(recipe, tuple(map(Axis.parse, axes)), **options)
+    return Sweep(recipe, tuple(map(SweptKey.parse, axes)), **options)
 
 
 @pytest.mark.usefixtures("no_data")

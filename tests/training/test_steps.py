@@ -227,10 +227,10 @@ def test_what_cannot_be_sampled_is_refused_with_what_to_give_instead(linear: nn.
 
 
 def test_a_plan_for_another_number_of_records_is_refused(records: Records, linear: nn.Module) -> None:
-    with pytest.raises(InputError, match="make the plan with records=200"):
+    with pytest.raises(InputError, match="the dataset has another number"):
         next(steps_of(linear, records, plan_for(1000), records=200))
     capped = plan_for(199, sampling="truncated-poisson", cap=30)
-    with pytest.raises(InputError, match="more than the plan's 199"):
+    with pytest.raises(InputError, match="more records than the plan's 199"):
         next(steps_of(linear, records, capped, records=200))
     exact = plan_for(199, sampling="partition")
     with pytest.raises(InputError, match="must be exact"):

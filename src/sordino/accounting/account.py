@@ -10,8 +10,7 @@ from dp_accounting import get_epsilon_gaussian
 
 from sordino import checks
 from sordino.accounting.events import DpEvent, Release, flatten
-from sordino.accounting.lower import coarsen
-from sordino.accounting.pairs import MAX_CELLS, GridTooLarge, Pair, Pmf, discretise
+from sordino.accounting.pairs import MAX_CELLS, GridTooLarge, Pmf
 from sordino.accounting.pld import Composition
 from sordino.accounting.rdp import rdp_epsilon, supports
 from sordino.errors import InputError, Refused
@@ -23,6 +22,9 @@ TOLERANCE = 2e-5  # relative excess of ε that the discretisation may cost
 _TAIL = 1e-6  # fraction of δ that truncated tails may cost
 _MAX_COUNT = 10**12
 _FEW_CELLS = 1 << 19
+_LEAST_NOISE = 0.1  # of random allocation: with less, sampling is taken to gain nothing
+# a factor on the tolerance, up to so many batches per epoch of random allocation
+_COARSER = ((1, 1.0), (128, 0.5), (256, 1.0), (2048, 4.0), (math.inf, 10.0))
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,8 @@ def pld_epsilon(releases: Releases, delta: float, relation: str, tolerance: floa
         return 0.0, "pld"
     everything = list(rest)
     if gaussian is not None:  # relation is already in the scale
-        everything.append((Release("gaussian", gaussian * (1 if relation == "add-remove" else 2)), 1))
-    value = _on_grid(everything, delta, relation, tolerance)
+        everything.append((Release("gaussian", _scaled(gaussian, relation)), 1))
+    value = _on_grid(everything, delta, relation, tolerance * _coarser(rest))
     return min(value, _pure_epsilon(everything, relation)), "pld"
 
 
@@ -103,11 +105,27 @@ def _merge(releases: Releases, relation: str) -> tuple[float | None, list[tuple[
     precision = 0.0
     rest: dict[Release, int] = {}
     for release, count in releases:
-        if release.mechanism == "gaussian" and release.sampling_rate == 1 and release.cap is None:
+        if release.mechanism == "gaussian" and (release.whole or _little_noise(release)):
             precision += count * (shift / release.noise_multiplier) ** 2
         else:
             rest[release] = rest.get(release, 0) + count
     return (precision**-0.5 if precision else None), list(rest.items())
+
+
+def _scaled(sigma: float, relation: str) -> float:
+    """The noise multiplier whose pair under the relation has this standard deviation."""
+    return sigma * (1 if relation == "add-remove" else 2)
+
+
+def _coarser(releases: Releases) -> float:
+    """A factor on the tolerance: the grids of random allocation are dear when there are many batches."""
+    most = max((release.batches or 1 for release, _ in releases), default=1)
+    return next(factor for batches, factor in _COARSER if most <= batches)
+
+
+def _little_noise(release: Release) -> bool:
+    """An epoch of random allocation whose losses fit on no grid; it is dominated by the Gaussian without sampling."""
+    return release.batches is not None and release.noise_multiplier < _LEAST_NOISE
 
 
 def _closed_form(sigma: float, delta: float) -> float:
@@ -201,34 +219,36 @@ def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: f
     """A certified lower bound on ε, where the worst case of the releases is attained and it is cheap; else None.
 
     Poisson sampling (or none) attains its pair: the record adds the clip norm along one direction, all others nothing.
-    The batches over a cap, subsets and shuffled partitions have upper bounds only.
+    So does an epoch of random allocation. Batches over a cap, subsets and shuffled partitions have upper bounds only.
     """
     gaussian, rest = _merge(releases, relation)
-    if any(release.cap is not None or release.batch is not None for release, _ in rest):
-        return None
-    if not rest:
+    if not rest and not any(_little_noise(release) for release, _ in releases):
         return max(0.0, upper * (1 - 1e-11) - 1e-11)
     if not 0 < upper < math.inf:
         return 0.0
-    pairs = [(release.pair(relation), count) for release, count in rest]
-    if gaussian is not None:
-        pairs.append((Pair("gaussian", gaussian, 1.0), 1))
-    tail = max(delta * _TAIL / sum(count for _, count in pairs), 1e-300)
+    parts = list(releases) if gaussian is None else [*rest, (Release("gaussian", _scaled(gaussian, relation)), 1)]
+    lower = [(release.from_below(relation), count) for release, count in parts]
+    builders = [(build, count) for build, count in lower if build is not None]
+    if len(builders) < len(parts) or any(_little_noise(release) for release, _ in releases):
+        return None
+    tail = max(delta * _TAIL / sum(count for _, count in parts), 1e-300)
+    above = [(release.discretiser(relation), count) for release, count in parts]
 
     def compose(interval: float) -> Composition:
-        return Composition([(discretise(pair, interval, tail)[0], count) for pair, count in pairs], interval)
+        return Composition([(build(interval, tail)[0], count) for build, count in above], interval)
 
     try:
-        interval, tilt = _choose_grid(compose, delta, TOLERANCE)
+        interval, tilt = _choose_grid(compose, delta, TOLERANCE * _coarser(rest))
         if tilt == 0:
             return 0.0
     except GridTooLarge:
         return None
     best: float | None = None
-    for finer in (1, 4):  # where the losses have an edge, the first grid is too coarse
+    allocated = any(release.batches is not None for release, _ in rest)
+    for finer in (1,) if allocated else (1, 4):  # where the losses have an edge, the first grid is too coarse
         try:
-            parts = [(coarsen(pair, interval / finer, tail), count) for pair, count in pairs]
-            value = Composition(parts, interval / finer, _FEW_CELLS).epsilon_from_below(delta, tilt)
+            built = [(build(interval / finer, tail), count) for build, count in builders]
+            value = Composition(built, interval / finer, _FEW_CELLS).epsilon_from_below(delta, tilt)
         except GridTooLarge:
             break
         best = min(upper, max(value, best or 0.0))

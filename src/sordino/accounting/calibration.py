@@ -132,6 +132,8 @@ def noise_guess(sampling: dict[str, Any], steps: int, records: int, epsilon: flo
     """Where calibration starts; a poor guess costs time, not truth."""
     if sampling["name"] == "partition":
         return gaussian_guess(1.0, math.ceil(steps / max(records // sampling["batch"], 1)), epsilon, delta) * 2
+    if sampling["name"] == "allocation":
+        return gaussian_guess(1 / sampling["batches"], steps, epsilon, delta)
     if sampling["name"] == "without-replacement":
         return gaussian_guess(sampling["batch"] / records, steps, epsilon, delta) * 2
     return gaussian_guess(sampling["sampling_rate"], steps, epsilon, delta)

@@ -15,6 +15,8 @@ from dp_accounting import dp_event
 from scipy.stats import binom
 
 from sordino import checks
+from sordino.accounting.allocation import ROUNDING, Epoch, epoch_bins, epoch_pmfs
+from sordino.accounting.lower import coarsen, coarsened
 from sordino.accounting.pairs import Pair, Pmf, discretise, mixture, upper_envelope
 from sordino.errors import InputError, Refused
 
@@ -25,10 +27,24 @@ _BINOMIAL = 1e-9  # relative error that binomial tails may have; it is added whe
 
 
 @dataclass(frozen=True)
+class AllocatedDpEvent(dp_event.DpEvent):  # type: ignore[misc]
+    """An epoch in which each record is in one of `batches` batches, drawn uniformly, and the first `seen` are released.
+
+    `event` is the release of one batch. dp_accounting has no such event.
+    """
+
+    batches: int
+    seen: int
+    event: DpEvent
+
+
+@dataclass(frozen=True)
 class Release:
     """One noisy release that touches each record with probability `sampling_rate` (1: the whole dataset).
 
     `records` and `cap` belong to truncated Poisson sampling, `records` and `batch` to sampling without replacement.
+    With `batches` it is an epoch of random allocation to so many batches, of which the first `seen` were released; then
+    `sampling_rate` is seen / batches, the probability that a record takes part.
     """
 
     mechanism: str
@@ -37,10 +53,19 @@ class Release:
     records: int | None = None
     cap: int | None = None
     batch: int | None = None
+    batches: int | None = None
+    seen: int | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Does every record take part, in one release?"""
+        return self.sampling_rate == 1 and self.cap is None and self.batches is None
 
     def event(self) -> DpEvent:
         """The release as dp_accounting writes it down; noise relative to the clip norm (its own convention)."""
         base = _base_event(self.mechanism, self.noise_multiplier)
+        if self.batches is not None:
+            return AllocatedDpEvent(self.batches, _whole(self.seen), base)
         if self.cap is not None:
             return dp_event.TruncatedSubsampledGaussianDpEvent(
                 self.records, self.sampling_rate, self.cap, self.noise_multiplier
@@ -51,7 +76,7 @@ class Release:
 
     def rdp_event(self, relation: str) -> DpEvent | None:
         """The event whose dp_accounting RDP bounds this release under `relation`, or None when there is none."""
-        if self.cap is not None:
+        if self.cap is not None or self.batches is not None:
             return None
         sigma = self.noise_multiplier / (1 if relation == "add-remove" else 2)
         base = _base_event(self.mechanism, sigma)
@@ -73,10 +98,28 @@ class Release:
         """(interval, tail) → the PLDs in both directions."""
         if self.batch is not None:
             return self._without_replacement(relation)
+        if self.batches is not None:
+            epoch = self._epoch(relation)
+            return lambda interval, tail: epoch_pmfs(epoch, interval, tail)
         pair = self.pair(relation)
         if self.cap is None:
             return lambda interval, tail: discretise(pair, interval, tail)
         return self._truncated(pair, relation)
+
+    def from_below(self, relation: str) -> Callable[[float, float], Pmf] | None:
+        """(interval, tail) → a PLD that the release attains or exceeds (P against Q); None where none is known."""
+        if self.cap is not None or self.batch is not None:
+            return None
+        if self.batches is not None:
+            epoch = self._epoch(relation)
+            return lambda interval, tail: coarsened(epoch_bins(epoch, interval, tail), interval, ROUNDING)
+        pair = self.pair(relation)
+        return lambda interval, tail: coarsen(pair, interval, tail)
+
+    def _epoch(self, relation: str) -> Epoch:
+        if relation != "add-remove" or self.mechanism != "gaussian":
+            raise Refused("random allocation is accounted for Gaussian noise under add-remove only")
+        return Epoch(self.noise_multiplier, _whole(self.batches), _whole(self.seen))
 
     def _without_replacement(self, relation: str) -> Discretise:
         """Zhu, Dong, Wang 2022, Thm 11 (subset sampling, replace-one; proof in docs/guarantees/samplers.md).
@@ -143,6 +186,16 @@ class Release:
         return over, min(joint / over * (1 + _BINOMIAL), most)
 
 
+def allocated(noise_multiplier: float, batches: int, seen: int) -> Release:
+    """An epoch of random allocation with Gaussian noise; with one batch it is not sampled at all."""
+    checks.count("batches", batches)
+    if not 1 <= checks.count("seen", seen) <= batches:
+        raise InputError(f"an epoch of {batches} batches releases between 1 and all of them, got {seen}")
+    if batches == 1:
+        return Release("gaussian", noise_multiplier)
+    return Release("gaussian", noise_multiplier, seen / batches, batches=batches, seen=seen)
+
+
 def compose_events(releases: Sequence[tuple[Release, int]]) -> DpEvent:
     """All releases as one dp_accounting event."""
     events = [
@@ -168,6 +221,10 @@ def _leaf(event: DpEvent) -> Release:
         return Release("gaussian", event.noise_multiplier)
     if isinstance(event, dp_event.LaplaceDpEvent):
         return Release("laplace", event.noise_multiplier)
+    if isinstance(event, AllocatedDpEvent):
+        inner = _leaf(event.event)
+        if inner.whole and inner.mechanism == "gaussian":
+            return allocated(inner.noise_multiplier, event.batches, event.seen)
     if isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent):
         return Release(
             "gaussian",
@@ -196,7 +253,7 @@ def _leaf(event: DpEvent) -> Release:
 
 def _whole(value: int | None) -> int:
     if value is None:
-        raise InputError("truncated Poisson sampling is accounted from the number of records and the cap")
+        raise InputError("a release lacks a number that its sampling is accounted from (records and cap, or seen)")
     return value
 
 

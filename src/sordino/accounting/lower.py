@@ -13,14 +13,18 @@ import math
 
 import numpy as np
 
-from sordino.accounting.pairs import Array, GridTooLarge, Pair, Pmf, sort_into_bins
+from sordino.accounting.pairs import Array, Bins, GridTooLarge, Pair, Pmf, sort_into_bins
 
 _CELLS = 1 << 17  # the shares are found one after the other
 
 
 def coarsen(pair: Pair, interval: float, tail: float) -> Pmf:
     """A PLD that (P, Q) dominates. Losses below the grid are dropped, those above it count as its upper end."""
-    bins = sort_into_bins(pair, interval, tail)
+    return coarsened(sort_into_bins(pair, interval, tail), interval)
+
+
+def coarsened(bins: Bins, interval: float, drift: float = 0.0) -> Pmf:
+    """A PLD that is dominated by the pair whose losses were sorted into these bins."""
     if len(bins.losses) > _CELLS:
         raise GridTooLarge(f"{len(bins.losses)} bins")
     up, down = bins.up, bins.down
@@ -38,7 +42,7 @@ def coarsen(pair: Pair, interval: float, tail: float) -> Pmf:
     probs -= moved
     probs[:-1] += moved[1:]
     probs[-1] += bins.p_outside[1]
-    return Pmf(bins.first, probs, 0.0, np.zeros(len(probs)))
+    return Pmf(bins.first, probs, 0.0, np.zeros(len(probs)), drift)
 
 
 def _shares(up: list[float], needed: list[float]) -> Array:

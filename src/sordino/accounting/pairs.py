@@ -44,12 +44,14 @@ class Pmf:
     """Privacy losses (lower + i)·d with probabilities probs[i], and an infinite loss with probability infinity.
 
     `split[i]`, in units of d², is at least the variance that moving the mass of the bin below i to its ends has added.
+    A loss may be off by `drift` (rounding); so much is added to ε for each release.
     """
 
     lower: int
     probs: Array
     infinity: float
     split: Array
+    drift: float = 0.0
 
 
 @dataclass(frozen=True)

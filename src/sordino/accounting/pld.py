@@ -56,6 +56,7 @@ class Composition:
         self.interval = interval
         self.cells = cells  # of the composed loss; more raise GridTooLarge
         self.count = sum(part.count for part in self.parts)
+        self.drift = sum(part.count * part.pmf.drift for part in self.parts)  # what rounding may cost
         self.infinity = -math.expm1(sum(part.count * math.log1p(-part.pmf.infinity) for part in self.parts))
 
     def cumulant(self, tilt: float) -> float:
@@ -116,7 +117,7 @@ class Composition:
             if moved == tilt:
                 break
             tilt = moved
-        return best
+        return best + self.drift if best > 0 else best
 
     def _tilt_with_mean(self, aim: float, tilt: float) -> float:
         """A θ whose tilted mean is within a standard deviation of `aim` (the mean grows with θ)."""
@@ -143,7 +144,7 @@ class Composition:
         wrapped = 2 * math.exp(_LOG_CUT) * tail.untilt  # mass that may have been folded into the window
         surely = tail.after - tail.discounted - tail.rounding - wrapped
         above = np.flatnonzero(surely > _safe_exp(math.log(delta) - tail.log_scale))
-        return max(0.0, (tail.first + int(above[-1])) * self.interval) if len(above) else 0.0
+        return max(0.0, (tail.first + int(above[-1])) * self.interval - self.drift) if len(above) else 0.0
 
     def _solve(self, first: int, index: int, shape: tuple[Array, Array], target: float) -> float:
         """Between grid points δ(ε) = A − e^{ε−l}·G exactly (Doroshenko et al., eq. for discrete PLDs)."""

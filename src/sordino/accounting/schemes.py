@@ -7,6 +7,7 @@ Sampling that is not Poisson is never accounted as Poisson:
     truncated-poisson    add-remove, replace-one  a mixture: within the cap, over the cap
     partition            replace-one              the whole Gaussian, once per epoch (no amplification)
     without-replacement  replace-one              the subset-sampled pair
+    allocation           add-remove               an epoch: the mixture over its batches
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from sordino import checks
-from sordino.accounting.events import Release
+from sordino.accounting.events import Release, allocated
 from sordino.errors import InputError, Refused
 
-SAMPLERS = ("poisson", "truncated-poisson", "partition", "without-replacement")
+SAMPLERS = ("poisson", "truncated-poisson", "partition", "without-replacement", "allocation")
 MECHANISMS = ("gaussian", "laplace")
 
 
 def default_relation(sampler: str) -> str:
     """Add/remove where the sampler supports it, else replace-one."""
     checks.choice("sampling", sampler, SAMPLERS)
-    return "add-remove" if sampler in ("poisson", "truncated-poisson") else "replace-one"
+    return "add-remove" if sampler in ("poisson", "truncated-poisson", "allocation") else "replace-one"
 
 
 def check_scheme(sampler: str, mechanism: str, relation: str) -> None:
@@ -37,13 +38,21 @@ def check_scheme(sampler: str, mechanism: str, relation: str) -> None:
     if sampler == "partition" and relation == "add-remove":
         raise Refused(
             "partition has no add-remove guarantee: one record more or less moves the other records to other batches, "
-            "so every batch may change; use relation='replace-one', or sampling='poisson'"
+            "so every batch may change; use relation='replace-one', or sampling='allocation' (each record once per "
+            "epoch, in a batch of its own draw), which has an amplified add-remove guarantee"
         )
     if sampler == "without-replacement" and relation == "add-remove":
         raise Refused(
             "without-replacement has no add-remove guarantee here: the batch is a fixed number of a public number of "
             "records; use relation='replace-one', or sampling='poisson'"
         )
+    if sampler == "allocation" and relation == "replace-one":
+        raise Refused(
+            "random allocation has no replace-one guarantee here: that opposite gradients are the worst case is proven "
+            "for Poisson sampling alone; use relation='add-remove', or sampling='poisson'"
+        )
+    if sampler == "allocation" and mechanism == "laplace":
+        raise Refused("random allocation is accounted for Gaussian noise alone; use l2 clipping, or sampling='poisson'")
     if mechanism == "laplace" and sampler in ("truncated-poisson", "without-replacement"):
         raise Refused(f"Laplace noise has no accountant for {sampler} sampling; use poisson or partition")
     if mechanism == "laplace" and sampler == "poisson" and relation == "replace-one":
@@ -51,8 +60,13 @@ def check_scheme(sampler: str, mechanism: str, relation: str) -> None:
 
 
 def step_release(sampling: Mapping[str, Any], mechanism: str, noise_multiplier: float, records: int) -> Release:
-    """What one step releases to an adversary who sees it. `sampling` is the sampler's to_dict()."""
+    """What one step releases to an adversary who sees it. `sampling` is the sampler's to_dict().
+
+    The steps of random allocation depend on each other within an epoch: `releases_of` accounts for them.
+    """
     name = checks.choice("sampling", sampling.get("name"), SAMPLERS)
+    if name == "allocation":
+        raise InputError("a step of random allocation has no cost of its own: it is a part of its epoch")
     if name == "poisson":
         return Release(mechanism, noise_multiplier, _rate(sampling))
     if name == "truncated-poisson":
@@ -70,12 +84,23 @@ def releases_of(
     """All that `steps` steps release about one record.
 
     With a partition each record is in at most one batch of every epoch, and the batches without it do not depend on it
-    given what was released before, so the releases that do are ⌈steps / batches per epoch⌉ Gaussians.
+    given what was released before, so the releases that do are ⌈steps / batches per epoch⌉ Gaussians. With random
+    allocation whole epochs are released, and of the last one perhaps a part.
     """
+    if sampling["name"] == "allocation":
+        check_scheme("allocation", mechanism, "add-remove")
+        return allocation_releases(checks.count("batches", sampling.get("batches")), noise_multiplier, steps)
     release = step_release(sampling, mechanism, noise_multiplier, records)
     if sampling["name"] == "partition":
         steps = math.ceil(steps / (records // _batch(sampling, records)))
     return [(release, steps)]
+
+
+def allocation_releases(batches: int, noise_multiplier: float, steps: int) -> list[tuple[Release, int]]:
+    """Epochs of random allocation: the whole ones, and the one that the steps end in."""
+    epochs, rest = divmod(steps, batches)
+    whole = [(allocated(noise_multiplier, batches, batches), epochs)] if epochs else []
+    return whole + ([(allocated(noise_multiplier, batches, rest), 1)] if rest else [])
 
 
 def theorem(sampler: str, mechanism: str, relation: str, accountant: str) -> str:
@@ -88,8 +113,11 @@ def theorem(sampler: str, mechanism: str, relation: str, accountant: str) -> str
         "partition": f"{noise} mechanism, one release per epoch and record (parallel composition over the fixed "
         "partition; no amplification)",
         "without-replacement": f"{noise} mechanism on uniform subsets",
+        "allocation": "Gaussian mechanism with random allocation, each record in one uniformly drawn batch of every "
+        "epoch; an epoch's pair is bounded in the convex order",
     }
     sources = {
+        ("allocation", "add-remove"): "Chua et al. 2024; docs/guarantees/allocation.md",
         ("poisson", "add-remove"): "Zhu, Dong & Wang 2022, Thm 11",
         ("poisson", "replace-one"): "Lebeda et al. 2024, substitution",
         ("without-replacement", "replace-one"): "Zhu, Dong & Wang 2022, Thm 11"

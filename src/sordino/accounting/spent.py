@@ -8,7 +8,7 @@ from typing import Any
 
 from sordino import checks
 from sordino.accounting.account import account
-from sordino.accounting.events import Release, compose_events
+from sordino.accounting.events import Release, allocated, compose_events
 from sordino.accounting.schemes import check_scheme, step_release
 from sordino.errors import InputError
 
@@ -23,14 +23,9 @@ def composed_entries(plan: Mapping[str, Any], entries: Iterable[Mapping[str, Any
     has ε = 0. Keys: epsilon, delta, relation, accountant, epsilon_rdp, releases.
     """
     delta = checks.delta_value(delta)
-    records = checks.count("records", plan.get("records"))
     accountant = plan.get("accountant", "pld")
     lines = [entry for entry in entries if entry.get("kind", "release") == "release"]
-    relations = {checks.choice("relation", entry.get("relation"), checks.RELATIONS) for entry in lines}
-    if len(relations) > 1:
-        raise InputError("the ledger mixes the relations add-remove and replace-one; they have no common ε")
-    relation = relations.pop() if relations else plan.get("relation", "add-remove")
-    releases = _group(lines, records, relation)
+    releases, relation = entry_releases(plan, lines)
     if not releases:
         return {"epsilon": 0.0, "delta": delta, "relation": relation, "accountant": accountant, "epsilon_rdp": 0.0} | {
             "releases": 0
@@ -46,9 +41,27 @@ def composed_entries(plan: Mapping[str, Any], entries: Iterable[Mapping[str, Any
     }
 
 
+def entry_releases(
+    plan: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]
+) -> tuple[list[tuple[Release, int]], str]:
+    """(releases and their counts, relation) of the entries of a ledger, for a method whose releases compose.
+
+    Raises:
+        InputError: an entry is wrong, or the entries mix relations.
+    """
+    records = checks.count("records", plan.get("records"))
+    relations = {checks.choice("relation", entry.get("relation"), checks.RELATIONS) for entry in lines}
+    if len(relations) > 1:
+        raise InputError("the ledger mixes the relations add-remove and replace-one; they have no common ε")
+    relation = relations.pop() if relations else plan.get("relation", "add-remove")
+    return _group(lines, records, relation), relation
+
+
 def _group(lines: Sequence[Mapping[str, Any]], records: int, relation: str) -> list[tuple[Release, int]]:
-    """Equal releases counted together; batches of one partition count once per epoch."""
+    """Equal releases counted together; batches of one partition count once per epoch, and so do those of an epoch of
+    random allocation."""
     total: Counter[Release] = Counter()
+    epochs = AllocatedEpochs()
     partitioned: Counter[tuple[Release, str, int, int]] = Counter()
     for entry in lines:
         sampling = entry.get("sampling")
@@ -57,6 +70,9 @@ def _group(lines: Sequence[Mapping[str, Any]], records: int, relation: str) -> l
         name = "poisson" if sampling.get("name") == "all" else str(sampling.get("name"))
         mechanism = str(entry.get("mechanism"))
         check_scheme(name, mechanism, relation)
+        if name == "allocation":
+            epochs.add(entry, _multiplier(entry))
+            continue
         release = step_release(dict(sampling) | {"name": name}, mechanism, _multiplier(entry), records)
         if name == "partition":
             batch = int(sampling["batch"])
@@ -70,7 +86,39 @@ def _group(lines: Sequence[Mapping[str, Any]], records: int, relation: str) -> l
         worst[release, purpose, batch] = max(worst.get((release, purpose, batch), 0), times)
     for (release, _, _), times in worst.items():
         total[release] += times
+    total.update(epochs.releases())
     return list(total.items())
+
+
+class AllocatedEpochs:
+    """The entries of random allocation by epoch. An epoch under two keys was drawn twice: two independent releases."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, int, int, str], tuple[set[int], float]] = {}
+
+    def add(self, entry: Mapping[str, Any], noise_multiplier: float) -> None:
+        """Counts an entry.
+
+        Raises:
+            InputError: its batch is none of its epoch's, or was there before.
+        """
+        sampling = entry["sampling"]
+        batches = checks.count("batches", sampling.get("batches"))
+        epoch = checks.count("epoch", sampling.get("epoch"), minimum=0)
+        batch = checks.count("batch", sampling.get("batch"), minimum=0)
+        step = checks.count("step", entry.get("step"), minimum=0)
+        if divmod(step, batches) != (epoch, batch):
+            raise InputError(f"step {step} of {batches} batches per epoch is not batch {batch} of epoch {epoch}")
+        key = str(entry.get("purpose")), batches, epoch, str(entry.get("source"))
+        seen, least = self._seen.setdefault(key, (set(), noise_multiplier))
+        if batch in seen:
+            raise InputError(f"batch {batch} of epoch {epoch} was released twice; its ε can't be stated")
+        seen.add(batch)
+        self._seen[key] = seen, min(least, noise_multiplier)
+
+    def releases(self) -> Counter[Release]:
+        """What the epochs release, each with the least noise of its entries."""
+        return Counter(allocated(least, batches, len(seen)) for (_, batches, _, _), (seen, least) in self._seen.items())
 
 
 def _multiplier(entry: Mapping[str, Any]) -> float:

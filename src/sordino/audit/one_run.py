@@ -30,7 +30,7 @@ from sordino.audit.noise_check import LEVEL
 from sordino.audit.scores import Guesses, StepScorer, choose_guesses, scorer_of
 from sordino.audit.updates import audited_update
 from sordino.errors import ClaimBroken, InputError
-from sordino.files import json_bytes, write_atomically
+from sordino.files import json_bytes, make_folder, write_atomically
 from sordino.plan import Plan
 from sordino.randomness import RandomSource
 from sordino.records.gradients import GradientSum, plan_gradients
@@ -175,7 +175,7 @@ def run_audit(
 def write_audit(result: AuditResult, out: Path | str) -> Path:
     """Writes `out/audit.json`, whole or not at all; a report of that directory then shows it."""
     path = Path(out) / "audit.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, json_bytes(result.to_dict()))
     return path
 

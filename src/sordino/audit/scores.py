@@ -28,7 +28,7 @@ from sordino.audit.bounds import Curve, most_correct, rejects
 from sordino.audit.noise_check import NoiseCheck
 from sordino.plan.core import Plan
 from sordino.release import Laplace
-from sordino.sampling import Partition, Poisson, WithoutReplacement
+from sordino.sampling import Allocation, Partition, Poisson
 
 SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 """Shares of the canaries that may be guessed to be in, and to be out."""
@@ -80,16 +80,12 @@ class Scorer(StepScorer):
     @classmethod
     def of(cls, plan: Plan) -> Scorer:
         sampling = plan.sampling
-        if isinstance(sampling, Partition | WithoutReplacement):
-            rate = sampling.batch / plan.records
-        else:
-            rate = sampling.sampling_rate
         return cls(
             scale=plan.noise.noise_multiplier * plan.sensitivity,
             laplace=isinstance(plan.noise, Laplace),
-            rate=rate,
+            rate=plan.sampling_rate,
             replace=plan.relation == "replace-one",
-            knows_sum=isinstance(sampling, Poisson | Partition),
+            knows_sum=isinstance(sampling, Poisson | Partition | Allocation),
             knows_draws=isinstance(sampling, Partition),
         )
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import InputError
+from sordino.gradients.survey import trainable
 from sordino.plan.core import Plan
 from sordino.training.steps import PrivateStep, Widths
-from sordino.training.updates import Update, trainable
+from sordino.training.updates import Update
 
 
 @dataclass(frozen=True)

@@ -8,32 +8,90 @@ load (torch, scipy) is imported in that function, so that help is there at once.
 from __future__ import annotations
 
 import argparse
+import io
+import math
+import os
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
-from sordino.errors import SordinoError
+from sordino.errors import InputError, SordinoError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code."""
+    """Runs one command and returns its exit code.
+
+    No error is shown as a traceback, unless the variable SORDINO_TRACEBACK is set.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without ε is no reason to fail
     arguments = _parser().parse_args(argv)
     try:
+        _refuse_boundless(arguments)
         code: int = arguments.run(arguments)
+        sys.stdout.flush()
         return code
     except SordinoError as error:
-        print(f"sordino: {error}", file=sys.stderr)
+        if not getattr(error, "quiet", False):  # the leader of several ranks has said it
+            print(f"sordino: {error}", file=sys.stderr)
+            _show_private(error.private)
         return error.exit_code
     except KeyboardInterrupt:
         print("sordino: interrupted; a run that writes checkpoints goes on with --resume", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains when it ends
         return 1
+    except OSError as error:
+        print(f"sordino: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    except MemoryError:
+        print("sordino: there is not enough memory for this", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if os.environ.get("SORDINO_TRACEBACK"):
+            raise
+        print(f"sordino: {_unforeseen(error)}", file=sys.stderr)
+        _show_private(str(error))
+        return 1
+
+
+def _show_private(text: str) -> None:
+    """What an error says of private records: to a terminal, never into a log."""
+    if not text:
+        return
+    if sys.stderr.isatty():
+        print(f"for the data's owner only: {text}", file=sys.stderr)
+    else:
+        print("what was found in the records is private: it is shown on a terminal only", file=sys.stderr)
+
+
+def _unforeseen(error: Exception) -> str:
+    """An error that nothing in the package expects: its kind and place. Its message may hold private values."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "sordino" in Path(f.filename).parts]
+    place = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+    return (
+        f"an error that was not foreseen: {type(error).__name__}{place}. What was released is in the ledger. Please "
+        "report it; with SORDINO_TRACEBACK=1 the whole traceback is shown"
+    )
+
+
+def _refuse_boundless(arguments: argparse.Namespace) -> None:
+    """Numbers that no setting can mean: integers beyond 64 bits, and what is not finite."""
+    for name, given in vars(arguments).items():
+        for value in given if isinstance(given, list) else [given]:
+            flag = f"--{name.replace('_', '-')}"
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise InputError(f"{flag} is a number beyond 64 bits: give a smaller one")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InputError(f"{flag} must be a finite number, got {value}")
 
 
 def _parser() -> argparse.ArgumentParser:
     from sordino import __version__
-    from sordino.cli import account, advise, audit, data, doctor, report, sweep, train
+    from sordino.cli import account, advise, audit, budget, data, doctor, predict, report, sweep, train
     from sordino.registry import command_modules
 
     parser = argparse.ArgumentParser(
@@ -43,6 +101,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"sordino {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (train, sweep, account, *command_modules(), doctor, audit, advise, report, data):
+    for command in (train, predict, sweep, account, *command_modules(), doctor, audit, advise, report, budget, data):
         command.add(commands)
     return parser

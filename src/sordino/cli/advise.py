@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sordino.console import Commands, add_json, emit
+from sordino.console import Commands, add_code, add_json, emit
 
 
 def add(commands: Commands) -> None:
@@ -22,6 +22,7 @@ def add(commands: Commands) -> None:
     clipping.add_argument("recipe", type=Path, metavar="RECIPE.toml")
     clipping.add_argument("--public", type=int, default=500, metavar="N", help="rows of the test split (default: 500)")
     clipping.add_argument("--weights", type=Path, metavar="FILE", help="a model.safetensors (default: fresh weights)")
+    add_code(clipping)
     clipping.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
     clipping.add_argument("--data-dir", type=Path, metavar="DIR", help="where the datasets are")
     add_json(clipping)
@@ -38,7 +39,9 @@ def _clipping(arguments: argparse.Namespace) -> int:
     from sordino.runs.recipe import Recipe
     from sordino.training.state import load_model
 
-    prepared = prepare(Recipe.read(arguments.recipe, arguments.set), arguments.data_dir)
+    prepared = prepare(
+        Recipe.read(arguments.recipe, arguments.set, allow_code=arguments.allow_code), arguments.data_dir
+    )
     plan, model, split = prepared.plan, prepared.model(), prepared.dataset.test
     if arguments.weights is not None:
         if not arguments.weights.is_file():

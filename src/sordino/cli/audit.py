@@ -7,7 +7,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sordino.console import Commands, add_json, emit
+from sordino.console import Commands, add_code, add_json, emit
 from sordino.errors import InputError
 from sordino.shown import down, up
 
@@ -29,6 +29,7 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "recipe", nargs="?", type=Path, metavar="RECIPE.toml", help="default: that of --out, or our own"
     )
+    add_code(parser)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
     parser.add_argument("--canaries", type=int, metavar="M", help="default: 5000, or as many as the model has room for")
     parser.add_argument("--steps", type=int, metavar="T", help="audit only the first T steps of the plan")
@@ -83,11 +84,11 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
 
     run = arguments.out / "recipe.toml" if arguments.out else None
     if run is not None and run.exists():
-        recipe = Recipe.read(arguments.recipe or run, arguments.set)
-        if recipe != Recipe.read(run):
+        recipe = Recipe.read(arguments.recipe or run, arguments.set, allow_code=arguments.allow_code)
+        if recipe != Recipe.read(run, allow_code=True):
             raise InputError(f"{run} is of another recipe: its report must not show this audit; give another --out")
         return recipe
     if arguments.recipe is not None:
-        return Recipe.read(arguments.recipe, arguments.set)
+        return Recipe.read(arguments.recipe, arguments.set, allow_code=arguments.allow_code)
     with as_file(files("sordino") / "recipes" / "audit.toml") as path:
-        return Recipe.read(path, arguments.set)
+        return Recipe.read(path, arguments.set, allow_code=arguments.allow_code)

@@ -8,7 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sordino.console import Commands, add_json, finite
+from sordino.console import Commands, add_code, add_json, finite
 from sordino.errors import InputError, Refused
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def add(commands: Commands) -> None:
         action="store_true",
         help="read the training split of a public benchmark: I know it is no secret",
     )
+    add_code(parser)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the datasets are (default: $SORDINO_DATA)")
     add_json(parser)
@@ -47,7 +48,7 @@ def add(commands: Commands) -> None:
 def _doctor(arguments: argparse.Namespace) -> int:
     from sordino.runs.recipe import Recipe
 
-    recipe = Recipe.read(arguments.recipe, arguments.set)
+    recipe = Recipe.read(arguments.recipe, arguments.set, allow_code=arguments.allow_code)
     for name, least in (("steps", 1), ("rows", 2)):
         if getattr(arguments, name) < least:
             raise InputError(f"--{name} must be at least {least}, got {getattr(arguments, name)}")

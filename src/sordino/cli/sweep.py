@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sordino.checks import SHAPES
-from sordino.console import Commands, add_json, emit
+from sordino.console import Commands, add_code, add_json, emit
 from sordino.errors import InputError
 
 if TYPE_CHECKING:
@@ -64,22 +64,24 @@ def add(commands: Commands) -> None:
         help="law of the number of runs (default: geometric; K ≥ 1 but poisson)",
     )
     paid.add_argument("--mean-runs", type=float, metavar="M", help="its mean (default: 10)")
+    add_code(parser)
     add_json(parser)
     parser.set_defaults(run=_sweep)
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
     from sordino.runs.recipe import Recipe
-    from sordino.runs.sweep import Axis, Sweep, run_sweep
+    from sordino.runs.sweep import Sweep, SweptKey, run_sweep
 
     sweep = Sweep(
         arguments.recipe,
-        tuple(map(Axis.parse, arguments.over)),
+        tuple(map(SweptKey.parse, arguments.over)),
         arguments.seeds,
         arguments.metric,
         tuple(arguments.set),
+        arguments.allow_code,
     )
-    base = Recipe.read(arguments.recipe, arguments.set)
+    base = Recipe.read(arguments.recipe, arguments.set, allow_code=arguments.allow_code)
     out = arguments.out or Path("runs") / f"{base.run.name}-sweep"
     if arguments.pay:
         return _pay(arguments, sweep, base, out)

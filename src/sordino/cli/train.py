@@ -7,7 +7,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sordino.console import Commands, add_json, emit
+from sordino.console import Commands, add_code, add_json, emit
 from sordino.shown import up
 
 if TYPE_CHECKING:
@@ -31,7 +31,11 @@ def add(commands: Commands) -> None:
         metavar="SECTION.KEY=VALUE",
         help="override a key of the recipe (may be given several times)",
     )
+    add_code(parser)
     _add_run_flags(parser)
+    parser.add_argument(
+        "--budget", type=Path, metavar="FILE", help="count the run in this budget (sordino budget), or don't start"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with the run in the directory, if there is one")
     parser.set_defaults(run=_train)
     demo = commands.add_parser(
@@ -53,7 +57,9 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
 def _train(arguments: argparse.Namespace) -> int:
     from sordino.runs.recipe import Recipe
 
-    return _run(arguments, Recipe.read(arguments.recipe, arguments.set), arguments.resume)
+    return _run(
+        arguments, Recipe.read(arguments.recipe, arguments.set, allow_code=arguments.allow_code), arguments.resume
+    )
 
 
 def _demo(arguments: argparse.Namespace) -> int:
@@ -64,10 +70,15 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace, recipe: Recipe, resume: bool) -> int:
+    from sordino.ranks import from_environment
     from sordino.runs.run import run_recipe
 
     out = arguments.out or Path("runs") / recipe.run.name
-    result = run_recipe(recipe, out, resume=resume, data_dir=arguments.data_dir)
+    budget = getattr(arguments, "budget", None)  # the demo has none
+    with from_environment() as rank:
+        result = run_recipe(recipe, out, resume=resume, data_dir=arguments.data_dir, budget=budget)
+    if rank is not None and not rank.leads:
+        return 0
     emit(arguments, {**result, "run": str(out)}, _rows(result, out))
     return 0
 

@@ -3,21 +3,26 @@
     load("fashion-mnist-mini")            the embedded subset, always there
     load("cifar10", data_dir=...)         from a folder, else $SORDINO_DATA, else ./data
     catalogue(), fetch(name, ...), verify(name, ...)
+    read(section)                         what a recipe's [data] names: one of these, a file of your own, or your code
 
 Nothing here measures a constant from the records: scaling, categories and vocabularies are public.
 """
 
 from sordino.data.catalogue import Entry, catalogue, entry
 from sordino.data.checking import Finding, verify
+from sordino.data.code import function_of, is_code
 from sordino.data.download import fetch
 from sordino.data.files import data_directory
 from sordino.data.loading import load, load_texts
+from sordino.data.sources import is_own, published, read, source_of
+from sordino.data.tabular import Encoding
 from sordino.data.text import HashingTokenizer
 from sordino.data.types import Dataset, TextSplit
 from sordino.split import Split
 
 __all__ = [
     "Dataset",
+    "Encoding",
     "Entry",
     "Finding",
     "HashingTokenizer",
@@ -27,7 +32,13 @@ __all__ = [
     "data_directory",
     "entry",
     "fetch",
+    "function_of",
+    "is_code",
+    "is_own",
     "load",
     "load_texts",
+    "published",
+    "read",
+    "source_of",
     "verify",
 ]

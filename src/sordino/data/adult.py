@@ -68,7 +68,7 @@ def read_adult(path: Path) -> tuple[Tensor, Tensor]:
     try:
         lines = read_bytes(path).decode("ascii").splitlines()
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not plain text: {error}") from error
+        raise InputError(f"{path}: not plain text", private=str(error)) from error
     rows, labels = [], []
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("|"):
@@ -76,12 +76,12 @@ def read_adult(path: Path) -> tuple[Tensor, Tensor]:
         fields = [field.strip() for field in line.split(",")]
         if len(fields) != len(COLUMNS) + 1:
             raise InputError(
-                f"{path}, line {number}: {len(fields)} fields, expected {len(COLUMNS) + 1}; the file is "
-                "truncated or not Adult"
+                f"{path}: a line without {len(COLUMNS) + 1} fields; the file is truncated or not Adult",
+                private=f"line {number} has {len(fields)} fields",
             )
         income = fields.pop().removesuffix(".")
         if income not in ("<=50K", ">50K"):
-            raise InputError(f"{path}, line {number}: income {income!r}, expected <=50K or >50K")
+            raise InputError(f"{path}: an income that is neither <=50K nor >50K", private=f"line {number}: {income!r}")
         rows.append(_row(path, number, dict(zip(COLUMNS, fields, strict=True))))
         labels.append(int(income == ">50K"))
     if not rows:
@@ -95,13 +95,20 @@ def _row(path: Path, line: int, record: dict[str, str]) -> list[float]:
         value = record[name]
         if name in CATEGORIES:
             if value != "?" and value not in CATEGORIES[name]:
-                raise InputError(f"{path}, line {line}: {name} {value!r} is not in the public list of categories")
+                raise InputError(
+                    f"{path}: a value of {name} is not in the public list of categories",
+                    private=f"line {line}: {value!r}",
+                )
             out += [float(value == one) for one in CATEGORIES[name]]
         elif name in SCALES or name in LOG_SCALES:
             try:
                 number = float(value)
+                if math.isnan(number):
+                    raise ValueError("NaN")
             except ValueError as error:
-                raise InputError(f"{path}, line {line}: {name} {value!r} is not a number") from error
+                raise InputError(
+                    f"{path}: a value of {name} is not a number", private=f"line {line}: {value!r}"
+                ) from error
             scaled = number / SCALES[name] if name in SCALES else math.log1p(max(number, 0.0)) / LOG_SCALES[name]
             out.append(min(max(scaled, 0.0), 1.0))
     return out

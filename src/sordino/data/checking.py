@@ -57,7 +57,7 @@ def _finding(known: Entry, root: Path, content: Content) -> Finding:
     try:
         actual = sha256_of_bytes(read_bytes(path)) if content.sha256 else sha256_of_file(path)
     except SordinoError as error:
-        return Finding(path, "wrong", str(error).removeprefix(f"{path}: "))
+        return Finding(path, "wrong", _said(error, path))
     expected = content.sha256 or packed
     if actual == expected:
         return Finding(path, "ok", _CHECKED)
@@ -81,14 +81,18 @@ def _readable(known: Entry, root: Path, findings: tuple[Finding, ...]) -> tuple[
         sides = load_texts(known.name, root) if known.name.startswith("imdb") else _sides(load(known.name, root))
     except SordinoError as error:
         return tuple(
-            Finding(f.path, "wrong", str(error).removeprefix(f"{f.path}: ")) if str(f.path) in str(error) else f
-            for f in findings
+            Finding(f.path, "wrong", _said(error, f.path)) if str(f.path) in str(error) else f for f in findings
         )
     train, test = (len(side.targets) for side in sides)
     sizes = f"reads as {train:,} training and {test:,} test records"
     if (train, test) != known.records:
         sizes += f" (the original split has {known.records[0]:,} and {known.records[1]:,})"
     return tuple(f if f.detail == _CHECKED else Finding(f.path, "ok", f"{f.detail}; {sizes}") for f in findings)
+
+
+def _said(error: SordinoError, path: Path) -> str:
+    """All that was found: whoever verifies files is their owner."""
+    return "; ".join(part for part in (str(error).removeprefix(f"{path}: "), error.private) if part)
 
 
 def _sides(dataset: Dataset) -> tuple[Split, Split]:

@@ -8,7 +8,9 @@ import hashlib
 import lzma
 import os
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO, cast
 
 from sordino.errors import InputError, SordinoError
 
@@ -43,28 +45,51 @@ def missing(dataset: str, relative: str, root: Path) -> InputError:
     )
 
 
-def read_bytes(path: Path) -> bytes:
-    """The content of a file, unpacked according to its suffix."""
+MOST = 1 << 30
+"""Bytes that a file may unpack to. The largest of the catalogue has 183 MB; a few MB of gz may be zeros without end."""
+
+
+def read_bytes(path: Path, declared: Callable[[bytes], int | None] = lambda head: None) -> bytes:
+    """The content of a file, unpacked according to its suffix, and no more of it than it may have.
+
+    Args:
+        path: the file.
+        declared: from the first 64 bytes of the content, the number of bytes that it says it has; None: it does not
+            say. One byte more than that is read, so that a longer content is seen to be longer.
+
+    Raises:
+        InputError: empty, truncated, or larger than 1 GiB when unpacked.
+        SordinoError: it can't be read.
+    """
     try:
-        raw = path.read_bytes()
+        with _opened(path) as file:
+            head = file.read(64)
+            size = declared(head)
+            most = MOST if size is None else min(size, MOST)
+            content = head + file.read(max(most + 1 - len(head), 0))
+    except (EOFError, ValueError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise InputError(f"{path}: truncated or not a {path.suffix} file: {error}; download it again") from error
     except OSError as error:
+        if error.errno is None:  # bz2 says so of what is no bz2 file
+            raise InputError(f"{path}: truncated or not a {path.suffix} file: {error}; download it again") from error
         raise SordinoError(f"{path}: can't be read: {error.strerror or error}") from error
-    if not raw:
+    if not content:
         raise InputError(f"{path}: the file is empty; download it again")
-    try:
-        match path.suffix:
-            case ".gz":
-                return gzip.decompress(raw)
-            case ".xz":
-                return lzma.decompress(raw)
-            case ".bz2":
-                return bz2.decompress(raw)
-            case _:
-                return raw
-    except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
-        raise InputError(
-            f"{path}: truncated or not a {path.suffix} file ({len(raw):,} bytes): {error}; download it again"
-        ) from error
+    if len(content) > MOST:
+        raise InputError(f"{path}: unpacks to more than {MOST:,} bytes, which no dataset here does; download it again")
+    return content
+
+
+def _opened(path: Path) -> IO[bytes]:
+    match path.suffix:
+        case ".gz":
+            return cast(IO[bytes], gzip.open(path))
+        case ".xz":
+            return cast(IO[bytes], lzma.open(path))
+        case ".bz2":
+            return cast(IO[bytes], bz2.open(path))
+        case _:
+            return path.open("rb")
 
 
 def sha256_of_bytes(content: bytes) -> str:
@@ -72,5 +97,8 @@ def sha256_of_bytes(content: bytes) -> str:
 
 
 def sha256_of_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise SordinoError(f"{path}: can't be read: {error.strerror or error}") from error

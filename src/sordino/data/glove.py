@@ -7,10 +7,11 @@ Both list the words by their frequency in the corpus, so "the first 30,000" is a
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 import numpy as np
 import torch
@@ -98,9 +99,12 @@ def read_glove(root: Path, words: int = 30_000) -> WordVectors:
     if text is not None:
         return _vectors(*_read_text(text, words))
     if (root / TABLE).is_file() and (root / INDEX).is_file():
-        table = np.load(root / TABLE, mmap_mode="r", allow_pickle=False)
+        try:
+            table = np.load(root / TABLE, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError, MemoryError, SyntaxError, OverflowError) as error:
+            raise InputError(f"{root / TABLE}: truncated or not a table of vectors: {error}") from error
         index = _read_index(root / INDEX)
-        if table.ndim != 2 or len(table) != len(index):
+        if table.ndim != 2 or len(table) != len(index) or table.dtype.kind != "f" or not len(table):
             raise InputError(f"{root / TABLE}: shape {table.shape} does not fit the {len(index):,} words of {INDEX}")
         return _vectors(index[:words], np.array(table[:words], dtype=np.float32))
     raise InputError(
@@ -110,13 +114,16 @@ def read_glove(root: Path, words: int = 30_000) -> WordVectors:
 
 
 def _vectors(words: Sequence[str], vectors: np.ndarray) -> WordVectors:
+    if not np.isfinite(vectors).all():
+        raise InputError("a word vector is not finite: the file of GloVe is damaged; download it again")
     table = torch.from_numpy(np.concatenate((np.zeros_like(vectors[:1]), vectors)))
     return WordVectors({word: number for number, word in enumerate(words, 1)}, table)
 
 
 def _read_text(path: Path, words: int) -> tuple[list[str], np.ndarray]:
-    names, rows = [], []
-    with path.open(encoding="utf8") as lines:
+    names: list[str] = []
+    rows: list[np.ndarray] = []
+    with _text_of(path) as lines:
         for number, line in enumerate(lines, 1):
             name, *values = line.rstrip("\n").split(" ")
             try:
@@ -133,6 +140,15 @@ def _read_text(path: Path, words: int) -> tuple[list[str], np.ndarray]:
     return names, np.stack(rows)
 
 
+@contextmanager
+def _text_of(path: Path) -> Iterator[TextIO]:
+    try:
+        with path.open(encoding="utf8") as lines:
+            yield lines
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: can't be read as text: {error}") from error
+
+
 def _read_index(path: Path) -> list[str]:
     try:
         from pyarrow import ArrowException, parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -142,6 +158,8 @@ def _read_index(path: Path) -> list[str]:
         ) from None
     try:
         column: list[str] = parquet.read_table(path).column(0).to_pylist()
-    except (ArrowException, OSError) as error:
+    except (ArrowException, OSError, IndexError, ValueError) as error:
         raise InputError(f"{path}: truncated or not Parquet: {error}") from error
+    if not all(isinstance(word, str) for word in column):
+        raise InputError(f"{path}: its first column does not hold words")
     return column

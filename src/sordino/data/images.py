@@ -5,13 +5,15 @@ IDX (MNIST, Fashion-MNIST), CIFAR-10's binary batches, SVHN's cropped .mat, USPS
 
 from __future__ import annotations
 
+import math
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sordino.data.files import read_bytes
+from sordino.data.files import MOST, read_bytes
 from sordino.errors import InputError
 
 Bytes = npt.NDArray[np.uint8]
@@ -22,8 +24,20 @@ IDX_UBYTE = 0x08
 
 
 def read_idx(path: Path, dimensions: int) -> Bytes:
-    """An IDX file of bytes, plain or packed."""
-    return parse_idx(read_bytes(path), path, dimensions)
+    """An IDX file of bytes, plain or packed; no more of it is unpacked than its header declares."""
+    return parse_idx(read_bytes(path, _declared), path, dimensions)
+
+
+def _declared(head: bytes) -> int | None:
+    """The size that an IDX header declares; None where this is no such header."""
+    dimensions = head[3] if len(head) > 3 else 0
+    if head[:3] != bytes([0, 0, IDX_UBYTE]) or not 1 <= dimensions <= 3 or len(head) < 4 + 4 * dimensions:
+        return None
+    return 4 + 4 * dimensions + math.prod(_shape(head, dimensions))
+
+
+def _shape(content: bytes, dimensions: int) -> tuple[int, ...]:
+    return tuple(int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions))
 
 
 def parse_idx(content: bytes, path: Path, dimensions: int) -> Bytes:
@@ -39,16 +53,19 @@ def parse_idx(content: bytes, path: Path, dimensions: int) -> Bytes:
         )
     if len(content) < header:
         raise InputError(f"{path}: {len(content)} bytes are too few for an IDX header of {header}; download it again")
-    shape = tuple(int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions))
-    size = header + int(np.prod(shape, dtype=np.int64))
+    shape = _shape(content, dimensions)
+    size = header + math.prod(shape)
     if len(content) != size:
         kind = "truncated" if len(content) < size else "too long"
-        raise InputError(f"{path}: {kind}: {len(content):,} bytes, expected {size:,} for shape {shape}")
+        raise InputError(
+            f"{path}: {kind}: its header declares another size; download it again",
+            private=f"{len(content):,} bytes, expected {size:,} for shape {shape}",
+        )
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
 def read_idx_pair(images: Path, labels: Path, classes: int) -> Pair:
-    return pair_idx(read_bytes(images), read_bytes(labels), images, labels, classes)
+    return pair_idx(read_bytes(images, _declared), read_bytes(labels, _declared), images, labels, classes)
 
 
 def pair_idx(image_bytes: bytes, label_bytes: bytes, images: Path, labels: Path, classes: int) -> Pair:
@@ -70,8 +87,9 @@ def read_cifar10(paths: tuple[Path, ...]) -> Pair:
         content = read_bytes(path)
         if len(content) % CIFAR_RECORD:
             raise InputError(
-                f"{path}: {len(content):,} bytes are not a multiple of {CIFAR_RECORD} (one record); the "
-                "file is truncated or not a CIFAR-10 binary batch (the original has 30,730,000 bytes)"
+                f"{path}: the size is not a multiple of {CIFAR_RECORD} bytes (one record); the "
+                "file is truncated or not a CIFAR-10 binary batch (the original has 30,730,000 bytes)",
+                private=f"{len(content):,} bytes",
             )
         records = np.frombuffer(content, np.uint8).reshape(-1, CIFAR_RECORD)
         _labels_below(path, records[:, 0].astype(np.int64), 10)
@@ -91,12 +109,14 @@ def read_svhn(path: Path) -> Pair:
     if "X" not in content or "y" not in content:
         found = ", ".join(sorted(key for key in content if not key.startswith("__"))) or "nothing"
         raise InputError(f"{path}: expected the variables X and y, found {found}")
-    x, y = np.asarray(content["X"]), np.asarray(content["y"]).reshape(-1).astype(np.int64)
+    x, y = np.asarray(content["X"]), _whole_labels(path, np.asarray(content["y"]).reshape(-1))
     if x.ndim != 4 or x.shape[:3] != (32, 32, 3) or x.dtype != np.uint8:
-        raise InputError(f"{path}: X is {x.dtype} of shape {x.shape}, expected uint8 of shape (32, 32, 3, n)")
+        raise InputError(
+            f"{path}: X is {x.dtype}, expected uint8 of shape (32, 32, 3, n)", private=f"its shape is {x.shape}"
+        )
     _same_length(path, x.shape[3], path, len(y))
     if len(y) and not (y.min() >= 1 and y.max() <= 10):
-        raise InputError(f"{path}: labels from {y.min()} to {y.max()}, expected 1 to 10")
+        raise InputError(f"{path}: labels beyond 1 to 10", private=f"labels from {y.min()} to {y.max()}")
     return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), y % 10
 
 
@@ -104,17 +124,24 @@ def read_usps_npz(path: Path) -> tuple[Pair, Pair]:
     """x_train, y_train, x_test, y_test: bytes (n, 16, 16) and classes. Never unpickles."""
     read_bytes(path)  # unreadable or empty files give their own error
     try:
+        with zipfile.ZipFile(path) as packed:
+            if sum(member.file_size for member in packed.infolist()) > MOST:
+                raise InputError(f"{path}: unpacks to more than {MOST:,} bytes; download it again")
         with np.load(path, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in ("x_train", "y_train", "x_test", "y_test")}
+    except InputError:
+        raise
     except KeyError as error:
         raise InputError(f"{path}: the array {error} is missing; expected x_train, y_train, x_test, y_test") from error
     except Exception as error:  # zipfile, zlib and numpy raise many kinds for a broken file
         raise InputError(f"{path}: truncated or not an .npz of plain arrays: {error}") from error
     pairs = []
     for side in ("train", "test"):
-        x, y = arrays[f"x_{side}"], arrays[f"y_{side}"].astype(np.int64)
+        x, y = arrays[f"x_{side}"], _whole_labels(path, arrays[f"y_{side}"])
         if x.ndim != 3 or x.shape[1:] != (16, 16) or x.dtype != np.uint8:
-            raise InputError(f"{path}: x_{side} is {x.dtype} of shape {x.shape}, expected uint8 of shape (n, 16, 16)")
+            raise InputError(
+                f"{path}: x_{side} is {x.dtype}, expected uint8 of shape (n, 16, 16)", private=f"its shape is {x.shape}"
+            )
         _same_length(path, len(x), path, len(y))
         _labels_below(path, y, 10)
         pairs.append((x[:, None], y))
@@ -127,30 +154,52 @@ def read_usps_lines(path: Path) -> Pair:
     lines = read_bytes(path).decode("ascii", "replace").splitlines()
     x, y = np.full((len(lines), 256), -1.0), np.zeros(len(lines), np.int64)
     for number, line in enumerate(lines):
-        label, *values = line.split()
         try:
-            y[number] = int(float(label))
-            if ":" in line:  # LIBSVM: sparse, 1-based; an absent index is zero
-                x[number] = 0.0
-                y[number] -= 1
-                for item in values:
-                    index, value = item.split(":")
-                    x[number, int(index) - 1] = float(value)
-            else:
-                x[number] = np.array(values, np.float64)
-        except (ValueError, IndexError) as error:
-            raise InputError(f"{path}, line {number + 1}: not a row of 256 values: {error}") from error
+            y[number], x[number] = _usps_row(line)
+        except (ValueError, IndexError, OverflowError) as error:
+            raise InputError(
+                f"{path}: a line is not a label and 256 values", private=f"line {number + 1}: {error}"
+            ) from error
     _labels_below(path, y, 10)
-    if len(x) and np.abs(x).max() > 1.0001:
-        raise InputError(f"{path}: a value of {np.abs(x).max():g}, expected −1 to 1")
+    if len(x) and not np.abs(x).max() <= 1.0001:  # also false for NaN
+        raise InputError(f"{path}: a value beyond −1 to 1", private=f"the largest magnitude is {np.abs(x).max():g}")
     return np.rint((x + 1) * 127.5).clip(0, 255).astype(np.uint8).reshape(-1, 1, 16, 16), y
+
+
+def _usps_row(line: str) -> tuple[int, npt.NDArray[np.float64]]:
+    """(class, 256 values) of a line of either form."""
+    label, *values = line.split()
+    if ":" not in line:
+        return int(float(label)), np.array(values, np.float64).reshape(256)
+    row = np.zeros(256)  # LIBSVM: sparse, 1-based; an absent index is zero
+    for item in values:
+        index, value = item.split(":")
+        if not 1 <= int(index) <= 256:
+            raise IndexError(f"index {int(index)}")
+        row[int(index) - 1] = float(value)
+    return int(float(label)) - 1, row
+
+
+def _whole_labels(path: Path, labels: npt.NDArray[Any]) -> Labels:
+    """The labels as int64, where they are a row of whole numbers."""
+    if labels.ndim != 1 or labels.dtype.kind not in "iuf" or not np.isfinite(labels).all():
+        raise InputError(f"{path}: labels are {labels.dtype} of {labels.ndim} dimensions, expected whole numbers")
+    whole = labels.astype(np.int64)
+    if not (whole == labels).all():
+        raise InputError(f"{path}: a label is not a whole number")
+    return whole
 
 
 def _same_length(images: Path, n_images: int, labels: Path, n_labels: int) -> None:
     if n_images != n_labels:
-        raise InputError(f"{images} holds {n_images:,} images but {labels} holds {n_labels:,} labels")
+        raise InputError(
+            f"{images} does not hold as many images as {labels} holds labels",
+            private=f"{n_images:,} images, {n_labels:,} labels",
+        )
 
 
 def _labels_below(path: Path, labels: Labels, classes: int) -> None:
     if len(labels) and not (labels.min() >= 0 and labels.max() < classes):
-        raise InputError(f"{path}: labels from {labels.min()} to {labels.max()}, expected 0 to {classes - 1}")
+        raise InputError(
+            f"{path}: labels beyond 0 to {classes - 1}", private=f"labels from {labels.min()} to {labels.max()}"
+        )

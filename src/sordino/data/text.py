@@ -79,21 +79,24 @@ def read_text_csv(path: Path, classes: int = 2) -> TextSplit:
     try:
         content = read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 text: {error}") from error
+        raise InputError(f"{path}: not UTF-8 text", private=str(error)) from error
     rows = csv.reader(io.StringIO(content, newline=""), strict=True)
     texts, labels = [], []
     try:
-        header = [name.strip().lower() for name in next(rows)]
+        header = [name.strip().lower() for name in next(rows, [])]
         text, label = _columns(path, header)
         for row in rows:
             if not row:
                 continue
             if len(row) != len(header):
-                raise InputError(f"{path}, line {rows.line_num}: {len(row)} fields, expected {len(header)}")
+                raise InputError(
+                    f"{path}: a line without {len(header)} fields",
+                    private=f"line {rows.line_num} has {len(row)} fields",
+                )
             texts.append(row[text])
             labels.append(_label(path, rows.line_num, row[label], classes))
     except csv.Error as error:
-        raise InputError(f"{path}, line {rows.line_num}: truncated or not CSV: {error}") from error
+        raise InputError(f"{path}: truncated or not CSV", private=f"line {rows.line_num}: {error}") from error
     if not texts:
         raise InputError(f"{path}: a header but no rows")
     return TextSplit(tuple(texts), torch.tensor(labels, dtype=torch.int64))
@@ -108,14 +111,14 @@ def _columns(path: Path, header: list[str]) -> tuple[int, int]:
     ):
         if text in header and label in header:
             return header.index(text), header.index(label)
-    raise InputError(f"{path}: the first line has the columns {header!r}, expected text and label")
+    raise InputError(f"{path}: the first line does not name the columns text and label", private=f"it holds {header!r}")
 
 
 def _label(path: Path, line: int, value: str, classes: int) -> int:
     named = {"negative": 0, "neg": 0, "positive": 1, "pos": 1}.get(value.strip().lower())
-    number = int(value) if named is None and value.strip().isdigit() else named
+    number = {str(label): label for label in range(classes)}.get(value.strip(), named)
     if number is None or not 0 <= number < classes:
-        raise InputError(f"{path}, line {line}: label {value!r}, expected 0 to {classes - 1}")
+        raise InputError(f"{path}: a label is none of 0 to {classes - 1}", private=f"line {line}: {value!r}")
     return number
 
 
@@ -130,6 +133,7 @@ def read_text_folders(folder: Path) -> TextSplit:
             try:
                 texts.append(path.read_text("utf-8"))
             except (OSError, UnicodeDecodeError) as error:
-                raise InputError(f"{path}: can't be read as UTF-8: {error}") from error
+                private = str(error) if isinstance(error, UnicodeDecodeError) else ""
+                raise InputError(f"{path}: can't be read as UTF-8", private=private) from error
         labels += [label] * len(paths)
     return TextSplit(tuple(texts), torch.tensor(labels, dtype=torch.int64))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -22,10 +23,21 @@ class Dataset:
     description: str
     licence: str
     vectors: Tensor | None = None  # public vectors of the words that the inputs are ids of
+    labels: tuple[str, ...] | None = None  # the public names of the classes, where they have any
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         return tuple(self.train.inputs.shape[1:])
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What is public of the records' form; JSON-able."""
+        return {
+            "input_shape": list(self.input_shape),
+            "input_type": str(self.train.inputs.dtype).removeprefix("torch."),
+            "classes": self.classes,
+            "labels": list(self.labels) if self.labels is not None else None,
+        }
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ resumed run reads it there, for the same statistic must not be drawn twice.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,13 @@ class Normaliser:
         if not self.statistics:
             self.statistics = self._read() or self._release(dataset.inputs, source, ledger)
         return self.apply(dataset)
+
+    def restored(self) -> Callable[[Tensor], Tensor]:
+        """The normalisation of a finished run, from the statistics that it published."""
+        self.statistics = self._read() or {}
+        if not self.statistics:
+            raise InputError(f"{self.path} is missing: predictions need the statistics that the run released")
+        return lambda maps: normalised(maps, self.statistics)
 
     def apply(self, dataset: Any) -> Any:
         """Another dataset, normalised by the same statistics."""

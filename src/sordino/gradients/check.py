@@ -16,7 +16,7 @@ from sordino.gradients.engine import Iterates, clipped_sum, layers, row_loss
 from sordino.gradients.neutral import Neutral
 from sordino.gradients.rows import ClippedSum, Rows, call, checked, take, tree_map
 from sordino.gradients.spectral import frozen, power_iterations
-from sordino.gradients.survey import survey, trainable
+from sordino.gradients.survey import checked_parameters, survey
 
 
 def brute_force(
@@ -30,7 +30,7 @@ def brute_force(
     iterates: Iterates | None = None,
 ) -> ClippedSum:
     """The definition of ``clipped_sum``, one row at a time with plain autograd. ``chunk`` is accepted and ignored."""
-    parameters = trainable(model)
+    parameters = checked_parameters(model)
     n, records = checked(rows)
     owner = torch.arange(n) if rows.record is None else rows.record
     steps: Iterates = [({}, 1.0)] if iterates is None else iterates
@@ -196,22 +196,30 @@ def _compare(engine: ClippedSum, oracle: ClippedSum, tolerance: float) -> None:
     alone = gap(engine.losses, oracle.losses)
     if alone > tolerance:
         raise Refused(
-            f"a record's loss is not the same alone and within a batch (relative difference {alone:.1e}), so records "
-            "interact: look for a layer or a loss that computes over the batch dimension, and make it work row by row"
+            "a record's loss is not the same alone and within a batch, so records "
+            "interact: look for a layer or a loss that computes over the batch dimension, and make it work row by row",
+            private=f"the relative difference is {alone:.1e}",
         )
     if engine.dropped != oracle.dropped:
-        raise Refused(f"the engine drops {engine.dropped} records as not finite, a plain loop {oracle.dropped}")
+        raise Refused(
+            "the engine drops other records as not finite than a plain loop does",
+            private=f"{engine.dropped} records, the plain loop {oracle.dropped}",
+        )
     largest = max(float(s.abs().max()) for s in oracle.sums.values())
     for name, want in oracle.sums.items():
         off = float((engine.sums[name].double() - want.double()).abs().max()) / max(largest, 1e-12)
         if off > tolerance:
             raise Refused(
-                f"{name}: the engine's clipped sum differs from a plain loop over the records by {off:.1e} (tolerance "
-                f"{tolerance:.0e}); the layer is not supported as it is used, freeze it or write it in plain PyTorch"
+                f"{name}: the engine's clipped sum differs from a plain loop over the records by more than "
+                f"{tolerance:.0e}; the layer is not supported as it is used, freeze it or write it in plain PyTorch",
+                private=f"it differs by {off:.1e}",
             )
     off = gap(engine.norms, oracle.norms)
     if off > tolerance:
-        raise Refused(f"the engine's record norms differ from a plain loop's by {off:.1e} (tolerance {tolerance:.0e})")
+        raise Refused(
+            f"the engine's record norms differ from a plain loop's by more than the tolerance {tolerance:.0e}",
+            private=f"they differ by {off:.1e}",
+        )
 
 
 def _never_used(model: nn.Module, loss: Any, rows: Rows, names: Sequence[str]) -> list[str]:

@@ -213,7 +213,7 @@ def products(
 
     working: elements per record that ``factors`` makes on the way; a block of records is chosen to fit them too.
     """
-    product, norm2 = pool.take((records, *shape), like), like.new_empty(records, dtype=torch.float64)
+    product, norm2 = pool.borrow((records, *shape), like), like.new_empty(records, dtype=torch.float64)
     for lo, hi in blocks(records, shape[0] * shape[1] + working, like.element_size(), CACHE_BYTES):
         left, right = factors(lo, hi)
         torch.bmm(left.mT, right, out=product[lo:hi])

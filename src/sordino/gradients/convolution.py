@@ -150,7 +150,7 @@ def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry, pool: Pool) -> Con
 
         def factors(lo: int, hi: int) -> tuple[Tensor, Tensor]:
             nonlocal room
-            room = pool.take((hi - lo, positions, width), g) if room is None else room
+            room = pool.borrow((hi - lo, positions, width), g) if room is None else room
             return left[lo:hi], columns(a[lo:hi], geometry, room[: hi - lo])
 
         return products(m, (c_out, width), g, factors, pool, working=2 * positions * width)
@@ -164,7 +164,7 @@ def grouped(g: Tensor, a: Tensor, geometry: Geometry, pool: Pool) -> Dense:
     parts = blocks(m, coordinates, g.element_size(), GROUP_BYTES)
     if len(parts) == 1:
         return Dense(per_record(g, a, geometry), owned=True)
-    product, norm2 = pool.take((m, *geometry.weight), g), g.new_empty(m, dtype=torch.float64)
+    product, norm2 = pool.borrow((m, *geometry.weight), g), g.new_empty(m, dtype=torch.float64)
     for lo, hi in parts:
         product[lo:hi] = per_record(g[lo:hi], a[lo:hi], geometry)
         norm2[lo:hi] = squares(by_record(product[lo:hi]))

@@ -17,7 +17,7 @@ from sordino.clipping import Clipping, FlatClip, L1Clip, L2LinfClip, PerLayerCli
 from sordino.errors import InputError
 from sordino.gradients.assurance import Assurance
 from sordino.gradients.centring import centred
-from sordino.gradients.companions import STACKED_ROWS
+from sordino.gradients.companion_norm import STACKED_ROWS
 from sordino.gradients.contributions import Contribution, add_dense
 from sordino.gradients.measure import NotFinite
 from sordino.gradients.memory import Pool, blocks, by_record, keep_freed_memory, lengths

@@ -196,7 +196,7 @@ class Pool:
         self._lent: list[Tensor] = []
         self._asked: set[tuple[tuple[int, ...], torch.dtype]] = set()
 
-    def take(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    def borrow(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
         key = shape[1:], like.dtype
         self._asked.add(key)
         free, whole = self._free.get(key, []), None

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from sordino.gradients import (
     attention,
-    companions,
+    companion_norm,
     contraction,
     convolution,
     derived,
@@ -60,7 +60,7 @@ RULES: dict[Any, Rule] = {
     F.group_norm: normalisation.group_norm,
     F.instance_norm: normalisation.instance_norm,
     F.batch_norm: normalisation.batch_norm,
-    companions.companion_norm: companions.rule,
+    companion_norm.companion_norm: companion_norm.rule,
     torch.cat: elementwise.cat,
     torch.concat: elementwise.cat,
     torch.lstm: recurrent.lstm,

@@ -133,8 +133,13 @@ def survey_loss(loss: nn.Module) -> list[Held]:
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that training moves, by name; InputError if there are none."""
-    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    """The parameters that training moves, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def checked_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The trainable parameters, by name; InputError if there are none, or one that the engine can't serve."""
+    found = trainable(model)
     for name, p in found.items():
         refuse_parameter(name, p)
     if not found:

@@ -26,7 +26,7 @@ from sordino.plan.public import PublicSet
 from sordino.randomness import RandomSource
 from sordino.registry import method_class, method_from_dict
 from sordino.release import Gaussian, Laplace, Noise
-from sordino.sampling import Poisson, Sampling, TruncatedPoisson, sampling_from_dict
+from sordino.sampling import Allocation, Poisson, Sampling, TruncatedPoisson, sampling_from_dict
 
 ROUNDING_MARGIN = 2.0**-10  # of norms and sums as computed: theorem 2 of docs/guarantees/noise.md, section 6
 
@@ -126,6 +126,8 @@ class Plan(metaclass=_Makers):
         """The probability that a given record is in a given batch (before a cap cuts in)."""
         if isinstance(self.sampling, (Poisson, TruncatedPoisson)):
             return self.sampling.sampling_rate
+        if isinstance(self.sampling, Allocation):
+            return 1.0 / self.sampling.batches
         return self.sampling.batch / self.records
 
     @property

@@ -16,7 +16,7 @@ from typing import Any
 from sordino.errors import Refused
 from sordino.plan.core import Plan, Statistic
 from sordino.randomness import RandomSource
-from sordino.sampling import Partition
+from sordino.sampling import Allocation, Partition
 
 _SLACK = 1e-12  # relative, for noise multipliers that went through JSON or a product
 
@@ -26,12 +26,12 @@ class Explained:
 
     def __init__(self, plan: Plan, entries: Iterable[Mapping[str, Any]]) -> None:
         self._plan = plan
-        self._sampling = json.loads(json.dumps(plan.sampling.to_dict()))
         # the noisiest first, so that a release uses up the cheapest declaration that pays for it
         self._declared = sorted(plan.statistics, key=lambda s: -s.noise_multiplier)
         self._left = [statistic.count for statistic in self._declared]
         self._steps: set[int] = set()
         self._shuffle: str | None = None  # the fingerprint of the source that made a partition's steps
+        self._epochs: dict[int, str] = {}  # the same for each epoch of random allocation
         for entry in entries:
             self(entry)
 
@@ -54,17 +54,40 @@ class Explained:
                 "does not count. Start anew, give the same source, or use poisson sampling"
             )
 
+    def require_start(self, start: int, source: RandomSource) -> None:
+        """Refused where random allocation would begin amid an epoch whose earlier batches were not drawn by this key.
+
+        Then a record could take part twice in the epoch, or in none of its batches, and ε is that of once.
+        """
+        sampling = self._plan.sampling
+        if not isinstance(sampling, Allocation):
+            return
+        epoch, batch = divmod(start, sampling.batches)
+        known = self._epochs.get(epoch)
+        before = range(epoch * sampling.batches, start)
+        if known not in (None, source.fingerprint) or not self._steps.issuperset(before):
+            raise Refused(
+                f"step {start} is batch {batch} of epoch {epoch} of random allocation, and the batches before it were "
+                "not all released under the same key: a record could take part twice in this epoch, or not at all; "
+                f"begin with step {(epoch + bool(batch)) * sampling.batches}, the first of an epoch"
+            )
+
     def _step(self, entry: Mapping[str, Any]) -> str | None:
         plan, step = self._plan, entry.get("step")
         if not isinstance(step, int) or not 0 <= step < plan.steps or step in self._steps:
             return f"the plan has {plan.steps} steps, each of them once"
         self._steps.add(step)
-        if entry.get("sampling") != self._sampling or entry.get("relation") != plan.relation:
-            return f"its steps are drawn by {self._sampling} under {plan.relation}"
+        stated = json.loads(json.dumps(plan.sampling.at(step)))
+        if entry.get("sampling") != stated or entry.get("relation") != plan.relation:
+            return f"its steps are drawn by {stated} under {plan.relation}"
         if isinstance(plan.sampling, Partition):
             self._shuffle = self._shuffle or str(entry.get("source"))
             if self._shuffle != str(entry.get("source")):
                 return f"the earlier steps of this partition were shuffled under another key, {self._shuffle}"
+        if isinstance(plan.sampling, Allocation):
+            drawn = self._epochs.setdefault(step // plan.sampling.batches, str(entry.get("source")))
+            if drawn != str(entry.get("source")):
+                return f"the earlier batches of this epoch were drawn under another key, {drawn}"
         noise = plan.noise_at(step)
         if not _as_noisy(entry, noise.name, noise.noise_multiplier):
             return f"this step has {noise.name} noise with multiplier {noise.noise_multiplier:g}"

@@ -64,6 +64,7 @@ _SAMPLER_ASSUMPTIONS = {
     "poisson": "each record is in each batch independently with the plan's probability",
     "truncated-poisson": "Poisson sampling, and a uniform subset of the cap's size where more were drawn",
     "partition": "one secret uniform shuffle, the same disjoint batches every epoch",
+    "allocation": "each record is in exactly one batch of every epoch, drawn uniformly and independently of the others",
     "without-replacement": "each batch is a fresh uniform subset of fixed size",
 }
 

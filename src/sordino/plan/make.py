@@ -14,7 +14,7 @@ from sordino.plan.core import Plan, Statistic
 from sordino.plan.method import Method
 from sordino.plan.public import PublicSet
 from sordino.release import Gaussian, Laplace
-from sordino.sampling import Partition, Poisson, Sampling, TruncatedPoisson, WithoutReplacement
+from sordino.sampling import Allocation, Partition, Poisson, Sampling, TruncatedPoisson, WithoutReplacement
 
 
 def make_plan(
@@ -52,7 +52,8 @@ def make_plan(
         steps: the number of steps.
         clip_norm: the bound of flat l2 clipping (default 1.0); or give `clipping`.
         clipping: how a record is bounded. Its norm chooses the noise: l2 Gaussian, l1 Laplace.
-        sampling: poisson, truncated-poisson, partition or without-replacement.
+        sampling: poisson, truncated-poisson, partition, without-replacement or allocation (with records /
+            expected_batch batches per epoch, rounded up).
         cap: the largest batch of truncated-poisson sampling.
         relation: add-remove or replace-one; the default is the sampler's own.
         accountant: pld or rdp.
@@ -85,7 +86,7 @@ def make_plan(
         noise=noise_type(1.0 if noise_multiplier is None else checks.noise_multiplier_value(noise_multiplier)),
         steps=count,
         delta=checks.delta_value(delta),
-        divisor=checks.positive("divisor", expected_batch if divisor is None else divisor),
+        divisor=checks.positive("divisor", _expected(sampler, expected_batch, records) if divisor is None else divisor),
         relation=default_relation(sampling) if relation is None else relation,
         accountant=accountant,
         insecure_seed=insecure_seed,
@@ -106,6 +107,8 @@ def make_sampling(name: str, expected_batch: float, records: int, cap: int | Non
     if name in ("partition", "without-replacement"):
         batch = checks.count("expected_batch", expected_batch)
         return Partition(batch) if name == "partition" else WithoutReplacement(batch)
+    if name == "allocation":
+        return Allocation(math.ceil(records / expected_batch - 1e-9))
     rate = expected_batch / records
     if name == "poisson":
         return Poisson(rate)
@@ -114,11 +117,18 @@ def make_sampling(name: str, expected_batch: float, records: int, cap: int | Non
     return TruncatedPoisson(rate, checks.count("cap", cap))
 
 
+def _expected(sampling: Sampling, expected_batch: float, records: int) -> float:
+    """The expected batch: that of allocation follows from its whole number of batches."""
+    return records / sampling.batches if isinstance(sampling, Allocation) else expected_batch
+
+
 def _steps(sampling: Sampling, records: int, epochs: float | None) -> int:
     """Steps of that many epochs: the last, partial step counts."""
     number = checks.positive("epochs", epochs)
     if isinstance(sampling, Partition):
         return max(1, math.ceil(number * (records // sampling.batch)))
+    if isinstance(sampling, Allocation):
+        return max(1, math.ceil(number * sampling.batches - 1e-9))
     if isinstance(sampling, WithoutReplacement):
         return math.ceil(number * records / sampling.batch)
     return math.ceil(number / sampling.sampling_rate - 1e-9)

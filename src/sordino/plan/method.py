@@ -288,6 +288,16 @@ class Method:
         """What a recipe comes to, of a method that reads its own data (`reads_own_data`)."""
         raise Refused(f"the method {cls.name} does not read its own data")
 
+    def restored(
+        self, plan: Plan, recipe: Recipe, folder: Path, shape: tuple[int, ...], classes: int
+    ) -> tuple[nn.Module, Callable[[Tensor], Tensor] | None] | None:
+        """The module whose weights a run of this method published; None: what [model] names.
+
+        With it the function from records to outputs; None: the module, on what [features] makes of them. `shape` and
+        `classes` are those of the data; `folder` is the run's directory.
+        """
+        return None
+
     def result_entries(self, metrics: Mapping[str, Any], noise_free: Mapping[str, Any] | None) -> dict[str, Any]:
         """Further entries of result.json."""
         return {}

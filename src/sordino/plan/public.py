@@ -114,9 +114,10 @@ def refuse_shared_rows(public: Split, private: Split) -> None:
         return
     named = ", ".join(str(int(i)) for i in ours[:_NAMED]) + (", …" if len(ours) > _NAMED else "")
     raise InputError(
-        f"{len(theirs)} private rows have the same content as public rows ({len(ours)} of these: {named}): a public "
+        "some private rows have the same content as public rows: a public "
         "row has no protection, so a private one must not be among them. Take them out of the public set; or, where "
-        'the public ones are rightly public, out of the private one (drop_shared_rows, [public] shared = "drop")'
+        'the public ones are rightly public, out of the private one (drop_shared_rows, [public] shared = "drop")',
+        private=f"{len(theirs)} private rows, {len(ours)} public ones: {named}",
     )
 
 

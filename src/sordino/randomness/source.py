@@ -43,6 +43,7 @@ from sordino.native import boxmuller
 from sordino.native.boxmuller import Pairs
 from sordino.native.kernels import Kernels, Parts, Room, Rules, compiled, kinds_of
 from sordino.native.threads import share
+from sordino.randomness import skips
 from sordino.randomness.exact import EXTRA_BITS, exact_exponential, exact_normal
 from sordino.randomness.keystream import Further, Keystream
 from sordino.randomness.passes import Open, Work, by_passes, outside, undecided_of
@@ -151,6 +152,15 @@ class Stream:
         open_ = np.flatnonzero(first == np.uint16(head))
         result[open_] = (self.bits64(len(open_)) >> np.uint64(16)) < np.uint64(tail)
         return result
+
+    def successes(self, rate: float, trials: int) -> npt.NDArray[np.int64]:
+        """Where `bernoulli(rate, trials)` could be 1, by skipping from one success to the next (`skips`)."""
+
+        def draw(n: int) -> tuple[npt.NDArray[np.uint64], Callable[[int], bytes]]:
+            begin = self._words
+            return self.bits64(n), lambda place: self._extra(begin + place, 1)
+
+        return skips.successes(draw, rate, trials)
 
     def below(self, bound: int, n: int) -> npt.NDArray[np.int64]:
         """n independent integers, exactly uniform on 0..bound−1 (rejection of the incomplete last cycle)."""

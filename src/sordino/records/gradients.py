@@ -6,8 +6,10 @@ that `private_steps` can refuse one that is not the plan's. Whoever wraps a grad
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,10 +19,11 @@ from torch import Tensor, nn
 from sordino.clipping import Clipping
 from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.gradients.assurance import Assurance
-from sordino.gradients.engine import narrowest
+from sordino.gradients.engine import Iterates, narrowest
 from sordino.gradients.memory import Pool
 from sordino.gradients.runs import stable
 from sordino.gradients.spectral import advance
+from sordino.gradients.survey import trainable
 from sordino.plan.contribution import Augmentation, Contribution, InnerMomentum
 from sordino.plan.core import Plan
 from sordino.records.companions import companions_of, with_companions
@@ -131,19 +134,68 @@ class RecordGradients:
         rows = rows if self.views is None else with_views(rows, self.views, seed=self.seed, step=step)
         return with_companions(rows, self.model, seed=self.seed, step=step)
 
-    def __call__(self, batch: LogicalBatch) -> ClippedSum:
-        advance(self.model)
-        total: ClippedSum | None = None
-        iterates = None if self.inner is None else self.past().with_present(self.inner)
+    def parts(self, batch: LogicalBatch, seed: int) -> list[Callable[[], ClippedSum]]:
+        """One function for each chunk of the batch, to be called in any order and anywhere: their results add up to the
+        sum, whatever the order (`on_grid`). Chunks and their masks (dropout) follow from the batch and `seed`."""
         most = LONGEST_SUM if self.views is None else max(1, min(LONGEST_SUM, batch.chunk) // self.views.views)
-        for indices in stable_chunks(batch.indices, min(most, batch.chunk)):
-            rows, keys = self.rows(indices, batch.step), indices if rising(indices) else None
-            part = clipped_sum(
-                self.model, self.loss, rows, self.clipping, iterates=iterates, pool=self.pool,
-                assurance=self.assurance, keys=keys,
-            )  # fmt: skip
-            total = part if total is None else add_sums(total, part)
+        pieces = stable_chunks(batch.indices, min(most, batch.chunk))
+        iterates = None if self.inner is None else self.past().with_present(self.inner)
+        if len(pieces) == 1:
+            return [partial(self._part, batch, pieces[0], iterates)]
+        spacing = grid_spacing(self.clipping.clip_norm, len(batch))
+
+        def make(number: int) -> ClippedSum:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed((seed + 0x9E3779B97F4A7C15 * number) % (1 << 63))
+                return on_grid(self._part(batch, pieces[number], iterates), spacing)
+
+        return [partial(make, number) for number in range(len(pieces))]
+
+    def _part(self, batch: LogicalBatch, indices: Tensor, iterates: Iterates | None) -> ClippedSum:
+        rows, keys = self.rows(indices, batch.step), indices if rising(indices) else None
+        return clipped_sum(
+            self.model, self.loss, rows, self.clipping, iterates=iterates, pool=self.pool, assurance=self.assurance,
+            keys=keys,
+        )  # fmt: skip
+
+    def __call__(self, batch: LogicalBatch) -> ClippedSum:
+        self.prepare()
+        total: ClippedSum | None = None
+        for part in self.parts(batch, torch.initial_seed()):
+            total = part() if total is None else add_sums(total, part())
         return empty_sum(self.model) if total is None else total
+
+    def prepare(self) -> None:
+        """What happens to the model once before the chunks of a batch."""
+        advance(self.model)
+
+
+@runtime_checkable
+class Divisible(GradientSum, Protocol):
+    """A gradient sum whose chunks can be summed anywhere: by several processes, with the bits of one."""
+
+    def prepare(self) -> None:
+        """Called once before the parts of a batch, by every process."""
+
+    def parts(self, batch: LogicalBatch, seed: int) -> list[Callable[[], ClippedSum]]:
+        """One function for each chunk; their sums are exact in double precision, and so have no order."""
+
+
+def grid_spacing(clip_norm: float, records: int) -> float:
+    """The grid of chunk sums: so coarse that sums over up to 2^16 records (or `records`, if more) are exact.
+
+    It is the same for all batches of at most 2^16 records, so that one record less changes the rounding of no chunk but
+    its own (docs/guarantees/noise.md, section 6, theorem 3).
+    """
+    most = max(records, 1 << 16)
+    return math.ldexp(1.0, math.ceil(math.log2(clip_norm)) + (most - 1).bit_length() - 51)
+
+
+def on_grid(part: ClippedSum, spacing: float) -> ClippedSum:
+    """The sums rounded to multiples of `spacing`, a power of two: then additions of double precision are exact."""
+    magic = 1.5 * spacing * 2.0**52  # adding it leaves no digits below the spacing
+    sums = {name: value.double().add(magic).sub_(magic) for name, value in part.sums.items()}
+    return replace(part, sums=sums)
 
 
 def stable_chunks(indices: Tensor, most: int) -> Sequence[Tensor]:
@@ -195,13 +247,12 @@ def plan_gradients(
 
 def empty_sum(model: nn.Module) -> ClippedSum:
     """The sum over no records: zeros in the shape of every trainable parameter."""
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return ClippedSum(
-        sums={name: torch.zeros(p.shape, dtype=torch.float64, device=p.device) for name, p in trainable.items()},
+        sums={name: torch.zeros(p.shape, dtype=torch.float64, device=p.device) for name, p in trainable(model).items()},
         norms=torch.zeros(0),
         dropped=0,
         losses=torch.zeros(0),
-        dtype=narrowest(trainable.values()),
+        dtype=narrowest(trainable(model).values()),
     )
 
 

@@ -27,7 +27,7 @@ from sordino.gradients.assurance import Assurance
 from sordino.gradients.contributions import Dense
 from sordino.gradients.engine import Iterates, add_clipped, per_record_gradients
 from sordino.gradients.spectral import advance
-from sordino.gradients.survey import trainable
+from sordino.gradients.survey import checked_parameters
 from sordino.plan.contribution import Contribution, InnerMomentum, RecordMomentum
 from sordino.sampling import LogicalBatch
 
@@ -46,7 +46,7 @@ class PastIterates:
 
     def followed_by(self, model: nn.Module, length: int) -> PastIterates:
         """With the model's present weights at the end, and no more than `length` in all."""
-        now = {name: p.detach().clone() for name, p in trainable(model).items()}
+        now = {name: p.detach().clone() for name, p in checked_parameters(model).items()}
         return PastIterates((*self.weights, now)[-length:])
 
     def with_present(self, inner: InnerMomentum) -> Iterates:
@@ -65,7 +65,7 @@ def made_up_past(model: nn.Module, inner: InnerMomentum) -> PastIterates:
     weights: list[dict[str, Tensor]] = []
     for _ in range(inner.length):
         values = {}
-        for name, p in trainable(model).items():
+        for name, p in checked_parameters(model).items():
             noise = torch.randn(p.shape, generator=generator).to(p.device, p.dtype)
             values[name] = p.detach() + 0.01 * p.detach().abs().mean() * noise
         weights.append(values)
@@ -77,9 +77,10 @@ def refuse_momenta(records: int, coordinates: int, itemsize: int, memory: int = 
     needed = records * coordinates * itemsize
     if needed > memory:
         raise Refused(
-            f"the momentum of each of {records} records over {coordinates} weights takes {needed / 1e9:.3g} GB, more "
-            f"than the {memory / 1e9:.3g} GB allowed: use inner_length and inner_decay (Algorithm 2), which keep no "
-            "momentum per record, or fewer records or weights"
+            f"the momentum of each record over {coordinates} weights takes more than the {memory / 1e9:.3g} GB "
+            "allowed: use inner_length and inner_decay (Algorithm 2), which keep no momentum per record, or fewer "
+            "records or weights",
+            private=f"{records} records would take {needed / 1e9:.3g} GB",
         )
 
 
@@ -108,18 +109,19 @@ class RecordMomenta:
         return replace(self.of, record_momentum=self.momentum)
 
     def __post_init__(self) -> None:
-        parameters = trainable(self.model)
+        parameters = checked_parameters(self.model)
         first = next(iter(parameters.values()))
         refuse_momenta(self.records, sum(p.numel() for p in parameters.values()), first.element_size(), self.memory)
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         if len(batch.indices) != self.records:
             raise Refused(
-                f"step {batch.step} draws {len(batch.indices)} of {self.records} records: the momentum of single "
-                "records is proven for full batches only (expected_batch = records); sampled batches take inner_length"
+                f"step {batch.step} does not draw all records: the momentum of single "
+                "records is proven for full batches only (expected_batch = records); sampled batches take inner_length",
+                private=f"{len(batch.indices)} of {self.records} records are drawn",
             )
         advance(self.model)
-        parameters = trainable(self.model)
+        parameters = checked_parameters(self.model)
         sums: dict[str, Tensor] = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in parameters.items()}
         norms, losses, dropped, first = [], [], 0, not self._kept
         for indices in batch.chunks():

@@ -19,7 +19,7 @@ def row_reader(dataset: Any) -> Callable[[Tensor], Rows]:
     pair = tensors_of(dataset)
     if pair is not None:
         inputs, targets = pair
-        return lambda indices: Rows(inputs=take(inputs, indices), targets=take(targets, indices))
+        return lambda indices: Rows(inputs=select_rows(inputs, indices), targets=select_rows(targets, indices))
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise InputError(
             f"a {type(dataset).__name__} can't be sampled record by record: give a pair (inputs, targets) "
@@ -54,13 +54,13 @@ def tensors_of(dataset: Any) -> tuple[Any, Any] | None:
     return None
 
 
-def take(values: Any, indices: Tensor) -> Any:
+def select_rows(values: Any, indices: Tensor) -> Any:
     """The rows `indices` of a tensor, or of every tensor in a mapping or sequence."""
     if isinstance(values, Tensor):
         return values[indices]
     if isinstance(values, Mapping):
-        return {key: take(value, indices) for key, value in values.items()}
-    return type(values)(take(value, indices) for value in values)
+        return {key: select_rows(value, indices) for key, value in values.items()}
+    return type(values)(select_rows(value, indices) for value in values)
 
 
 def count_records(dataset: Any) -> int:

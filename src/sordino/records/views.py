@@ -116,5 +116,5 @@ def _texts(rows: Rows, augmentation: Augmentation, key: Words) -> Tensor:
 
 def _said(inputs: Any) -> str:
     if isinstance(inputs, Tensor):
-        return f"{str(inputs.dtype).removeprefix('torch.')} of shape {tuple(inputs.shape)}"
+        return f"{str(inputs.dtype).removeprefix('torch.')} of shape (records, {', '.join(map(str, inputs.shape[1:]))})"
     return f"a {type(inputs).__name__}"

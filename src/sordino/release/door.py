@@ -367,12 +367,14 @@ def _check_range(
         low, high = (float(x) for x in torch.aminmax(value.detach()))
         if not (math.isfinite(low) and math.isfinite(high)):
             raise SordinoError(
-                f"the value {name!r} of {entry.purpose!r}, step {entry.step}, is not finite (min {low}, max {high}); "
-                "nothing was released. Records with a non-finite gradient must contribute zero."
+                f"the value {name!r} of {entry.purpose!r}, step {entry.step}, is not finite; "
+                "nothing was released. Records with a non-finite gradient must contribute zero.",
+                private=f"min {low}, max {high}",
             )
         here = max(-low, high)
         if here + reach > ends[name] or here > most:
             raise Refused(
-                f"the value {name!r} reaches {here:g}: with this noise it leaves the range of "
-                f"{dtype or value.dtype}; use a wider dtype, or a smaller clip_norm"
+                f"the value {name!r} is so large that with this noise it leaves the range of {dtype or value.dtype}; "
+                "use a wider dtype, or a smaller clip_norm",
+                private=f"it reaches {here:g}",
             )

@@ -8,7 +8,7 @@ from itertools import cycle
 
 from markupsafe import Markup
 
-from sordino.report.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, Series, _frame, _label
+from sordino.report.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, PlotAxis, Series, _frame, _label
 
 _LINE = 17  # height of a line of the legend
 _COLOURS = ("#0d6b60", "#3b5bab", "#a3271b", "#7a5b12", "#6b4a8a")
@@ -48,9 +48,9 @@ def curves_plot(
 ) -> Markup:
     """The curves over x, each with its name in a legend; what lies above `highest` leaves the plot."""
     finite = [v for values in curves.values() for v in values if math.isfinite(v) and v <= (highest or math.inf)]
-    horizontal = Axis.around([0.0, *x], LEFT, WIDTH - RIGHT)
+    horizontal = PlotAxis.around([0.0, *x], LEFT, WIDTH - RIGHT)
     lowest = [0.0] if from_zero else []
-    vertical = Axis.around([*finite, *lowest], HEIGHT - BOTTOM, TOP, zero=from_zero)
+    vertical = PlotAxis.around([*finite, *lowest], HEIGHT - BOTTOM, TOP, zero=from_zero)
     shapes = [
         _label(horizontal(t), HEIGHT - BOTTOM + 20, horizontal.label(t), "tick middle") for t in horizontal.ticks()
     ]
@@ -72,7 +72,7 @@ def _legend(names: Sequence[str], corner: tuple[float, float]) -> list[Markup]:
 
 
 def _free_corner(
-    x: Sequence[float], curves: Mapping[str, Sequence[float]], horizontal: Axis, vertical: Axis
+    x: Sequence[float], curves: Mapping[str, Sequence[float]], horizontal: PlotAxis, vertical: PlotAxis
 ) -> tuple[float, float]:
     """Where the legend hides the fewest points: a corner of the plot, as the place of its first line."""
     width, height = 26 + 7 * max(map(len, curves)), _LINE * len(curves)
@@ -88,7 +88,7 @@ def _free_corner(
     return min(((left, top), (right, top), (right, bottom), (left, bottom)), key=hidden)
 
 
-def _curve(x: Sequence[float], y: Sequence[float], horizontal: Axis, vertical: Axis, colour: str) -> Markup:
+def _curve(x: Sequence[float], y: Sequence[float], horizontal: PlotAxis, vertical: PlotAxis, colour: str) -> Markup:
     """The part of the curve within the plot; where it leaves it, it is cut at the edge."""
     points: list[str] = []
     for i, (a, b) in enumerate(zip(x, y, strict=True)):

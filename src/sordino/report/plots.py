@@ -13,7 +13,7 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 18, 16, 42
 
 
 @dataclass(frozen=True)
-class Axis:
+class PlotAxis:
     """A linear scale from values to pixels, with round ticks."""
 
     low: float
@@ -23,7 +23,7 @@ class Axis:
     step: float
 
     @classmethod
-    def around(cls, values: Sequence[float], start: float, end: float, *, zero: bool = False) -> Axis:
+    def around(cls, values: Sequence[float], start: float, end: float, *, zero: bool = False) -> PlotAxis:
         low, high = min(values), max(values)
         low = min(low, 0.0) if zero else low
         if high - low < 1e-12 * max(1.0, abs(high)):
@@ -60,8 +60,8 @@ class Series:
 def line_plot(steps: Sequence[float], values: Sequence[float], series: Series) -> Markup:
     """A line with a dot and a label at its end; the summary is the text for those who can't see it."""
     level = [series.reference[0]] if series.reference else []
-    x = Axis.around([0.0, *steps], LEFT, WIDTH - RIGHT)
-    y = Axis.around([*values, *level], HEIGHT - BOTTOM, TOP, zero=not series.percent)
+    x = PlotAxis.around([0.0, *steps], LEFT, WIDTH - RIGHT)
+    y = PlotAxis.around([*values, *level], HEIGHT - BOTTOM, TOP, zero=not series.percent)
     points = [(x(s), y(v)) for s, v in zip(steps, values, strict=True)]
     path = "M" + " L".join(f"{px:.1f} {py:.1f}" for px, py in points)
     shapes = [_label(x(t), HEIGHT - BOTTOM + 20, x.label(t), "tick middle") for t in x.ticks()]
@@ -86,8 +86,8 @@ def line_plot(steps: Sequence[float], values: Sequence[float], series: Series) -
 
 def bar_plot(labels: Sequence[str], values: Sequence[float], series: Series) -> Markup:
     """Bars of equal width, `labels[i]` at the left edge of bar i; values that noise made negative hang down."""
-    x = Axis(0.0, float(len(values)), LEFT, WIDTH - RIGHT, 1.0)
-    y = Axis.around([*values, 0.0], HEIGHT - BOTTOM, TOP, zero=True)
+    x = PlotAxis(0.0, float(len(values)), LEFT, WIDTH - RIGHT, 1.0)
+    y = PlotAxis.around([*values, 0.0], HEIGHT - BOTTOM, TOP, zero=True)
     bars = [
         Markup('<rect class="bar" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
             x(i) + 1.5, min(y(value), y(0.0)), x(1) - x(0) - 3, abs(y(value) - y(0.0))
@@ -98,7 +98,7 @@ def bar_plot(labels: Sequence[str], values: Sequence[float], series: Series) -> 
     return _frame(y, series, Markup("").join([*ticks, *bars]))
 
 
-def _frame(y: Axis, series: Series, shapes: Markup) -> Markup:
+def _frame(y: PlotAxis, series: Series, shapes: Markup) -> Markup:
     """Grid, axis and caption around shapes that are already in pixels."""
     grid = Markup("").join(
         Markup('<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(LEFT, WIDTH - RIGHT, y(t), y(t))

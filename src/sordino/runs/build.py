@@ -108,14 +108,20 @@ def private_records(recipe: Recipe) -> int:
             f"the method {recipe.method.name} makes no use of public rows: leave [public] out, or use one of "
             f"{', '.join(names_with(lambda method: method.takes_public_rows))}"
         )
+    total = data.published(recipe.data).records
     if recipe.data.records is not None:
-        return recipe.data.records
-    return data.entry(recipe.data.name).records[0] - (public_size(recipe) if section.given else 0)
+        return total
+    return total - (public_size(recipe) if section.given else 0)
 
 
 def public_size(recipe: Recipe) -> int:
     """How many rows [public] sets aside: of the published size, so that it is the same whatever the data holds."""
-    section, total = recipe.public, data.entry(recipe.data.name).records[0]
+    section = recipe.public
+    if data.is_own(recipe.data):
+        if section.records is None:
+            raise InputError("[public] of data of your own needs records: how many of its rows are public")
+        return section.records
+    total = data.entry(recipe.data.name).records[0]
     return public_records(total, fraction=section.fraction, records=section.records)
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sordino import data, features, nets
 from sordino.audit.one_run import AuditResult, audit_plan
-from sordino.diagnostics.instruments import Schedule, Watch
+from sordino.diagnostics.instruments import ReadingSteps, Watch
 from sordino.diagnostics.instruments.watch import check_watched, source_of_rows
 from sordino.errors import InputError, Refused
 from sordino.features.private import Normaliser
@@ -50,14 +50,14 @@ class Prepared:
     settings: Settings
     optimizer: type[torch.optim.Optimizer] | None  # None: the plan brings the update
     public: data.Split | None = None  # rows that were set aside; `dataset.train` holds the others
+    inputs: Mapping[str, Any] = field(default_factory=dict)  # of the data before features: shape, type, classes
 
     def model(self) -> nn.Module:
         """A fresh model, initialised from the recipe's public seed."""
-        section = self.recipe.model
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.recipe.run.seed)
-            shape = tuple(self.dataset.train.inputs.shape[1:])
-            net = nets.build(section.name, shape, self.dataset.classes, self.dataset.vectors, **section.options)
+            net = network_of(recipe=self.recipe, shape=self.dataset.input_shape, classes=self.dataset.classes,
+                             vectors=self.dataset.vectors)  # fmt: skip
         if not self.recipe.batch_clipping.given:
             return net
         if self.public is None:
@@ -107,9 +107,22 @@ class Prepared:
         public = method_of(self.recipe).public_use(self.recipe, self.public)
         return {"optimizer": self.optimizer, "lr": self.recipe.train.lr, "public": public}
 
-    def _evaluate(self, normaliser: Normaliser | None) -> Callable[[nn.Module], dict[str, float]]:
+    def _evaluate(self, normaliser: Normaliser | None) -> Callable[[nn.Module], dict[str, float]] | None:
+        if not len(self.dataset.test):
+            return None  # no rows are declared for it: nothing is measured
         draws = self.recipe.batch_clipping.draws
         return partial(test_metrics, split=self.dataset.test, normaliser=normaliser, draws=draws)
+
+
+def network_of(recipe: Recipe, shape: tuple[int, ...], classes: int, vectors: Tensor | None = None) -> nn.Module:
+    """The network that [model] names, with fresh weights: one of ours, or what module:function returns."""
+    section = recipe.model
+    if not data.is_code(section.name):
+        return nets.build(section.name, shape, classes, vectors, **section.options)
+    made = data.function_of(section.name)(shape, classes, **section.options)
+    if not isinstance(made, nn.Module):
+        raise InputError(f"{section.name}(shape, classes, …) must return a torch.nn.Module, not {type(made).__name__}")
+    return made
 
 
 def work_of(recipe: Recipe, data_dir: Path | None = None, progress: bool | None = None) -> Work:
@@ -139,7 +152,7 @@ def prepare(recipe: Recipe, data_dir: Path | None = None, progress: bool | None 
     settings = settings_of(recipe, optimizer, plan.steps if plan else 1, progress)
     extract = features.build({"name": recipe.features.name, **recipe.features.options}, data_dir)
     with working(f"reading {recipe.data.name} and computing its features (kept for the next run)", progress) as say:
-        raw = data.load(recipe.data.name, data_dir)
+        raw = data.read(recipe.data, data_dir)
         dataset = _with_features(raw, extract, say)
     public = None
     if plan is not None and recipe.public.given:
@@ -148,7 +161,7 @@ def prepare(recipe: Recipe, data_dir: Path | None = None, progress: bool | None 
         plan = replace(plan, public=PublicSet.of(public, public_origin(recipe)))
     if plan is None:
         plan = plan_from(recipe, clipping, records, dataset.input_shape, dataset.classes)
-    prepared = Prepared(recipe, dataset, plan, settings, optimizer, public)
+    prepared = Prepared(recipe, dataset, plan, settings, optimizer, public, raw.described)
     prepared.model()  # a wrong option of the net is found here
     return prepared
 
@@ -177,7 +190,7 @@ def _watch(prepared: Prepared, normaliser: Normaliser | None) -> Watch:
     origin, split = watched_rows(prepared)
     some = data.Split(split.inputs[: section.rows], split.targets[: section.rows])
     return Watch(
-        Schedule(section.every or 1, section.window),
+        ReadingSteps(section.every or 1, section.window),
         cross_entropy,
         lambda: some if normaliser is None else normaliser.apply(some),
         prepared.plan.clipping,

@@ -1,7 +1,7 @@
 """Recipes: a training run as a TOML file. Every key is known, typed, and has a default or is required.
 
     [run]       name, seed, noise_free          [sampling]  name, expected_batch, cap
-    [data]      name, records                   [clipping]  name, clip_norm, …
+    [data]      name, records, …                [clipping]  name, clip_norm, …
     [features]  name, normalise, private, …      [privacy]   epsilon | noise_multiplier, delta, relation, …
     [model]     name, and the net's options     [method]    name, and what its guarantee depends on
     [train]     steps | epochs, optimizer, lr, …
@@ -16,6 +16,7 @@ A key that is not known is an error that names the nearest one; nothing is silen
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 import types
 import typing
@@ -27,6 +28,7 @@ from typing import Any, get_type_hints
 import tomli_w
 
 from sordino import registry
+from sordino.checks import brief
 from sordino.errors import InputError, Refused, did_you_mean
 from sordino.plan.contribution import Augmentation
 
@@ -37,11 +39,20 @@ class RunSection:
     seed: int = 0  # of initialisation and other public randomness; never of noise or sampling
     noise_free: bool = False  # also train without noise, as a yardstick: NOT private, for public data only
 
+    def __post_init__(self) -> None:
+        plain = self.name.isprintable() and not set(self.name) & set('/\\:*?"<>|') and self.name == self.name.strip()
+        if not plain or self.name.startswith(".") or not 1 <= len(self.name.encode(errors="replace")) <= 120:
+            raise InputError(
+                f"run.name = {brief(self.name)} names the run directory: give 1 to 120 printable characters without "
+                "slashes, not beginning with a dot; another place is given with --out"
+            )
+
 
 @dataclass(frozen=True)
 class DataSection:
-    name: str  # of a dataset that `sordino data list` lists
-    records: int | None = None  # public; default: the published size of the set
+    name: str  # of a dataset that `sordino data list` lists; csv, parquet, hf, npz, images; or module:function
+    records: int | None = None  # public; default: the published size of the set. Data of your own needs it
+    options: Mapping[str, Any] = field(default_factory=dict)  # path, target, classes, columns, …: the source's own
 
 
 @dataclass(frozen=True)
@@ -84,7 +95,7 @@ class FeaturesSection:
 
 @dataclass(frozen=True)
 class ModelSection:
-    name: str  # of a network: linear, mlp, mnist-cnn, resnet, …
+    name: str  # of a network: linear, mlp, mnist-cnn, resnet, …; or module:function(shape, classes, …)
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -108,7 +119,7 @@ class MethodSection:
 @dataclass(frozen=True)
 class SamplingSection:
     expected_batch: int  # the expected number of records in a step
-    name: str = "poisson"  # poisson, truncated-poisson, partition, without-replacement
+    name: str = "poisson"  # poisson, allocation, truncated-poisson, partition, without-replacement
     cap: int | None = None  # the largest batch of truncated-poisson
 
 
@@ -151,7 +162,10 @@ class InstrumentsSection:
         return self.every is not None
 
 
-OPEN_SECTIONS = ("features", "model", "clipping", "train", "method")
+OWN_DATA = ("csv", "parquet", "hf", "npz", "images")
+"""Names of [data] that take keys of their own (sordino.data.sources)."""
+
+OPEN_SECTIONS = ("data", "features", "model", "clipping", "train", "method")
 """Sections whose further keys go to the part that they name, which checks them itself."""
 
 
@@ -187,8 +201,11 @@ class Recipe:
             )
 
     @classmethod
-    def read(cls, path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
-        """The recipe in a file, with `section.key=value` overrides (values in TOML's own notation)."""
+    def read(cls, path: Path | str, overrides: Sequence[str] = (), *, allow_code: bool = False) -> Recipe:
+        """The recipe in a file, with `section.key=value` overrides (values in TOML's own notation).
+
+        `allow_code`: names of the form module:function are allowed, whose code a run carries out.
+        """
         path = Path(path)
         try:
             document = tomllib.loads(path.read_text(encoding="utf8"))
@@ -196,19 +213,21 @@ class Recipe:
             raise InputError(f"there is no recipe {path}") from None
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path} can't be read: {error}") from error
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"{path} is not valid TOML: {error}") from error
+        except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets in brackets in …
+            said = error if isinstance(error, tomllib.TOMLDecodeError) else "a number or a nesting beyond all bounds"
+            raise InputError(f"{path} is not valid TOML: {said}") from error
         for override in overrides:
             _override(document, override)
         try:
-            return cls.from_dict(document)
+            return cls.from_dict(document, allow_code=allow_code)
         except InputError as error:
-            raise type(error)(f"{path}: {error}") from error
+            raise error.within(str(path)) from error
 
     @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Recipe:
+    def from_dict(cls, document: Mapping[str, Any], *, allow_code: bool = False) -> Recipe:
         sections = get_type_hints(cls)
         _no_unknown(document, sections, "section")
+        _refuse_boundless(document, "")
         recipe = cls(
             **{
                 name: _parse_section(name, kind, document.get(name, {}))
@@ -216,6 +235,11 @@ class Recipe:
                 if name in document or _is_required(cls, name)
             }
         )
+        if not allow_code:
+            _refuse_code(recipe)
+        if recipe.data.options and recipe.data.name not in OWN_DATA and ":" not in recipe.data.name:
+            own = {key: None for key in get_type_hints(DataSection) if key != "options"}
+            _no_unknown(recipe.data.options, own, "key in [data]:")
         method = registry.method_class(recipe.method.name, "method.name")
         if recipe.train.lr is None and not method.holds_update and "lr" not in recipe.method.options:
             raise InputError("[train] needs lr" + _near_misses(["lr"], recipe.train.options))
@@ -237,6 +261,35 @@ class Recipe:
                 getattr(value, "options", {})
             )
         return tomli_w.dumps(document)
+
+
+def _refuse_code(recipe: Recipe) -> None:
+    """A recipe is data: nobody's code is run because a file names it."""
+    for section, name in (("data", recipe.data.name), ("model", recipe.model.name)):
+        if ":" in name:
+            raise Refused(
+                f"{section}.name = {name!r} names a function, and a run would carry out its code: a recipe alone must "
+                "not do that. If you trust the code, add --allow-code (in Python: Recipe.read(path, allow_code=True))"
+            )
+
+
+DEEPEST = 8
+
+
+def _refuse_boundless(value: Any, place: str, depth: int = 0) -> None:
+    """Numbers that no setting can mean: integers beyond 64 bits, and what is not finite; nesting without end."""
+    if depth > DEEPEST:
+        raise InputError(f"{place} is nested more than {DEEPEST} deep")
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            _refuse_boundless(entry, f"{place}.{key}".lstrip("."), depth + 1)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            _refuse_boundless(entry, place, depth + 1)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise InputError(f"{place} is a number beyond 64 bits: give a smaller one")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{place} = {value} must be a finite number")
 
 
 def _is_required(cls: type, name: str) -> bool:
@@ -279,7 +332,7 @@ def _convert(key: str, hint: Any, value: Any) -> Any:
         if isinstance(option, type) and isinstance(value, option) and isinstance(value, bool) == (option is bool):
             return value
     wanted = " or ".join(o.__name__ for o in options if o is not type(None))
-    raise InputError(f"{key} = {value!r} must be of type {wanted}")
+    raise InputError(f"{key} = {brief(value)} must be of type {wanted}")
 
 
 def _override(document: dict[str, Any], override: str) -> None:
@@ -287,10 +340,14 @@ def _override(document: dict[str, Any], override: str) -> None:
     section, dot, name = key.strip().partition(".")
     if not (equals and dot and section and name):
         raise InputError(f"--set {override!r}: write section.key=value, for example train.lr=0.5")
+    if "\n" in text or "\r" in text:
+        raise InputError(f"--set {override!r}: a value is on one line")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()  # a bare word is a string
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"--set {brief(override)}: a number or a nesting beyond all bounds") from error
     document.setdefault(section, {})
     if not isinstance(document[section], dict):
         raise InputError(f"--set {override!r}: [{section}] is not a section")

@@ -13,29 +13,29 @@ Everything that can be wrong with the input is found before the directory is mad
 
 from __future__ import annotations
 
-import json
-import platform
-import shutil
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save
-
-import sordino
-from sordino import report
+from sordino import ranks, report
 from sordino.audit.one_run import AuditResult
 from sordino.diagnostics.instruments.watch import check_watched
-from sordino.errors import InputError, SordinoError
-from sordino.files import json_bytes, locked, write_atomically
+from sordino.errors import InputError, Refused, SordinoError
+from sordino.files import (
+    PARTIAL,
+    locked,
+    make_folder,
+    remove_empty,
+    usable_folder,
+    write_atomically,
+)
+from sordino.runs.budget import TOKEN, charged
 from sordino.runs.build import check_companions, private_records
+from sordino.runs.finished import read_result
 from sordino.runs.prepared import work_of
 from sordino.runs.recipe import Recipe
+from sordino.runs.results import Described, write_results
 from sordino.runs.work import Work
-from sordino.training.fit import Result
-from sordino.training.state import model_tensors
 
 
 def run_recipe(
@@ -45,6 +45,7 @@ def run_recipe(
     resume: bool = False,
     data_dir: Path | None = None,
     progress: bool | None = None,
+    budget: Path | None = None,
 ) -> dict[str, Any]:
     """Trains as the recipe says, writes the run directory, and returns what result.json holds.
 
@@ -56,34 +57,73 @@ def run_recipe(
         resume: go on with the run in `out`.
         data_dir: where the datasets are.
         progress: show a bar; None: on a terminal.
+        budget: a budget file (sordino.runs.budget) that the run is counted in.
 
     Raises:
-        InputError: the recipe is wrong; nothing was written.
+        InputError: the recipe is wrong, or the run would exceed the budget; nothing was written.
         Refused: no guarantee covers what it asks for.
     """
+    rank = ranks.current()
+    if rank is not None and not rank.leads:
+        return _followed(recipe, out, rank, data_dir)
+    with ranks.leading(rank):
+        done = _made(recipe, out, resume, data_dir, progress, budget)
+    if rank is not None:
+        rank.tell(ranks.Ended())
+    return done
+
+
+def _followed(recipe: Recipe, out: Path, rank: ranks.Rank, data_dir: Path | None) -> dict[str, Any]:
+    """A follower's run: nothing is written, and nothing is read of the run directory."""
+    try:
+        work = work_of(recipe, data_dir, False)
+    except SordinoError:
+        if isinstance(message := rank.tell(), ranks.Begin):
+            raise
+        ranks.end(message)  # the leader has found the same, and says it
+        raise
+    if isinstance(message := rank.tell(), ranks.Begin):
+        work.train(out, resume=False)
+        message = rank.tell()
+    ranks.end(message)
+    return {}
+
+
+def _made(
+    recipe: Recipe, out: Path, resume: bool, data_dir: Path | None, progress: bool | None, budget: Path | None
+) -> dict[str, Any]:
+    """The run itself, by the only process or the leader."""
+    usable_folder(out)
     if (done := _earlier_result(recipe, out, resume)) is not None:
         return done
     private_records(recipe)  # public rows under a method that would not look at them are refused here
     check_watched(recipe)
     check_companions(recipe)
     work = work_of(recipe, data_dir, progress)
-    out.mkdir(parents=True, exist_ok=True)
+    rank = ranks.current()
+    if rank is not None and work.plan.method.trained_by is not None:
+        raise Refused(f"the method {work.plan.method.name} trains in one process: run it without torchrun")
+    made = make_folder(out)
     with locked(out):
         # another process may have begun or finished the run since: what is there counts once it is locked
         if (done := _earlier_result(recipe, out, resume)) is not None:
             return done
-        return _carried_out(recipe, work, out, resume)
+        try:
+            with charged(budget, recipe, work.plan, out, data_dir):
+                return _carried_out(recipe, work, out, resume)
+        except InputError:
+            _take_back(out, made)
+            raise
 
 
 def _carried_out(recipe: Recipe, work: Work, out: Path, resume: bool) -> dict[str, Any]:
     write_atomically(out / "recipe.toml", recipe.to_toml().encode())
-    try:
-        result = work.train(out, resume=resume)
-    except InputError:
-        _take_back(out)
-        raise
+    if (rank := ranks.current()) is not None:
+        rank.tell(ranks.Begin())
+    result = work.train(out, resume=resume)
     noise_free = work.without_noise() if recipe.run.noise_free else None
-    return _write_results(recipe, work, result, noise_free, out)
+    described = Described(recipe.run.name, recipe.run.seed, work.inputs, _companions(recipe))
+    return write_results(out, work.plan, result, described, noise_free)
 
 
 def audit_recipe(recipe: Recipe, data_dir: Path | None = None, **options: Any) -> AuditResult:
@@ -95,12 +135,12 @@ def _earlier_result(recipe: Recipe, out: Path, resume: bool) -> dict[str, Any] |
     """What an earlier, complete run of the same recipe in `out` found; None when there is work to do."""
     earlier = out / "recipe.toml"
     if not earlier.exists():
-        if out.exists() and any(out.iterdir()):
+        if out.exists() and not _is_empty(out):
             raise InputError(f"{out} is not empty and holds no run: give another directory with --out")
         return None
     if not resume:
         raise InputError(f"{out} holds a run already: go on with --resume, or give another directory with --out")
-    if Recipe.read(earlier) != recipe:
+    if Recipe.read(earlier, allow_code=True) != recipe:  # read to be compared: nothing of it is carried out
         raise InputError(
             f"{earlier} is not the recipe given: resume with the same one, or give another directory with --out"
         )
@@ -109,57 +149,23 @@ def _earlier_result(recipe: Recipe, out: Path, resume: bool) -> dict[str, Any] |
         return None
     if not (out / "report.html").exists():
         report.write(out)
-    document: dict[str, Any] = json.loads(finished.read_text(encoding="utf8"))
-    return document
+    return read_result(finished)
 
 
-def _take_back(out: Path) -> None:
+def _is_empty(out: Path) -> bool:
+    """Nothing is there but what a kill left while the recipe was written."""
+    try:
+        return all(path.name == f"recipe.toml{PARTIAL}" for path in out.iterdir())
+    except OSError as error:
+        raise InputError(f"{out} can't be read: {error.strerror or error}") from error
+
+
+def _take_back(out: Path, made: list[Path]) -> None:
     """The input was wrong after all: if nothing has been released, nothing stays behind."""
     if not (out / "ledger.jsonl").exists():
-        (out / "recipe.toml").unlink()
-        if not any(out.iterdir()):
-            out.rmdir()
-
-
-def _write_results(recipe: Recipe, work: Work, result: Result, noise_free: Result | None, out: Path) -> dict[str, Any]:
-    """model.safetensors, result.json, report.html, in this order; then the checkpoints may go."""
-    plan, guarantee, last = work.plan, result.guarantee, result.metrics[-1]
-    if guarantee is None:
-        raise SordinoError("a run without a guarantee has no results to write")
-    plain = noise_free.metrics[-1] if noise_free else None
-    weights = {name: tensor.detach().contiguous() for name, tensor in model_tensors(result.model).items()}
-    write_atomically(out / "model.safetensors", save(weights))
-    document = {
-        "name": recipe.run.name,
-        "method": plan.method.name,
-        **{key: getattr(guarantee, key) for key in ("epsilon", "delta", "relation", "sampler", "accountant")},
-        **guarantee.beside,
-        "theorem": guarantee.theorem,
-        "secure": guarantee.secure,
-        "guarantee": {"sentence": str(guarantee), **guarantee.to_dict()},
-        "test_accuracy": last.get("test_accuracy"),
-        "noise_free_accuracy": (plain or {}).get("test_accuracy"),
-        "seconds": round(result.seconds, 3),
-        "seed": recipe.run.seed,
-        "insecure_seed": plan.insecure_seed,
-        "steps": plan.steps,
-        "skipped_steps": result.skipped_steps,
-        "records": plan.records,
-        "public": plan.public.to_dict() if plan.public is not None else None,
-        "expected_batch": plan.expected_batch,
-        "noise_multiplier": plan.noise.noise_multiplier,
-        "parameters": sum(p.numel() for p in result.model.parameters() if p.requires_grad),
-        "environment": environment(),
-        **plan.method.result_entries(last, plain),
-        **_companions(recipe),
-    }
-    if result.histogram is not None:
-        write_atomically(out / "histogram.json", json_bytes(result.histogram.to_dict()))
-    write_atomically(out / "not_private.json", json_bytes({"warning": NOT_PRIVATE, **result.not_private}))
-    write_atomically(out / "result.json", json_bytes(document))
-    report.write(out)
-    shutil.rmtree(out / "checkpoint", ignore_errors=True)
-    return document
+        for name in ("recipe.toml", TOKEN):
+            (out / name).unlink(missing_ok=True)
+        remove_empty(made)
 
 
 def _companions(recipe: Recipe) -> Mapping[str, Any]:
@@ -174,19 +180,4 @@ def _companions(recipe: Recipe) -> Mapping[str, Any]:
             "seed": recipe.run.seed,
             "public_rows": "in model.safetensors, as `public`: predictions need them",
         }
-    }
-
-
-NOT_PRIVATE = "computed from the private records without noise; no guarantee covers this file: do not publish it"
-
-
-def environment() -> dict[str, str | int]:
-    """What the figures were measured with."""
-    return {
-        "sordino": sordino.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

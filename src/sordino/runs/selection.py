@@ -27,13 +27,14 @@ from sordino.accounting.account import Releases
 from sordino.accounting.selection import Repetition, calibrate_selection, selection_epsilon
 from sordino.checks import SHAPES
 from sordino.errors import InputError, Refused, SordinoError
-from sordino.files import json_bytes, write_atomically
+from sordino.files import json_bytes, make_folder, read_json, usable_folder, write_atomically
 from sordino.plan import Plan
 from sordino.randomness import RandomSource
 from sordino.registry import names_with
 from sordino.runs.recipe import Recipe
 from sordino.runs.sweep import Checked, Sweep, check, run_one, toml_value
 from sordino.shown import up
+from sordino.training.metrics import read_metrics
 from sordino.training.progress import working
 
 HIDDEN = ".unpublished"  # below `out`, for runs that may not be seen
@@ -133,6 +134,7 @@ def run_paid(
     sweep: Sweep, price: Price, out: Path, *, data_dir: Path | None = None, progress: bool | None = None
 ) -> dict[str, Any]:
     """Makes the runs, keeps the best one, and returns what sweep.json holds; nothing of the others is left."""
+    usable_folder(out)
     if out.exists() and any(path.name != HIDDEN for path in out.iterdir()):
         raise InputError(
             f"{out} is not empty: a paid sweep is made once, in a directory of its own; give another --out"
@@ -144,7 +146,7 @@ def run_paid(
         raise SordinoError(f"calibration failed: the sweep would cost ε = {up(epsilon)}, more than {up(price.epsilon)}")
     hidden = out / HIDDEN
     shutil.rmtree(hidden, ignore_errors=True)
-    hidden.mkdir(parents=True, mode=0o700)
+    make_folder(hidden, private=True)
     try:
         with working("a paid sweep; how many runs there are is secret", progress):
             drawn = draw_runs(found, price.repetition, RandomSource.from_os())
@@ -223,7 +225,7 @@ def _document(sweep: Sweep, price: Price, epsilon: float, relation: str, best: O
 
 def restate(folder: Path, document: Mapping[str, Any]) -> None:
     """The selected run's papers, with the guarantee of the whole selection in place of the single run's."""
-    result = json.loads((folder / "result.json").read_text(encoding="utf8"))
+    result = read_json(folder / "result.json", "the result of the selected run")
     stated = {key: document[key] for key in ("epsilon", "delta", "relation", "accountant", "theorem")}
     guarantee = result["guarantee"]
     assumptions = [*guarantee["assumptions"], *({"text": text, "check": how} for text, how in ASSUMPTIONS)]
@@ -237,7 +239,7 @@ def restate(folder: Path, document: Mapping[str, Any]) -> None:
     }
     result |= stated | {"guarantee": guarantee, "epsilon_of_a_single_run": result["epsilon"]}
     metrics = folder / "metrics.jsonl"
-    rows = [json.loads(line) for line in metrics.read_text(encoding="utf8").splitlines()]
+    rows = read_metrics(metrics)
     # the ε of a single run over its steps is smaller than what the selection cost: it is not shown
     kept = [json.dumps({key: value for key, value in row.items() if key != "epsilon"}) + "\n" for row in rows]
     write_atomically(metrics, "".join(kept).encode())

@@ -36,7 +36,7 @@ import torch
 from sordino.accounting.account import Releases
 from sordino.accounting.selection import Composed, composed_cost
 from sordino.errors import InputError, SordinoError, did_you_mean
-from sordino.files import json_bytes, write_atomically
+from sordino.files import json_bytes, make_folder, usable_folder, write_atomically
 from sordino.plan import Plan
 from sordino.report.sweep import write_page
 from sordino.runs.build import clipping_of, method_of, plan_from, private_records
@@ -44,6 +44,7 @@ from sordino.runs.prepared import prepare
 from sordino.runs.recipe import Recipe
 from sordino.runs.run import run_recipe
 from sordino.shown import up
+from sordino.training.metrics import read_metrics
 from sordino.training.progress import ProgressBar
 
 METRICS = {"test_accuracy": True, "test_loss": False, "test_error": False}  # is larger better?
@@ -51,14 +52,14 @@ _PLAIN = re.compile(r"[^A-Za-z0-9.=,_+-]")
 
 
 @dataclass(frozen=True)
-class Axis:
+class SweptKey:
     """One key of the recipe and the values it takes, in TOML's notation."""
 
     key: str
     values: tuple[str, ...]
 
     @classmethod
-    def parse(cls, text: str) -> Axis:
+    def parse(cls, text: str) -> SweptKey:
         """`section.key=v1,v2,…`; a comma within brackets, braces or quotes does not part values."""
         key, equals, given = text.partition("=")
         key, values = key.strip(), tuple(value.strip() for value in _parts(given))
@@ -118,10 +119,11 @@ class Sweep:
     """A recipe, the grid over it, and how often each point is run."""
 
     recipe: Path
-    axes: tuple[Axis, ...]
+    axes: tuple[SweptKey, ...]
     seeds: int = 1
     metric: str = "test_accuracy"
     overrides: tuple[str, ...] = ()
+    allow_code: bool = False
 
     def __post_init__(self) -> None:
         keys = [axis.key for axis in self.axes]
@@ -153,13 +155,13 @@ class Sweep:
     def recipe_of(self, point: Point) -> Recipe:
         """The point's recipe. A seed moves the public seed, and the insecure one where the recipe has it."""
         overrides = [*self.overrides, *point.overrides]
-        recipe = Recipe.read(self.recipe, overrides)
+        recipe = Recipe.read(self.recipe, overrides, allow_code=self.allow_code)
         if point.seed == 0:
             return recipe
         overrides.append(f"run.seed={recipe.run.seed + point.seed}")
         if recipe.privacy.insecure_seed is not None:
             overrides.append(f"privacy.insecure_seed={recipe.privacy.insecure_seed + point.seed}")
-        return Recipe.read(self.recipe, overrides)
+        return Recipe.read(self.recipe, overrides, allow_code=self.allow_code)
 
     def better(self, one: float, other: float) -> bool:
         return one > other if METRICS[self.metric] else one < other
@@ -204,7 +206,7 @@ def _named(point: Point) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise type(error)(f"at {', '.join(point.overrides)}: {error}") from error
+        raise error.within(f"at {', '.join(point.overrides)}") from error
 
 
 def plan_of(recipe: Recipe, data_dir: Path | None = None) -> Plan:
@@ -233,10 +235,11 @@ def run_sweep(
     """Runs the grid into `out` and returns what sweep.json holds."""
     if jobs < 1:
         raise InputError(f"--jobs must be at least 1, got {jobs}")
+    usable_folder(out)
     checked = check(sweep, data_dir)
     _refuse_others(out, {one.point.name: one.recipe for one in checked})
     cost = cost_of(checked)
-    (out / "runs").mkdir(parents=True, exist_ok=True)
+    make_folder(out / "runs")
     results: dict[Point, dict[str, Any]] = {}
     with ProgressBar(len(checked), shown=progress, label="runs") as bar:
         for one, result in _all(checked, out, jobs, data_dir):
@@ -260,7 +263,7 @@ def _refuse_others(out: Path, recipes: Mapping[str, Recipe]) -> None:
         )
     for name, recipe in recipes.items():
         path = out / "runs" / name / "recipe.toml"
-        if path.exists() and Recipe.read(path) != recipe:
+        if path.exists() and Recipe.read(path, allow_code=True) != recipe:
             raise InputError(f"{path} was made with another recipe: give another directory with --out")
 
 
@@ -289,10 +292,12 @@ def run_one(recipe: Recipe, folder: Path, data_dir: Path | None) -> dict[str, An
     """What result.json of the run holds, with the last metrics; or {"error": why it failed}."""
     try:
         result = run_recipe(recipe, folder, resume=True, data_dir=data_dir, progress=False)
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf8").splitlines()
-        return {**(json.loads(lines[-1]) if lines else {}), **result}
-    except Exception as error:  # a failed run must not take the others with it
+        rows = read_metrics(folder / "metrics.jsonl")
+        return {**(rows[-1] if rows else {}), **result}
+    except SordinoError as error:  # a failed run must not take the others with it
         return {"error": f"{type(error).__name__}: {error}"}
+    except Exception as error:  # its message may hold private values, and what is returned is kept
+        return {"error": f"{type(error).__name__}; run this setting by itself to see more"}
 
 
 def _row(sweep: Sweep, one: Checked, out: Path, result: Mapping[str, Any]) -> dict[str, Any]:

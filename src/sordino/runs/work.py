@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +17,10 @@ class Work(Protocol):
     @property
     def plan(self) -> Plan:
         """What is accounted, and so what is run."""
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """What the data is made of, for whoever uses the model: input_shape, input_type, classes, labels."""
 
     def train(self, out: Path, *, resume: bool) -> Result:
         """Trains into the run directory: ledger, metrics, checkpoints, and files of its own."""

@@ -25,21 +25,24 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sordino import ranks
 from sordino.errors import InputError, Refused
+from sordino.files import make_folder
 from sordino.gradients import verify
 from sordino.plan.core import Plan
 from sordino.plan.explained import Explained
 from sordino.plan.guarantee import Guarantee
 from sordino.randomness import RandomSource
 from sordino.records.companions import companions_of, refuse_shared_companions, refuse_undeclared
-from sordino.records.gradients import Counted, record_gradients
+from sordino.records.gradients import Counted, Divisible, GradientSum, record_gradients
 from sordino.records.momentum import made_up_past
 from sordino.records.reading import count_records, splits
 from sordino.release.ledger import Ledger
-from sordino.sampling import Partition
+from sordino.sampling import Allocation, Partition
 from sordino.training.histogram import NormHistogram, check_declared, release_histogram
 from sordino.training.loop import Evaluate, Loop, Reader, Settings
 from sordino.training.steps import PrivateStep, check_records, plan_batches, private_steps, summed
+from sordino.training.stopping import Stopping
 from sordino.training.updates import Running, Update
 
 Loss = Callable[..., Tensor]
@@ -121,6 +124,30 @@ def train(
         Refused: no guarantee covers what is asked for.
         InputError: a value is wrong; nothing was written.
     """
+    with ranks.leading(ranks.current()):
+        job, source = _job(
+            model, loss, dataset, plan, optimizer=optimizer, lr=lr, settings=settings, evaluate=evaluate, out=out,
+            resume=resume, watch=watch, public=public,
+        )  # fmt: skip
+        return fit(job, source, plan.guarantee(), resume=resume, first=first)
+
+
+def _job(
+    model: nn.Module,
+    loss: Loss,
+    dataset: Any,
+    plan: Plan,
+    *,
+    optimizer: Callable[..., Optimizer] | None,
+    lr: float | None,
+    settings: Settings | None,
+    evaluate: Evaluate | None,
+    out: Path | str | None,
+    resume: bool,
+    watch: Reader | None,
+    public: Any,
+) -> tuple[Job, RandomSource]:
+    """What `train` was asked for, checked; nothing has been written."""
     settings = settings or Settings()
     folder = Path(out) if out is not None else None
     check_declared(plan)
@@ -130,22 +157,68 @@ def train(
     if resume and folder is None:
         raise InputError("resume needs the directory of the run: give out=")
     update = _update(plan, model, loss, optimizer, lr, settings, public)
-    guarantee = plan.guarantee()
+    plan.guarantee()  # refused before anything is read, where there is none
     settings = _checkpoints(plan, settings)
     update.check(dataset)
     fingerprint = _fingerprint(plan, settings, update, public)
     source = plan.source()
     job = Job(model, dataset, plan, update, settings, evaluate, folder, fingerprint, watch=watch)
     job.loop().rehearse()  # an optimizer that fails on its settings is found before anything is written
-    check_first_batch(model, loss, dataset, plan, source, settings.seed)
-    return fit(job, source, guarantee, resume=resume, first=first)
+    rank = ranks.current()
+    if rank is None or rank.leads:
+        check_first_batch(model, loss, dataset, plan, source, settings.seed)
+    return job, source
 
 
 def fit(job: Job, source: RandomSource, guarantee: Guarantee, *, resume: bool, first: First | None = None) -> Result:
-    """The one training loop: ledger, checkpoint, private steps, result. `train` checks what goes in."""
+    """The one training loop: ledger, checkpoint, private steps, result. `train` checks what goes in.
+
+    In a process group of several ranks all of them call it: rank 0 makes the run, the others sum chunks of its batches
+    and get its weights and metrics in the end.
+    """
+    rank = ranks.current()
+    if rank is None:
+        return _fit(job, source, guarantee, None, resume=resume, first=first)
+    if first is not None:
+        raise Refused(
+            "private statistics of the data are released by one process, and their result would have to reach the "
+            "others: run without torchrun, or with statistics that are public"
+        )
+    if not rank.leads:
+        return _followed(job, rank, guarantee)
+    with ranks.leading(rank):
+        result = _fit(job, source, guarantee, rank, resume=resume, first=None)
+    rank.tell(ranks.Ended(None, result.metrics, result.seconds, result.skipped_steps))
+    rank.copy_from_leader([*job.model.parameters(), *job.model.buffers()])
+    return result
+
+
+def _followed(job: Job, rank: ranks.Rank, guarantee: Guarantee) -> Result:
+    """A follower's run: chunks of the leader's batches until the leader is done."""
+    past = ranks.SentPast()
+    gradient_sum = _divisible(job.update.gradient_sum(job.dataset, past=past, seed=job.settings.seed), job.plan)
+    with Stopping():  # a signal to all ranks ends the leader after its step, and the leader ends the others
+        told = ranks.end(ranks.follow(gradient_sum, job.model, rank, past))
+    rank.copy_from_leader([*job.model.parameters(), *job.model.buffers()])
+    return Result(job.model, guarantee, told.metrics, told.seconds, told.skipped_steps, {})
+
+
+def _divisible(gradient_sum: GradientSum, plan: Plan) -> Divisible:
+    """The gradient sum, where its chunks can be summed by several processes; else Refused."""
+    if not isinstance(gradient_sum, Divisible):
+        raise Refused(
+            f"this plan of the method {plan.method.name} sums its records in one process "
+            f"({type(gradient_sum).__name__}): run it without torchrun"
+        )
+    return gradient_sum
+
+
+def _fit(
+    job: Job, source: RandomSource, guarantee: Guarantee, rank: ranks.Rank | None, *, resume: bool, first: First | None
+) -> Result:
     plan, folder, settings, loop = job.plan, job.folder, job.settings, job.loop()
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     with Ledger.open(folder / "ledger.jsonl" if folder else None, plan.to_dict()) as ledger:
         done = ledger.last_step("gradient") + 1
         if done and not resume:
@@ -156,8 +229,11 @@ def fit(job: Job, source: RandomSource, guarantee: Guarantee, *, resume: bool, f
         dataset = first(job.dataset, source, ledger) if first is not None else job.dataset
         records = count_records(dataset)
         state = loop.restore()
-        start = state.step if not source.secure else max(state.step, done)
-        counted = Counted(job.update.gradient_sum(dataset, past=lambda: loop.past, seed=settings.seed))
+        start = state.step if not source.secure else _next_start(plan, max(state.step, done))
+        gradient_sum = job.update.gradient_sum(dataset, past=lambda: loop.past, seed=settings.seed)
+        if rank is not None:
+            gradient_sum = ranks.Divided(_divisible(gradient_sum, plan), job.model, rank, lambda: loop.past)
+        counted = Counted(gradient_sum)
         job.update.begin(state.scalars, Running(source, ledger, records, settings.chunk))
         steps = private_steps(
             plan, counted, records=records, source=source, ledger=ledger, chunk=settings.chunk, start=start,
@@ -244,6 +320,14 @@ def _update(
     if lr is not None:
         update.optimizer, update.lr = optimizer or torch.optim.SGD, lr
     return update
+
+
+def _next_start(plan: Plan, done: int) -> int:
+    """Where a run with a new key goes on: random allocation with its next epoch, for this one's died with its key."""
+    if not isinstance(plan.sampling, Allocation):
+        return done
+    batches = plan.sampling.batches
+    return min(-(-done // batches) * batches, plan.steps)
 
 
 def _refuse_unresumable(plan: Plan, source: RandomSource) -> None:

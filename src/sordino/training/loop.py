@@ -96,7 +96,7 @@ class Loop:
         self.checkpoints = folder / "checkpoint" if folder else None
         self.metrics = MetricsLog(folder / "metrics.jsonl" if folder else None)
         apart = self.checkpoints if watch is not None and watch.not_private else None  # until not_private.json has it
-        self.watch, self.readings = watch, MetricsLog(apart / "not_private.jsonl" if apart else None)
+        self.watch, self.readings = watch, MetricsLog(apart / "not_private.jsonl" if apart else None, private=True)
         self.fingerprint, self.label = fingerprint, label
         trained = [p for p in model.parameters() if p.requires_grad]
         if not trained:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from sordino.errors import SordinoError
-from sordino.files import write_atomically
+from sordino.files import make_folder, write_atomically
 
 
 class MetricsLog:
-    """The rows so far, in memory and (given a path) on disk. What is logged must be public or released."""
+    """The rows so far, in memory and (given a path) on disk.
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    What is logged must be public or released, unless the log is `private`: its owner alone can read that.
+    """
+
+    def __init__(self, path: Path | None, *, private: bool = False) -> None:
+        self._path, self._private = path, private
         self._rows = read_metrics(path) if path is not None and path.exists() else []
 
     @property
@@ -30,8 +34,10 @@ class MetricsLog:
         if self._path is None:
             return
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf8") as file:
+            make_folder(self._path.parent, private=self._private)
+            mode = 0o600 if self._private else 0o666
+            handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode)
+            with open(handle, "a", encoding="utf8") as file:
                 file.write(json.dumps(row) + "\n")
         except OSError as error:
             raise SordinoError(f"{self._path} can't be written: {error.strerror or error}") from error
@@ -40,19 +46,31 @@ class MetricsLog:
         """Drops what lies beyond `step`: a resumed run will measure it again."""
         kept = [row for row in self._rows if row["step"] <= step]
         if self._path is not None and self._path.exists():
-            write_atomically(self._path, "".join(json.dumps(row) + "\n" for row in kept).encode())
+            lines = "".join(json.dumps(row) + "\n" for row in kept)
+            write_atomically(self._path, lines.encode(), private=self._private)
         self._rows = kept
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """The rows of a metrics file; a last line torn by a kill is left out."""
-    lines = path.read_text(encoding="utf8").splitlines()
+    """The rows of a metrics file; a last line torn by a kill is left out.
+
+    Raises:
+        SordinoError: it can't be read, or a line is no measurement.
+    """
+    try:
+        lines = path.read_text(encoding="utf8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SordinoError(f"{path} can't be read: {error}") from error
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
             if number == len(lines):
                 break
-            raise SordinoError(f"{path}, line {number}: not a JSON object ({error.msg})") from error
+            raise SordinoError(f"{path}, line {number}: the file is damaged, this is not JSON") from error
+        step = row.get("step") if isinstance(row, dict) else None
+        if isinstance(step, bool) or not isinstance(step, int):
+            raise SordinoError(f"{path}, line {number}: the file is damaged, this is no measurement at a step")
+        rows.append(row)
     return rows

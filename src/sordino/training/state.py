@@ -7,6 +7,7 @@ leaves either the old checkpoint or the new one. Nothing is pickled: reading a c
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from sordino.errors import InputError, SordinoError
-from sordino.files import write_atomically
+from sordino.files import make_folder, write_atomically
 from sordino.training.updates import Average
 
 KEEP = 2
@@ -55,11 +56,12 @@ class TrainState:
             tensors |= {f"past/{age}/{name}": value for name, value in weights.items()}
         document["past"] = len(self.past)
         path = folder / f"step-{self.step:09d}.safetensors"
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, private=True)
         plain = {name: value.detach().contiguous().clone() for name, value in tensors.items()}
-        write_atomically(path, save(plain, metadata={"sordino": json.dumps(document)}))
+        write_atomically(path, save(plain, metadata={"sordino": json.dumps(document)}), private=True)
         for old in sorted(folder.glob("step-*.safetensors"))[:-KEEP]:
-            old.unlink()
+            with contextlib.suppress(OSError):  # one too many does no harm
+                old.unlink()
         return path
 
     @classmethod

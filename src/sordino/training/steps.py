@@ -93,7 +93,7 @@ def private_steps(
         Refused, InputError: at the call, before anything is drawn.
     """
     check_records(plan, records)
-    _check_same_plan(plan, gradient_sum, source, ledger)
+    _check_same_plan(plan, gradient_sum, source, ledger, start)
     _check_uniform(plan, widths)
     drawn = plan_batches(plan, records=records, source=source, chunk=chunk, start=start)
     return _released(plan, gradient_sum, drawn, source, ledger, widths)
@@ -120,7 +120,7 @@ def _released(
             noise=plan.noise_at(batch.step),
             source=source,
             ledger=ledger,
-            entry=Entry(purpose="gradient", step=batch.step, sampling=plan.sampling.to_dict(), relation=plan.relation),
+            entry=Entry("gradient", batch.step, plan.sampling.at(batch.step), plan.relation),
             widths=uniform,
             factor=1.0 / plan.divisor,
             in_place=True,
@@ -165,7 +165,7 @@ def _wide_enough(plan: Plan, given: Mapping[str, Tensor], step: int) -> Mapping[
     return given
 
 
-def _check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource, ledger: Ledger) -> None:
+def _check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource, ledger: Ledger, start: int) -> None:
     """What is summed and what is written down must belong to the plan that is accounted."""
     if plan.method.publishes is not None:
         raise Refused(
@@ -179,6 +179,7 @@ def _check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource
         raise InputError("the ledger was opened for another plan: open it with this plan's to_dict()")
     explained = Explained(plan, ledger.entries)
     explained.require_source(source)
+    explained.require_start(start, source)
     ledger.guard(explained)
 
 
@@ -226,12 +227,17 @@ def check_records(plan: Plan, records: int) -> None:
     exact = plan.relation == "replace-one"
     if records > plan.records and isinstance(plan.sampling, TruncatedPoisson):
         raise InputError(
-            f"the dataset has {records} records, more than the plan's {plan.records}: how often the cap cuts in was "
-            f"accounted for that many at most; make the plan with records={records} or more"
+            f"the dataset has more records than the plan's {plan.records}: how often the cap cuts in was accounted for "
+            "that many at most; make the plan with a public number that is not below the dataset's",
+            private=f"the dataset has {records} records",
         )
     if records != plan.records and (exact or abs(records - plan.records) > plan.records - fewest_records(plan.records)):
         raise InputError(
-            f"the plan is for {plan.records} records but the dataset has {records}: "
-            f"make the plan with records={records}"
-            + (" (under replace-one the number of records is public and must be exact)" if exact else "")
+            f"the plan is for {plan.records} records, and the dataset has another number: give the plan "
+            + (
+                "theirs (under replace-one the number of records is public and must be exact)"
+                if exact
+                else "a public number that is within a tenth of it (what is known without looking at the data)"
+            ),
+            private=f"the dataset has {records} records",
         )

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from sordino import checks
 from sordino.errors import InputError
+from sordino.gradients.survey import trainable
 from sordino.plan.core import Plan
 from sordino.randomness import RandomSource
 from sordino.records.gradients import GradientSum, plan_gradients
@@ -170,8 +171,3 @@ class AveragingSGD(Optimizer):
                 now, earlier = parameter.detach().clone(), self.previous(parameter)
                 parameter.add_(earlier).mul_(0.5).sub_(parameter.grad, alpha=group["lr"])
                 self.state[parameter]["previous"] = now
-
-
-def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that training moves, by name."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sordino.diagnostics.instruments import Schedule, Watch, measure
+from sordino.diagnostics.instruments import ReadingSteps, Watch, measure
 from sordino.errors import InputError, Refused
 from sordino.plan import Plan
 from sordino.runs.recipe import Recipe
@@ -29,7 +29,7 @@ def plan() -> Plan:
 def watch(rows: Records, every: int = 2, **options: Any) -> Watch:
     given = {"public": "made up"} if "not_private" not in options else {}
     some = torch.utils.data.TensorDataset(rows[0][:30], rows[1][:30])
-    return Watch(Schedule(every, options.pop("window", 0)), loss, lambda: some, plan().clipping, **given, **options)
+    return Watch(ReadingSteps(every, options.pop("window", 0)), loss, lambda: some, plan().clipping, **given, **options)
 
 
 loss = nn.functional.cross_entropy
@@ -118,12 +118,12 @@ def test_a_run_that_diverges_is_not_ended_by_its_instruments(records: Records) -
 @pytest.mark.parametrize(("every", "window"), [(0, 0), (2, 3), (2, -1)])
 def test_impossible_schedules(every: int, window: int) -> None:
     with pytest.raises(InputError):
-        Schedule(every, window)
+        ReadingSteps(every, window)
 
 
 def test_a_watch_needs_to_know_whose_rows_it_reads(records: Records) -> None:
     with pytest.raises(Refused, match="without noise"):
-        Watch(Schedule(2), loss, lambda: records, plan().clipping)
+        Watch(ReadingSteps(2), loss, lambda: records, plan().clipping)
 
 
 RECIPE: dict[str, dict[str, Any]] = {

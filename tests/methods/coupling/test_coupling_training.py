@@ -274,7 +274,7 @@ class TestTheGuarantee:
             torch.cat([PUBLIC.inputs, PRIVATE.inputs[[5]]]), torch.cat([PUBLIC.targets, PRIVATE.targets[[5]]])
         )
         out = tmp_path / "run"
-        with pytest.raises(InputError, match=r"1 private rows have the same content as public rows \(1 of these: 60\)"):
+        with pytest.raises(InputError, match="some private rows have the same content as public rows"):
             fit(plan_for(sneaked), PublicUse(sneaked), out=out)
         assert not out.exists()
 
@@ -283,7 +283,7 @@ class TestTheGuarantee:
         sneaked = Split(
             torch.cat([PUBLIC.inputs, PRIVATE.inputs[[5]]]), torch.cat([PUBLIC.targets, PRIVATE.targets[[5]]])
         )
-        with pytest.raises(InputError, match="1 private rows have the same content"):
+        with pytest.raises(InputError, match="some private rows have the same content"):
             train(linear(), LOSS, rows, plan_for(sneaked), lr=0.1, public=PublicUse(sneaked))
 
     def test_an_audit_of_centred_sums_does_not_contradict_the_claim_and_finds_missing_noise(self) -> None:

@@ -122,7 +122,7 @@ def test_a_lost_projection_is_not_paid_for_twice(tmp_path: Path) -> None:
         ("train", {"optimizer": "lion"}, "optimizer"),
         ("train", {"scheduler": "sin"}, "scheduler"),
         ("train", {"nesterov": True}, "nesterov"),
-        ("data", {"records": 5000}, "make the plan with records=12000"),
+        ("data", {"records": 5000}, "the dataset has another number"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_written(

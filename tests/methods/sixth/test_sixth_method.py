@@ -24,7 +24,7 @@ from sordino.plan import Plan, from_ledger
 from sordino.release import Gaussian
 from sordino.runs.recipe import Recipe
 from sordino.runs.run import audit_recipe, run_recipe
-from sordino.runs.sweep import Axis, Sweep, check, cost_of
+from sordino.runs.sweep import Sweep, SweptKey, check, cost_of
 
 RECIPE = small_toml(
     run={"name": "sixth"},
@@ -112,7 +112,7 @@ class TestSixth:
         assert not audit_recipe(recipe, **options, noise_scale=0.3).holds
 
     def test_a_sweep_over_it_is_checked_and_its_cost_is_that_of_the_composition(self, path: Path) -> None:
-        sweep = Sweep(path, (Axis.parse("method.lr=0.01,0.02"),))
+        sweep = Sweep(path, (SweptKey.parse("method.lr=0.01,0.02"),))
         checked = check(sweep)
         assert [one.plan.method.to_dict()["lr"] for one in checked] == [0.01, 0.02]
         assert cost_of(checked).epsilon > checked[0].plan.guarantee().epsilon

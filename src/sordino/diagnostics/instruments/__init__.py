@@ -6,7 +6,7 @@ during training without disturbing it. Nothing here releases anything, and no gu
 """
 
 from sordino.diagnostics.instruments.reading import Reading, measure, p_averaged
-from sordino.diagnostics.instruments.watch import Schedule, Watch
+from sordino.diagnostics.instruments.watch import ReadingSteps, Watch
 from sordino.diagnostics.instruments.window import noise_vectors, windowed_noise
 
-__all__ = ["Reading", "Schedule", "Watch", "measure", "noise_vectors", "p_averaged", "windowed_noise"]
+__all__ = ["Reading", "ReadingSteps", "Watch", "measure", "noise_vectors", "p_averaged", "windowed_noise"]

@@ -33,7 +33,7 @@ WINDOW_RECORDS = 16
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ReadingSteps:
     """When to read: before the first step, then every so many steps, and after the last. `window`: also the average
     sampling noise over that many iterations (Fig. 5a), on the first few rows; 0: not."""
 
@@ -58,7 +58,7 @@ class Watch:
 
     def __init__(
         self,
-        schedule: Schedule,
+        schedule: ReadingSteps,
         loss: Callable[..., Tensor],
         rows: Callable[[], Any],
         clipping: Clipping,

@@ -18,7 +18,7 @@ from sordino.errors import InputError, Refused
 from sordino.gradients import Rows, clipped_sum
 from sordino.gradients.engine import row_loss
 from sordino.gradients.rows import call
-from sordino.gradients.survey import trainable
+from sordino.gradients.survey import checked_parameters
 
 _UNBOUNDED = FlatClip(3e38)  # "clipping" that leaves every finite gradient as it is: the norms come with the sum
 Gradient = dict[str, Tensor]
@@ -51,7 +51,7 @@ _NOT_FINITE = (
 
 def mean_gradient(model: nn.Module, loss: Any, rows: Rows) -> tuple[Gradient, float]:
     """The mean gradient over the rows, by one plain backward pass, and the mean loss. InputError if not finite."""
-    parameters = trainable(model)
+    parameters = checked_parameters(model)
     with torch.enable_grad():
         value = row_loss(loss)(call(model, rows.inputs), rows.targets).mean()
         found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
@@ -141,7 +141,7 @@ def smoothness(model: nn.Module, loss: Any, rows: Rows, *, iterations: int = 15,
 
     A local value and from below: the L of Assumption 4.1 is a bound over all weights, which nobody can measure.
     """
-    parameters = list(trainable(model).values())
+    parameters = list(checked_parameters(model).values())
     with torch.enable_grad():
         value = row_loss(loss)(call(model, rows.inputs), rows.targets).mean()
         first = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)

@@ -16,13 +16,16 @@ from sordino import checks
 from sordino.clipping import FlatClip
 from sordino.errors import InputError, Refused
 from sordino.methods.dp_mac.recipe import read
-from sordino.methods.dp_mac.run import MacWork
+from sordino.methods.dp_mac.run import MacWork, restored
 from sordino.plan.core import Plan, Statistic
 from sordino.plan.make import make_plan
 from sordino.plan.method import Assumption, Method, Request
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from torch import Tensor, nn
 
     from sordino.runs.recipe import Recipe
 
@@ -43,6 +46,11 @@ class DPMAC(Method):
     @classmethod
     def plan(cls, **options: Any) -> Plan:
         return plan(**options)
+
+    def restored(
+        self, plan: Plan, recipe: Recipe, folder: Path, shape: tuple[int, ...], classes: int
+    ) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+        return restored(recipe, folder, shape, classes)
 
     def check(self, plan: Plan) -> None:
         checks.count("parts", self.parts)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sordino import checks
 from sordino.clipping import in_unit_ball
 from sordino.errors import InputError
 from sordino.methods.dp_mac.taylor import from_triangle, triangle
@@ -42,11 +43,8 @@ class PcaBudget:
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
                 raise InputError(f"DP-PCA: {name} must be a whole number of at least 1, not {getattr(self, name)!r}")
         for name in ("noise_multiplier", *(() if self.scale is None else ("scale",))):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise InputError(f"DP-PCA: {name} must be positive and finite, not {value!r}")
-        if not 0.0 <= self.whiten <= 1.0:
-            raise InputError(f"DP-PCA: whiten must lie in [0, 1], not {self.whiten!r}")
+            checks.positive(f"DP-PCA: {name}", getattr(self, name))
+        checks.within("DP-PCA: whiten", self.whiten, 0, 1)
 
     def statistic(self) -> Statistic:
         """What a plan declares to pay for it."""

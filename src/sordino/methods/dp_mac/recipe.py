@@ -70,14 +70,17 @@ class MacRecipe:
             return Network(self.widths, activation, "squared" if self.autoencoder else "sigmoid")
 
 
-def read(recipe: Recipe, progress: bool | None = None) -> MacRecipe:
-    """Checks the whole recipe; nothing is loaded or written."""
-    entry = data.entry(recipe.data.name)
-    records = recipe.data.records or entry.records[0]
+def read(recipe: Recipe, progress: bool | None = None, known: tuple[tuple[int, ...], int] | None = None) -> MacRecipe:
+    """Checks the whole recipe; nothing is loaded or written. `known`: (shape, classes), once the data was read."""
+    public = data.published(recipe.data)
+    shape, classes = (public.shape, public.classes) if known is None else known
+    if shape is None or classes is None:
+        raise InputError("the plan of a dp-mac recipe depends on the shape of the data: read the data first")
+    records = public.records
     pca, multiply = _features(recipe, records)
-    pixels = math.prod(entry.shape)
+    pixels = math.prod(shape)
     inputs = pixels if pca is None else pca.components
-    widths = _widths(recipe, inputs, entry.classes)
+    widths = _widths(recipe, inputs, classes)
     mac = _mac(recipe)
     plan = _plan(recipe, mac, len(widths) - 1, records, pca)
     made = MacRecipe(recipe, widths, mac, plan, recipe_settings(recipe, plan.steps, progress), pca, multiply)

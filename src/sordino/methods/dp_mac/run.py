@@ -11,6 +11,7 @@ same statistic must not be drawn twice.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from sordino.plan.explained import Explained
 from sordino.randomness import RandomSource
 from sordino.release.ledger import Ledger
 from sordino.training.fit import Result
+from sordino.training.loop import Evaluate
 from sordino.training.progress import working
 from sordino.training.steps import check_records
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from sordino.runs.recipe import Recipe
 
 PROJECTION = "projection.safetensors"
+Outputs = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,15 +65,20 @@ class MacWork:
 
     @classmethod
     def of(cls, recipe: Recipe, data_dir: Path | None, progress: bool | None) -> MacWork:
-        made = read(recipe, progress)
+        made = read(recipe, progress) if data.published(recipe.data).shape else None
         with working(f"reading {recipe.data.name}", progress):
-            raw = data.load(recipe.data.name, data_dir, normalise=False)
+            raw = data.read(recipe.data, data_dir, normalise=False)
+        made = made or read(recipe, progress, (raw.input_shape, raw.classes))
         check_records(made.plan, len(raw.train))  # before anything is released
         return cls(made, raw, progress)
 
     @property
     def plan(self) -> Plan:
         return self.made.plan
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        return self.raw.described
 
     def train(self, out: Path, *, resume: bool) -> Result:
         made, source = self.made, self.made.plan.source()
@@ -80,9 +88,9 @@ class MacWork:
         network = made.network()
         result = train_mac(
             network, sets.train, made.plan, made.mac, settings=made.settings,
-            evaluate=lambda net: test_metrics(net, sets, made.autoencoder), out=out, resume=resume, source=source,
+            evaluate=_measured(sets, made), out=out, resume=resume, source=source,
         )  # fmt: skip
-        images = pictures(network, projection, self.raw.test.inputs, sets.test[0], made)
+        images = pictures(network, projection, self.raw.test.inputs, sets.test[0], made) if len(self.raw.test) else []
         write_atomically(out / "pictures.json", (json.dumps({"pictures": images}) + "\n").encode())
         return result
 
@@ -93,7 +101,7 @@ class MacWork:
             raise Refused("the run without noise uses the projection that the private run released: train first")
         return train_mac_without_privacy(
             made.network(), sets.train, made.plan, made.mac, settings=made.settings,
-            evaluate=lambda net: test_metrics(net, sets, made.autoencoder),
+            evaluate=_measured(sets, made),
         )  # fmt: skip
 
     def audit(self, **options: Any) -> AuditResult:
@@ -101,6 +109,21 @@ class MacWork:
         made, source = self.made, self.made.plan.source()
         sets = prepare_sets(made, self.raw, released_projection(made, self.raw.train.inputs, None, source))
         return audit_mac(made.plan, made.network(), sets.train, made.mac, chunk=made.settings.chunk, **options)
+
+
+def restored(recipe: Recipe, folder: Path, shape: tuple[int, ...], classes: int) -> tuple[Network, Outputs]:
+    """The network of a finished run, without its weights, and how records go through it."""
+    made = read(recipe, None, (shape, classes))
+    matrix = load_file(folder / PROJECTION)["matrix"] if made.pca is not None else None
+    projection = Projection(matrix, made.pca.scale) if made.pca is not None and matrix is not None else None
+    network = made.network()
+
+    def outputs(inputs: Tensor) -> Tensor:
+        rows = inputs.flatten(1) if projection is None else projection(inputs)
+        found: Tensor = network(rows * made.multiply)
+        return found
+
+    return network, outputs
 
 
 def released_projection(made: MacRecipe, inputs: Tensor, out: Path | None, source: RandomSource) -> Projection | None:
@@ -135,6 +158,11 @@ def prepare_sets(made: MacRecipe, raw: data.Dataset, projection: Projection | No
         return Sets((train, train), (test, test), raw.test.targets)
     hot = [nn.functional.one_hot(split.targets, raw.classes).float() for split in (raw.train, raw.test)]
     return Sets((train, hot[0]), (test, hot[1]), raw.test.targets)
+
+
+def _measured(sets: Sets, made: MacRecipe) -> Evaluate | None:
+    """The metrics of the test rows; None where none are declared."""
+    return (lambda network: test_metrics(network, sets, made.autoencoder)) if len(sets.classes) else None
 
 
 def test_metrics(network: Network | nn.Module, sets: Sets, autoencoder: bool) -> dict[str, float]:

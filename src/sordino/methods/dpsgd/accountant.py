@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -24,6 +25,7 @@ class _Run:
     mechanism: str
     records: int | None
     cap: int | None
+    batches: int | None = None
 
     def description(self) -> dict[str, Any]:
         """The sampler's own to_dict()."""
@@ -31,6 +33,8 @@ class _Run:
             return {"name": "poisson", "sampling_rate": self.sampling_rate}
         if self.sampling == "truncated-poisson":
             return {"name": "truncated-poisson", "sampling_rate": self.sampling_rate, "cap": self.cap}
+        if self.sampling == "allocation":
+            return {"name": "allocation", "batches": self.batches}
         assert self.records is not None
         return {"name": self.sampling, "batch": round(self.sampling_rate * self.records)}
 
@@ -41,46 +45,36 @@ class _Run:
 
 def account_dpsgd(
     noise_multiplier: float,
-    steps: int,
-    delta: float,
+    steps: int | None = None,
+    delta: float = 1e-5,
     *,
-    sampling_rate: float | None = None,
-    sampling: str = "poisson",
-    records: int | None = None,
-    batch: int | None = None,
-    cap: int | None = None,
-    relation: str | None = None,
     accountant: str = "pld",
-    mechanism: str = "gaussian",
+    **options: Any,
 ) -> dict[str, Any]:
     """ε of DP-SGD at δ. JSON-able; `noise_multiplier` is the noise's standard deviation divided by the clip norm.
 
-    Give `sampling_rate`, or `records` and `batch` (the expected batch of Poisson sampling); the samplers other than
-    Poisson need `records`. Keys: epsilon, delta, relation, accountant, theorem, epsilon_rdp, sampler, mechanism,
-    noise_multiplier, sampling_rate, steps, records, batch, cap.
+    Give `steps` or `epochs`; and `sampling_rate`, or `records` and `batch` (the expected batch of Poisson sampling).
+    Samplers other than Poisson need `records`; random allocation needs `batches` (per epoch), or `records` and `batch`.
+    Options: sampling_rate, sampling, records, batch, batches, epochs, cap, relation, mechanism. Keys: epsilon, delta,
+    relation, accountant, theorem, epsilon_rdp, epsilon_lower, sampler, mechanism, noise_multiplier, sampling_rate,
+    steps, records, batches, cap.
     """
-    run = _run(sampling, sampling_rate, records, batch, cap, steps, relation, mechanism)
+    run = _run(steps=steps, **options)
     sigma = checks.noise_multiplier_value(noise_multiplier)
     return _result(run, sigma, delta, accountant)
 
 
 def calibrate_dpsgd(
     epsilon: float,
-    steps: int,
-    delta: float,
+    steps: int | None = None,
+    delta: float = 1e-5,
     *,
-    sampling_rate: float | None = None,
-    sampling: str = "poisson",
-    records: int | None = None,
-    batch: int | None = None,
-    cap: int | None = None,
-    relation: str | None = None,
     accountant: str = "pld",
-    mechanism: str = "gaussian",
+    **options: Any,
 ) -> dict[str, Any]:
     """The smallest noise multiplier with which DP-SGD spends at most `epsilon` at δ; keys as in account_dpsgd, and
     `target_epsilon`."""
-    run = _run(sampling, sampling_rate, records, batch, cap, steps, relation, mechanism)
+    run = _run(steps=steps, **options)
     target, delta = checks.positive("epsilon", epsilon), checks.delta_value(delta)
     checks.choice("accountant", accountant, checks.ACCOUNTANTS)
     guess = noise_guess(run.description(), run.steps, run.records or 1, target, delta)
@@ -98,32 +92,62 @@ def _result(run: _Run, sigma: float, delta: float, accountant: str) -> dict[str,
         "theorem": theorem(sampler, run.mechanism, run.relation, found.accountant),
         "sampler": sampler,
         "noise_multiplier": sigma,
-        **{key: described[key] for key in ("mechanism", "sampling_rate", "steps", "records", "cap")},
+        **{key: described[key] for key in ("mechanism", "sampling_rate", "steps", "records", "batches", "cap")},
     }
 
 
 def _run(
-    sampling: str,
-    sampling_rate: float | None,
-    records: int | None,
-    batch: int | None,
-    cap: int | None,
-    steps: int,
-    relation: str | None,
-    mechanism: str,
+    *,
+    steps: int | None,
+    sampling: str = "poisson",
+    sampling_rate: float | None = None,
+    records: int | None = None,
+    batch: int | None = None,
+    batches: int | None = None,
+    epochs: float | None = None,
+    cap: int | None = None,
+    relation: str | None = None,
+    mechanism: str = "gaussian",
 ) -> _Run:
     relation = default_relation(sampling) if relation is None else relation
     check_scheme(sampling, mechanism, relation)
-    steps = checks.count("steps", steps)
     size = None if records is None else checks.count("records", records)
-    rate = _rate(sampling, sampling_rate, size, batch)
+    if batches is not None and sampling != "allocation":
+        raise InputError(f"batches (per epoch) belong to allocation, not to {sampling}: give sampling_rate, or batch")
+    if sampling == "allocation":
+        batches = _batches(batches, sampling_rate, size, batch)
+        rate = 1 / batches
+    else:
+        rate = _rate(sampling, sampling_rate, size, batch)
     if sampling == "truncated-poisson":
         if cap is None or size is None:
             raise InputError("truncated-poisson needs cap and records: how often the cap is met depends on both")
         cap = checks.count("cap", cap)
     elif cap is not None:
         raise InputError(f"cap belongs to truncated-poisson sampling, not to {sampling}")
-    return _Run(sampling, rate, steps, relation, mechanism, size, cap)
+    return _Run(sampling, rate, _steps(steps, epochs, sampling, rate), relation, mechanism, size, cap, batches)
+
+
+def _steps(steps: int | None, epochs: float | None, sampling: str, rate: float) -> int:
+    if (steps is None) == (epochs is None):
+        raise InputError("give either steps or epochs")
+    if steps is not None:
+        return checks.count("steps", steps)
+    per_epoch = math.floor(1 / rate + 1e-9) if sampling == "partition" else 1 / rate
+    return max(1, math.ceil(checks.positive("epochs", epochs) * per_epoch - 1e-9))
+
+
+def _batches(batches: int | None, sampling_rate: float | None, records: int | None, batch: int | None) -> int:
+    """Batches per epoch of random allocation, from itself or from records and the expected batch."""
+    if sampling_rate is not None or (batches is None) == (batch is None):
+        raise InputError("allocation is given by batches (per epoch), or by records and the expected batch")
+    if batches is not None:
+        return checks.count("batches", batches)
+    if records is None:
+        raise InputError("batch needs records: an epoch has records / batch batches")
+    if checks.count("batch", batch) > records:
+        raise InputError(f"batch ({batch}) exceeds records ({records})")
+    return math.ceil(records / checks.count("batch", batch))
 
 
 def _rate(sampling: str, sampling_rate: float | None, records: int | None, batch: int | None) -> float:

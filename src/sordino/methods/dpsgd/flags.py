@@ -10,11 +10,13 @@ from sordino.shown import up
 
 SHARED = (
     "steps",
+    "epochs",
     "delta",
     "sampling_rate",
     "sampling",
     "records",
     "batch",
+    "batches",
     "cap",
     "relation",
     "accountant",
@@ -44,16 +46,20 @@ def add(account: Commands, calibrate: Commands) -> None:
 def _add_parser(methods: Commands, summary: str, epilog: str, flag: str, flag_help: str, run: Any) -> None:
     dpsgd = methods.add_parser("dpsgd", help=summary, description=summary[0].upper() + summary[1:] + ".", epilog=epilog)
     dpsgd.add_argument(flag, type=float, required=True, metavar="X", help=flag_help)
-    dpsgd.add_argument("--steps", type=int, required=True, metavar="T")
+    dpsgd.add_argument("--steps", type=int, metavar="T", help="the number of steps; or give --epochs")
+    dpsgd.add_argument("--epochs", type=float, metavar="E", help="passes over the records; a part of one counts")
     dpsgd.add_argument("--delta", type=float, required=True, metavar="δ")
     rate = dpsgd.add_argument_group("sampling: give the rate, or the records and the (expected) batch")
     rate.add_argument("--sampling-rate", type=float, metavar="q")
     rate.add_argument("--records", type=int, metavar="N", help="public number of records")
     rate.add_argument("--batch", type=int, metavar="B", help="batch, or expected batch of Poisson sampling")
+    rate.add_argument("--batches", type=int, metavar="t", help="batches per epoch of random allocation")
     rate.add_argument(
+        "--sampler",
         "--sampling",
+        dest="sampling",
         default="poisson",
-        choices=("poisson", "truncated-poisson", "partition", "without-replacement"),
+        choices=("poisson", "truncated-poisson", "partition", "without-replacement", "allocation"),
         help="how batches are drawn (default: poisson)",
     )
     rate.add_argument("--cap", type=int, metavar="B", help="largest batch of truncated Poisson sampling")
@@ -87,6 +93,7 @@ def _rows(found: dict[str, Any]) -> dict[str, str]:
     rdp = found["epsilon_rdp"]
     return {
         "ε": f"{up(found['epsilon'], 6)} at δ = {up(found['delta'])} ({found['accountant']})",
+        "ε at least": "no bound" if found["epsilon_lower"] is None else f"{found['epsilon_lower']:.6g}",
         "ε by Rényi": "no bound" if rdp is None else up(rdp, 6),
         "relation": found["relation"],
         "sampler": found["sampler"],

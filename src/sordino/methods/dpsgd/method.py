@@ -106,9 +106,9 @@ def plan(
         steps: the number of steps.
         clip_norm: the bound of flat l2 clipping (default 1.0); or give `clipping`.
         clipping: how a record is bounded. Its norm chooses the noise: l2 Gaussian, l1 Laplace.
-        sampling: poisson, truncated-poisson, partition or without-replacement.
+        sampling: poisson, allocation (each record once per epoch), truncated-poisson, partition or without-replacement.
         cap: the largest batch of truncated-poisson sampling.
-        relation: add-remove (the default of the Poisson samplers) or replace-one (that of the others).
+        relation: add-remove (the default of Poisson samplers and of allocation) or replace-one (that of the others).
         accountant: pld or rdp.
         divisor: the public number that sums are divided by (default: the expected batch).
         insecure_seed: makes the run repeatable, and the guarantee void for whoever knows it.

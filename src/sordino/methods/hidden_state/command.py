@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from sordino.console import Commands, add_json, emit
 from sordino.errors import InputError
+from sordino.files import write_atomically
 from sordino.shown import up
 
 if TYPE_CHECKING:
-    from sordino.methods.hidden_state.planner import Problem, Setting
+    from sordino.methods.hidden_state.comparison import Problem, Setting
 
 
 def add(commands: Commands) -> None:
@@ -54,13 +55,13 @@ def add(commands: Commands) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from sordino.methods.hidden_state.planner import Problem, Setting, plan
+    from sordino.methods.hidden_state.comparison import Problem, Setting, compare
 
     names = Problem.__dataclass_fields__
     problem = Problem(**{name: getattr(arguments, name) for name in names})
     if arguments.plot is not None and not arguments.plot.parent.is_dir():
         raise InputError(f"{arguments.plot.parent} is not a folder")
-    found = plan(problem)
+    found = compare(problem)
     if arguments.plot is not None:
         _plot(problem, Setting(**found["hidden_state"]), arguments.plot)
         found["plot"] = str(arguments.plot)
@@ -69,7 +70,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _plot(problem: Problem, setting: Setting, path: Path) -> None:
-    from sordino.methods.hidden_state.planner import curves
+    from sordino.methods.hidden_state.comparison import curves
     from sordino.report.curves import curves_svg
     from sordino.report.plots import Series
 
@@ -82,7 +83,7 @@ def _plot(problem: Problem, setting: Setting, path: Path) -> None:
         "epochs",
         "privacy",
     )
-    path.write_text(curves_svg(epochs, lines, series, highest=3 * max(lines["hidden state"])), encoding="utf-8")
+    write_atomically(path, curves_svg(epochs, lines, series, highest=3 * max(lines["hidden state"])).encode())
 
 
 def _rows(found: dict[str, Any]) -> dict[str, str]:

@@ -58,6 +58,10 @@ from sordino.sampling import Partition, WithoutReplacement
 from sordino.schedule import Schedule, constant
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+
     from sordino.accounting.events import Release
     from sordino.audit.one_run import AuditResult
     from sordino.runs.recipe import Recipe
@@ -278,6 +282,11 @@ class HiddenState(Method):
         if shown is not None and shown != method.certificate.to_dict():
             raise InputError("the certificate in the plan is not the one that its loss has: the plan was edited")
         return method
+
+    def restored(
+        self, plan: Plan, recipe: Recipe, folder: Path, shape: tuple[int, ...], classes: int
+    ) -> tuple[nn.Module, None]:
+        return training.ClippedLinear(self), None
 
     def train(self, plan: Plan, dataset: Any, **options: Any) -> Result:
         settings = options.pop("settings", None)

@@ -38,6 +38,7 @@ from torch import Tensor, nn
 
 from sordino.clipping import in_unit_ball
 from sordino.errors import InputError, Refused, SordinoError
+from sordino.files import make_folder
 from sordino.methods.hidden_state.losses import Loss
 from sordino.plan.core import Plan
 from sordino.plan.explained import Explained
@@ -99,7 +100,7 @@ def train_hidden(
     folder = Path(out) if out is not None else None
     guarantee, source = plan.guarantee(), plan.source()
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     started = time.monotonic()
     with Ledger.open(folder / "ledger.jsonl" if folder else None, plan.to_dict()) as ledger:
         _check_resume(ledger, source, resume, folder)

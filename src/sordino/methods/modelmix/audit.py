@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from sordino.audit.updates import AuditedUpdate
 from sordino.errors import InputError
+from sordino.gradients.survey import trainable
 from sordino.methods.modelmix.widths import mixing_widths
 from sordino.plan.core import Plan
-from sordino.training.updates import AveragingSGD, trainable
+from sordino.training.updates import AveragingSGD
 
 if TYPE_CHECKING:
     from sordino.methods.modelmix.method import ModelMix

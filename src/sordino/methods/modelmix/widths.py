@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sordino.errors import InputError
+from sordino.gradients.survey import trainable
 from sordino.plan.core import Plan
 from sordino.schedule import Schedule
 from sordino.training.steps import Widths
-from sordino.training.updates import AveragingSGD, Update, trainable
+from sordino.training.updates import AveragingSGD, Update
 
 if TYPE_CHECKING:
     from sordino.methods.modelmix.method import ModelMix

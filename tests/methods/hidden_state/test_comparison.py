@@ -1,4 +1,4 @@
-"""The planner: exact ε, a model that is what it says, and an answer in words, JSON and a picture."""
+"""Composition compared with the hidden state: exact ε, a model as stated, an answer in words, JSON and a picture."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ import pytest
 from sordino.cli import main
 from sordino.errors import InputError
 from sordino.methods.hidden_state.accountant import account_hidden_state
-from sordino.methods.hidden_state.hull import position_energies
-from sordino.methods.hidden_state.planner import (
+from sordino.methods.hidden_state.comparison import (
     Problem,
     Setting,
     _bias,
     _hidden_run,
     _setting,
     _worst_energy,
+    compare,
     crossing_epochs,
     curves,
-    plan,
 )
+from sordino.methods.hidden_state.hull import position_energies
 
 PROBLEM = Problem(records=60000, features=3969, classes=10, epsilon=3.0, delta=1e-5, max_epochs=60)
 
 
 @pytest.fixture(scope="module")
 def answer() -> dict[str, object]:
-    return plan(PROBLEM)
+    return compare(PROBLEM)
 
 
 def best(answer: dict[str, object], name: str) -> Setting:
@@ -62,7 +62,7 @@ def test_with_little_work_hidden_state_is_worth_it(answer: dict[str, object]) ->
 
 def test_a_tie_goes_to_composition() -> None:
     """Full batches stopped early need no certificate and no secrecy."""
-    answer = plan(replace(PROBLEM, weight_norm=5.0, max_epochs=1000))
+    answer = compare(replace(PROBLEM, weight_norm=5.0, max_epochs=1000))
     assert answer["recommendation"] == "composition"
     assert answer["composition"]["excess_loss"] < 1.05 * answer["hidden_state"]["excess_loss"]
 

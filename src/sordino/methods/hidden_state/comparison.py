@@ -105,7 +105,7 @@ class Setting:
     excess_bias: float
 
 
-def plan(problem: Problem) -> dict[str, Any]:
+def compare(problem: Problem) -> dict[str, Any]:
     """The answer as one JSON-able value: both best settings, the recommendation, and where the curves cross."""
     mu = problem.mu()
     hidden = _best(_calibrated_hidden(problem, s) for s in _best_of_each_batch(_hidden_settings(problem, mu)))

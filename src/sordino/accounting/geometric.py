@@ -1,0 +1,282 @@
+"""Sums of independent positive random variables on geometric grids, larger or smaller in the convex order.
+
+A variable lives on the points e^{k·stride·h}. Adding two of them gives values between the points:
+
+- `Spread` (from above) moves each value to its two neighbours with the mean kept, a mean-preserving spread;
+- `Contracted` (from below) replaces the values of one cell by their mean, a conditional expectation.
+
+The sum e^{ih} + e^{jh} = e^{jh}·(1 + e^{(i−j)h}) lies at a distance from the point j that depends on j − i alone. The
+differences whose sums fall into the same cell above j are taken together: one short convolution for each cell. Where
+the difference is so large that the sum stays in the cell of j, prefix sums do. Only sums of products of positive
+numbers are taken, so every probability is precise to its own size.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.accounting.pairs import Array, GridTooLarge
+
+MOST_CELLS = 1 << 15
+_ALIKE = 4  # grids whose steps differ by no more are brought to the finer one
+_PAIRS = 1 << 17  # pairs of values that are added at a time
+
+
+@dataclass(frozen=True)
+class Spread:
+    """masses[i] is the probability of the value e^{(lower+i)·stride·h}, `zero` that of 0.
+
+    `lost` is the expectation that was cut off at the top.
+    """
+
+    stride: int
+    lower: int
+    masses: Array
+    zero: float = 0.0
+    lost: float = 0.0
+
+    def logs(self, interval: float) -> Array:
+        """The logarithms of the values."""
+        return (self.lower + np.arange(len(self.masses), dtype=np.float64)) * (self.stride * interval)
+
+    def plus(self, other: Spread, stride: int, interval: float) -> Spread:
+        """The sum with an independent variable, spread onto the grid of `stride`, which divides both strides."""
+        if max(self.stride, other.stride) > _ALIKE * min(self.stride, other.stride):
+            return self._plus_unlike(other, stride, interval)
+        common = min(self.stride, other.stride)
+        a = self.refined(common)
+        b = a if other is self else other.refined(common)
+        step, fine, ratio = common * interval, stride * interval, common // stride
+        places = _places(step, fine)
+        low = min(a.lower, b.lower)
+        result = np.zeros(_size(a, b, low, ratio, fine))
+        for large, small, factor, least in _orders(a, b):
+            start = (large.lower - low) * ratio
+            for cell, first, excess in places.groups(least, large, small):
+                up = np.clip(np.expm1(excess - cell * fine) / math.expm1(fine), 0.0, 1.0)
+                often = _factors(factor, first, len(up))
+                for weights, place in ((often * (1 - up), cell), (often * up, cell + 1)):
+                    _add(result, start + place, ratio, large.masses * _shifted(small, weights, first, large))
+            # e^{jh} + s with s < e^{jh}·(e^fine − 1) rises to the next point with probability s / (e^{jh}·(e^fine − 1))
+            scale = small.lower * step
+            mass = factor * large.masses * _far(small, small.masses, places.reach, large)
+            mean = _far(small, small.masses * np.exp(small.logs(interval) - scale), places.reach, large)
+            up_mass = factor * large.masses * mean * np.exp(scale - large.logs(interval)) / math.expm1(fine)
+            up_mass = np.minimum(up_mass, mass)
+            _add(result, start, ratio, mass - up_mass + factor * small.zero * large.masses)
+            _add(result, start + 1, ratio, up_mass)
+        return Spread(stride, low * ratio, result, a.zero * b.zero, a.lost + b.lost)
+
+    def _plus_unlike(self, other: Spread, stride: int, interval: float) -> Spread:
+        """The same for grids of very different steps: pair by pair."""
+        pairs = _Pairs(self, other, stride, interval)
+        result = np.zeros(pairs.size)
+        for rows, places, excess in pairs.blocks():
+            up = np.clip(np.expm1(excess) / math.expm1(pairs.fine), 0.0, 1.0)
+            both = (other.masses[rows, None] * self.masses).ravel()
+            upper = both * up
+            result += np.bincount(places, both - upper, pairs.size) + np.bincount(places + 1, upper, pairs.size)
+        result[pairs.here - pairs.first] += other.zero * self.masses
+        result[pairs.there - pairs.first] += self.zero * other.masses
+        return Spread(stride, pairs.first, result, self.zero * other.zero, self.lost + other.lost)
+
+    def refined(self, stride: int) -> Spread:
+        """The same variable on a grid with more points."""
+        ratio = self.stride // stride
+        if ratio == 1:
+            return self
+        masses = np.zeros((len(self.masses) - 1) * ratio + 1)
+        masses[::ratio] = self.masses
+        return Spread(stride, self.lower * ratio, masses, self.zero, self.lost)
+
+    def trimmed(self, interval: float, share: float, weight: float) -> Spread:
+        """The same on fewer points, larger in the convex order but for what is lost.
+
+        The largest values are cut to the last point that is kept, and their expectation loses share·weight at most.
+        The smallest are spread between 0 and the first point that is kept, and 0 gets at most `share`.
+        """
+        logs, masses = self.logs(interval), self.masses
+        beyond = np.cumsum(masses[:0:-1])[::-1]  # P[S > v_k]
+        above = np.append(np.cumsum((beyond * np.diff(np.exp(logs)))[::-1])[::-1], 0.0)  # E (S − v_k)₊
+        last = int(np.argmax(above <= share * weight))
+        first = min(int(np.searchsorted(np.cumsum(masses), share)), last)
+        if last - first >= MOST_CELLS:
+            raise GridTooLarge(f"{last - first + 1} cells for a sum over batches")
+        kept = masses[first : last + 1].copy()
+        kept[-1] += masses[last + 1 :].sum()
+        stay = masses[:first] * np.exp(logs[:first] - logs[first])
+        kept[0] += stay.sum()
+        zero = self.zero + float((masses[:first] - stay).sum())
+        return Spread(self.stride, self.lower + first, kept, zero, self.lost + float(above[last]))
+
+
+@dataclass(frozen=True)
+class Contracted:
+    """masses[i] is the probability of the value means[i]/masses[i], which lies near e^{(lower+i)·stride·h}."""
+
+    stride: int
+    lower: int
+    masses: Array
+    means: Array
+
+    def plus(self, other: Contracted, stride: int, interval: float) -> Contracted:
+        """The sum with an independent variable; pairs whose nominal points have their sum in one cell are merged."""
+        if max(self.stride, other.stride) > _ALIKE * min(self.stride, other.stride):
+            return self._plus_unlike(other, stride, interval)
+        common = min(self.stride, other.stride)
+        a = self._refined(common)
+        b = a if other is self else other._refined(common)
+        fine, ratio = stride * interval, common // stride
+        places = _places(common * interval, fine)
+        low = min(a.lower, b.lower)
+        masses = np.zeros(_size(a, b, low, ratio, fine))
+        means = masses.copy()
+        for large, small, factor, least in _orders(a, b):
+            start = (large.lower - low) * ratio
+            groups = [
+                (cell, first, _factors(factor, first, len(e))) for cell, first, e in places.groups(least, large, small)
+            ]
+            found = [
+                (cell, _shifted(small, ones, first, large), _shifted(small, ones, first, large, small.means))
+                for cell, first, ones in groups
+            ]
+            far = _far(small, small.masses, places.reach, large), _far(small, small.means, places.reach, large)
+            found.append((0, factor * far[0], factor * far[1]))
+            for cell, mass, mean in found:
+                _add(masses, start + cell, ratio, large.masses * mass)
+                _add(means, start + cell, ratio, large.means * mass + large.masses * mean)
+        return Contracted(stride, low * ratio, masses, means)
+
+    def _plus_unlike(self, other: Contracted, stride: int, interval: float) -> Contracted:
+        """The same for grids of very different steps: pair by pair."""
+        pairs = _Pairs(self, other, stride, interval)
+        masses, means = np.zeros((2, pairs.size))
+        for rows, places, _ in pairs.blocks():
+            mass, mean = other.masses[rows, None], other.means[rows, None]
+            masses += np.bincount(places, (mass * self.masses).ravel(), pairs.size)
+            means += np.bincount(places, (mean * self.masses + mass * self.means).ravel(), pairs.size)
+        return Contracted(stride, pairs.first, masses, means)
+
+    def _refined(self, stride: int) -> Contracted:
+        ratio = self.stride // stride
+        if ratio == 1:
+            return self
+        masses, means = np.zeros((2, (len(self.masses) - 1) * ratio + 1))
+        masses[::ratio], means[::ratio] = self.masses, self.means
+        return Contracted(stride, self.lower * ratio, masses, means)
+
+    def trimmed(self, share: float) -> Contracted:
+        """The same with the smallest and the largest values merged; they have `share` of mass and mean at most."""
+        first = int(np.searchsorted(np.cumsum(self.masses), share))
+        last = len(self.means) - 1 - int(np.searchsorted(np.cumsum(self.means[::-1]), share * self.means.sum()))
+        first = min(first, last)
+        if last - first >= MOST_CELLS:
+            raise GridTooLarge(f"{last - first + 1} cells for a sum over batches")
+        masses, means = self.masses[first : last + 1].copy(), self.means[first : last + 1].copy()
+        for kept, everything in ((masses, self.masses), (means, self.means)):
+            kept[0] += everything[:first].sum()
+            kept[-1] += everything[last + 1 :].sum()
+        return Contracted(self.stride, self.lower + first, masses, means)
+
+
+_Variable = TypeVar("_Variable", Spread, Contracted)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """log(1 + e^{−d·step}) for the differences d < reach, and the cells of the finer grid that they lie in."""
+
+    excess: Array
+    cells: Array
+    reach: int
+
+    def groups(self, least: int, large: _Variable, small: _Variable) -> Iterator[tuple[int, int, Array]]:
+        """(cell, first difference, their excesses) for the differences from `least` on, those of one cell together.
+
+        Only differences that occur between points of the two variables, and are below the reach.
+        """
+        least = max(least, large.lower - small.lower - len(small.masses) + 1)
+        stop = min(self.reach, large.lower + len(large.masses) - small.lower)
+        if least >= stop:
+            return
+        edges: list[int] = (np.flatnonzero(np.diff(self.cells[least:stop])) + 1 + least).tolist()
+        for first, end in zip([least, *edges], [*edges, stop], strict=True):
+            yield int(self.cells[first]), first, self.excess[first:end]
+
+
+@functools.lru_cache(64)
+def _places(step: float, fine: float) -> _Places:
+    """Beyond `reach` the sum of two values stays in the cell of the larger one, even after rounding."""
+    reach = math.ceil(max(-math.log(math.expm1(fine)), 0.0) / step) + 2
+    excess = np.log1p(np.exp(-np.arange(reach) * step))
+    return _Places(excess, np.floor(excess / fine), reach)
+
+
+class _Pairs:
+    """All pairs of values of two variables, in blocks: where their sums are on the grid of `stride`."""
+
+    def __init__(self, left: _Variable, right: _Variable, stride: int, interval: float) -> None:
+        self.fine = stride * interval
+        self.here = (left.lower + np.arange(len(left.masses))) * (left.stride // stride)
+        self.there = (right.lower + np.arange(len(right.masses))) * (right.stride // stride)
+        self.first = int(min(self.here[0], self.there[0]))
+        self.size = int(max(self.here[-1], self.there[-1])) - self.first + math.ceil(math.log(2) / self.fine) + 3
+
+    def blocks(self) -> Iterator[tuple[slice, NDArray[np.int64], Array]]:
+        """(rows of `there`, the point below the sum of each pair, the logarithm of the sum over that point)."""
+        count = max(1, _PAIRS // len(self.here))
+        for start in range(0, len(self.there), count):
+            rows = slice(start, start + count)
+            other = self.there[rows, None]
+            excess = np.log1p(np.exp(-self.fine * np.abs(self.here - other)))
+            cells = np.floor(excess / self.fine)
+            places = np.maximum(self.here, other) + cells.astype(np.int64) - self.first
+            yield rows, places.ravel(), (excess - cells * self.fine).ravel()
+
+
+def _orders(a: _Variable, b: _Variable) -> list[tuple[_Variable, _Variable, float, int]]:
+    """(larger, smaller, how often, least difference) such that each pair of values comes once.
+
+    Of a variable with itself, each pair with a difference stands for two; `_factors` counts the others once.
+    """
+    return [(a, a, 2.0, 0)] if a is b else [(b, a, 1.0, 0), (a, b, 1.0, 1)]
+
+
+def _factors(factor: float, first: int, count: int) -> Array:
+    result = np.full(count, factor)
+    if first == 0:
+        result[0] = 1.0
+    return result
+
+
+def _size(a: _Variable, b: _Variable, low: int, ratio: int, fine: float) -> int:
+    last = max(a.lower + len(a.masses), b.lower + len(b.masses)) - 1
+    return (last - low) * ratio + math.ceil(math.log(2) / fine) + 3
+
+
+def _shifted(small: _Variable, weights: Array, first: int, large: _Variable, values: Array | None = None) -> Array:
+    """At each point p of `large` the sum of weights[d − first]·values[p − d] over the points of `small`."""
+    source = small.masses if values is None else values
+    start = large.lower - first - len(weights) + 1 - small.lower  # of the first value that is needed
+    stop = large.lower + len(large.masses) - first - small.lower
+    inside = source[max(start, 0) : max(stop, 0)]
+    padded = np.concatenate([np.zeros(max(-start, 0) - max(-stop, 0)), inside, np.zeros(stop - start)])[: stop - start]
+    return np.convolve(padded, weights, mode="valid")
+
+
+def _far(small: _Variable, values: Array, reach: int, large: _Variable) -> Array:
+    """At each point p of `large` the sum of the values of `small` at p − reach and below."""
+    index = large.lower + np.arange(len(large.masses)) - reach - small.lower + 1
+    total: Array = np.append(0.0, np.cumsum(values))[np.clip(index, 0, len(values))]
+    return total
+
+
+def _add(result: Array, start: int, ratio: int, values: Array) -> None:
+    result[start : start + (len(values) - 1) * ratio + 1 : ratio] += values

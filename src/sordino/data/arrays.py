@@ -1,0 +1,150 @@
+"""Arrays (.npz) and folders of images as sources of a recipe."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sordino import checks
+from sordino.data.own import Source
+from sordino.data.tabular import Labels, Problems
+from sordino.errors import InputError, SordinoError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NpzSource(Source):
+    """Arrays in a .npz file: one entry of each array is a record. Pickled objects are never read."""
+
+    kind: ClassVar[str] = "npz"
+    inputs: str = "inputs"  # the array of inputs: floats between the bounds, uint8 images, or int64 ids
+    target: str = "targets"  # the array of labels
+    low: float | None = None  # public bounds: floats are cut at them and scaled to [0, 1]; without: taken as they are
+    high: float | None = None  # the upper one
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.low is None) != (self.high is None):
+            raise InputError("data.low and data.high go together: public bounds of the inputs")
+        if self.low is not None and not checks.real("data.low", self.low) < checks.real("data.high", self.high):
+            raise InputError("data.low must be below data.high")
+
+    def rows(self, path: Path, *, labelled: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        arrays = _arrays(path, [self.inputs, *([self.target] if labelled else [])])
+        values = arrays[self.inputs]
+        if values.ndim < 2:
+            raise InputError(f"{path}: {self.inputs} must have records in its first dimension and values in others")
+        if labelled and arrays[self.target].shape != (len(values),):
+            raise InputError(f"{path}: {self.target} must hold one label for each entry of {self.inputs}")
+        problems = Problems(str(path), range(len(values)))
+        inputs = self._inputs(path, values, problems)
+        targets = None
+        if labelled:
+            targets = Labels.of(self.classes)(arrays[self.target].tolist(), self.target, problems)
+        problems.raise_any()
+        return inputs, targets, None
+
+    def _inputs(self, path: Path, values: np.ndarray[Any, Any], problems: Problems) -> Tensor:
+        if values.dtype == np.uint8:
+            return torch.from_numpy(values.astype(np.float32) / np.float32(255))
+        if values.dtype.kind in "iu":
+            if self.low is None:
+                return torch.from_numpy(values.astype(np.int64))
+        elif values.dtype.kind != "f":
+            raise InputError(f"{path}: {self.inputs} is of type {values.dtype}; give numbers")
+        numbers = values.astype(np.float64)
+        for row in np.flatnonzero(~np.isfinite(numbers).reshape(len(numbers), -1).all(1)):
+            problems.add(int(row), self.inputs, "a value that is not finite")
+        if self.low is not None and self.high is not None:
+            numbers = (np.clip(numbers, self.low, self.high) - self.low) / (self.high - self.low)
+        with np.errstate(over="ignore"):
+            out = numbers.astype(np.float32)
+        for row in np.flatnonzero((np.isinf(out) & np.isfinite(numbers)).reshape(len(out), -1).any(1)):
+            problems.add(int(row), self.inputs, "a value beyond what single precision holds: give low and high")
+        return torch.from_numpy(out)
+
+
+def _arrays(path: Path, names: list[str]) -> dict[str, np.ndarray[Any, Any]]:
+    if not path.is_file():
+        raise InputError(f"there is no file {path}")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not hasattr(file, "files"):
+                raise InputError(f"{path}: a single array; save inputs and targets with numpy.savez")
+            for name in names:
+                if name not in file.files:
+                    raise InputError(f"{path} has no array {name!r}; it has {', '.join(file.files)}")
+            return {name: file[name] for name in names}
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        raise InputError(f"{path} can't be read as .npz: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagesSource(Source):
+    """A folder of images, one subfolder for each class: a picture is a record."""
+
+    kind: ClassVar[str] = "images"
+    size: Any  # [height, width], public: every picture is scaled to it by itself
+    channels: int = 3  # 3: colour, 1: grey
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.size, list | tuple) or len(self.size) != 2:
+            raise InputError(f"data.size = {self.size!r} must be [height, width]")
+        for one in self.size:
+            checks.whole("data.size", one, minimum=1)
+        if self.channels not in (1, 3):
+            raise InputError(f"data.channels = {self.channels!r} must be 3 (colour) or 1 (grey)")
+        for name in self.labels:
+            if Path(name).name != name or name in (".", ".."):
+                raise InputError(f"data.classes: {name!r} is not the name of a folder")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.channels, *self.size)
+
+    def rows(self, path: Path, *, labelled: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        if not path.is_dir():
+            raise InputError(f"{path} is not a folder")
+        if labelled:
+            further = [one.name for one in path.iterdir() if one.is_dir() and one.name not in self.labels]
+            if further:
+                raise InputError(f"{path} has folders that are not in data.classes: take them out, or list them")
+            files = [(at, file) for at, name in enumerate(self.labels) for file in pictures(path / name)]
+        else:
+            files = [(0, file) for file in pictures(path)]
+        if not files:
+            raise InputError(f"{path}: no pictures ({', '.join(SUFFIXES)}) in {'its folders' if labelled else 'it'}")
+        problems = Problems(str(path), range(1, len(files) + 1))
+        images = torch.stack([self._picture(file, row, problems) for row, (_, file) in enumerate(files)])
+        problems.raise_any()
+        return images, torch.tensor([at for at, _ in files]) if labelled else None, None
+
+    def _picture(self, file: Path, row: int, problems: Problems) -> Tensor:
+        try:
+            from PIL import Image, UnidentifiedImageError
+        except ImportError as error:
+            raise SordinoError("reading pictures needs Pillow: install sordino[images]") from error
+        height, width = self.size
+        try:
+            with Image.open(file) as picture:
+                scaled = picture.convert("L" if self.channels == 1 else "RGB").resize((width, height))
+                values = np.asarray(scaled, dtype=np.float32) / np.float32(255)
+        except (OSError, UnidentifiedImageError, ValueError, Image.DecompressionBombError):
+            problems.add(row, file.name, "not a picture that can be read")
+            return torch.zeros(self.shape)
+        return torch.from_numpy(values).reshape(height, width, self.channels).permute(2, 0, 1).contiguous()
+
+
+def pictures(folder: Path) -> list[Path]:
+    """The pictures of a folder, by name."""
+    if not folder.is_dir():
+        return []
+    return sorted(one for one in folder.iterdir() if one.suffix.lower() in SUFFIXES and one.is_file())

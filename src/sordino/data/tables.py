@@ -1,0 +1,122 @@
+"""Tables from files: CSV, Parquet, and the folder that Hugging Face's datasets leave on disk. Columns by name."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sordino.data.files import read_bytes
+from sordino.errors import InputError, SordinoError, did_you_mean
+
+NEEDS = "needs pyarrow: install sordino[tables]"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of equal length, and the line (or row) of the file that each entry is from, counted from 1."""
+
+    path: Path
+    columns: Mapping[str, Sequence[object]]
+    lines: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def need(self, names: Sequence[str]) -> None:
+        """InputError unless all these columns are there. Names of columns are taken to be public."""
+        for name in names:
+            if name not in self.columns:
+                raise InputError(f"{self.path}: there is no column {name!r}: {did_you_mean(name, self.columns)}")
+
+
+def header_of(path: Path, kind: str, delimiter: str = ",") -> list[str]:
+    """The names of the columns; of a CSV nothing but its first line is read."""
+    if kind != "csv" or path.suffix in (".gz", ".xz", ".bz2"):
+        return list(read_table(path, kind, delimiter).columns)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return [name.strip() for name in next(csv.reader(file, delimiter=delimiter), [])]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path} can't be read as CSV: {error}") from error
+
+
+def read_table(path: Path, kind: str, delimiter: str = ",") -> Table:
+    """The whole table. `kind`: csv, parquet or hf."""
+    if not path.exists():
+        raise InputError(f"there is no {path}")
+    if kind == "csv":
+        return _csv(path, delimiter)
+    return _arrow(path, kind)
+
+
+def _csv(path: Path, delimiter: str) -> Table:
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, not a CSV file")
+    if len(delimiter) != 1:
+        raise InputError(f"data.delimiter = {delimiter!r} must be one character")
+    try:
+        content = read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8") from error
+    reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True)
+    rows: list[list[str]] = []
+    lines: list[int] = []
+    try:
+        names = [name.strip() for name in next(reader, [])]
+        _check_names(path, names)
+        for row in reader:
+            if not row or (len(row) == 1 and not row[0].strip() and len(names) > 1):
+                continue
+            if len(row) != len(names):
+                raise InputError(f"{path}, line {reader.line_num}: {len(row)} fields, the first line has {len(names)}")
+            rows.append(row)
+            lines.append(reader.line_num)
+    except csv.Error as error:
+        raise InputError(f"{path}, line {reader.line_num}: truncated or not CSV: {error}") from error
+    return Table(path, {name: [row[at] for row in rows] for at, name in enumerate(names)}, lines)
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    if not names or not any(names):
+        raise InputError(f"{path}: the first line must name the columns")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"{path}: the first line names the column {twice!r} twice")
+
+
+def _arrow(path: Path, kind: str) -> Table:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise SordinoError(f"reading {kind} {NEEDS}") from error
+    try:
+        if kind == "parquet":
+            table = pq.read_table(path)
+        else:
+            parts = [pa.ipc.open_stream(pa.memory_map(str(file))).read_all() for file in _hf_files(path)]
+            table = pa.concat_tables(parts)
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{path} can't be read as {kind}: {error}") from error
+    _check_names(path, table.column_names)
+    columns: dict[str, list[Any]] = {name: table.column(name).to_pylist() for name in table.column_names}
+    return Table(path, columns, range(1, table.num_rows + 1))
+
+
+def _hf_files(folder: Path) -> list[Path]:
+    """The Arrow files of `Dataset.save_to_disk`, in their order."""
+    state = folder / "state.json"
+    if not state.is_file():
+        inside = sorted(one.parent.name for one in folder.glob("*/state.json"))
+        hint = f": it holds the splits {', '.join(inside)}; name one in data.path" if inside else ""
+        raise InputError(f"{folder} is not a dataset that Dataset.save_to_disk wrote{hint}")
+    try:
+        named = json.loads(state.read_text(encoding="utf8"))["_data_files"]
+        return [folder / Path(str(one["filename"])).name for one in named]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{state} can't be read: {error}") from error

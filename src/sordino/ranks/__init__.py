@@ -1,0 +1,19 @@
+"""Several processes, one run: one process leads, the others sum chunks of its batches (torch.distributed)."""
+
+from sordino.ranks.group import Lost, Rank, current, from_environment
+from sordino.ranks.run import Begin, Ended, end, leading
+from sordino.ranks.sums import Divided, SentPast, follow
+
+__all__ = [
+    "Begin",
+    "Divided",
+    "Ended",
+    "Lost",
+    "Rank",
+    "SentPast",
+    "current",
+    "end",
+    "follow",
+    "from_environment",
+    "leading",
+]

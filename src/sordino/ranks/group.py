@@ -1,0 +1,109 @@
+"""The process group of a run, and the few messages that its ranks exchange.
+
+Rank 0 leads: it alone draws batches and noise, writes the ledger, moves the weights and saves. The other ranks follow:
+they have the same records and model, and sum the chunks that fall to them. So what one process guarantees, the group
+guarantees: there is one key, one door and one ledger, and no rank can come to hold other weights than the leader's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sordino.errors import SordinoError
+
+PATIENCE = timedelta(hours=12)
+"""How long a rank waits for a message. One that died is noticed at once, by its closed connection; one that evaluates
+or saves may take its time."""
+
+
+class Lost(SordinoError):
+    """Another rank of the run is gone."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """This process's place in the group."""
+
+    number: int
+    size: int
+
+    @property
+    def leads(self) -> bool:
+        return self.number == 0
+
+    def tell(self, message: Any = None) -> Any:
+        """The leader's message, at every rank."""
+        box = [message]
+        with _noticing_loss(self):
+            dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def collect(self, message: Any) -> list[Any]:
+        """The messages of all ranks, at the leader; elsewhere an empty list."""
+        box: list[Any] | None = [None] * self.size if self.leads else None
+        with _noticing_loss(self):
+            dist.gather_object(message, box, dst=0)
+        return box or []
+
+    def copy_from_leader(self, tensors: Sequence[Tensor]) -> None:
+        """The leader's values, into the tensors of every rank, in place."""
+        with _noticing_loss(self), torch.no_grad():
+            for kind in sorted({t.dtype for t in tensors}, key=str):
+                here = [t for t in tensors if t.dtype == kind]
+                flat = torch.cat([t.detach().reshape(-1).cpu() for t in here])
+                dist.broadcast(flat, src=0)
+                if not self.leads:
+                    for tensor, values in zip(here, torch.split(flat, [t.numel() for t in here]), strict=True):
+                        tensor.copy_(values.view(tensor.shape))
+
+    def add_up(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The sums over all ranks, at the leader, in double precision: exact where they are multiples of one grid."""
+        flat = torch.cat([t.reshape(-1).double().cpu() for t in tensors])
+        with _noticing_loss(self):
+            dist.reduce(flat, dst=0)
+        shapes = zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True)
+        return [values.view(tensor.shape).to(tensor.device) for tensor, values in shapes]
+
+
+def current() -> Rank | None:
+    """This process's rank in the initialised process group; None for a process on its own."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    return Rank(dist.get_rank(), dist.get_world_size())
+
+
+@contextmanager
+def from_environment() -> Iterator[Rank | None]:
+    """The group that `torchrun` started this process in, for as long as the block runs; None outside of torchrun.
+
+    A group that the caller has initialised is taken as it is. Messages go through gloo, also where parameters live on
+    another device: what is sent is small, and sums of double precision are exact there.
+    """
+    began = "TORCHELASTIC_RUN_ID" in os.environ and dist.is_available() and not dist.is_initialized()
+    if began:
+        dist.init_process_group("gloo", timeout=PATIENCE)
+    try:
+        yield current()
+    finally:
+        if began:
+            dist.destroy_process_group()
+
+
+@contextmanager
+def _noticing_loss(rank: Rank) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # what gloo raises when a connection closes
+        raise Lost(
+            f"rank {rank.number} of {rank.size} has lost another rank of the run; everything that was released is in "
+            "the ledger: go on with --resume, with any number of ranks"
+        ) from error

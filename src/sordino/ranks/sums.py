@@ -1,0 +1,145 @@
+"""A batch's sum made by all ranks, bit for bit that of one process.
+
+Formal contract. The leader's `Divided(g)(batch)` returns what g(batch) returns: chunk k of the batch is summed by rank
+k mod size at the leader's weights, with the masks that belong to (batch, k); each chunk's sum is on a grid so coarse
+that additions in double precision are exact (`records.gradients.grid_spacing`), so neither the number of ranks
+nor the order in which their sums arrive changes a bit. Norms and losses, which serve diagnostics, are put in the order
+of the chunks.
+
+What a rank computes with depends on its machine: equal bits need the same processor features, library versions and
+threads per process on every rank.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sordino.clipping import Clipping
+from sordino.errors import SordinoError
+from sordino.gradients import ClippedSum
+from sordino.plan.contribution import Contribution
+from sordino.ranks.group import Rank
+from sordino.records.gradients import Divisible, add_sums, empty_sum
+from sordino.records.momentum import PastIterates
+from sordino.sampling import LogicalBatch
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What the leader asks for: a batch's sum with these past iterates."""
+
+    batch: LogicalBatch
+    seed: int
+    past: PastIterates
+    whole: bool  # frozen parameters are sent as well: once, with the first batch
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a rank says of its chunks beside their sum: (number of the chunk, norms, losses), or why it failed."""
+
+    chunks: tuple[tuple[int, Tensor, Tensor], ...]
+    dropped: int
+    error: Exception | None = None
+
+
+class Divided:
+    """A gradient sum at the leader whose chunks all ranks share."""
+
+    def __init__(self, inner: Divisible, model: nn.Module, rank: Rank, past: Callable[[], PastIterates]) -> None:
+        self.inner, self.model, self.rank, self.past = inner, model, rank, past
+        self._asked = False
+
+    @property
+    def clipping(self) -> Clipping:
+        return self.inner.clipping
+
+    @property
+    def contribution(self) -> Contribution:
+        return self.inner.contribution
+
+    def __call__(self, batch: LogicalBatch) -> ClippedSum:
+        work = Work(batch, torch.initial_seed(), self.past(), not self._asked)
+        self._asked = True
+        self.rank.tell(work)
+        return shared_sum(self.inner, self.model, self.rank, work)
+
+
+def shared_sum(inner: Divisible, model: nn.Module, rank: Rank, work: Work) -> ClippedSum:
+    """This rank's part of a batch, and at the leader the whole; called by all ranks at once."""
+    rank.copy_from_leader(_state(model, work.whole))
+    total, share = _own_chunks(inner, model, rank, work.batch, work.seed)
+    shares = rank.collect(share)
+    failed = next((one.error for one in shares if one.error is not None), None)
+    if rank.tell(failed is not None):
+        raise failed or share.error or SordinoError("another rank could not sum its records: the leader says why")
+    added = rank.add_up(list(total.sums.values()))
+    if not rank.leads:
+        return total
+    chunks = sorted((chunk for one in shares for chunk in one.chunks), key=lambda chunk: chunk[0])
+    kinds = total.norms.dtype
+    return ClippedSum(
+        sums=dict(zip(total.sums, added, strict=True)),
+        norms=torch.cat([norms.to(total.norms.device) for _, norms, _ in chunks] or [torch.zeros(0, dtype=kinds)]),
+        dropped=sum(one.dropped for one in shares),
+        losses=torch.cat([losses.to(total.losses.device) for _, _, losses in chunks] or [torch.zeros(0, dtype=kinds)]),
+        dtype=total.dtype,
+    )
+
+
+def _own_chunks(
+    inner: Divisible, model: nn.Module, rank: Rank, batch: LogicalBatch, seed: int
+) -> tuple[ClippedSum, Share]:
+    """The sum of the chunks that fall to this rank; what goes wrong is told to the leader, which ends the run."""
+    total, chunks, dropped = empty_sum(model), [], 0
+    try:
+        inner.prepare()
+        for number, part in enumerate(inner.parts(batch, seed)):
+            if number % rank.size == rank.number:
+                made = part()
+                chunks.append((number, made.norms.cpu(), made.losses.cpu()))
+                dropped += made.dropped
+                total = add_sums(total, made)
+    except Exception as error:  # whatever it is, the others must hear of it, or they would wait for ever
+        return empty_sum(model), Share((), 0, _sendable(error))
+    return total, Share(tuple(chunks), dropped)
+
+
+def _sendable(error: Exception) -> Exception:
+    """The error itself where it can be sent, else its message."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return SordinoError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def follow(inner: Divisible, model: nn.Module, rank: Rank, past: SentPast) -> Any:
+    """Sums chunks for the leader until it sends something else than work; returns that."""
+    while isinstance(message := rank.tell(), Work):
+        past.held = message.past
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(message.seed)
+            shared_sum(inner, model, rank, message)
+    return message
+
+
+class SentPast:
+    """The past iterates as the leader last sent them."""
+
+    def __init__(self) -> None:
+        self.held = PastIterates()
+
+    def __call__(self) -> PastIterates:
+        return self.held
+
+
+def _state(model: nn.Module, whole: bool) -> list[Tensor]:
+    """What training may change, or everything, in the same order at every rank."""
+    return [*(p for p in model.parameters() if whole or p.requires_grad), *model.buffers()]

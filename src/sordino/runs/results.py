@@ -1,0 +1,114 @@
+"""What a finished run leaves, whether a recipe or `sordino.train` made it.
+
+model.safetensors  the published weights; its metadata says what they are and under which guarantee
+result.json        the guarantee and the figures
+histogram.json     a paid histogram of norms, where the plan has one
+report.html        the page a reviewer reads
+not_private.json   for the data's owner only; no guarantee covers it
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+import sordino
+from sordino import report
+from sordino.errors import SordinoError
+from sordino.files import json_bytes, write_atomically
+from sordino.plan.core import Plan
+from sordino.training.fit import Result
+from sordino.training.state import model_tensors
+
+NOT_PRIVATE = "computed from the private records without noise; no guarantee covers this file: do not publish it"
+
+
+@dataclass(frozen=True)
+class Described:
+    """What is public of a run beside its plan. `inputs`: what the model takes (shape, type, classes, labels)."""
+
+    name: str
+    seed: int = 0
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    further: Mapping[str, Any] = field(default_factory=dict)
+
+
+def write_results(
+    out: Path, plan: Plan, result: Result, described: Described, noise_free: Result | None = None
+) -> dict[str, Any]:
+    """model.safetensors, result.json, report.html, in this order; then the checkpoints may go."""
+    document = result_document(plan, result, described, noise_free)
+    weights = {name: tensor.detach().contiguous() for name, tensor in model_tensors(result.model).items()}
+    metadata = {"sordino": json.dumps(_stated(document, described))}
+    write_atomically(out / "model.safetensors", save(weights, metadata=metadata))
+    if result.histogram is not None:
+        write_atomically(out / "histogram.json", json_bytes(result.histogram.to_dict()))
+    write_atomically(out / "not_private.json", json_bytes({"warning": NOT_PRIVATE, **result.not_private}), private=True)
+    write_atomically(out / "result.json", json_bytes(document))
+    report.write(out)
+    shutil.rmtree(out / "checkpoint", ignore_errors=True)
+    return document
+
+
+def result_document(plan: Plan, result: Result, described: Described, noise_free: Result | None) -> dict[str, Any]:
+    """What result.json holds."""
+    guarantee, last = result.guarantee, result.metrics[-1]
+    if guarantee is None:
+        raise SordinoError("a run without a guarantee has no results to write")
+    plain = noise_free.metrics[-1] if noise_free else None
+    return {
+        "name": described.name,
+        "method": plan.method.name,
+        **{key: getattr(guarantee, key) for key in ("epsilon", "delta", "relation", "sampler", "accountant")},
+        **guarantee.beside,
+        "theorem": guarantee.theorem,
+        "secure": guarantee.secure,
+        "guarantee": {"sentence": str(guarantee), **guarantee.to_dict()},
+        "test_accuracy": last.get("test_accuracy"),
+        "noise_free_accuracy": (plain or {}).get("test_accuracy"),
+        "seconds": round(result.seconds, 3),
+        "seed": described.seed,
+        "insecure_seed": plan.insecure_seed,
+        "steps": plan.steps,
+        "skipped_steps": result.skipped_steps,
+        "records": plan.records,
+        "public": plan.public.to_dict() if plan.public is not None else None,
+        "expected_batch": plan.expected_batch,
+        "noise_multiplier": plan.noise.noise_multiplier,
+        "parameters": sum(p.numel() for p in result.model.parameters() if p.requires_grad),
+        "environment": environment(),
+        **plan.method.result_entries(last, plain),
+        **described.further,
+    }
+
+
+def _stated(document: Mapping[str, Any], described: Described) -> dict[str, Any]:
+    """What the model's own file says, wherever it is copied to."""
+    kept = ("name", "method", "epsilon", "delta", "relation", "secure", "records", "steps")
+    return {
+        **{key: document[key] for key in kept},
+        "guarantee": document["guarantee"]["sentence"],
+        "inputs": dict(described.inputs),
+        "sordino": sordino.__version__,
+    }
+
+
+def environment() -> dict[str, str | int]:
+    """What the figures were measured with."""
+    return {
+        "sordino": sordino.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }

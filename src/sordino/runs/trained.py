@@ -1,0 +1,246 @@
+"""A finished run as a model to use: `sordino.load(DIR)`.
+
+What a run's directory says is enough: recipe.toml names the network, its features and the encoding of the data,
+model.safetensors holds the weights, ledger.jsonl the plan. Nothing is unpickled. A directory that `sordino.train` made
+with a module of one's own holds its weights alone: give the module (`load(DIR, model=net)`).
+
+Predictions are post-processing of the published model: they cost no privacy of the records it was trained on. The rows
+that are predicted have no protection here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from sordino import data, features
+from sordino.data.arrays import NpzSource
+from sordino.data.own import Source
+from sordino.errors import InputError, SordinoError
+from sordino.features.private import Normaliser
+from sordino.files import write_atomically
+from sordino.plan.core import Plan
+from sordino.records.companions import answers, companion_model, majority
+from sordino.release.ledger import read_ledger
+from sordino.runs.build import private_normalisation
+from sordino.runs.finished import read_result
+from sordino.runs.prepared import network_of
+from sordino.runs.recipe import Recipe
+from sordino.split import Split
+from sordino.training.state import load_model
+
+CHUNK = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A published model with its guarantee, ready to predict.
+
+    Attributes:
+        model: the network, in evaluation mode.
+        result: what result.json holds: epsilon, delta, the guarantee's sentence, test metrics.
+        labels: the public names of the classes, in the order of the outputs.
+        source: how a file of rows is read; None: rows are given as tensors.
+    """
+
+    model: nn.Module
+    result: Mapping[str, Any]
+    labels: tuple[str, ...] | None = None
+    source: Source | None = None
+    prepare: Callable[[Tensor], Tensor] | None = None
+    draws: int = 10
+    through: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def guarantee(self) -> str:
+        """The guarantee in a sentence."""
+        return str(self.result["guarantee"]["sentence"])
+
+    def read(self, path: Path | str) -> Tensor:
+        """The rows of a file, encoded as those that the model was trained on; InputError names what is wrong."""
+        if self.source is None:
+            raise InputError("this run says nothing about files: give the rows as a tensor to predict(rows)")
+        return self.source.rows(Path(path), labelled=False)[0]
+
+    def probabilities(self, rows: Tensor | Path | str) -> Tensor:
+        """(rows, classes): the mean of the softmax over the draws of companions, where the model has any."""
+        return self._answers(rows)[0]
+
+    def predict(self, rows: Tensor | Path | str) -> list[Any]:
+        """The label of each row (its number where the classes have no names)."""
+        chosen = self._answers(rows)[1].tolist()
+        return [self.labels[one] for one in chosen] if self.labels is not None else chosen
+
+    def _answers(self, rows: Tensor | Path | str) -> tuple[Tensor, Tensor]:
+        inputs = rows if isinstance(rows, Tensor) else self.read(rows)
+        shares, chosen = [], []
+        with torch.no_grad():
+            for part in torch.split(inputs, CHUNK):
+                for outputs in self._draws(part):
+                    shares.append(outputs.double().softmax(2).mean(0))
+                    chosen.append(majority(outputs))
+        if not shares:
+            raise InputError("there is no row to predict")
+        return torch.cat(shares), torch.cat(chosen)
+
+    def _draws(self, part: Tensor) -> list[Tensor]:
+        if self.through is not None:
+            return [self.through(part)[None]]
+        seen = part if self.prepare is None else self.prepare(part)
+        return [outputs for _, outputs in answers(self.model, seen, draws=self.draws)]
+
+
+def load(
+    folder: Path | str,
+    model: nn.Module | None = None,
+    *,
+    allow_code: bool = False,
+    data_dir: Path | str | None = None,
+) -> Trained:
+    """The published model of a run directory.
+
+    Args:
+        folder: what `sordino train` or `sordino.train(out=…)` wrote.
+        model: the module that the weights belong to; needed where the run was made with a module of one's own.
+        allow_code: the recipe may name module:function, whose code is then run.
+        data_dir: where the weights of published feature extractors are.
+
+    Returns:
+        The model with `predict`, `probabilities` and its guarantee.
+
+    Raises:
+        InputError: a file is missing or does not fit; Refused: code is named and not allowed.
+    """
+    folder = Path(folder)
+    result = read_result(folder / "result.json")
+    weights, stated = _weights(folder)
+    recipe = _recipe(folder, allow_code)
+    inputs = stated.get("inputs", {})
+    labels = tuple(inputs["labels"]) if inputs.get("labels") else None
+    if recipe is None or model is not None:
+        if model is None:
+            raise InputError(
+                f"{folder} was made by sordino.train with a module of your own, and holds its weights alone: give the "
+                "module, sordino.load(folder, model=…)"
+            )
+        _fill(folder, model, weights)
+        return Trained(model.eval(), result, labels)
+    place = None if data_dir is None else Path(data_dir)
+    if "input_shape" not in inputs:
+        raise InputError(f"{folder / 'model.safetensors'} says nothing of its inputs: an older version made it")
+    made = _rebuilt(folder, recipe, weights, inputs, place)
+    return Trained(
+        made[0].eval(), result, labels, _source(recipe, labels, inputs), made[1], recipe.batch_clipping.draws, made[2]
+    )
+
+
+_Function = Callable[[Tensor], Tensor] | None
+
+
+def _rebuilt(
+    folder: Path, recipe: Recipe, weights: Mapping[str, Tensor], inputs: Mapping[str, Any], data_dir: Path | None
+) -> tuple[nn.Module, _Function, _Function]:
+    """(module with its weights, what goes before it, what stands in the place of both)."""
+    shape, classes = tuple(inputs["input_shape"]), int(inputs["classes"])
+    header, _ = read_ledger(folder / "ledger.jsonl")
+    plan = Plan.from_dict({key: value for key, value in header.items() if key != "kind"})
+    own = plan.method.restored(plan, recipe, folder, shape, classes)
+    if own is not None and own[1] is not None:
+        _fill(folder, own[0], weights)
+        return own[0], None, own[1]
+    extract = features.build({"name": recipe.features.name, **recipe.features.options}, data_dir)
+    settings = private_normalisation(recipe)
+    normaliser = None if settings is None else Normaliser(settings, plan, folder).restored()
+
+    def before(rows: Tensor) -> Tensor:
+        seen = extract(rows)
+        return seen if normaliser is None else normaliser(seen)
+
+    if own is not None:
+        module = own[0]
+    else:
+        kind = torch.zeros(1, *shape, dtype=getattr(torch, str(inputs["input_type"])))
+        seen_shape = shape if recipe.features.name == "none" else tuple(extract(kind).shape[1:])
+        vectors = data.read(recipe.data, data_dir).vectors if recipe.data.name == "imdb-glove" else None
+        module = network_of(recipe, seen_shape, classes, vectors)
+        if recipe.batch_clipping.given:
+            public = Split(weights["public"], weights["public_targets"])
+            module = companion_model(module, public, recipe.batch_clipping.companions)
+    _fill(folder, module, weights)
+    return module, before, None
+
+
+def _source(recipe: Recipe, labels: tuple[str, ...] | None, inputs: Mapping[str, Any]) -> Source:
+    """How a file of rows is read: as the recipe's own, else arrays as the dataset gives them."""
+    own = data.source_of(recipe.data)
+    if own is not None:
+        return own
+    return NpzSource(path="", classes=list(labels) if labels else int(inputs["classes"]))
+
+
+def _recipe(folder: Path, allow_code: bool) -> Recipe | None:
+    """The recipe of the run; None where `sordino.train` made it."""
+    path = folder / "recipe.toml"
+    if not path.is_file() or (folder / "run.json").is_file():
+        return None
+    return Recipe.read(path, allow_code=allow_code)
+
+
+def _weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    path = folder / "model.safetensors"
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            stated = json.loads((file.metadata() or {}).get("sordino", "{}"))
+            return {name: file.get_tensor(name) for name in file.keys()}, stated  # noqa: SIM118 (not a dict)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise InputError(f"{path} can't be read: {error}") from error
+
+
+def _fill(folder: Path, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    try:
+        load_model(model, weights)
+    except InputError as error:
+        raise InputError(f"{folder / 'model.safetensors'}: {error}") from error
+
+
+def write_predictions(path: Path, labels: list[Any], shares: Tensor, names: tuple[str, ...]) -> None:
+    """The predictions as .csv, .npz or .parquet: row (from 1), prediction, and the probability of each class."""
+    columns: dict[str, list[Any]] = {"row": list(range(1, len(labels) + 1)), "prediction": labels}
+    columns |= {f"probability_{name}": shares[:, at].tolist() for at, name in enumerate(names)}
+    write_atomically(path, _encoded(path, columns))
+
+
+def _encoded(path: Path, columns: Mapping[str, list[Any]]) -> bytes:
+    import csv
+    import io
+
+    import numpy as np
+
+    match path.suffix.lower():
+        case ".csv":
+            text = io.StringIO(newline="")
+            writer = csv.writer(text, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows(zip(*columns.values(), strict=True))
+            return text.getvalue().encode()
+        case ".npz":
+            buffer = io.BytesIO()
+            np.savez(buffer, **{name: np.asarray(values) for name, values in columns.items()})  # type: ignore[arg-type]
+            return buffer.getvalue()
+        case ".parquet":
+            try:
+                import pyarrow as pa
+                import pyarrow.parquet as pq
+            except ImportError as error:
+                raise SordinoError("writing .parquet needs pyarrow: install sordino[tables]") from error
+            out = io.BytesIO()
+            pq.write_table(pa.table(dict(columns)), out)
+            return out.getvalue()
+    raise InputError(f"--out {path}: give a name that ends in .csv, .npz or .parquet")

@@ -1,0 +1,189 @@
+"""Data of one's own: encoded by public bounds, checked before anything is spent, split by content."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.small_recipes import small_recipe
+
+from sordino.data import published, read
+from sordino.data.arrays import NpzSource
+from sordino.data.own import CsvSource, chosen_by_content
+from sordino.data.sources import SOURCES
+from sordino.data.tabular import Encoding, Problems
+from sordino.errors import InputError, Refused
+from sordino.runs.recipe import OWN_DATA, DataSection
+
+COLUMNS: dict[str, Any] = {
+    "age": {"kind": "number", "low": 0, "high": 100},
+    "glucose": {"kind": "number", "low": 40, "high": 400, "missing": True},
+    "sex": {"kind": "category", "values": ["f", "m"]},
+    "ward": {"kind": "category", "values": ["a", "b"], "other": True, "missing": True},
+    "note": {"kind": "text", "buckets": 4},
+}
+TEXT = "id,age,glucose,sex,ward,note,y\n1,50,,f,a,hello,no\n2,250,220,m,zz,,yes\n"
+
+
+def section(folder: Path, text: str = TEXT, **options: Any) -> DataSection:
+    path = folder / "visits.csv"
+    path.write_text(text, encoding="utf8")
+    known = {"path": str(path), "target": "y", "classes": ["no", "yes"], "columns": COLUMNS, "ignore": ["id"]}
+    return DataSection("csv", 2, {**known, **options})
+
+
+def test_a_table_is_encoded_by_its_public_bounds(tmp_path: Path) -> None:
+    found = read(section(tmp_path))
+    # age; glucose and its flag; f, m; a, b, other, missing; four buckets of words
+    assert found.train.inputs[:, :9].tolist() == [
+        [0.5, 0, 1, 1, 0, 1, 0, 0, 0],
+        [1.0, 0.5, 0, 0, 1, 0, 0, 1, 0],
+    ]
+    assert found.train.inputs[:, 9:].norm(dim=1).tolist() == [1, 0]
+    assert found.train.targets.tolist() == [0, 1]
+    assert len(found.test) == 0
+    assert found.labels == ("no", "yes")
+    assert published(section(tmp_path)).shape == (13,)
+
+
+def test_a_row_is_encoded_the_same_whatever_the_others_are(tmp_path: Path) -> None:
+    both, one = read(section(tmp_path)), read(section(tmp_path, TEXT.rsplit("2,250", 1)[0]))
+    assert torch.equal(both.train.inputs[:1], one.train.inputs)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (TEXT.replace("50,", "fifty,"), "line 2, age: not a number"),
+        (TEXT.replace("50,", "inf,"), "line 2, age: not a finite number"),
+        (TEXT.replace("50,", "nan,"), "line 2, age: no value"),
+        (TEXT.replace(",m,", ",x,"), "line 3, sex: a value that is not in the column's public list"),
+        (TEXT.replace("yes", "perhaps"), "line 3, y: a label that is not in data.classes"),
+        (TEXT.replace("2,250", "2,3,250"), "line 3: 8 fields"),
+        (TEXT.replace("id,", "age,"), "names the column 'age' twice"),
+        (TEXT.replace("id,age", "id,years"), "there is no column 'age'"),
+        (TEXT.replace("id,", "postcode,"), "neither in"),
+        ("", "the file is empty"),
+    ],
+)
+def test_what_is_wrong_is_told_by_line_and_never_by_value(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said) as error:
+        read(section(tmp_path, text))
+    assert "fifty" not in str(error.value)
+    assert "perhaps" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"columns": {"age": {"kind": "number"}}}, "low and high, public bounds that you give"),
+        ({"columns": {"age": {"kind": "number", "low": 3, "high": 3}}}, "must be below"),
+        ({"columns": {"sex": {"kind": "category", "values": []}}}, "list of the values"),
+        ({"columns": {"y": {"kind": "category", "values": ["no"]}}}, "must not read its answer"),
+        ({"columns": {}}, "is empty"),
+        ({"classes": ["no"]}, "two at least"),
+        ({"test_fraction": 0.5}, "test_public"),
+        ({"test_fraction": 0.5, "test_path": "x", "test_public": "yes"}, "give one of them"),
+        ({"colums": {}}, "did you mean 'columns'"),
+    ],
+)
+def test_keys_that_are_wrong_are_named(options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        read(section(tmp_path, **options))
+
+
+def test_the_number_of_records_is_never_counted(tmp_path: Path) -> None:
+    own = DataSection("csv", None, section(tmp_path).options)
+    with pytest.raises(InputError, match="never counts them"):
+        published(own)
+
+
+def test_whether_a_row_is_held_out_depends_on_that_row_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.rand(400, 3, generator=generator), torch.arange(400) % 2
+    held = chosen_by_content(inputs, targets, 0.25, 0)
+    without = chosen_by_content(inputs[1:], targets[1:], 0.25, 0)
+    assert torch.equal(held[1:], without)
+    assert 60 < int(held.sum()) < 140
+
+
+def test_a_column_can_mark_the_rows_that_are_held_out(tmp_path: Path) -> None:
+    found = read(section(tmp_path, TEXT.replace("id,", "set,").replace("\n2,", "\ntest,"), ignore=[],
+                         test_column="set", test_public="volunteers who agreed"))  # fmt: skip
+    assert (len(found.train), len(found.test)) == (1, 1)
+
+
+def test_arrays_are_read_without_pickles_and_scaled_by_public_bounds(tmp_path: Path) -> None:
+    path = tmp_path / "rows.npz"
+    np.savez(path, inputs=np.array([[0.0, 5.0], [-9.0, 10.0]]), targets=np.array([0, 1]))
+    source = NpzSource(path=str(path), classes=2, low=0.0, high=10.0)
+    assert source.read(None).train.inputs.tolist() == [[0, 0.5], [0, 1]]
+    np.savez(path, inputs=np.array([[0.0, np.nan], [1e300, 1.0]]), targets=np.array([0, 7]))
+    with pytest.raises(InputError, match=r"line 0, .*finite.*line 1, inputs: .*beyond.*line 1, targets: a label"):
+        NpzSource(path=str(path), classes=2).read(None)
+    np.savez(path, inputs=np.array([None, "x"], dtype=object), targets=np.array([0, 1]))
+    with pytest.raises(InputError, match="can't be read"):
+        source.read(None)
+
+
+def test_a_folder_of_images_is_scaled_picture_by_picture(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for name, colour in (("cat", 255), ("dog", 0)):
+        (tmp_path / name).mkdir()
+        image.new("L", (7, 5), colour).save(tmp_path / name / "1.png")
+    options = {"path": str(tmp_path), "classes": ["cat", "dog"], "size": [4, 6], "channels": 1}
+    found = read(DataSection("images", 2, options))
+    assert found.train.inputs.shape == (2, 1, 4, 6)
+    assert found.train.inputs.flatten(1).mean(1).tolist() == [1, 0]
+    (tmp_path / "dog" / "2.png").write_bytes(b"no picture")
+    with pytest.raises(InputError, match="not a picture"):
+        read(DataSection("images", 2, options))
+    with pytest.raises(InputError, match=r"not in data\.classes"):
+        read(DataSection("images", 2, {**options, "classes": ["cat", "bird"]}))
+
+
+def test_parquet_and_a_hugging_face_dataset_are_tables(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    table = pa.table({"age": [50.0, None], "y": [0, 1]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    with (
+        pa.OSFile(str(folder / "data-00000-of-00001.arrow"), "wb") as file,
+        pa.ipc.new_stream(file, table.schema) as out,
+    ):
+        out.write_table(table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
+    columns = {"age": {"kind": "number", "low": 0, "high": 100, "missing": True}}
+    for name, path in (("parquet", tmp_path / "rows.parquet"), ("hf", folder)):
+        options = {"path": str(path), "target": "y", "classes": [0, 1], "columns": columns}
+        found = read(DataSection(name, 2, options))
+        assert found.train.inputs.tolist() == [[0.5, 0], [0, 1]]
+        assert found.train.targets.tolist() == [0, 1]
+
+
+def test_tokens_are_padded_to_a_public_length() -> None:
+    encoding = Encoding.of({"text": {"kind": "tokens", "vocabulary": 50, "length": 4}})
+    found = encoding({"text": ["one two three four five", "", None]}, Problems("t", [1, 2, 3]))
+    assert found.shape == (3, 4)
+    assert found.dtype == torch.int64
+    assert found[1:].tolist() == [[0] * 4] * 2
+
+
+def test_a_recipe_alone_never_runs_code() -> None:
+    with pytest.raises(Refused, match="--allow-code"):
+        small_recipe(data={"name": "os:getcwd", "records": 5})
+    with pytest.raises(Refused, match="--allow-code"):
+        small_recipe(model={"name": "os:getcwd"})
+
+
+def test_the_names_that_a_recipe_knows_are_the_sources() -> None:
+    assert set(OWN_DATA) == set(SOURCES)
+    with pytest.raises(InputError, match=r"unknown key in .data.: 'path'"):
+        small_recipe(data={"path": "x"})
+    assert CsvSource.__dataclass_fields__.keys() >= {"path", "delimiter"}

@@ -1,0 +1,174 @@
+"""A budget for the data's life: composed by the accountant, never exceeded, also by runs that start together."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from small_recipes import small_toml
+from sordino.accounting.account import composed_epsilon
+from sordino.accounting.events import Release
+from sordino.cli import main
+from sordino.errors import InputError, SordinoError
+from sordino.plan import Plan
+from sordino.release.ledger import Ledger
+from sordino.runs.budget import TOKEN, Budget, Cost, together
+
+DIGEST = "0" * 32
+
+
+def plan_of(noise_multiplier: float, **options: Any) -> Plan:
+    """One release of all records: its ε has a closed form."""
+    return Plan.dpsgd(
+        noise_multiplier=noise_multiplier, delta=1e-5, records=100, expected_batch=100, steps=1, **options
+    )
+
+
+def budget_of(folder: Path, epsilon: float = 3.0) -> Budget:
+    budget = Budget(folder / "life.db", create=True)
+    budget.set(DIGEST, "patients", epsilon, 1e-5, "add-remove", replace=True)
+    return budget
+
+
+def run_folder(folder: Path, name: str) -> Path:
+    (folder / name).mkdir()
+    return folder / name
+
+
+def test_runs_are_composed_by_the_accountant_and_not_summed() -> None:
+    one = Cost(((Release("gaussian", 4.0), 1),))
+    single, two = together([one], 1e-5, "add-remove"), together([one, one], 1e-5, "add-remove")
+    assert two == pytest.approx(composed_epsilon([(Release("gaussian", 4.0), 2)], 1e-5, "add-remove", "pld")[0])
+    assert single < two < 1.5 * single
+    apart = Cost((), 0.5, 4e-6)
+    mixed = together([one, apart], 1e-5, "add-remove")
+    assert mixed == pytest.approx(0.5 + together([one], 6e-6, "add-remove"))
+    assert together([apart, apart, apart], 1e-5, "add-remove") == float("inf"), "their δ leave nothing"
+    assert Cost.from_json(one.to_json()) == one
+
+
+def test_a_run_that_would_exceed_the_budget_is_not_reserved(tmp_path: Path) -> None:
+    budget = budget_of(tmp_path)
+    budget.reserve(DIGEST, plan_of(2.0), run_folder(tmp_path, "a"))
+    before = budget.accounts()
+    with pytest.raises(InputError, match=r"would exceed the budget of its records: ε = 1\.9"):
+        budget.reserve(DIGEST, plan_of(1.8), run_folder(tmp_path, "b"))
+    assert budget.accounts() == before
+    assert not (tmp_path / "b" / TOKEN).exists()
+    budget.reserve(DIGEST, plan_of(20.0), tmp_path / "b")
+    assert budget.accounts()[0].spent <= 3.0
+
+
+def test_a_run_under_another_relation_or_on_other_records_does_not_start(tmp_path: Path) -> None:
+    budget = budget_of(tmp_path)
+    with pytest.raises(InputError, match="neither follows from the other"):
+        budget.reserve(DIGEST, plan_of(9.0, relation="replace-one"), run_folder(tmp_path, "a"))
+    with pytest.raises(InputError, match="has no budget for these records"):
+        budget.reserve("1" * 32, plan_of(9.0), tmp_path / "a")
+
+
+def _race(path: Path, folder: Path, barrier: Any, answers: Any) -> None:
+    folder.mkdir()
+    budget, plan = Budget(path), plan_of(2.0)
+    barrier.wait()
+    try:
+        budget.reserve(DIGEST, plan, folder)
+        answers.put("started")
+    except InputError:
+        answers.put("refused")
+
+
+def test_of_runs_that_fit_one_by_one_but_not_together_exactly_one_starts(tmp_path: Path) -> None:
+    budget_of(tmp_path, epsilon=2.5)
+    context = multiprocessing.get_context("fork")
+    barrier, answers = context.Barrier(4), context.Queue()
+    runs = [
+        context.Process(target=_race, args=(tmp_path / "life.db", tmp_path / str(number), barrier, answers))
+        for number in range(4)
+    ]
+    for run in runs:
+        run.start()
+    found = sorted(answers.get(timeout=120) for _ in runs)
+    for run in runs:
+        run.join()
+    assert found == ["refused", "refused", "refused", "started"]
+
+
+def _ledger(folder: Path, plan: Plan, entries: int) -> None:
+    with Ledger.open(folder / "ledger.jsonl", plan.to_dict()) as ledger:
+        for step in range(entries):
+            ledger.record(
+                {
+                    "purpose": "gradient", "step": step, "mechanism": "gaussian", "noise_multiplier": 8.0,
+                    "relation": "add-remove", "sampling": {"name": "poisson", "sampling_rate": 1.0}, "secure": True,
+                }
+            )  # fmt: skip
+
+
+def test_a_killed_run_keeps_its_reservation_until_its_ledger_settles_it(tmp_path: Path) -> None:
+    budget, folder = budget_of(tmp_path), run_folder(tmp_path, "a")
+    plan = Plan.dpsgd(noise_multiplier=8.0, delta=1e-5, records=100, expected_batch=100, steps=9)
+    budget.reserve(DIGEST, plan, folder)
+    reserved = budget.accounts()[0].spent
+    assert budget.settle_dead() == ([], [str(folder)]), "without a ledger nobody knows what it released"
+    _ledger(folder, plan, entries=4)
+    assert budget.settle_dead() == ([str(folder)], [])
+    settled = budget.accounts()[0].spent
+    assert settled == pytest.approx(together([Cost(((Release("gaussian", 8.0), 4),))], 1e-5, "add-remove"))
+    assert settled < reserved
+    budget.reserve(DIGEST, plan, folder)  # resumed: the same run, in full again and not twice
+    assert budget.accounts()[0].spent == reserved
+    shutil.copytree(folder, tmp_path / "copy")
+    with pytest.raises(InputError, match="would exceed"):
+        budget_of(tmp_path, epsilon=reserved * 1.01).reserve(DIGEST, plan, tmp_path / "copy")
+    (folder / "ledger.jsonl").unlink()
+    with pytest.raises(InputError, match="would exceed"):  # what it released is forgotten: it counts again
+        budget.reserve(DIGEST, plan, folder)
+
+
+def test_the_file_is_its_owners_alone_and_its_digest_is_keyed(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(small_toml())
+    digests = []
+    before = os.umask(0)
+    try:
+        for name in ("one.db", "two.db"):
+            assert main(["budget", "set", str(tmp_path / name), str(recipe), "--epsilon", "3", "--delta", "1e-5"]) == 0
+            assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+            digests.append(Budget(tmp_path / name).accounts()[0].digest)
+    finally:
+        os.umask(before)
+    assert digests[0] != digests[1]
+
+
+def test_train_counts_itself_and_does_not_start_when_nothing_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, life = tmp_path / "recipe.toml", tmp_path / "life.db"
+    recipe.write_text(small_toml(privacy={"noise_multiplier": 2.0, "insecure_seed": None}))
+    assert main(["budget", "set", str(life), str(recipe), "--epsilon", "0.0115", "--delta", "1e-5"]) == 0
+    train = ["train", str(recipe), "--budget", str(life), "--out"]
+    assert main([*train, str(tmp_path / "a")]) == 0
+    capsys.readouterr()
+    assert main(["budget", "show", str(life), "--json"]) == 0
+    (account,) = json.loads(capsys.readouterr().out)["datasets"]
+    assert account["runs"][0]["state"] == "settled"
+    assert account["spent"] == pytest.approx(json.loads((tmp_path / "a" / "result.json").read_text())["epsilon"])
+    assert main([*train, str(tmp_path / "b")]) == 2
+    assert "would exceed the budget" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database", b"SQLite format 3\0" + bytes(100)])
+def test_a_file_that_is_no_budget_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "life.db"
+    path.write_bytes(content)
+    with pytest.raises(SordinoError, match=r"life\.db"):
+        Budget(path)

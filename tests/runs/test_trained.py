@@ -1,0 +1,140 @@
+"""From a CSV to predictions: one recipe for each method, the same encoding at training and at prediction."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from tests.small_recipes import small_recipe
+
+import sordino
+from sordino.cli import main
+from sordino.errors import InputError, Refused
+from sordino.runs.recipe import Recipe
+from sordino.runs.run import run_recipe
+from sordino.runs.trained import load
+
+DATA: dict[str, Any] = {
+    "name": "csv",
+    "records": 240,
+    "path": "visits.csv",
+    "test_path": "visits.csv",
+    "target": "y",
+    "classes": ["no", "yes"],
+    "columns": {
+        "a": {"kind": "number", "low": -3, "high": 3},
+        "b": {"kind": "category", "values": ["f", "m"]},
+    },
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "dpsgd": {},
+    "modelmix": {"method": {"name": "modelmix", "tau_over_lr": 0.15, "lr": 0.2},
+        "train": {"lr": None}},
+    "hidden-state": {
+        "method": {"name": "hidden-state", "regularisation": 0.1}, "train": {"lr": None}, "model": {"name": "linear"},
+        "sampling": {"name": "partition"},
+    },
+    "dp-mac": {
+        "method": {"name": "dp-mac"}, "model": {"name": "classifier", "hidden": [4]},
+        "train": {"optimizer": "adam", "lr": 0.01}, "features": {"name": "none"},
+    },
+    "coupling": {"method": {"name": "coupling", "alpha": 0.5}, "public": {"records": 20}, "data": {"records": 220}},
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    generator = np.random.default_rng(0)
+    lines = ["a,b,y"]
+    for value in generator.normal(size=240):
+        lines.append(f"{value:.6f},{'fm'[int(value > 1)]},{'yes' if value > 0 else 'no'}")
+    (tmp_path / "visits.csv").write_text("\n".join(lines), encoding="utf8")
+    return tmp_path
+
+
+def recipe(**sections: Any) -> Recipe:
+    return small_recipe(**{**sections, "data": {**DATA, **sections.get("data", {})}})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_table_is_trained_on_and_predicted_under_each_method(method: str, folder: Path) -> None:
+    result = run_recipe(recipe(**METHODS[method]), folder / "run", progress=False)
+    trained = load(folder / "run")
+    found = trained.predict(folder / "visits.csv")
+    truth = [line.rsplit(",", 1)[1] for line in (folder / "visits.csv").read_text().splitlines()[1:]]
+    assert np.mean([one == other for one, other in zip(found, truth, strict=True)]) == pytest.approx(
+        result["test_accuracy"]
+    )
+    assert torch.allclose(trained.probabilities(folder / "visits.csv").sum(1), torch.ones(240, dtype=torch.float64))
+
+
+def test_the_command_writes_predictions_and_loses_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_recipe(recipe(), folder / "run", progress=False)
+    (folder / "new.csv").write_text("b,a\nm,2.5\nf,-2.5\n", encoding="utf8")
+    command = ["predict", "run", "--data", "new.csv", "--out", "out.csv"]
+    assert main(command) == 0
+    lines = (folder / "out.csv").read_text().splitlines()
+    assert lines[0] == "row,prediction,probability_no,probability_yes"
+    assert [line.split(",")[1] for line in lines[1:]] == ["yes", "no"]
+    assert main(command) == 2
+    assert "--force" in capsys.readouterr().err
+    assert main([*command, "--force"]) == 0
+    assert main(["predict", "run", "--data", "new.csv", "--out", "new.csv", "--force"]) == 2
+    assert main(["predict", "nowhere", "--data", "new.csv", "--out", "other.csv"]) == 2
+    assert (folder / "new.csv").read_text().startswith("b,a")
+
+
+def test_the_models_own_file_says_what_it_is(folder: Path) -> None:
+    run_recipe(recipe(), folder / "run", progress=False)
+    with safe_open(str(folder / "run" / "model.safetensors"), framework="pt") as file:
+        stated = json.loads(file.metadata()["sordino"])
+    assert stated["inputs"] == {"input_shape": [3], "input_type": "float32", "classes": 2, "labels": ["no", "yes"]}
+    assert stated["epsilon"] > 0
+    assert "differentially private" in stated["guarantee"]
+
+
+def test_what_is_wrong_with_the_data_leaves_no_file(folder: Path) -> None:
+    text = (folder / "visits.csv").read_text()
+    (folder / "visits.csv").write_text(text + "\nsecret-value,f,no", encoding="utf8")
+    with pytest.raises(InputError, match="line 242, a: not a number") as error:
+        run_recipe(recipe(), folder / "run", progress=False)
+    assert "secret-value" not in str(error.value)
+    assert not (folder / "run").exists()
+
+
+CODE = """
+import torch
+
+def rows(scale=1.0):
+    inputs = torch.arange(240.0)[:, None] / 240 * scale
+    return {"train": (inputs, (inputs[:, 0] > 0.5).long()), "classes": ["low", "high"]}
+
+def net(shape, classes, width=3):
+    return torch.nn.Sequential(torch.nn.Linear(shape[0], width), torch.nn.Tanh(), torch.nn.Linear(width, classes))
+"""
+
+
+def test_ones_own_code_is_a_dataset_and_a_model_where_it_is_allowed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "mine.py").write_text(CODE, encoding="utf8")
+    made = recipe()
+    document = made.to_toml().replace('name = "csv"', 'name = "mine.py:rows"')
+    text = "\n".join(line for line in document.splitlines() if not line.startswith(("path", "test_path", "target")))
+    text = text.replace('name = "linear"', 'name = "mine.py:net"\nwidth = 5')
+    start, end = text.index("classes = ["), text.index("[model]")
+    (folder / "own.toml").write_text(text[:start] + text[end:], encoding="utf8")
+    assert main(["train", "own.toml", "--out", "run"]) == 2
+    assert "--allow-code" in capsys.readouterr().err
+    assert main(["train", "own.toml", "--out", "run", "--allow-code"]) == 0
+    with pytest.raises(Refused, match="names a function"):
+        load(folder / "run")
+    trained = sordino.load(folder / "run", allow_code=True)
+    assert trained.labels == ("low", "high")
+    assert set(trained.predict(torch.tensor([[0.0], [1.0]]))) <= {"low", "high"}
