@@ -2,7 +2,8 @@
 
     python experiments/random_programs.py --programs 10000 --json experiments/results/random_programs.json
 
-Resumes from the JSON file if it is there; each program is run at two numbers of rows (tests/gradients/programs.py).
+Resumes from the JSON file if it is there and the engine is the same. Each program is run with as many rows as all other
+dimensions have, one in six also with another number (tests/gradients/programs.py).
 """
 
 from __future__ import annotations
@@ -25,14 +26,28 @@ from gradients.programs import outcome  # type: ignore[import-not-found] # noqa:
 WRONG = 1e-8
 
 
-def commit() -> str:
-    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+SOURCES = (
+    "src/sordino/gradients",
+    "src/sordino/clipping.py",
+    "tests/gradients/programs.py",
+    "tests/gradients/more_programs.py",
+)
+
+
+def git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+
+def sources() -> str:
+    """The state of what the programs test, by its content: commits that leave it alone do not end a run."""
+    return git("rev-parse", *(f"HEAD:{path}" for path in SOURCES)).replace("\n", " ")
 
 
 def started(path: Path, programs: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "command": f"python experiments/random_programs.py --programs {programs}",
-        "commit": commit(),
+        "commit": git("rev-parse", "HEAD"),
+        "sources": sources(),
         "torch": torch.__version__,
         "seeds": [0, 0],
         "programs": 0,
@@ -44,8 +59,8 @@ def started(path: Path, programs: int) -> dict[str, Any]:
     }
     if path.exists():
         kept = json.loads(path.read_text())
-        if kept["commit"] != found["commit"]:
-            raise SystemExit(f"{path} is of commit {kept['commit']}; remove it to begin anew")
+        if kept["sources"] != found["sources"]:
+            raise SystemExit(f"{path} is of commit {kept['commit']}, and the engine has changed since; remove it")
         return {**kept, "command": found["command"]}
     return found
 

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +17,7 @@ from torch import Tensor, nn
 
 from sordino.clipping import FlatClip
 from sordino.errors import Refused
-from sordino.gradients import Rows, brute_force, clipped_sum
-from sordino.gradients.passes import Pass, Setup
-from sordino.gradients.survey import survey
+from sordino.gradients import Rows, brute_force, clipped_sum, passes
 
 N = 3
 Step = Callable[[Any, Tensor], Tensor]
@@ -297,7 +296,7 @@ class Program(nn.Module):
         super().__init__()
         chance = random.Random(seed)
         torch.manual_seed(seed)
-        self.names = chance.choices(list(BLOCKS), k=chance.randint(2, 5))
+        self.names = chance.choices(list(BLOCKS), k=chance.randint(1, 4))
         self.parts = nn.ModuleList(Part(BLOCKS[name][1]()) for name in self.names)
         self.residual = [chance.random() < 0.4 for _ in self.names]
         self.again = chance.random() < 0.2
@@ -334,22 +333,24 @@ def compared(seed: int, rows: int, several: bool) -> Outcome:
     target = torch.randn(rows, generator=source, dtype=torch.float64)
     record = torch.arange(rows) % max(1, rows - 1) if several else None
     data = Rows(x, target, record)
-    found = survey(model)
-    try:
-        run = Pass(Setup(model, loss, found.parameters, found.state), (x, target), rows, {})
-        run.close()
-        engine = clipped_sum(model, loss, data, FlatClip(1.0))
-    except Refused as refusal:
-        return Outcome(seed, "refused", 0.0, model.names, str(refusal))
+    with mock.patch.object(passes, "measured", wraps=passes.measured) as measured:
+        try:
+            engine = clipped_sum(model, loss, data, FlatClip(1.0))
+        except Refused as refusal:
+            return Outcome(seed, "refused", 0.0, model.names, str(refusal))
     oracle = brute_force(model, loss, data, FlatClip(1.0))
     if not torch.allclose(engine.losses, oracle.losses, rtol=1e-9, atol=1e-9):
         return Outcome(seed, "tie", 0.0, model.names)
     largest = max(float(t.abs().max()) for t in oracle.sums.values())
     off = max(float((engine.sums[k] - t).abs().max()) for k, t in oracle.sums.items()) / max(largest, 1e-12)
     norms = float((engine.norms - oracle.norms).abs().max() / oracle.norms.max().clamp_min(1e-12))
-    return Outcome(seed, "proven" if run.proven else "measured", max(off, norms), model.names)
+    return Outcome(seed, "measured" if measured.called else "proven", max(off, norms), model.names)
 
 
 def outcome(seed: int) -> list[Outcome]:
-    """The program at two numbers of rows, one of them the length of all other dimensions."""
-    return [compared(seed, rows, several=(seed + rows) % 3 == 0) for rows in (N, 2 + seed % 4)]
+    """The program at the length of all other dimensions; one in six at another number of rows as well."""
+    sizes = (N, 4 + seed % 5 // 3) if seed % 6 == 0 else (N,)
+    return [compared(seed, rows, several=(seed + rows) % 4 == 0) for rows in sizes]
+
+
+from gradients import more_programs  # noqa: E402, F401 (adds its blocks)

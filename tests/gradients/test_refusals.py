@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from gradients.cases import Fn, noise, squared
 from sordino.clipping import FlatClip
 from sordino.errors import Refused
-from sordino.gradients import Rows, clipped_sum, verify
+from sordino.gradients import Rows, brute_force, clipped_sum, verify
+from sordino.gradients.assurance import Assurance
 
 X, Y = noise(6, 4), noise(6)
 
@@ -155,3 +156,48 @@ def test_verify_leaves_the_model_and_its_precision_alone() -> None:
     assert model.weight.dtype == torch.float32
     assert model.weight.grad is None
     assert torch.equal(state, torch.random.get_rng_state())
+
+
+def _over_time(m: Any, x: Tensor) -> Tensor:
+    return torch.vmap(lambda part: torch.tanh(m.a(part)), in_dims=1, out_dims=1)(x).sum((1, 2))
+
+
+def _packed(m: Any, x: Tensor) -> Tensor:
+    """All records as one sequence, whose attention stays within each of them."""
+    rows, length, width = x.shape
+    long = m.a(x).reshape(1, rows * length, width)
+    within = torch.block_diag(*[torch.ones(length, length)] * rows).bool()
+    return F.scaled_dot_product_attention(long, long, long, attn_mask=within).reshape(rows, -1).sum(1)
+
+
+def _nested(m: Any, x: Tensor) -> Tensor:
+    ragged = torch.nested.as_nested_tensor(list(x), layout=torch.jagged)
+    return m.a(ragged).to_padded_tensor(0.0).sum((1, 2))
+
+
+def _sparse(m: Any, x: Tensor) -> Tensor:
+    return torch.sparse.mm(x[:, 0].to_sparse(), m.a.weight.t()).sum(1)
+
+
+@pytest.mark.parametrize(
+    ("forward", "reason"),
+    [
+        (_over_time, "torch.vmap runs over another dimension than the rows"),
+        (_packed, "packed into one sequence"),
+        (_nested, "padded"),
+        (_sparse, "dense"),
+    ],
+)
+def test_a_refusal_says_what_it_is(forward: Any, reason: str) -> None:
+    torch.manual_seed(0)
+    model, x = Fn(forward, a=nn.Linear(4, 4)).double(), torch.randn(5, 3, 4, dtype=torch.float64)
+    with pytest.raises(Refused, match=reason):
+        clipped_sum(model, lambda out, t: out * t, Rows(x, torch.ones(5)), FlatClip(1.0), assurance=Assurance())
+
+
+def test_a_plain_loop_takes_models_in_bfloat16() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 3).bfloat16(), torch.randn(5, 4).bfloat16()
+    found = [f(model, F.cross_entropy, Rows(x, torch.arange(5) % 3), FlatClip(0.5)) for f in (brute_force, clipped_sum)]
+    for name, want in found[0].sums.items():
+        torch.testing.assert_close(found[1].sums[name].float(), want, rtol=0.02, atol=0.02)

@@ -14,13 +14,10 @@ import torch
 from torch import Tensor
 
 from sordino.errors import ClaimBroken, InputError
-from sordino.plan import Plan
+from sordino.plan import ROUNDING_MARGIN, Plan
 from sordino.records.gradients import GradientSum
 from sordino.sampling import LogicalBatch
 from sordino.training.steps import DEFAULT_CHUNK
-
-TOLERANCE = 1e-5
-"""Relative slack for the rounding of single-precision sums."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +28,11 @@ class Neighbouring:
     sensitivity: float
     norm: str
     relation: str
-    slack: float  # rounding of the two sums
 
     @property
     def holds(self) -> bool:
-        return self.difference <= self.sensitivity * (1 + TOLERANCE) + self.slack
+        """Within what the noise is calibrated to: the sensitivity and the margin for rounding that plans declare."""
+        return self.difference <= self.sensitivity * (1 + ROUNDING_MARGIN)
 
 
 def neighbouring(
@@ -65,13 +62,11 @@ def neighbouring(
     here = gradient_sum(LogicalBatch(step, batch, DEFAULT_CHUNK)).sums
     order = 1 if plan.clipping.norm == "l1" else 2
     a, b = _flat(here), _flat(there)
-    precision = max(torch.finfo(value.dtype).eps for value in here.values())
     return Neighbouring(
         difference=float(torch.linalg.vector_norm(a - b, order)),
         sensitivity=plan.clipping.sensitivity(plan.relation),
         norm=plan.clipping.norm,
         relation=plan.relation,
-        slack=2.0 * precision * float(torch.linalg.vector_norm(a, order) + torch.linalg.vector_norm(b, order)),
     )
 
 

@@ -5,33 +5,40 @@ program of a pass is new, the result is compared with plain autograd at the real
 the sum of w_i times record i's gradient, from the engine's contributions, must be the gradient of Σ w_i L_i.
 
 Interaction. Where the program itself shows that loss i depends on row i alone (``Pass.independent``) nothing remains to
-be tested, but a test is made all the same, for the first chunk: the rows are put into other groups and another order,
-one of them is made extreme, and the losses of the others must not move. Where the program does not show it, the test is
-repeated for every new program and on later batches, chosen by the run's own randomness.
+be tested, but a test is made all the same, for the first chunk (``interaction.py``): the rows are put into other groups
+and another order, one of them is changed, and the losses of the others must not move. Where the program does not show
+it, the test is repeated for every new program and on later batches, chosen by the run's own randomness.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sordino.errors import Refused
 from sordino.gradients.checkpoints import without_checkpoints
+from sordino.gradients.interaction import (
+    EVERY,
+    FEW,
+    Data,
+    changed,
+    check_groups,
+    check_places,
+    generator_of,
+    in_double,
+    wide,
+)
 from sordino.gradients.measure import NotFinite
-from sordino.gradients.memory import Pool
 from sordino.gradients.neutral import Neutral
 from sordino.gradients.passes import PassMemory, Setup, contributions
-from sordino.gradients.rows import Chunk, call, take, tree_map
-from sordino.gradients.survey import Held, check_state, survey
+from sordino.gradients.rows import Chunk, call, take
+from sordino.gradients.survey import Held, check_state
 
-Data = tuple[Any, Any]
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}  # coarser types are compared to a twentieth
 LEVELS = 0.5, 0.02, 0.98  # of what takes the place of random numbers, so that gates are open in one of them
 LATER = 0.25
@@ -59,7 +66,8 @@ class Assurance:
             check_contents(setup.state, self._contents)
         self.proven = self.proven and independent
         new = program not in self.programs
-        due = not independent and torch.rand((), generator=_generator(1)).item() < LATER / self.batches
+        chance = torch.rand((), generator=generator_of(64 * self.batches)).item()
+        due = not independent and chance < LATER / self.batches
         if not (new or due) or chunk.rows < 2:
             return
         with _undisturbed(setup):
@@ -70,19 +78,15 @@ class Assurance:
                         check_lengths(setup, data, chunk.rows)
                 self.attributed += 1
             if (new and not independent) or due or not self.grouped:
-                variants = ("same", "large", "missing", "ends") if new and not independent else ("same", "large")
+                variants = EVERY if new and not independent else FEW
                 for level in (0.5,) if independent else LEVELS:
                     with Neutral(level) as neutral:
-                        check_independence(setup, data, chunk.rows, variants)
+                        check_groups(setup, data, chunk.rows, variants, self.batches)
                     if not neutral.asked:
                         break
+                check_places(setup, data, chunk.rows, variants, self.batches)
                 self.grouped += 1
         self.programs.add(program)
-
-
-def _generator(purpose: int) -> torch.Generator:
-    """Numbers from the run's own randomness (the seed of its dropout masks), without drawing from it."""
-    return torch.Generator().manual_seed((torch.initial_seed() + 0x9E3779B9 * purpose) % (1 << 63))
 
 
 @contextmanager
@@ -112,9 +116,9 @@ def check_attribution(setup: Setup, data: Data, chunk: Chunk) -> None:
     if gap is None or gap[1] <= TOLERANCE.get(kind, 0.05):
         return
     if kind == torch.float32:  # a kink, or a long chain of roundings? Double precision decides
-        twin = _double(setup)
+        twin = in_double(setup)
         if twin is not None:
-            finer = _attribution_gap(twin, _wide(data), chunk.rows)
+            finer = _attribution_gap(twin, wide(data), chunk.rows)
             if finer is None or finer[1] <= 1e-6:
                 return
     raise Refused(
@@ -127,8 +131,8 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> tuple[str, float] |
     """The parameter that differs most, and by how much, over the length of the records' own gradients; None where
     nothing finite is left to be compared."""
     with _disable_current_modes():  # the model's random numbers are neutral, not these
-        weight = 0.5 + torch.rand(rows, generator=_generator(2))
-        weight = torch.where(torch.rand(rows, generator=_generator(3)) < 0.5, weight, -weight)
+        weight = 0.5 + torch.rand(rows, generator=generator_of(2))
+        weight = torch.where(torch.rand(rows, generator=generator_of(3)) < 0.5, weight, -weight)
     each = Chunk(slice(0, rows), slice(0, rows), rows, rows, None, None)
     free = replace(setup, once=False)
     try:
@@ -181,8 +185,8 @@ def check_lengths(setup: Setup, data: Data, rows: int) -> None:
     """
     gap = _length_gap(setup, data, rows)
     kind = next(iter(setup.parameters.values())).dtype
-    if gap > TOLERANCE.get(kind, 0.05) and kind == torch.float32 and (twin := _double(setup)) is not None:
-        gap = _length_gap(twin, _wide(data), rows)
+    if gap > TOLERANCE.get(kind, 0.05) and kind == torch.float32 and (twin := in_double(setup)) is not None:
+        gap = _length_gap(twin, wide(data), rows)
     if gap > TOLERANCE.get(kind, 0.05):
         raise Refused(
             f"a record's gradient is not the same when the others of its batch change (relative difference {gap:.1e}), "
@@ -191,13 +195,20 @@ def check_lengths(setup: Setup, data: Data, rows: int) -> None:
 
 
 def _length_gap(setup: Setup, data: Data, rows: int) -> float:
+    """How far the lengths of some rows move where the rest is left out, and where one of the rest is made large."""
     with _disable_current_modes():
-        part = torch.randperm(rows, generator=_generator(3))[: max(1, rows // 2)]
+        order = torch.randperm(rows, generator=generator_of(3))
+    part, last = order[: max(1, rows // 2)], int(order[-1])
     whole, some = _lengths(setup, data, rows), _lengths(setup, _taken(data, part, rows), len(part))
-    if whole is None or some is None:
+    try:
+        beside = _lengths(setup, changed(data, last, "large"), rows)
+    except (ValueError, RuntimeError, IndexError, ArithmeticError):
+        beside = None  # the model does not take such a row at all
+    if whole is None:
         return 0.0
-    gap = (whole[part] - some).nan_to_num(0, 0, 0).abs()
-    return float(gap.max()) / max(float(whole.nan_to_num(0, 0, 0).max()), 1e-12)
+    size = max(float(whole.nan_to_num(0, 0, 0).max()), 1e-12)
+    found = [t for t in (some, None if beside is None else beside[part]) if t is not None]
+    return max((float((whole[part] - t).nan_to_num(0, 0, 0).abs().max()) / size for t in found), default=0.0)
 
 
 def _lengths(setup: Setup, data: Data, rows: int) -> Tensor | None:
@@ -215,95 +226,3 @@ def _lengths(setup: Setup, data: Data, rows: int) -> Tensor | None:
 
 def _taken(data: Data, part: Tensor, rows: int) -> Data:
     return take(data[0], part, rows), take(data[1], part, rows)
-
-
-def check_independence(setup: Setup, data: Data, rows: int, variants: tuple[str, ...]) -> None:
-    """The losses of rows in other groups, another order and beside an extreme row; Refused where they move."""
-    base = _losses(setup, data)
-    for number, variant in enumerate(variants):
-        gap = _moved(setup, data, rows, base, variant, number)
-        if gap <= _loss_tolerance(base.dtype):
-            continue
-        twin = _double(setup) if base.dtype == torch.float32 else None
-        if twin is not None:
-            wide = _wide(data)
-            gap = _moved(twin, wide, rows, _losses(twin, wide), variant, number)
-            if gap <= 1e-7:
-                continue
-        raise Refused(
-            f"a record's loss is not the same when the others of its batch change (relative difference {gap:.1e}), so "
-            "records interact: look for a layer or a loss that computes over the batch dimension, and make it work row "
-            "by row"
-        )
-
-
-def _loss_tolerance(kind: torch.dtype) -> float:
-    return {torch.float64: 1e-8, torch.float32: 1e-4}.get(kind, 0.05)
-
-
-def _losses(setup: Setup, data: Data) -> Tensor:
-    with torch.enable_grad():  # as in training: a model may ask for it, or put hooks on what it computes
-        return setup.loss(call(setup.model, data[0]), data[1]).detach()
-
-
-def _moved(setup: Setup, data: Data, rows: int, base: Tensor, variant: str, number: int) -> float:
-    """How far the losses of the rows that were left as they are have moved, relative to the largest."""
-    with _disable_current_modes():
-        generator = _generator(4 + number)
-        order = torch.randperm(rows, generator=generator)
-        extreme = None if variant == "same" else int(order[int(torch.randint(rows, (), generator=generator))])
-    changed = data if extreme is None else tuple(_extreme(tree, extreme, variant) for tree in data)
-    cuts = sorted({1, min(4, rows - 1), rows // 2}) if variant == "same" else [max(1, rows // 3)]
-    worst = 0.0
-    finite = base[torch.isfinite(base)].abs()
-    scale = float(finite.max()) if len(finite) else 1.0
-    for part in torch.tensor_split(order, cuts):
-        if not len(part):
-            continue
-        try:
-            found = _losses(setup, tuple(take(t, part, rows) for t in changed))
-        except (ValueError, RuntimeError, IndexError, ArithmeticError):
-            if extreme is None or not bool((part == extreme).any()):
-                raise
-            continue  # the model does not take such a row at all: a distribution or a solver checks its arguments
-        others = part != (-1 if extreme is None else extreme)
-        a, b = found[others].double(), base[part][others].double()
-        if bool((torch.isfinite(a) != torch.isfinite(b)).any()):
-            return float("inf")
-        gap = (a - b).nan_to_num(0, 0, 0).abs()
-        worst = max(worst, float(gap.max()) / max(scale, 1e-12) if len(gap) else 0.0)
-    return worst
-
-
-def _extreme(tree: Any, row: int, variant: str) -> Any:
-    """Inputs or targets with one row far from all others: large, missing (NaN), or at the end of integers' range."""
-
-    def change(t: Tensor) -> Tensor:
-        if not t.ndim or not t.numel():
-            return t
-        t = t.clone()
-        if t.is_floating_point():
-            t[row] = torch.nan if variant == "missing" else 1e3 * (1 + t[row].abs()) * (1 if variant == "large" else -1)
-        elif t.dtype == torch.bool:
-            t[row] = variant != "ends"
-        elif not t.is_complex():
-            t[row] = t.min() if variant == "ends" else t.max()
-        return t
-
-    return tree_map(change, tree)
-
-
-def _wide(data: Data) -> Data:
-    wide = tuple(tree_map(lambda t: t.double() if t.dtype == torch.float32 else t, tree) for tree in data)
-    return wide
-
-
-def _double(setup: Setup) -> Setup | None:
-    """The same with a copy of the model in double precision; None where it can't be copied."""
-    try:
-        twin = copy.deepcopy(setup.model).double()
-        loss = copy.deepcopy(setup.loss).double() if isinstance(setup.loss, nn.Module) else setup.loss
-    except (RuntimeError, TypeError):
-        return None
-    found = survey(twin)
-    return replace(setup, model=twin, loss=loss, parameters=found.parameters, state=found.state, pool=Pool())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sordino.clipping import Clipping, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import Refused
 from sordino.gradients.checkpoints import without_checkpoints
-from sordino.gradients.engine import Iterates, clipped_sum, layers, row_loss
+from sordino.gradients.engine import Iterates, accumulate, clipped_sum, layers, row_loss
 from sordino.gradients.neutral import Neutral
 from sordino.gradients.rows import ClippedSum, Rows, call, checked, take, tree_map
 from sordino.gradients.spectral import frozen, power_iterations
@@ -37,12 +37,12 @@ def brute_force(
     twins = [(_at(model, values), factor) for values, factor in steps]
     per_row = row_loss(loss)
     names, groups = list(parameters), layers(parameters)
-    sums = {k: torch.zeros_like(p) for k, p in parameters.items()}
-    kind = next(iter(parameters.values())).dtype
+    kind = accumulate(next(iter(parameters.values())).dtype)
+    sums = {k: torch.zeros_like(p, dtype=accumulate(p.dtype)) for k, p in parameters.items()}
     norms, losses = torch.zeros(records, dtype=kind), torch.zeros(n, dtype=kind)
     dropped = 0
     for i in range(records):
-        gradient = {k: torch.zeros_like(p) for k, p in parameters.items()}
+        gradient = {k: torch.zeros_like(s) for k, s in sums.items()}
         mine = torch.nonzero(owner == i).flatten().tolist()
         for r in mine:
             scale = 1.0 if rows.coefficient is None else float(rows.coefficient[r])
@@ -53,7 +53,7 @@ def brute_force(
                 losses[r] = value
                 for k, g in zip(names, found, strict=True):
                     if g is not None:
-                        gradient[k] += factor * scale * g
+                        gradient[k] += factor * scale * g.to(gradient[k].dtype)
         norms[i], kept = _clip(gradient, clipping, groups)
         if kept is None:
             dropped += 1

@@ -18,7 +18,8 @@ from sordino.gradients.contributions import Contribution, Dense, Outer, outer
 from sordino.gradients.layout import Frame
 from sordino.gradients.lineage import MANY, Axis, Lineage, Many, covers, owners, simplest
 from sordino.gradients.memory import gather
-from sordino.gradients.tape import Slot, Tape, Use, hold
+from sordino.gradients.slots import Slot, Use, hold
+from sordino.gradients.tape import Tape
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

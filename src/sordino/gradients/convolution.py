@@ -15,7 +15,8 @@ from sordino.gradients.contributions import KEEP_RATIO, Contribution, Dense, Out
 from sordino.gradients.depthwise import Window, grouped_gradients
 from sordino.gradients.layout import Frame
 from sordino.gradients.memory import Pool, blocks, by_record, compact, squares
-from sordino.gradients.tape import Slot, Tape, Use, hold
+from sordino.gradients.slots import Slot, Use, hold
+from sordino.gradients.tape import Tape
 from sordino.native.kernels import compiled
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")

@@ -19,7 +19,8 @@ from sordino.gradients.contributions import Contribution, Dense, Lookup
 from sordino.gradients.labels import Book
 from sordino.gradients.layout import Frame
 from sordino.gradients.lineage import MANY, Axis, Lineage, Many, covers
-from sordino.gradients.tape import Slot, Tape, Use
+from sordino.gradients.slots import Slot, Use
+from sordino.gradients.tape import Tape
 
 _BASE = (
     "add sub mul div true_divide rsub maximum minimum max min pow where lerp addcmul addcdiv atan2 hypot "

@@ -11,7 +11,8 @@ from torch import Tensor
 from sordino.errors import Refused
 from sordino.gradients.contributions import Contribution, Lookup
 from sordino.gradients.layout import Frame
-from sordino.gradients.tape import Slot, Tape, Use, describe, hold
+from sordino.gradients.slots import Slot, Use, describe, hold
+from sordino.gradients.tape import Tape
 
 _EMBEDDING = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 _BAG = (

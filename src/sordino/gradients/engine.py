@@ -79,7 +79,7 @@ def clipped_sum(
     setup = Setup(model, row_loss(loss), parameters, state, pool, once, memory)
     steps: Iterates = [({}, 1.0)] if iterates is None else iterates
     first = next(iter(parameters.values()))
-    kind = _accumulate(first.dtype)
+    kind = accumulate(first.dtype)
     sums: dict[str, Tensor] = {}
     norms, losses, dropped = Scattered(records), Scattered(n), 0
     size = chunk or default_chunk(model, found, rows, records)
@@ -170,8 +170,8 @@ def per_record_gradients(
     memory = PassMemory() if assurance is None else assurance.memory
     setup = Setup(model, row_loss(loss), parameters, state, memory=memory)
     first = next(iter(parameters.values()))
-    losses = torch.zeros(n, dtype=_accumulate(first.dtype), device=first.device)
-    whole = {k: torch.zeros(records, *p.shape, dtype=_accumulate(p.dtype)) for k, p in parameters.items()}
+    losses = torch.zeros(n, dtype=accumulate(first.dtype), device=first.device)
+    whole = {k: torch.zeros(records, *p.shape, dtype=accumulate(p.dtype)) for k, p in parameters.items()}
     parts = chunks(rows, n, records, default_chunk(model, found, rows, records), False)
     for part, made in examined(setup, rows, parts, [({}, 1.0)], found.powers, assurance):
         losses[part.index] = made.losses.to(losses.dtype)
@@ -183,12 +183,17 @@ def per_record_gradients(
     return whole, losses
 
 
+<<<<<<< HEAD
 def narrowest(parameters: Iterable[Tensor]) -> torch.dtype | None:
     """float32 where no parameter is wider."""
     return torch.float32 if all(p.dtype.itemsize <= 4 for p in parameters) else None
 
 
 def _accumulate(dtype: torch.dtype) -> torch.dtype:
+=======
+def accumulate(dtype: torch.dtype) -> torch.dtype:
+    """At least single precision."""
+>>>>>>> main
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 

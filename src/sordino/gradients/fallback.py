@@ -12,7 +12,8 @@ from sordino.errors import Refused
 from sordino.gradients.contributions import Contribution, Dense
 from sordino.gradients.layout import Frame, Whole
 from sordino.gradients.lineage import Axis, Lineage
-from sordino.gradients.tape import Slot, Tape, Use, _flat, hold, replace
+from sordino.gradients.slots import Slot, Use, hold
+from sordino.gradients.tape import Tape, _flat, replace
 from sordino.gradients.vocabulary import writes
 
 

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
+from sordino.errors import Refused
 from sordino.gradients import selections
 from sordino.gradients.flow import Labels, flat
 from sordino.gradients.lineage import MANY, Lineage, Many, Owners, aligned, merged
 from sordino.gradients.vocabulary import READS, name_of, rule_for, writes
+
+Entry = tuple["weakref.ref[Tensor]", Lineage, bool, int]  # the tensor, its label, had it a gradient, its version
+Before = tuple[Tensor, int, Entry | None]
+
+
+def version(t: Tensor) -> int:
+    return 0 if t.is_inference() else t._version
+
+
+def _place(t: Tensor) -> int | None:
+    """Where its memory is; None for one that has none of its own to show (within torch.func, or sparse)."""
+    try:
+        return t.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return None
 
 
 @functools.lru_cache(1 << 10)
@@ -32,16 +48,20 @@ class Book:
     crowded: some tensor has another dimension that is as long as the batch.
     crossed: an operation that combined values of a row with values that are certainly of several.
     hooked: something of the data has a hook, which may give another gradient than the program shows.
-    constants: tensors that were seen and hold no data.
+
+    A label is that of a tensor as it is: with it, the version of the tensor is kept, which every write to its memory
+    through autograd changes. A tensor with another version than the last operation left it with was written to where
+    nobody looked (``z.imag = …``, a scripted function), and is refused.
     """
 
-    def __init__(self, rows: int, constants: Mapping[int, weakref.ref[Tensor]] | None = None) -> None:
-        self.rows, self.constants = rows, {} if constants is None else constants
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self._constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # tensors that were seen and hold no data
         self.read = self.mixed = self.crowded = self.hooked = False
         self.crossed: str | None = None
         self._name = ""
         self._unknown = False  # whether anything is labelled MANY
-        self._of: dict[int, tuple[weakref.ref[Tensor], Lineage, bool]] = {}
+        self._of: dict[int, Entry] = {}
 
     def suspect(self) -> None:
         """Rows take part in the choice of what others get (an index, a mask)."""
@@ -56,14 +76,42 @@ class Book:
             return MANY
         return found[1]
 
-    def holds(self, t: Tensor) -> bool:
+    def has(self, t: Tensor) -> bool:
+        """Has it a label, which may be one from before it was written to?"""
         found = self._of.get(id(t))
         return found is not None and found[0]() is t
+
+    def holds(self, t: Tensor) -> bool:
+        """Does it hold data? Refused if it was written to since the last operation."""
+        found = self._of.get(id(t))
+        if found is None or found[0]() is not t:
+            return False
+        if found[3] != version(t):
+            raise Refused(
+                f"a tensor of shape {tuple(t.shape)} that holds data was written to where sordino can't look (z.real = "
+                "…, z.imag = …, a function that is scripted or written in C++), so its records are not known any more; "
+                "make a new tensor instead, by operations of torch: torch.complex(real, imaginary)"
+            )
+        return True
+
+    def note(self, t: Tensor) -> None:
+        """It was seen, and holds no data."""
+        self._constants[id(t)] = weakref.ref(t), version(t)
+
+    def known(self, t: Tensor) -> bool:
+        """Is it a constant, as it was left by the last operation on it?"""
+        found = self._constants.get(id(t))
+        return found is not None and found[0]() is t and found[1] == version(t)
+
+    def state(self, t: Tensor) -> Before:
+        """The tensor with its version and label, before an operation."""
+        return t, version(t), self._of.get(id(t))
 
     def put(self, t: Tensor, label: Lineage) -> None:
         if not t.numel():
             label = Owners(torch.full([1] * t.ndim, -1))  # nobody's
-        self._of[id(t)] = (weakref.ref(t), label, t.requires_grad)
+        self._of[id(t)] = weakref.ref(t), label, t.requires_grad, version(t)
+        self.read = self.read or t.is_inference()  # such tensors have no versions: a write could not be noticed
         self._unknown = self._unknown or isinstance(label, Many)
         if not self.crowded and self.rows > 1 and t.shape.count(self.rows) > 1:
             self.crowded = True
@@ -72,10 +120,11 @@ class Book:
         self._of.pop(id(t), None)
 
     def alive(self) -> list[weakref.ref[Tensor]]:
-        return [ref for ref, _, _ in self._of.values()]
+        return [entry[0] for entry in self._of.values()]
 
     def clear(self) -> None:
         self._of.clear()
+        self._constants.clear()
 
     def join(self, tensors: Sequence[Any], shape: Sequence[int], combines: bool = True) -> Lineage | None:
         """The common label of tensors that are broadcast to ``shape``: that of the ones with a gradient, if others,
@@ -119,7 +168,13 @@ class Book:
             return
         if getattr(func, "__name__", "") == "__set__":
             self._attribute(getattr(func.__self__, "__name__", ""), *args)
-        self.hooked = self.hooked or func is Tensor.register_hook
+        # whoever asks for a place in the graph can put a hook there; others change what autograd keeps for its way back
+        self.hooked = (
+            self.hooked
+            or func is Tensor.register_hook
+            or name_of(func) == "grad_fn"
+            or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        )
         results = (out,) if isinstance(out, Tensor) else flat(out)
         if not results:
             self._replaced(func, args)
@@ -145,6 +200,8 @@ class Book:
         labels: Labels = MANY
         if rule is not None:
             labels = rule(self, args, kwargs, out)
+        else:
+            self.mixed = True  # also the shape of its result may tell of all rows (unique, nonzero)
         if isinstance(labels, Many):
             labels = self._of_one_row(args, kwargs, out) or labels
         elif self._unknown and any(isinstance(self.lineage(t), Many) for t in (*flat(args), *flat(kwargs))):
@@ -182,21 +239,49 @@ class Book:
             self._overwrite(target, MANY)
 
     def _overwrite(self, t: Tensor, label: Lineage | None) -> None:
-        """Tensors that share memory with ``t`` now hold what was written: their rows are not known any more, unless
-        the label stays the same."""
-        old = self.lineage(t)
+        """``t`` now holds what was written (``written`` sees to the tensors that share its memory)."""
         if label is not None:
             self.put(t, label)
-        elif old is not None:
+        elif self.lineage(t) is not None:
             self.forget(t)
-        if label == old and not isinstance(label, Owners):
+
+    def written(self, before: Sequence[Before], data: bool) -> None:
+        """After an operation: every argument that it wrote to has a label for what it holds now, and tensors that share
+        its memory hold that as well: their rows are not known any more, unless the label stayed the same."""
+        for t, old, entry in before:
+            now, found = version(t), self._of.get(id(t))
+            if now == old and (found is entry or (found and entry and found[1] == entry[1])):
+                continue
+            if found is not None and found[3] != now:  # no rule said what was written
+                self.put(t, MANY)
+                self.mixed = True
+            elif found is None and now != old:
+                self.note(t)
+                if data:
+                    self.put(t, MANY)
+            self._shared(t, old, entry)
+
+    def _shared(self, t: Tensor, old: int, entry: Entry | None) -> None:
+        after = self._of.get(id(t))
+        label, was = (None if e is None else e[1] for e in (after, entry))
+        same, now, place = label == was and not isinstance(label, Owners), version(t), _place(t)
+        if place is None:
             return
-        place = t.untyped_storage().data_ptr()
-        held = self.alive()
-        for ref in held if old is not None else (*held, *self.constants.values()):
+        for ref, one, _, stored in [*self._of.values()]:
             other = ref()
-            if other is not None and other is not t and other.untyped_storage().data_ptr() == place:
-                self.put(other, MANY)
+            if other is None or other is t or (same and (stored != old or version(other) != now)):
+                continue
+            if _place(other) == place:
+                self.put(other, one if same else MANY)
+        for ref, stored in [*self._constants.values()] if entry is None else ():
+            other = ref()
+            if other is None or other is t or (after is None and (stored != old or version(other) != now)):
+                continue
+            if _place(other) == place:
+                if after is None:
+                    self.note(other)
+                else:
+                    self.put(other, MANY)
         base = t._base
-        if base is not None and base is not t and label is not None:
+        if base is not None and base is not t and not same and label is not None:
             self.put(base, MANY)

@@ -13,7 +13,8 @@ from sordino.gradients.contributions import Contribution, Dense, outer
 from sordino.gradients.layout import Frame, full
 from sordino.gradients.memory import CACHE_BYTES, blocks, reads_memory, squares
 from sordino.gradients.single import Scaled, Shift, Single, too_long
-from sordino.gradients.tape import Emit, Slot, Tape, Use, hold
+from sordino.gradients.slots import Emit, Slot, Use, hold
+from sordino.gradients.tape import Tape
 from sordino.native.kernels import compiled, readable
 
 _FEW = 16  # outputs up to which the compiled loop is faster than a matrix product

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sordino.errors import Refused
 from sordino.gradients.layout import Layout, Positions
-from sordino.gradients.tape import Use
+from sordino.gradients.slots import Use
 
 if TYPE_CHECKING:
     from sordino.gradients.passes import Pass
@@ -108,7 +108,14 @@ def _digit(use: Use, first: Tensor, g: Tensor, codes: Tensor) -> Tensor:
 
 
 def _interact(use: Use) -> Refused:
+    if use.mapped:
+        return Refused(
+            f"{use.label}: torch.vmap runs over another dimension than the rows here, so each of its elements uses the "
+            "parameter for all rows, whose shares can't be told apart; map over the rows (in_dims names their "
+            "dimension), or call the function on the whole tensor without torch.vmap"
+        )
     return Refused(
-        f"{use.label}: the gradient of a record's loss reaches positions of other records here, so records "
-        "interact; find the operation before it that mixes the batch and replace it"
+        f"{use.label}: the gradient of a record's loss reaches positions of other records here, so records interact, "
+        "or rows lie along a dimension over which this operation computes; find the operation before it that mixes the "
+        "batch and replace it, or put the rows into dimension 0"
     )

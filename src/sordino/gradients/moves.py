@@ -302,6 +302,8 @@ def packed(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     """torch._pack_padded_sequence: the row numbers are packed in the same way."""
     x, lengths, batch_first = args
     label = tape.lineage(x)
+    if tape.lineage(lengths) is not None:
+        tape.suspect()  # the longest of all decides the shape
     if not isinstance(label, (Axis, Owners)):
         return [label, None]
     own = owners(label, x.shape, tape.rows)

@@ -1,8 +1,11 @@
-"""Random numbers made neutral, so that two runs of a model can be compared however their rows are grouped.
+"""Random numbers made neutral, so that two runs of a model can be compared however their rows are grouped; or the same.
 
 A dispatch mode sees every random operation below autograd, inside attention and recurrent layers too, and gives a fixed
 value in its place: a given quantile of a uniform range or a normal distribution, 1 or 0 for a Bernoulli variable, the
 largest weights of a multinomial draw, a shift by one for a permutation (which must show if it moves rows).
+
+Equal numbers hide what unequal ones decide (``torch.randn(n).argsort()`` moves nobody). So there is a second kind: each
+draw has numbers of its own, the same in every run, whatever generator the model has and whatever was drawn before.
 """
 
 from __future__ import annotations
@@ -134,17 +137,37 @@ _NEUTRAL: dict[str, Act] = {
 }
 
 
-class Neutral(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is active no operation draws random numbers. level, between 0 and 1: which values take their place."""
+def _drawn(func: Any, args: Any, kwargs: Any, number: int) -> Any:
+    """The draw, from a generator that knows its number and nothing else."""
+    kwargs = {name: None if isinstance(value, torch.Generator) else value for name, value in kwargs.items()}
+    args = tuple(None if isinstance(value, torch.Generator) else value for value in args)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(number)
+        return func(*args, **kwargs)
 
-    def __init__(self, level: float = 0.5) -> None:
+
+class Neutral(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is active no operation draws random numbers. level, between 0 and 1: which values take their place;
+    None: each draw has its own random numbers, which are the same in every run."""
+
+    def __init__(self, level: float | None = 0.5) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.level = level
         self.asked = False  # whether anything would have been drawn
+        self.draws = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        # A tape must not see what torch does of itself: a view's place in the graph is made again under a lock of
+        # torch's, and a question about that view would wait for this lock for ever.
+        with torch._C.DisableTorchFunction():
+            return self._acted(func, args, kwargs or {})
+
+    def _acted(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = func._schema.name
+        if self.level is None:
+            drawn = name in _NEUTRAL or "attention" in name
+            self.draws += drawn
+            return _drawn(func, args, kwargs, self.draws) if drawn else func(*args, **kwargs)
         if name in _NEUTRAL:
             self.asked = True
             return _NEUTRAL[name](func, args, kwargs, self.level)

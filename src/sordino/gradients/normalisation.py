@@ -13,8 +13,9 @@ from sordino.gradients.contributions import Contribution, Dense
 from sordino.gradients.elementwise import stand_in
 from sordino.gradients.layout import Frame, full
 from sordino.gradients.lineage import MANY, Axis, Owners
+from sordino.gradients.slots import Slot, Use, hold
 from sordino.gradients.standardisation import pull_back
-from sordino.gradients.tape import Holders, Slot, Tape, Use, hold
+from sordino.gradients.tape import Holders, Tape
 
 _BATCH = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 _INSTANCE = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")

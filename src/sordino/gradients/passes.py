@@ -25,8 +25,9 @@ from sordino.gradients.pulled import Pullback, Pulled, Viewed
 from sordino.gradients.refusals import Aside, early, one_pass
 from sordino.gradients.rows import Chunk, call, tensors, tree_map
 from sordino.gradients.rules import RULEBOOK
+from sordino.gradients.slots import Slot, Use, check_held, not_implemented
 from sordino.gradients.survey import Held, check_state
-from sordino.gradients.tape import Slot, Tape, Use, check_held
+from sordino.gradients.tape import Tape
 
 Loss = Callable[[Any, Any], Tensor]
 Values = Mapping[str, Tensor]
@@ -129,14 +130,14 @@ class Pass:
             _check_losses(self.losses, rows)
             check_state(setup.state, before)
             _check_crossed(self.tape.book.crossed)
+            label = self.tape.book.lineage(self.losses) if self.tape.book.holds(self.losses) else None
         except BaseException:
             self.tape.close()
             raise
         book = self.tape.book
-        label = book.lineage(self.losses)
         known = label == ROWS and not book.hooked
         self.proven = rows == 1 or (known and all(use.layout is not None for use in self.tape.uses))
-        self.independent = rows == 1 or (label == ROWS and not (book.read or book.mixed))
+        self.independent = rows == 1 or (known and not (book.read or book.mixed))
         self.program = hash((tuple(self.tape.program), book.crowded, self.proven))
 
     def close(self) -> None:
@@ -223,6 +224,8 @@ def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: S
                 with torch.no_grad():
                     for use, gradient, layout in measured(run, weight):
                         gathered.add(use, gradient, layout)
+        except NotImplementedError as error:
+            raise not_implemented("the backward pass", error) from error
         finally:
             run.close()
         losses = run.losses
@@ -262,17 +265,23 @@ class _Gathered:
 
     def add(self, use: Use, gradient: Tensor, layout: Layout | None) -> None:
         check_held(use)
-        with self.precise:
-            for slot, part in use.emit(gradient, self.frame(layout)):
-                if slot.name is not None and isinstance(part, Dense) and part.owned:
-                    if slot.name in self.totals:
-                        self.totals[slot.name].add(part)
-                        self.setup.pool.free(part.gradient)
-                        continue
-                    self.totals[slot.name] = part
-                self.store[slot].append(part)
-                self.leaves_of[slot] = self.leaves
+        try:
+            with self.precise:
+                for slot, part in use.emit(gradient, self.frame(layout)):
+                    self._keep(slot, part)
+        except NotImplementedError as error:
+            raise not_implemented(use.label, error) from error
         use.release()
+
+    def _keep(self, slot: Slot, part: Contribution) -> None:
+        if slot.name is not None and isinstance(part, Dense) and part.owned:
+            if slot.name in self.totals:
+                self.totals[slot.name].add(part)
+                self.setup.pool.free(part.gradient)
+                return
+            self.totals[slot.name] = part
+        self.store[slot].append(part)
+        self.leaves_of[slot] = self.leaves
 
 
 def _full_precision(device: str) -> AbstractContextManager[Any]:

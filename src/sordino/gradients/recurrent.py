@@ -20,7 +20,8 @@ from sordino.gradients.gru import GRU
 from sordino.gradients.layout import Frame
 from sordino.gradients.lineage import MANY, Many, covers, owners, permuted, simplest
 from sordino.gradients.linear import bias_gradient
-from sordino.gradients.tape import Slot, Tape, Use, hold
+from sordino.gradients.slots import Slot, Use, hold
+from sordino.gradients.tape import Tape
 
 
 class _LSTM(torch.autograd.Function):

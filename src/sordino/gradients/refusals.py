@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import Refused
-from sordino.gradients.tape import Use
+from sordino.gradients.slots import Use
 
 
 def early(use: Use, gradient: Tensor) -> None:

@@ -160,6 +160,8 @@ def _looked_up(tape: Labelled, x: Tensor, index: Any, out: Tensor) -> Labels:
     """A constant at indices that hold data: one index tensor, alone or after whole slices, leaves its own rows."""
     items = index if isinstance(index, tuple) else (index,)
     places = [k for k, i in enumerate(items) if isinstance(i, Tensor)]
+    if any(i.dtype == torch.bool and tape.lineage(i) is not None for i in flat(items)):
+        tape.suspect()  # how many are chosen shows in the shape
     if len(places) != 1 or any(i != slice(None) for i in items[: places[0]]):
         return MANY
     label, ids = tape.lineage(items[places[0]]), items[places[0]]

@@ -29,86 +29,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sordino.errors import Refused
-from sordino.gradients.contributions import Contribution
-from sordino.gradients.labels import Book
-from sordino.gradients.layout import Frame, Layout, layout_of
+from sordino.gradients.labels import Before, Book
+from sordino.gradients.layout import Layout, layout_of
 from sordino.gradients.lineage import MANY, ROWS, Lineage, Many, permuted
-from sordino.gradients.standardisation import Pull, pulled
+from sordino.gradients.slots import Slot, Use, describe, hold, not_implemented, pulling_back
+from sordino.gradients.standardisation import Pull
 from sordino.gradients.vocabulary import ASKS, writes
-
-Emit = Callable[[Tensor, Frame], Iterable[tuple["Slot", Contribution]]]
-
-
-@dataclass(eq=False, slots=True)
-class Slot:
-    """A parameter (``parents`` is its own name) or something computed from parameters and constants alone.
-
-    value: detached. tensor: the same, connected to the leaves of its parameters in autograd's graph; of a parameter,
-    None until something is computed from it alone (``Tape.connected``).
-    source: the parameter and the pull-back to it, where that is known in closed form.
-    stretched: the slot that this one repeats along dimensions, aligned from the right. looked_up: the table and the
-    constant indices that this one shows of it. tiled: the tensor that this one holds again and again along dimension 0.
-    made: the operation on constants and parameters that gave it, where there is a rule for it on data.
-    """
-
-    tensor: Tensor | None
-    value: Tensor
-    parents: frozenset[str]
-    name: str | None = None
-    source: tuple[Slot, Pull] | None = None
-    stretched: Slot | None = None
-    looked_up: tuple[Slot, Tensor] | None = None
-    tiled: Tensor | None = None
-    made: tuple[Any, Any, Any] | None = None
-
-
-@dataclass(eq=False, slots=True)
-class Use:
-    """One operation on slots and data. ``shape`` and ``lead`` describe the tensor whose gradient arrives.
-
-    layout: where the rows are in that tensor; None where it is not known from the program.
-    """
-
-    func: Any
-    slots: tuple[Slot, ...]
-    shape: torch.Size
-    lead: tuple[int, ...]
-    emit: Emit
-    held: tuple[tuple[Tensor, int], ...] = ()
-    layout: Layout | None = None
-    index: int = -1
-    permute: tuple[int, ...] | None = None  # brings an arriving gradient into ``shape``
-    tapped: weakref.ref[Tensor] | None = None  # the output, whose label gives the layout
-
-    @property
-    def label(self) -> str:
-        return describe(self.func, self.slots)
-
-    def release(self) -> None:
-        """Let go of the activations: nothing more will be asked of this use."""
-        self.emit, self.held, self.slots = _nothing, (), ()
-
-
-def describe(func: Any, slots: Sequence[Slot]) -> str:
-    """For messages: the operation and its parameters."""
-    names = sorted({n for s in slots for n in s.parents})
-    return f"{getattr(func, '__name__', func)}({', '.join(names)})"
-
-
-def _nothing(gradient: Tensor, frame: Frame) -> list[tuple[Slot, Contribution]]:
-    return []
-
-
-def _pulling(emit: Emit) -> Emit:
-    """The same, with contributions to tensors whose pull-back is known brought to their parameters."""
-
-    def pulling(gradient: Tensor, frame: Frame) -> Iterable[tuple[Slot, Contribution]]:
-        for slot, part in emit(gradient, frame):
-            yield (slot, part) if slot.source is None else (slot.source[0], pulled(part, slot.source[1]))
-
-    return pulling
-
 
 with torch.inference_mode(False):
     _ZERO = torch.zeros((), device="cpu")
@@ -145,6 +71,7 @@ class _Stand(torch.autograd.Function):
 
 
 # what is given beside the first argument gives its type, its device or its shape, and is not computed with
+_SET_HOOKS: Any = Tensor._backward_hooks.__set__  # type: ignore[union-attr]
 TYPE_ONLY = frozenset((Tensor.to, Tensor.type_as, Tensor.view_as, Tensor.reshape_as))
 
 
@@ -213,8 +140,7 @@ class Tape(TorchFunctionMode):
         self._inside = 0  # rules at work
         self.arrived: Callable[[Use, Tensor], None] = lambda use, gradient: None
         self.token = _TOKEN
-        self._constants: dict[int, weakref.ref[Tensor]] = {}
-        self.book = Book(rows, self._constants)
+        self.book = Book(rows)
         self._slots: dict[int, Slot] = {}
         self._alive: list[Tensor] = []
         self.roots: dict[int, Tensor] = {}  # data that requires a gradient and was computed from nothing that does
@@ -261,7 +187,7 @@ class Tape(TorchFunctionMode):
             if t.ndim:
                 self.book.put(t, ROWS)
             else:
-                self._constants[id(t)] = weakref.ref(t)
+                self.book.note(t)
 
     def tap(self, output: Tensor, use: Use, label: Lineage | None = None) -> Tensor:
         """Have the gradient of ``output`` delivered to the use. label: that of the output, where the rule knows it;
@@ -301,7 +227,7 @@ class Tape(TorchFunctionMode):
     def _add(self, use: Use) -> None:
         for slot in use.slots:
             if slot.source is not None:
-                use.emit = _pulling(use.emit)
+                use.emit = pulling_back(use.emit)
                 break
         made = [s.tensor for s in use.slots if s.name is None and s.tensor is not None]
         if made:  # one that is written to after its use has another graph by the time it is pulled back through
@@ -353,15 +279,15 @@ class Tape(TorchFunctionMode):
         self.roots.clear()
         self._slots.clear()
         self.book.clear()
-        self._constants.clear()
         self.program.clear()
         self._alive.clear()
         self.arrived = lambda use, gradient: None
 
     # the mode
 
-    def _seen(self, args: Iterable[Any], slotted: bool, data: bool) -> tuple[bool, bool]:
-        """Is there a slot, and is there data, among these arguments?"""
+    def _seen(self, args: Iterable[Any], before: list[Before]) -> tuple[bool, bool]:
+        """Is there a slot, and is there data, among these arguments? before: gets every tensor, as it is now."""
+        slotted = data = False
         for a in args:
             if isinstance(a, Tensor):
                 if id(a) in self._slots:
@@ -374,10 +300,10 @@ class Tape(TorchFunctionMode):
                 else:
                     data = self._is_data(a) or data
                     self._note_root(a)
-            elif isinstance(a, (list, tuple)):
-                slotted, data = self._seen(a, slotted, data)
-            elif isinstance(a, dict):
-                slotted, data = self._seen(a.values(), slotted, data)
+                before.append(self.book.state(a))
+            elif isinstance(a, (list, tuple, dict)):
+                found = self._seen(a.values() if isinstance(a, dict) else a, before)
+                slotted, data = slotted or found[0], data or found[1]
         return slotted, data
 
     def _note_root(self, t: Tensor) -> None:
@@ -392,19 +318,22 @@ class Tape(TorchFunctionMode):
         if t.requires_grad:
             self.book.put(t, MANY)
             return True
-        known = self._constants.get(id(t))
-        if known is None or known() is not t:
+        if not self.book.known(t):
             self.book.read = not self.constants(t) or self.book.read
-            self._constants[id(t)] = weakref.ref(t)
+            self.book.note(t)
         return False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in ASKS:
             return func(*args, **kwargs)
-        slotted, data = self._seen(args, False, False)
-        if kwargs:
-            slotted, data = self._seen(kwargs.values(), slotted, data)
+        if (
+            func == _SET_HOOKS
+        ):  # torch itself, while it shows a tensor to Python under a lock: nothing may be asked of it
+            self.book.hooked = self.book.hooked or args[1] is not None
+            return func(*args, **kwargs)
+        before: list[Before] = []
+        slotted, data = self._seen((*args, *kwargs.values()), before)
         if not self._inside:
             self.program.append(func)
         if data and func is Tensor.register_hook and len(args) > 1:
@@ -416,26 +345,35 @@ class Tape(TorchFunctionMode):
             if data:
                 self.book.follow(func, args, kwargs, out)
             self._note_constants(out)
-            return out
-        before = len(self.uses)
+        else:
+            out = self._applied(func, args, kwargs, data)
+        self.book.written(before, data)
+        return out
+
+    def _applied(self, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
+        """An operation in which a slot takes part."""
+        first = len(self.uses)
         self._inside += 1
         try:
             out = self.rules.apply(self, func, args, kwargs, data)
+        except NotImplementedError as error:
+            slots = [s for s in map(self.slot, _flat((args, kwargs))) if s is not None]
+            raise not_implemented(describe(func, slots), error) from error
         finally:
             self._inside -= 1
         if data:
-            self._label(func, args, kwargs, out, before)
+            self._label(func, args, kwargs, out, first)
         return out
 
     def _note_constants(self, out: Any) -> None:
         for t in (out,) if isinstance(out, Tensor) else _flat((out,)):
-            if not self.book.holds(t):
-                self._constants[id(t)] = weakref.ref(t)
+            if not self.book.has(t):
+                self.book.note(t)
 
     def _label(self, func: Any, args: Any, kwargs: Any, out: Any, before: int) -> None:
         """Labels of what a rule returned, and with them the layouts of the uses that it left open."""
         results = [out] if isinstance(out, Tensor) else list(_flat((out,)))
-        if getattr(func, "__name__", "") == "__setitem__" or not all(map(self.book.holds, results)) or writes(func):
+        if getattr(func, "__name__", "") == "__setitem__" or not all(map(self.book.has, results)) or writes(func):
             self.book.follow(func, args, kwargs, out)
         for use in self.uses[before:]:
             tapped = use.tapped() if use.tapped is not None else None
@@ -456,17 +394,3 @@ def _once(hook: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor], Tensor 
         return found
 
     return called
-
-
-def hold(*tensors: Tensor) -> tuple[tuple[Tensor, int], ...]:
-    return tuple([(t, t._version) for t in tensors])
-
-
-def check_held(use: Use) -> None:
-    """The inputs that a rule kept must not have been written to since."""
-    for t, version in use.held:
-        if t._version != version:
-            raise Refused(
-                f"{use.label}: its input was modified in place after the call; "
-                "use the out-of-place version of the operation that follows (for example inplace=False)"
-            )

@@ -17,7 +17,8 @@ from torch._functorch import pyfunctorch
 from sordino.errors import Refused
 from sordino.gradients.elementwise import stand_in
 from sordino.gradients.lineage import MANY
-from sordino.gradients.tape import Slot, Tape, _flat, describe, replace
+from sordino.gradients.slots import Slot, describe
+from sordino.gradients.tape import Tape, _flat, replace
 
 
 def active() -> bool:
@@ -47,6 +48,7 @@ def _copies(tape: Tape, func: Any, slot: Slot, levels: list[Any]) -> Tensor:
     """The slot's value for every element of every vmap, as the function within sees it: without those dimensions."""
     with pyfunctorch.temporarily_clear_interpreter_stack():
         out = stand_in(tape, func, slot, (*(t.batch_size() for t in levels), *slot.value.shape), MANY)
+        tape.uses[-1].mapped = True
     for level in levels:
         out = functorch._add_batch_dim(out, 0, level.level())
     return out

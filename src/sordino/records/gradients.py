@@ -7,12 +7,11 @@ that `private_steps` can refuse one that is not the plan's. Whoever wraps a grad
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,19 +20,16 @@ from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.gradients.assurance import Assurance
 from sordino.gradients.engine import Iterates, narrowest
 from sordino.gradients.memory import Pool
-from sordino.gradients.runs import stable
 from sordino.gradients.spectral import advance
 from sordino.gradients.survey import trainable
 from sordino.plan.contribution import Augmentation, Contribution, InnerMomentum
 from sordino.plan.core import Plan
+from sordino.records.chunks import LONGEST_SUM, rising, stable_chunks
 from sordino.records.companions import companions_of, with_companions
 from sordino.records.momentum import PastIterates, RecordMomenta
 from sordino.records.reading import count_records, row_reader
 from sordino.records.views import with_views
 from sordino.sampling import LogicalBatch
-
-LONGEST_SUM = 4096
-"""Records in one pass, however large the chunk."""
 
 
 @runtime_checkable
@@ -138,7 +134,7 @@ class RecordGradients:
         """One function for each chunk of the batch, to be called in any order and anywhere: their results add up to the
         sum, whatever the order (`on_grid`). Chunks and their masks (dropout) follow from the batch and `seed`."""
         most = LONGEST_SUM if self.views is None else max(1, min(LONGEST_SUM, batch.chunk) // self.views.views)
-        pieces = stable_chunks(batch.indices, min(most, batch.chunk))
+        pieces = stable_chunks(batch, most)
         iterates = None if self.inner is None else self.past().with_present(self.inner)
         if len(pieces) == 1:
             return [partial(self._part, batch, pieces[0], iterates)]
@@ -196,18 +192,6 @@ def on_grid(part: ClippedSum, spacing: float) -> ClippedSum:
     magic = 1.5 * spacing * 2.0**52  # adding it leaves no digits below the spacing
     sums = {name: value.double().add(magic).sub_(magic) for name, value in part.sums.items()}
     return replace(part, sums=sums)
-
-
-def stable_chunks(indices: Tensor, most: int) -> Sequence[Tensor]:
-    """The records of a batch, at most so many at a time: with one record less, the other chunks stay as they are."""
-    if not len(indices) or not rising(indices):  # a batch that somebody made by hand
-        return torch.split(indices, most) if len(indices) else ()
-    return torch.split(indices, np.diff(stable(indices.numpy(), most)).tolist())
-
-
-def rising(indices: Tensor) -> bool:
-    """Can they be the keys of records?"""
-    return bool((np.diff(indices.numpy(), prepend=-1) > 0).all())
 
 
 def plan_gradients(

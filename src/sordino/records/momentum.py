@@ -29,6 +29,7 @@ from sordino.gradients.engine import Iterates, add_clipped, per_record_gradients
 from sordino.gradients.spectral import advance
 from sordino.gradients.survey import checked_parameters
 from sordino.plan.contribution import Contribution, InnerMomentum, RecordMomentum
+from sordino.records.chunks import stable_chunks
 from sordino.sampling import LogicalBatch
 
 MEMORY = 2 << 30
@@ -124,7 +125,7 @@ class RecordMomenta:
         parameters = checked_parameters(self.model)
         sums: dict[str, Tensor] = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in parameters.items()}
         norms, losses, dropped, first = [], [], 0, not self._kept
-        for indices in batch.chunks():
+        for indices in stable_chunks(batch):
             rows = self.fetch(indices, batch.step)
             gradients, values = per_record_gradients(self.model, self.loss, rows, self._assurance)
             with torch.no_grad():

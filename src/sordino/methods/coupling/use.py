@@ -32,7 +32,8 @@ from sordino.methods.coupling.weights import LeastError, Rule, Situation, Weight
 from sordino.plan.contribution import Contribution
 from sordino.plan.core import Plan
 from sordino.plan.public import refuse_shared_rows, split_public
-from sordino.records.gradients import LONGEST_SUM, add_sums, empty_sum
+from sordino.records.chunks import rising, stable_chunks
+from sordino.records.gradients import add_sums, empty_sum
 from sordino.records.momentum import PastIterates
 from sordino.records.reading import row_reader, splits, tensors_of
 from sordino.sampling import LogicalBatch
@@ -239,17 +240,15 @@ class CoupledGradients:
             scale = public.scale
             centre = {k: scale * v for k, v in public.gradient.items()} if update.method.centring else None
         total = empty_sum(update.model)
-        for chunk in batch.chunks():
-            for indices in torch.split(chunk, LONGEST_SUM):
-                if len(indices):
-                    rows = self.fetch(indices)
-                    if scale != 1.0:
-                        rows = replace(rows, coefficient=torch.full((len(indices),), scale))
-                    part = clipped_sum(
-                        update.model, update.loss, rows, self.clipping, centre=centre, pool=self.pool,
-                        assurance=self.assurance,
-                    )  # fmt: skip
-                    total = add_sums(total, part)
+        for indices in stable_chunks(batch):
+            rows, keys = self.fetch(indices), indices if rising(indices) else None
+            if scale != 1.0:
+                rows = replace(rows, coefficient=torch.full((len(indices),), scale))
+            part = clipped_sum(
+                update.model, update.loss, rows, self.clipping, centre=centre, pool=self.pool,
+                assurance=self.assurance, keys=keys,
+            )  # fmt: skip
+            total = add_sums(total, part)
         return total
 
 

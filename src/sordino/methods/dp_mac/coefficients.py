@@ -32,7 +32,8 @@ from sordino.methods.dp_mac.network import Layer, Network, chain
 from sordino.methods.dp_mac.taylor import CURVATURES, Terms, expand, from_triangle
 from sordino.methods.dp_mac.zsteps import ZSteps, auxiliary, into_ball
 from sordino.plan.contribution import Contribution
-from sordino.records.gradients import LONGEST_SUM, add_sums
+from sordino.records.chunks import stable_chunks
+from sordino.records.gradients import add_sums
 from sordino.sampling import LogicalBatch
 
 BOUNDINGS = ("clip", "normalise", "analytic")
@@ -108,6 +109,7 @@ def layer_terms(layers: Sequence[Layer], x: Tensor, y: Tensor, z: ZSteps) -> lis
 def scaled_sums(terms: Sequence[Terms], expansion: Expansion, bounds: Bounds) -> ClippedSum:
     """Σ over records of the bounded, scaled coefficients, by name: sensitivity 1 under add/remove.
 
+    Products of records and their sums are in double precision (docs/guarantees/noise.md, section 6).
     `norms` is the norm of each record's whole contribution, at most 1 up to rounding; private like the rest.
     """
     share = shares(part_sizes(terms, expansion), expansion)
@@ -160,7 +162,7 @@ def _part_sum(terms: Terms, part: str, expansion: Expansion, factors: Tensor) ->
     if part == "gradient":
         return terms.gradient_sum(factors)
     if part == "value":
-        return (terms.value * factors).sum(0, keepdim=True).to(terms.slope.dtype)
+        return (terms.value.double() * factors).sum(0, keepdim=True)
     return terms.curvature_sum(factors, expansion.curvature)
 
 
@@ -201,10 +203,8 @@ class Coefficients:
         bounds = self.bounds()
         total = self._empty()
         with torch.no_grad():
-            for chunk in batch.chunks():
-                for indices in torch.split(chunk, LONGEST_SUM):
-                    if len(indices):
-                        total = add_sums(total, scaled_sums(self.terms(indices), self.expansion, bounds))
+            for indices in stable_chunks(batch):
+                total = add_sums(total, scaled_sums(self.terms(indices), self.expansion, bounds))
         return total
 
     def _empty(self) -> ClippedSum:
@@ -216,7 +216,7 @@ class Coefficients:
             triangle = wide * (wide + 1) // 2 if self.expansion.curvature == "full" else wide
             shapes = {"gradient": (units, wide), "curvature": (units, triangle), "value": (1,)}
             for part in self.expansion.parts:
-                sums[f"layers.{k}.{part}"] = layer.weight.new_zeros(shapes[part])
+                sums[f"layers.{k}.{part}"] = layer.weight.new_zeros(shapes[part], dtype=torch.float64)
         return ClippedSum(sums, torch.zeros(0), 0, torch.zeros(0))
 
 

@@ -25,7 +25,7 @@ from sordino.release import Entry, Gaussian, release
 from sordino.release.ledger import Ledger
 
 PURPOSE = "dp-pca"
-_CHUNK = 4096  # rows whose outer products are summed in single precision
+_CHUNK = 4096  # rows that are held at once
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def second_moment(inputs: Tensor, scale: float | None) -> Tensor:
     width = inputs.flatten(1).shape[1]
     total = torch.zeros(width, width, dtype=torch.float64)
     for start in range(0, len(inputs), _CHUNK):
-        rows = unit_rows(inputs[start : start + _CHUNK], scale)
-        total += (rows.T @ rows).double()
+        rows = unit_rows(inputs[start : start + _CHUNK], scale).double()
+        total += rows.T @ rows
     return total
 
 

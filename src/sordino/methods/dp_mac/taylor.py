@@ -28,6 +28,7 @@ from torch.nn.functional import softplus
 from sordino.methods.dp_mac.network import Layer
 
 CURVATURES = ("full", "diagonal")
+_OUTER = 256  # records whose outer products are held at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,16 +51,21 @@ class Terms:
         return 0.5 * _row_norms(self.curvature) * spread
 
     def gradient_sum(self, factors: Tensor) -> Tensor:
-        """Σ_n factor_n·∂t_n, (out, in)."""
-        return _weighted(self.slope, factors).T @ self.inputs
+        """Σ_n factor_n·∂t_n, (out, in), in double precision."""
+        return _weighted(self.slope, factors).T @ self.inputs.double()
 
     def curvature_sum(self, factors: Tensor, kind: str) -> Tensor:
-        """Σ_n factor_n·½∂²t_n: (out, in·(in+1)/2) in the triangle's form, or the diagonals, (out, in)."""
+        """Σ_n factor_n·½∂²t_n: (out, in·(in+1)/2) in the triangle's form, or the diagonals, (out, in); in double
+        precision."""
         weighted = 0.5 * _weighted(self.curvature, factors).T
         if kind == "diagonal":
-            return weighted @ self.inputs.square()
-        row, column, scale = _triangle_of(self.inputs.shape[1], self.inputs)
-        return weighted @ (self.inputs[:, row] * self.inputs[:, column] * scale)
+            return weighted @ self.inputs.double().square()
+        row, column, scale = _triangle_of(self.inputs.shape[1], weighted)
+        total = weighted.new_zeros(len(weighted), len(row))
+        for part, some in zip(torch.split(self.inputs, _OUTER), torch.split(weighted, _OUTER, dim=1), strict=True):
+            rows = part.double()
+            total += some @ (rows[:, row] * rows[:, column] * scale)
+        return total
 
     def finite(self) -> tuple[Terms, Tensor]:
         """The same with every record that is not finite turned into zeros, and which records those were."""
@@ -120,8 +126,8 @@ def _row_norms(rows: Tensor) -> Tensor:
 
 
 def _weighted(rows: Tensor, factors: Tensor) -> Tensor:
-    """rows·factor, zero where that leaves the range of the rows' dtype."""
-    scaled = (rows.double() * factors[:, None].double()).to(rows.dtype)
+    """rows·factor in double precision, zero where that is not finite."""
+    scaled = rows.double() * factors[:, None].double()
     return torch.where(torch.isfinite(scaled), scaled, torch.zeros_like(scaled))
 
 

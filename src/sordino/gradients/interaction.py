@@ -1,0 +1,182 @@
+"""Do records interact? Their losses are computed again beside other records, and must not move.
+
+In other groups and another order, with random numbers that are neutral (``neutral.py``): what is computed over the
+batch shows. In the same batch and order, with the same random numbers, and one row changed: what random numbers decide
+(who is mixed with whom) shows as well. And once more as it was at first, after all that: what a pass leaves to the next
+shows. A changed row is large, not there (NaN), at the ends of its range, all zero, or the copy of another.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from sordino.errors import Refused
+from sordino.gradients.memory import Pool
+from sordino.gradients.neutral import Neutral
+from sordino.gradients.passes import Setup
+from sordino.gradients.rows import call, take, tree_map
+from sordino.gradients.survey import survey
+
+Data = tuple[Any, Any]
+EVERY = ("large", "missing", "ends", "zero", "copy")
+FEW = ("large",)
+
+
+def generator_of(purpose: int) -> torch.Generator:
+    """Numbers from the run's own randomness (the seed of its dropout masks), without drawing from it."""
+    return torch.Generator().manual_seed((torch.initial_seed() + 0x9E3779B9 * purpose) % (1 << 63))
+
+
+def check_groups(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], number: int = 1) -> None:
+    """The losses of rows in other groups, another order and beside a changed row, and as at first; Refused where they
+    move. number: of the test; each has another order and other changed rows."""
+    _check(setup, data, lambda one, given: _grouped(one, given, rows, ("same", *variants), 64 * number))
+
+
+def check_places(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], number: int = 1) -> None:
+    """The losses of the other rows where one is changed in its place, with the same random numbers; Refused where they
+    move. number: of the test."""
+    _check(setup, data, lambda one, given: _in_place(one, given, rows, variants, 64 * number + 16))
+
+
+def _check(setup: Setup, data: Data, furthest: Callable[[Setup, Data], float]) -> None:
+    kind = next(iter(setup.parameters.values())).dtype
+    gap = furthest(setup, data)
+    if gap <= {torch.float64: 1e-8, torch.float32: 1e-4}.get(kind, 0.05):
+        return
+    twin = in_double(setup) if kind == torch.float32 else None
+    if twin is not None and (gap := furthest(twin, wide(data))) <= 1e-7:
+        return
+    if gap == float("inf"):
+        raise Refused(
+            "a record that is not finite (NaN) makes the losses of others so: their values meet, as in attention over "
+            "several records that are packed into one sequence, where a weight of zero times NaN is NaN; give each "
+            "record a row of its own, or set what is masked to zero before it is multiplied"
+        )
+    raise Refused(
+        f"a record's loss is not the same when the others of its batch change (relative difference {gap:.1e}), so "
+        "records interact: look for a layer or a loss that computes over the batch dimension, or that keeps something "
+        "from one batch to the next, and make it work row by row"
+    )
+
+
+def _losses(setup: Setup, data: Data) -> Tensor:
+    with torch.enable_grad():  # as in training: a model may ask for it, or put hooks on what it computes
+        return setup.loss(call(setup.model, data[0]), data[1]).detach()
+
+
+def _fixed(setup: Setup, data: Data) -> Tensor:
+    """With random numbers that are the same in every call, those of Python and numpy too."""
+    own, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with Neutral(None):
+            return _losses(setup, data)
+    finally:
+        random.setstate(own)
+        np.random.set_state(numpys)  # noqa: NPY002
+
+
+def _apart(found: Tensor, base: Tensor, largest: float) -> float:
+    """How far these losses are from those, relative to the largest of all."""
+    a, b = found.double(), base.double()
+    if bool((torch.isfinite(a) != torch.isfinite(b)).any()):
+        return float("inf")
+    gap = (a - b).nan_to_num(0, 0, 0).abs()
+    return float(gap.max()) / max(largest, 1e-12) if len(gap) else 0.0
+
+
+def _largest(base: Tensor) -> float:
+    finite = base[torch.isfinite(base)].abs()
+    return float(finite.max()) if len(finite) else 1.0
+
+
+def _grouped(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], first: int) -> float:
+    base = _losses(setup, data)
+    size, worst = _largest(base), 0.0
+    for number, variant in enumerate(variants):
+        order, given, extreme = _one_changed(data, rows, variant, first + number)
+        cuts = sorted({1, min(4, rows - 1), rows // 2}) if variant == "same" else [max(1, rows // 3)]
+        for part in torch.tensor_split(order, cuts):
+            if not len(part):
+                continue
+            try:
+                found = _losses(setup, tuple(take(t, part, rows) for t in given))
+            except (ValueError, RuntimeError, IndexError, ArithmeticError):
+                if not bool((part == extreme).any()):
+                    raise
+                continue  # the model does not take such a row at all: a distribution or a solver checks its arguments
+            others = part != extreme
+            worst = max(worst, _apart(found[others], base[part][others], size))
+    return max(worst, _apart(_losses(setup, data), base, size))
+
+
+def _in_place(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], first: int) -> float:
+    base = _fixed(setup, data)
+    size, worst = _largest(base), 0.0
+    for number, variant in enumerate(variants):
+        _, given, extreme = _one_changed(data, rows, variant, first + number)
+        try:
+            found = _fixed(setup, given)
+        except (ValueError, RuntimeError, IndexError, ArithmeticError):
+            continue
+        others = torch.arange(rows) != extreme
+        worst = max(worst, _apart(found[others], base[others], size))
+    return worst
+
+
+def _one_changed(data: Data, rows: int, variant: str, number: int) -> tuple[Tensor, Data, int]:
+    """(an order of the rows, the data with one row changed, that row; −1: none)."""
+    with _disable_current_modes():
+        source = generator_of(4 + number)
+        order = torch.randperm(rows, generator=source)
+        if variant == "same":
+            return order, data, -1
+        extreme = int(order[int(torch.randint(rows, (), generator=source))])
+    return order, changed(data, extreme, variant), extreme
+
+
+def changed(data: Data, row: int, variant: str) -> Data:
+    """Inputs and targets with one row unlike all others, or like its neighbour."""
+
+    def change(t: Tensor) -> Tensor:
+        if not t.ndim or not t.numel():
+            return t
+        t = t.clone()
+        if variant == "copy":
+            t[row] = t[row - 1]  # −1 is the last
+        elif t.is_floating_point() or t.is_complex():
+            sign = 1 if variant == "large" else -1
+            far = 1e3 * (1 + t[row].abs()) * sign
+            t[row] = torch.nan if variant == "missing" else 0 if variant == "zero" else far
+        elif t.dtype == torch.bool:
+            t[row] = variant not in ("ends", "zero")
+        else:
+            t[row] = t.min() if variant in ("ends", "zero") else t.max()
+        return t
+
+    return tree_map(change, data[0]), tree_map(change, data[1])
+
+
+def wide(data: Data) -> Data:
+    inputs, targets = (tree_map(lambda t: t.double() if t.dtype == torch.float32 else t, tree) for tree in data)
+    return inputs, targets
+
+
+def in_double(setup: Setup) -> Setup | None:
+    """The same with a copy of the model in double precision; None where it can't be copied."""
+    try:
+        twin = copy.deepcopy(setup.model).double()
+        loss = copy.deepcopy(setup.loss).double() if isinstance(setup.loss, nn.Module) else setup.loss
+    except (RuntimeError, TypeError):
+        return None
+    found = survey(twin)
+    return replace(setup, model=twin, loss=loss, parameters=found.parameters, state=found.state, pool=Pool())
