@@ -183,17 +183,13 @@ def per_record_gradients(
     return whole, losses
 
 
-<<<<<<< HEAD
 def narrowest(parameters: Iterable[Tensor]) -> torch.dtype | None:
     """float32 where no parameter is wider."""
     return torch.float32 if all(p.dtype.itemsize <= 4 for p in parameters) else None
 
 
-def _accumulate(dtype: torch.dtype) -> torch.dtype:
-=======
 def accumulate(dtype: torch.dtype) -> torch.dtype:
     """At least single precision."""
->>>>>>> main
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
