@@ -28,6 +28,8 @@ from scipy import optimize, special, stats
 
 from sordino.errors import InputError
 
+_SAYS_NOTHING = 500.0  # an ε of a profile whose exponential is near the end of double precision
+
 EPSILON_LIMIT = 60.0
 """No audit can show more: it would take e^60 canaries."""
 
@@ -105,6 +107,8 @@ class ProfileCurve:
         """(breakpoints, lines) of the largest of x ≥ 0, x ≥ e^−ε(y−δ) and x ≥ 1−δ−e^ε(1−y)."""
         lines = [(0.0, 0.0)]
         for epsilon, delta in zip(self.epsilons, self.deltas, strict=True):
+            if epsilon > _SAYS_NOTHING:  # a point left out makes the claim weaker, and the test stays valid
+                continue
             grow = math.exp(epsilon)
             lines += [(1.0 / grow, -delta / grow), (grow, 1.0 - delta - grow)]
         return upper_envelope(lines)

@@ -132,10 +132,14 @@ def _layers(shapes: Mapping[str, torch.Size]) -> list[tuple[int, int]]:
 
 
 class CanaryGradients:
-    """The real gradient sum with the canaries' vectors added. `real` is the last sum over real records alone."""
+    """The real gradient sum with the canaries' vectors added. `real` is the last sum over real records alone.
 
-    def __init__(self, gradient_sum: GradientSum, canaries: Canaries, records: int) -> None:
+    `silent`: the other records contribute zero, as records of zero gradient would. The claim holds for those too.
+    """
+
+    def __init__(self, gradient_sum: GradientSum, canaries: Canaries, records: int, *, silent: bool = False) -> None:
         self._gradient_sum, self._canaries, self._records = gradient_sum, canaries, records
+        self._silent = silent
         self._members = canaries.members
         self.real: dict[str, Tensor] = {}
         self.drawn = torch.zeros(0, dtype=torch.int64)
@@ -150,7 +154,8 @@ class CanaryGradients:
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         indices = batch.indices
-        total = self._gradient_sum(LogicalBatch(batch.step, indices[indices < self._records], batch.chunk))
+        others = indices[indices < self._records]
+        total = self._gradient_sum(LogicalBatch(batch.step, others[:0] if self._silent else others, batch.chunk))
         self.drawn = self._members[indices[indices >= self._records] - self._records]
         self.real = {name: value.clone() for name, value in total.sums.items()}
         coordinates, values = self._canaries.contribution(self.drawn)

@@ -1,19 +1,31 @@
-"""Is the noise what the plan says it is? A test of its distribution, for whoever may look at the sums before noise.
+"""Is the noise what the plan says it is? Tests of its distribution, for whoever may look at the sums before noise.
 
 An audit's lower bound on ε is blunt: it compares with a *bound* on the mechanism's privacy, which has slack, and can't
-see uniform noise of half the width. But the audit makes the run itself and knows every sum before noise, so it can
-look at the noise: with F the distribution that the plan states, the values F(noise) are uniform on [0, 1], independent
-over coordinates and steps. Two tests, at half the level each: Kolmogorov and Smirnov's for the distribution, and the
-correlation of a coordinate's successive values (a buffer that carries noise from one step to the next shows there).
+see noise of 0.9 times the scale. But the auditor makes the run and knows every sum before noise, so it can look at the
+noise itself: with F the distribution that the plan states, the values F(noise) are uniform on [0, 1], independent over
+coordinates and steps. With z = Φ⁻¹(F(noise)), standard normal under the claim, each test looks at another kind of lie:
 
-False alarms have probability at most `LEVEL`. Noise that passes may still be of a generator that someone can predict.
+| test        | statistic                                         | sees                                    |
+|-------------|---------------------------------------------------|-----------------------------------------|
+| fit         | Kolmogorov and Smirnov's                          | any other distribution                  |
+| scale       | Σz² against χ²                                    | noise × 0.9, from `enough()` values on  |
+| tails       | how many |z| exceed 2 and 3.5 (binomial)          | noise that is cut off                   |
+| mean        | Σz of each release                                | a shift that all coordinates share      |
+| steps       | Σ z_s z_t for every two releases of one size      | noise used twice, carried over          |
+| coordinates | the autocorrelation of a release, every lag (FFT) | blocks, layers or neighbours that share |
+| values      | Σ z·v of each release                             | noise that depends on the values        |
+
+Every p-value is valid for independent normal z (the FFT's and the products' by a normal approximation in the far tail,
+for which `LEVEL` leaves room) and is multiplied by the number of tests. False alarms have probability at most `LEVEL`.
+Noise that passes may still be of a generator that someone can predict.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import combinations
 
 import torch
 from scipy import special, stats
@@ -21,6 +33,12 @@ from torch import Tensor
 
 LEVEL = 1e-6
 """The p-value from which on the noise is said not to be what the plan states."""
+
+MOST = 400_000
+"""Values that are tested of one release: the tests of the distribution need no more."""
+
+PAIRS = 600
+"""Pairs of releases that are compared."""
 
 
 @dataclass
@@ -30,29 +48,101 @@ class NoiseCheck:
     scale: float
     laplace: bool
     places: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
 
-    def add(self, noise: Tensor, widths: Tensor) -> None:
-        """The noise of one step on every coordinate, and the widths that the plan states for it."""
-        self.places.append(distribution(noise / self.scale, widths / self.scale, self.laplace))
+    def add(self, noise: Tensor, widths: Tensor, values: Tensor | None = None, scale: float | None = None) -> None:
+        """The noise of one step on every coordinate, the widths that the plan states for it, the values below it."""
+        unit = self.scale if scale is None else scale
+        kept = min(len(noise), MOST)
+        self.places.append(distribution(noise[:kept] / unit, widths[:kept] / unit, self.laplace))
+        self.values.append(torch.zeros(0) if values is None else values[:kept])
+
+    def tests(self) -> dict[str, float]:
+        """The p-value of each kind of test, corrected for how often it was made."""
+        return noise_tests(self.places, self.values)
 
     def p_value(self) -> float:
         """Small where the noise is not what was stated, in its distribution or in being independent."""
-        pooled = torch.cat(self.places).numpy()
-        fits = float(stats.kstest(pooled, "uniform").pvalue)
-        if len(self.places) < 2:
-            return fits
-        normal = [torch.special.ndtri(place.clamp(1e-12, 1 - 1e-12)) for place in self.places]
-        pairs = sum(len(place) for place in normal[1:])
-        together = sum(float(a @ b) for a, b in pairwise(normal)) / math.sqrt(pairs)
-        independent = float(2 * special.ndtr(-abs(together)))
-        return min(1.0, 2 * min(fits, independent))
+        found = self.tests()
+        return min(1.0, len(found) * min(found.values()))
+
+
+def enough(factor: float = 0.9, level: float = LEVEL, power: float = 0.999) -> int:
+    """How many values the test of the scale needs to find noise of `factor` times its scale with this probability.
+
+    Σz² is about N(n, 2n) under the claim and factor²·N(n, 2n) otherwise; the two quantiles must be apart.
+    """
+    reach = float(-special.ndtri(level / 16) - special.ndtri(1 - power) * factor**2)
+    return math.ceil(2.0 * (reach / (1.0 - factor**2)) ** 2)
+
+
+def noise_tests(places: Sequence[Tensor], values: Sequence[Tensor] = ()) -> dict[str, float]:
+    """p-values by the kind of test, from the places F(noise) of each release."""
+    normal = [torch.special.ndtri(place.double().clamp(1e-15, 1 - 1e-15)) for place in places if len(place)]
+    pooled = torch.cat(normal)
+    count = len(pooled)
+    square = float(pooled.square().sum())
+    found = {
+        "fit": float(stats.kstest(special.ndtr(pooled.numpy()), "uniform").pvalue),
+        "scale": 2 * min(float(stats.chi2.cdf(square, count)), float(stats.chi2.sf(square, count))),
+        "tails": 2 * min(_tail(pooled, 2.0), _tail(pooled, 3.5)),
+        "mean": _smallest([float(z.sum()) / math.sqrt(len(z)) for z in normal]),
+        "coordinates": min(1.0, len(normal) * min(_autocorrelation(z) for z in normal)),
+    }
+    pairs = [(a, b) for a, b in combinations(normal, 2) if len(a) == len(b) > 8]
+    if pairs:
+        step = max(1, len(pairs) // PAIRS)
+        found["steps"] = _smallest(
+            [float(a @ b) / float(a.norm() * b.norm()) * math.sqrt(len(a)) for a, b in pairs[::step]]
+        )
+    below = [(z, v.double()) for z, v in zip(normal, values, strict=False) if len(v) == len(z) and float(v.norm()) > 0]
+    if below:
+        found["values"] = _smallest([float(z @ v) / float(v.norm()) for z, v in below])
+    return {name: min(1.0, p) for name, p in found.items()}
+
+
+def _tail(normal: Tensor, beyond: float) -> float:
+    """Two-sided: neither too many nor too few."""
+    outside, share = int((normal.abs() > beyond).sum()), float(2 * special.ndtr(-beyond))
+    return min(1.0, 2 * float(stats.binomtest(outside, len(normal), share).pvalue))
+
+
+def _smallest(scores: Sequence[float]) -> float:
+    """Of many standard normal scores, by the union bound."""
+    return min(1.0, 2 * len(scores) * float(special.ndtr(-max(map(abs, scores)))))
+
+
+def _autocorrelation(z: Tensor) -> float:
+    """The most extreme of Σ_i z_i z_{i+lag} over all lags with enough terms, by the union bound."""
+    count = len(z)
+    if count < 64:
+        return 1.0
+    spectrum = torch.fft.rfft(z, n=2 * count)
+    products = torch.fft.irfft(spectrum.abs().square(), n=2 * count)[1:count]
+    terms = torch.arange(count - 1, 0, -1, dtype=torch.float64)
+    kept = terms >= 32
+    scores = products[kept] / terms[kept].sqrt()
+    # products of normals have heavier tails than a normal: with few terms a score counts less
+    weighed = scores.abs() / (1.0 + scores.abs() / terms[kept].sqrt())
+    return min(1.0, 2 * int(kept.sum()) * float(special.ndtr(-float(weighed.max()))))
 
 
 def distribution(x: Tensor, widths: Tensor, laplace: bool) -> Tensor:
     """P[X + U ≤ x] for standard Gaussian (Laplace) X and U uniform on [−w/2, w/2]; w → 0 is X itself."""
+    plain = _cumulative(x, laplace)
     narrow = widths < 1e-4
+    if bool(narrow.all()):
+        return plain
     w = torch.where(narrow, torch.full_like(widths, 1e-4), widths)
-    return ((_integral(x + w / 2, laplace) - _integral(x - w / 2, laplace)) / w).clamp(0.0, 1.0)
+    mixed = ((_integral(x + w / 2, laplace) - _integral(x - w / 2, laplace)) / w).clamp(0.0, 1.0)
+    return torch.where(narrow, plain, mixed)
+
+
+def _cumulative(x: Tensor, laplace: bool) -> Tensor:
+    if laplace:
+        return torch.where(x < 0, torch.exp(-x.abs()) / 2, 1 - torch.exp(-x.abs()) / 2)
+    below: Tensor = torch.special.ndtr(x)
+    return below
 
 
 def _integral(z: Tensor, laplace: bool) -> Tensor:
@@ -61,3 +151,9 @@ def _integral(z: Tensor, laplace: bool) -> Tensor:
         return torch.relu(z) + torch.exp(-z.abs()) / 2
     below: Tensor = torch.special.ndtr(z)
     return z * below + torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
+
+
+def worst(tests: Mapping[str, float]) -> tuple[str, float]:
+    """The test with the smallest p-value, corrected for the number of tests."""
+    name = min(tests, key=lambda key: tests[key])
+    return name, min(1.0, len(tests) * tests[name])

@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sordino import checks
 from sordino.accounting.account import checked_releases, composed_epsilon
-from sordino.audit.bounds import ProfileCurve, check_confidence, one_run_epsilon, rejects
+from sordino.audit.bounds import Curve, ProfileCurve, check_confidence, one_run_epsilon, rejects
 from sordino.audit.canaries import Canaries, CanaryGradients, make_canaries, most_canaries
 from sordino.audit.noise_check import LEVEL
 from sordino.audit.scores import Guesses, StepScorer, choose_guesses, scorer_of
@@ -117,6 +118,7 @@ def audit_plan(
     tamper: Callable[[Plan], Plan] | None = None,
     chunk: int = DEFAULT_CHUNK,
     public: Any = None,
+    runs: int = 1,
 ) -> AuditResult:
     """Trains a copy of `model` for `steps` of the plan's steps with canaries, and guesses their coins.
 
@@ -124,30 +126,46 @@ def audit_plan(
     the model has room for. `seed`: repeatable (and then insecure). `noise_scale`, `width_scale` (of uniform noise,
     where the method adds some; 0: the gap is not enforced) and `tamper` break the run without the accountant's
     knowledge: they test the audit, not the plan. `public`: public rows, for what they do before the noise; the update
-    does without them.
+    does without them. `runs`: so many independent runs count as one with so many times the canaries, which shows more
+    (each coin enters one run, so together they are one mechanism that meets the same claim for every coin).
     """
     check_confidence(confidence)
+    checks.whole("runs", runs, minimum=1)
     shapes = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
     if not shapes:
         raise InputError("the model has no trainable parameter (requires_grad is False for all)")
     count = min(DEFAULT_CANARIES, most_canaries(shapes, plan.clipping)) if canaries is None else canaries
-    source = RandomSource.from_os() if seed is None else RandomSource.seeded(seed)
-    marked = make_canaries(shapes, plan.clipping, count, plan.relation, source)
     records = _real_records(plan, count_records(dataset), count)
     claim = _claim(plan, records, count, steps)
-    scorer, curve = scorer_of(claim), claim_curve(claim)
-    guesses = choose_guesses(scorer, marked.values, claim.steps, count, curve, 1.0 - confidence)
-    run = replace(
-        claim, records=records + len(marked.members), noise=_scaled(claim, noise_scale).noise, insecure_seed=seed
-    )
-    copied = copy.deepcopy(model)
-    trail = Trail(copied, plan)
-    gradient_sum = plan_gradients(plan, copied, loss, dataset, past=lambda: trail.past, public=public)
-    scores, noise_p_value = play(
-        tamper(run) if tamper else run, copied, gradient_sum, marked, scorer, records=records, source=source,
-        lr=lr, width_scale=width_scale, chunk=chunk, before_update=trail.keep,
-    )  # fmt: skip
-    return replace(judge(claim, marked, guesses, scores, confidence), noise_p_value=noise_p_value)
+    scorer, curve, level = scorer_of(claim), claim_curve(claim), 1.0 - confidence
+    # the values of all canaries are alike up to their signs, so any run's will do
+    like = make_canaries(shapes, plan.clipping, count, plan.relation, RandomSource.seeded(0)).values
+    guesses = choose_guesses(scorer, like, claim.steps, runs * count, curve, level)
+    parts: list[Played] = []
+    for number in range(runs):
+        own = None if seed is None else seed + _APART * number
+        source = RandomSource.from_os() if own is None else RandomSource.seeded(own)
+        marked = make_canaries(shapes, plan.clipping, count, plan.relation, source)
+        noise = _scaled(claim, noise_scale).noise
+        run = replace(claim, records=records + len(marked.members), noise=noise, insecure_seed=own)
+        copied = copy.deepcopy(model)
+        trail = Trail(copied, plan)
+        gradient_sum = plan_gradients(plan, copied, loss, dataset, past=trail.present, public=public)
+        scores, noise_p_value = play(
+            tamper(run) if tamper else run, copied, gradient_sum, marked, scorer, records=records, source=source,
+            lr=lr, width_scale=width_scale, chunk=chunk, before_update=trail.keep,
+        )  # fmt: skip
+        parts.append((scores, marked.coins, noise_p_value))
+    scores = torch.cat([part[0] for part in parts])
+    found = judge(claim, torch.cat([part[1] for part in parts]), guesses, scores, confidence)
+    p_values = [part[2] for part in parts if part[2] is not None]
+    return replace(found, noise_p_value=min(1.0, runs * min(p_values)) if p_values else None)
+
+
+Played = tuple[Tensor, Tensor, float | None]
+"""Scores, coins, and the p-value of the noise of one run."""
+
+_APART = 1_000_003  # between the seeds of the runs of one audit
 
 
 class Trail:
@@ -156,6 +174,10 @@ class Trail:
     def __init__(self, model: nn.Module, plan: Plan) -> None:
         self._model, self._inner = model, plan.contribution.inner
         self.past = PastIterates()
+
+    def present(self) -> PastIterates:
+        """As `plan_gradients` asks for them."""
+        return self.past
 
     def keep(self) -> None:
         if self._inner is not None:
@@ -197,7 +219,7 @@ def play(
     """Runs the plan through the one door with canaries among the records.
 
     The score of each canary, and where noise has a uniform part the p-value of its being what the plan states."""
-    wrapped = CanaryGradients(gradient_sum, canaries, records)
+    wrapped = CanaryGradients(gradient_sum, canaries, records, silent=not scorer.knows_sum)
     noise = scorer.noise_check()
     plan, update = audited_update(plan, model, lr, width_scale)
     total = torch.zeros((), dtype=torch.float64)
@@ -225,17 +247,17 @@ def play(
     return scorer.final(total), noise.p_value() if noise is not None else None
 
 
-def judge(claim: Plan, canaries: Canaries, guesses: Guesses, scores: Tensor, confidence: float) -> AuditResult:
-    """The verdict on a claim from the scores of one run; `guesses` must not depend on them."""
-    correct = guesses.correct(scores, canaries.coins)
+def judge(claim: Plan, coins: Tensor, guesses: Guesses, scores: Tensor, confidence: float) -> AuditResult:
+    """The verdict on a claim from the coins and scores of all canaries; `guesses` must not depend on them."""
+    correct, canaries = guesses.correct(scores, coins), len(coins)
     claimed = claim.guarantee().epsilon
-    lower = _largest_rejected(claim, correct, guesses.total, len(canaries), 1.0 - confidence)
+    lower = largest_rejected(claim, lambda curve: rejects(curve, correct, guesses.total, canaries, 1.0 - confidence))
     return AuditResult(
         epsilon_lower=lower,
         epsilon_claimed=claimed,
         delta=claim.delta,
         confidence=confidence,
-        canaries=len(canaries),
+        canaries=canaries,
         guesses=guesses.total,
         correct=correct,
         steps=claim.steps,
@@ -243,7 +265,7 @@ def judge(claim: Plan, canaries: Canaries, guesses: Guesses, scores: Tensor, con
         sampler=claim.sampling.name,
         holds=lower <= claimed,
         bound=BOUND,
-        epsilon_lower_point=one_run_epsilon(correct, guesses.total, len(canaries), claim.delta, confidence),
+        epsilon_lower_point=one_run_epsilon(correct, guesses.total, canaries, claim.delta, confidence),
     )
 
 
@@ -259,11 +281,11 @@ def claim_curve(plan: Plan) -> ProfileCurve:
     return ProfileCurve(tuple(epsilons), _DELTAS)
 
 
-def _largest_rejected(claim: Plan, correct: int, guesses: int, canaries: int, level: float) -> float:
-    """ε of the plan with the least noise that is still rejected (more noise is a stronger claim); 0 if none is."""
+def largest_rejected(claim: Plan, rejected_curve: Callable[[Curve], bool]) -> float:
+    """ε of the plan with the least noise whose curve is rejected (more noise is a stronger claim); 0 if none is."""
 
     def rejected(log_scale: float) -> bool:
-        return rejects(claim_curve(_scaled(claim, 2.0**log_scale)), correct, guesses, canaries, level)
+        return rejected_curve(claim_curve(_scaled(claim, 2.0**log_scale)))
 
     # noise between an eighth of the plan's and four times as much; is the claim itself rejected?
     low, high = (-3.0, 0.0) if rejected(0.0) else (0.0, 2.0)

@@ -67,7 +67,7 @@ def audit_record_vectors(
     run = replace(claim, records=len(members), insecure_seed=seed)
     model = nn.Sequential(nn.Flatten(), nn.Linear(height * width, 1, bias=False))
     scores = _play(run, model, _pictures(canaries, members, height, width), scorer, canaries, lr, source, gradients)
-    return judge(claim, canaries, guesses, scores, confidence)
+    return judge(claim, canaries.coins, guesses, scores, confidence)
 
 
 def _marked(plan: Plan, count: int, source: RandomSource) -> Canaries:

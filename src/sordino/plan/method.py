@@ -8,7 +8,7 @@ further method is one class (in a folder of its own) and one line in the registr
 | plan       | `check`, `noise_factor`, `account`, `epsilons`, `spent`, `calibrated`, `assumptions`                   |
 | training   | `gradient_sum`, `update`, `least_width`; `train` where the guarantee is that of one training function  |
 | recipes    | `check_recipe`, `from_recipe`, `work`, `public_use`, `optimizer_options`, `result_entries`             |
-| audit      | `audit`, `scorer`, `audited_update`                                                                    |
+| audit      | `audit`, `scorer`, `audited_update`, `contraction`                                                     |
 | commands   | `add_flags`                                                                                            |
 
 The adversary sees every released value, accounting composes the releases, the update is post-processing: that is what
@@ -314,6 +314,13 @@ class Method:
 
     def audited_update(self, plan: Plan, model: nn.Module, width_scale: float) -> tuple[Plan, AuditedUpdate] | None:
         """The plan that an audit runs, and its update; None: SGD, or what `update` prescribes."""
+        return None
+
+    def contraction(self, plan: Plan, step: int) -> float | None:
+        """How much of a change in the release before may reach the values of `step`; None: nothing is assumed.
+
+        In the units of the releases, as a factor on the l2 norm. An attack looks for a change that grows more.
+        """
         return None
 
     # --- commands

@@ -64,6 +64,10 @@ class Prepared:
             raise Refused("[batch_clipping] needs public rows: say which in [public]")
         return companion_model(net, self.public, self.recipe.batch_clipping.companions)
 
+    def changed(self, plan: Plan, dataset: data.Dataset) -> Prepared:
+        """The same work under another plan of the same method, on other rows."""
+        return replace(self, plan=plan, dataset=dataset)
+
     def normaliser(self, out: Path | None) -> Normaliser | None:
         """What makes the private statistics of this run, where the recipe asks for some."""
         settings = private_normalisation(self.recipe)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sordino.audit.one_run import AuditResult
+from sordino.data.types import Dataset
 from sordino.plan.core import Plan
 from sordino.training.fit import Result
 
@@ -17,6 +18,13 @@ class Work(Protocol):
     @property
     def plan(self) -> Plan:
         """What is accounted, and so what is run."""
+
+    @property
+    def dataset(self) -> Dataset:
+        """The private records and the public test rows, as they were read."""
+
+    def changed(self, plan: Plan, dataset: Dataset) -> Work:
+        """The same work under another plan of the same method, on other rows: what an attack tries."""
 
     @property
     def inputs(self) -> Mapping[str, Any]:

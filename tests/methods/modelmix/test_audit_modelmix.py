@@ -111,7 +111,7 @@ class TestMomentum:
         values = torch.ones(5000, 1, dtype=torch.float64)
         guesses = choose_guesses(MixedScorer.of(claim), values, STEPS, 5000, claim_curve(claim), 0.05)
         scores = torch.from_numpy(best_linear_score(seen, momentum))
-        assert judge(claim, canaries, guesses, scores, 0.95).holds == holds
+        assert judge(claim, canaries.coins, guesses, scores, 0.95).holds == holds
 
     def test_and_so_does_the_look_at_the_noise(self) -> None:
         coins = torch.arange(5000) % 2

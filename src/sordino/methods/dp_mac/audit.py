@@ -70,7 +70,7 @@ def audit_mac(
         insecure_seed=seed,
     )
     scores = _play(run, coefficients, marked, scorer, mac, records, source, chunk)
-    return judge(claim, marked, guesses, scores, confidence)
+    return judge(claim, marked.coins, guesses, scores, confidence)
 
 
 def _play(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +75,14 @@ class MacWork:
     @property
     def plan(self) -> Plan:
         return self.made.plan
+
+    @property
+    def dataset(self) -> data.Dataset:
+        return self.raw
+
+    def changed(self, plan: Plan, dataset: data.Dataset) -> MacWork:
+        """The same work under another plan of the same method, on other rows."""
+        return MacWork(replace(self.made, plan=plan), dataset, self.progress)
 
     @property
     def inputs(self) -> dict[str, Any]:

@@ -306,6 +306,11 @@ class HiddenState(Method):
     def audit(self, plan: Plan, **options: Any) -> AuditResult:
         return audit.audit_last_iterate(plan, **options)
 
+    def contraction(self, plan: Plan, step: int) -> float:
+        """c of the step, times the ratio of step sizes: a release is the iterate in units of its own step's sums."""
+        run = self.run(plan)
+        return float(run.shrink[step] * run.step_sizes[step - 1] / run.step_sizes[step])
+
     def _statistics_alone(self, plan: Plan, delta: float, entries: Sequence[Mapping[str, Any]] | None = None) -> float:
         multipliers = (
             [s.noise_multiplier for s in plan.statistics for _ in range(s.count)]
