@@ -258,8 +258,8 @@ def said(outcome: dict[str, Any]) -> str:
     return f"{milliseconds:9.2f} ms {megabytes:8.1f} MB ({outcome['steps']} steps)"
 
 
-def main() -> None:
-    options = arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    options = arguments(argv)
     if options.child:
         child(json.loads(options.child), options.threads)
     elif options.table:

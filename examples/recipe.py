@@ -1,4 +1,4 @@
-"""The command line with a recipe of your own: train, then the report.
+"""The command line with a recipe of your own. The run directory holds the model, the ledger and the report.
 
 Run it with `python examples/recipe.py`.
 """
@@ -33,7 +33,7 @@ average_decay = 0.9
 
 def sordino(*arguments: str) -> None:
     """Runs `sordino …` as a shell would."""
-    subprocess.run([sys.executable, "-m", "sordino.cli", *arguments], check=True)
+    subprocess.run([sys.executable, "-m", "sordino", *arguments], check=True)
 
 
 def main() -> None:
@@ -41,7 +41,6 @@ def main() -> None:
         recipe, run = Path(folder) / "recipe.toml", Path(folder) / "run"
         recipe.write_text(RECIPE, encoding="utf8")
         sordino("train", str(recipe), "--set", "run.name=first", "--out", str(run))
-        sordino("report", str(run))
         result = json.loads((run / "result.json").read_text(encoding="utf8"))
         print(f"ε = {result['epsilon']:.3f}, written: {', '.join(sorted(path.name for path in run.iterdir()))}")
 

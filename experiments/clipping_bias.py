@@ -1,4 +1,4 @@
-"""Clipping bias (paper 002) on real data: which of its remedies pays, at which ε, at equal epochs and records.
+"""Clipping bias (Xiao et al. 2023) on real data: which of its remedies pays, at which ε, at equal epochs and records.
 
     python experiments/clipping_bias.py --part imdb --epsilons 4 --only original enhanced
     python experiments/clipping_bias.py --part cifar10

@@ -1,4 +1,4 @@
-"""Table 3 of paper 004 and our columns, at ε = 2 and δ = 1e-5; one JSON file for each part, resumable.
+"""Table 3 of Liu et al. 2023 and our columns, at ε = 2 and δ = 1e-5; one JSON file for each part, resumable.
 
     python experiments/coupling.py --part mnist [--seeds 3] [--epochs 4] [--only-columns Coupling DOPE]
     python experiments/coupling.py --part cifar10 | imdb | monotonicity

@@ -1,4 +1,4 @@
-"""How the best α moves with ε, B, n_pub, n_priv, d and T: Corollary 4.3.2 of paper 004, by simulation.
+"""How the best α moves with ε, B, n_pub, n_priv, d and T: Corollary 4.3.2 of Liu et al. 2023, by simulation.
 
     python experiments/coupling.py --part monotonicity
 

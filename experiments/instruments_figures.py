@@ -1,9 +1,9 @@
-"""Figs. 1, 3, 5a and 7 of paper 002 on a small CNN: what clipping does to the gradient, without noise. JSON and SVG.
+"""Figs. 1, 3, 5a and 7 of Xiao et al. 2023 on a small CNN: what clipping does to the gradient, without noise.
 
 python experiments/instruments_figures.py [--steps 300]
 
 Nothing here is private: the data is the embedded subset of Fashion-MNIST, a public benchmark, and no noise is added.
-The paper has ResNet-20 on CIFAR-10; this is the 26,010-parameter CNN of paper 004 and takes some minutes of one core.
+They use ResNet-20 on CIFAR-10; this is the 26,010-parameter CNN of Liu et al. 2023 and takes minutes of one core.
 """
 
 from __future__ import annotations

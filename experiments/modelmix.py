@@ -1,4 +1,4 @@
-"""Table 1 of paper 000, the Fashion-MNIST half: ModelMix beside DP-SGD and beside its own controls; one JSON file.
+"""Table 1 of Xiao, Wan & Devadas 2022, Fashion-MNIST: ModelMix against DP-SGD and its own controls; one JSON file.
 
     python experiments/modelmix.py --out experiments/results/modelmix.json
 

@@ -34,7 +34,7 @@ def run_seed(recipe: Path, seed: int, work: Path, overrides: list[str]) -> dict[
     """One training run in a process of its own; its result.json."""
     out = work / f"{recipe.stem}-seed{seed}"
     settings = [*overrides, f"run.seed={seed}", f"privacy.insecure_seed={seed}"]
-    command = [sys.executable, "-m", "sordino.cli", "train", str(recipe), "--out", str(out), "--resume", "--json"]
+    command = [sys.executable, "-m", "sordino", "train", str(recipe), "--out", str(out), "--resume", "--json"]
     command += [word for setting in settings for word in ("--set", setting)]
     finished = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if finished.returncode:

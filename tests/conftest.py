@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,27 +16,67 @@ from torch import Tensor, nn
 torch.set_num_threads(1)
 
 HERE = Path(__file__).parent
-SLOW = (
-    *("audit/", "benchmarks/", "bit_identity/", "experiments/", "methods/sixth/"),
-    *("diagnostics/instruments/", "diagnostics/test_doctor.py"),
-    *("gradients/test_attacks.py", "gradients/test_flow.py", "gradients/test_properties.py"),
-    *("methods/hidden_state/test_hidden_recipe.py", "methods/hidden_state/test_hidden_training.py"),
-    *("methods/hidden_state/test_last_iterate.py", "methods/hidden_state/test_comparison.py"),
-    *("methods/dp_mac/test_mac_audit.py", "methods/dp_mac/test_mac_run.py", "methods/dp_mac/test_mac_training.py"),
-    *("methods/modelmix/test_audit_modelmix.py", "methods/modelmix/test_mixed_training.py"),
-    *("methods/modelmix/test_modelmix_recipes.py", "runs/test_batchclipping_recipes.py", "runs/test_sweep"),
-    *("training/test_train.py", "training/test_training_peer_issues.py"),
-)
-"""Files and folders with whole runs, audits and searches. A test or a module may also mark itself."""
-MARKED = {"models/": "models", "report/test_report_browser.py": "browser", **dict.fromkeys(SLOW, "slow")}
+SLOW = HERE / "slow.json"
+"""Tests with their seconds of processor time, measured by `pytest --measure` on one process (see CONTRIBUTING.md)."""
+LIMIT = 1.0  # seconds of a test function, over all its parameters, from which on `make unit` leaves it out
+MARKED = {"models/": "models", "report/test_report_browser.py": "browser"}
+_SPENT = pytest.StashKey[dict[str, float]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--measure", action="store_true", help=f"measure the tests that run, and write {SLOW.name} anew")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    slow = json.loads(SLOW.read_text(encoding="utf8"))
     for item in items:
         place = item.path.relative_to(HERE).as_posix()
         for start, marker in MARKED.items():
             if place.startswith(start):
                 item.add_marker(marker)
+        if function_of(item) in slow:
+            item.add_marker("slow")
+
+
+def function_of(item: pytest.Item) -> str:
+    """The name of a test without its parameters, from the folder of the tests on."""
+    return item.nodeid.split("[")[0].removeprefix("tests/")
+
+
+def spent() -> float:
+    """Processor time of this process and of those that it waited for."""
+    return math.fsum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    start = spent()
+    found = yield
+    times = item.config.stash.setdefault(_SPENT, {})
+    times[function_of(item)] = times.get(function_of(item), 0.0) + spent() - start
+    return found
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("--measure"):
+        times = session.config.stash.get(_SPENT, {})
+        known = {name: t for name, t in json.loads(SLOW.read_text(encoding="utf8")).items() if name not in times}
+        known |= {name: round(seconds, 1) for name, seconds in times.items() if seconds >= LIMIT}
+        SLOW.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n", encoding="utf8")
+
+
+@pytest.fixture
+def few_test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recipes evaluate on 100 test rows: with a convolutional net, thousands of them take longer than the steps do."""
+    from sordino import data
+
+    read = data.read
+
+    def shortened(*args: object, **options: object) -> data.Dataset:
+        found = read(*args, **options)  # type: ignore[arg-type]
+        return replace(found, test=data.Split(found.test.inputs[:100], found.test.targets[:100]))
+
+    monkeypatch.setattr(data, "read", shortened)
 
 
 @pytest.fixture

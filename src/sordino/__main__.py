@@ -1,5 +1,6 @@
-"""python -m sordino: the command line."""
+"""`python -m sordino` is the command `sordino`."""
 
 from sordino.cli import main
 
-raise SystemExit(main())
+if __name__ == "__main__":
+    raise SystemExit(main())

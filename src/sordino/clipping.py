@@ -27,6 +27,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sordino import checks
 from sordino.errors import InputError, Refused, did_you_mean
 from sordino.native.kernels import compiled, readable
 
@@ -36,10 +37,9 @@ _SINGLE_OR_DOUBLE = (torch.float32, torch.float64)
 _SHORTEST = 1e-12  # of a vector that is normalised: below, squares underflow in single precision and norms mislead
 
 
-def _positive(owner: object, **values: float) -> None:
+def _positive(owner: object, **values: object) -> None:
     for name, value in values.items():
-        if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-            raise InputError(f"{type(owner).__name__}: {name} must be a positive number, got {value!r}")
+        checks.positive(f"{type(owner).__name__}: {name}", value)
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,17 @@ class _Clip:
         _positive(self, clip_norm=self.clip_norm)
 
     def sensitivity(self, relation: str) -> float:
-        """The largest change of a sum of clipped records, in ``norm``: C when one record is added or removed,
-        2C when one record is replaced by another."""
+        """The largest change of a sum of clipped records, in ``norm``.
+
+        Args:
+            relation: "add-remove" (one record more or less: C) or "replace-one" (one record is another: 2C).
+
+        Returns:
+            The bound.
+
+        Raises:
+            InputError: the relation is unknown.
+        """
         if relation not in ("add-remove", "replace-one"):
             raise InputError(f"unknown relation {relation!r}: use 'add-remove' or 'replace-one'")
         return self.clip_norm * (1.0 if relation == "add-remove" else 2.0)
@@ -64,7 +73,14 @@ class _Clip:
         return {"name": self.name, **fields}
 
     def factors(self, norms: Tensor) -> Tensor:
-        """The factor of each record from its norm; 0 where the norm is not finite. Never a division by zero."""
+        """The factor of each record from its norm; 0 where the norm is not finite. Never a division by zero.
+
+        Args:
+            norms: (records,) the norms before clipping.
+
+        Returns:
+            (records,) factors; a gradient times its factor has norm at most ``clip_norm``.
+        """
         kernels = compiled() if norms.dtype in _SINGLE_OR_DOUBLE and norms.is_contiguous() and readable(norms) else None
         if kernels is None:
             return _from_norms(norms, lambda n: np.minimum(self.clip_norm / np.maximum(n, np.finfo(n.dtype).tiny), 1.0))
@@ -84,14 +100,27 @@ def _from_norms(norms: Tensor, factors: Callable[[Floats], Floats]) -> Tensor:
 
 @dataclass(frozen=True)
 class FlatClip(_Clip):
-    """g · min(1, C/‖g‖₂): Abadi et al. 2016, Algorithm 1."""
+    """g · min(1, C/‖g‖₂): Abadi et al. 2016, Algorithm 1.
+
+    Args:
+        clip_norm: C, the largest norm of one record's clipped gradient.
+
+    Example:
+        >>> FlatClip(2.0).factors(torch.tensor([1.0, 4.0])).tolist()
+        [1.0, 0.5]
+    """
 
     name: ClassVar[str] = "flat"
 
 
 @dataclass(frozen=True)
 class AutomaticClip(_Clip):
-    """g · C/(‖g‖₂ + γ): Bu et al. 2023, "Automatic clipping", equation (4.1) (AUTO-S). Norm below C for every g."""
+    """g · C/(‖g‖₂ + γ): Bu et al. 2023, "Automatic clipping", equation (4.1) (AUTO-S). Norm below C for every g.
+
+    Args:
+        clip_norm: C, the largest norm of one record's clipped gradient.
+        gamma: γ, which keeps short gradients short.
+    """
 
     clip_norm: float = 1.0
     gamma: float = 0.01
@@ -101,16 +130,36 @@ class AutomaticClip(_Clip):
         _positive(self, clip_norm=self.clip_norm, gamma=self.gamma)
 
     def factors(self, norms: Tensor) -> Tensor:
+        """The factor of each record from its norm; 0 where the norm is not finite.
+
+        Args:
+            norms: (records,) the norms before clipping.
+
+        Returns:
+            (records,) factors.
+        """
         return _from_norms(norms, lambda n: self.clip_norm / (n + self.gamma))
 
 
 @dataclass(frozen=True)
 class NormalisedClip(_Clip):
-    """g · C/‖g‖₂; a zero gradient stays zero, and so does one that is too short to have a direction."""
+    """g · C/‖g‖₂; a zero gradient stays zero, and so does one that is too short to have a direction.
+
+    Args:
+        clip_norm: C, the largest norm of one record's clipped gradient.
+    """
 
     name: ClassVar[str] = "normalised"
 
     def factors(self, norms: Tensor) -> Tensor:
+        """The factor of each record from its norm; 0 where the norm is not finite.
+
+        Args:
+            norms: (records,) the norms before clipping.
+
+        Returns:
+            (records,) factors.
+        """
         return _from_norms(norms, lambda n: np.where(n > _SHORTEST, self.clip_norm / np.maximum(n, _SHORTEST), 0.0))
 
 
@@ -118,8 +167,10 @@ class NormalisedClip(_Clip):
 class PerLayerClip(_Clip):
     """Each layer to its own bound c_l with √(Σ c_l²) = C, so that the whole record stays within C.
 
-    ``split``: "equal" (the same c_l), "sqrt-dim" (c_l ∝ √(number of coordinates)), or the proportions
-    themselves, one per layer in the order of ``named_modules``; they are scaled so that the bound holds.
+    Args:
+        clip_norm: C, the largest norm of one record's clipped gradient.
+        split: "equal" (the same c_l), "sqrt-dim" (c_l ∝ √(number of coordinates)), or the proportions themselves, one
+            per layer in the order of ``named_modules``; they are scaled so that the bound holds.
     """
 
     split: Literal["equal", "sqrt-dim"] | tuple[float, ...] = "equal"
@@ -138,7 +189,17 @@ class PerLayerClip(_Clip):
             _positive(self, split=float(s))
 
     def bounds(self, sizes: Sequence[int]) -> list[float]:
-        """The bound c_l of each layer, given the number of coordinates of each."""
+        """The bound c_l of each layer.
+
+        Args:
+            sizes: The number of coordinates of each layer.
+
+        Returns:
+            One bound per layer; their squares sum to C².
+
+        Raises:
+            InputError: ``split`` has another number of proportions.
+        """
         if isinstance(self.split, tuple):
             if len(self.split) != len(sizes):
                 raise InputError(
@@ -154,7 +215,11 @@ class PerLayerClip(_Clip):
 
 @dataclass(frozen=True)
 class L1Clip(_Clip):
-    """g · min(1, C/‖g‖₁), for Laplace noise. Needs every coordinate of every record: slower than l2."""
+    """g · min(1, C/‖g‖₁), for Laplace noise. Needs every coordinate of every record: slower than l2.
+
+    Args:
+        clip_norm: C, the largest norm of one record's clipped gradient.
+    """
 
     name: ClassVar[str] = "l1"
     norm: ClassVar[Norm] = "l1"
@@ -164,7 +229,11 @@ class L1Clip(_Clip):
 class L2LinfClip(_Clip):
     """l2 clipping to C, then every coordinate truncated at ± C/√p (the l2 norm can only shrink).
 
-    Paper 000, Algorithm 2. Needs every coordinate of every record: slower than l2.
+    Xiao, Wan & Devadas 2022, Algorithm 2. Needs every coordinate of every record: slower than l2.
+
+    Args:
+        clip_norm: C, the largest norm of one record's clipped gradient.
+        p: Sets the bound C/√p of a coordinate.
     """
 
     p: float = 1.0
@@ -175,6 +244,7 @@ class L2LinfClip(_Clip):
 
     @property
     def coordinate_bound(self) -> float:
+        """The largest magnitude of one coordinate, C/√p."""
         return self.clip_norm / math.sqrt(self.p)
 
 

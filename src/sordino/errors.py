@@ -30,7 +30,14 @@ class SordinoError(Exception):
             self.add_note("What was found in the records is private, so it is kept apart: see `private` of this error.")
 
     def within(self, place: str) -> Self:
-        """The same error with `place` in front of its message."""
+        """The same error with a place in front of its message.
+
+        Args:
+            place: Where it occurred, for example the section of a recipe.
+
+        Returns:
+            A new error of the same class.
+        """
         return type(self)(f"{place}: {self}", private=self.private)
 
 

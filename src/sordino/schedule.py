@@ -28,7 +28,19 @@ KINDS = ("pieces", "linear", "geometric", "cosine", "listed")
 
 @dataclass(frozen=True)
 class Schedule:
-    """Make it with `constant`, `pieces`, or `Schedule(kind, values)`; every value is positive and finite."""
+    """Make it with `constant`, `pieces`, or `Schedule(kind, values)`; every value is positive and finite.
+
+    Args:
+        kind: pieces, linear, geometric, cosine or listed.
+        values: (from, value) pairs for pieces; the first and the last value; or one value for each step.
+
+    Raises:
+        InputError: an unknown kind, or values that do not fit it.
+
+    Example:
+        >>> Schedule("linear", (1.0, 2.0)).over(3).tolist()
+        [1.0, 1.5, 2.0]
+    """
 
     kind: str
     values: tuple[float, ...] | tuple[tuple[float, float], ...]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,11 @@ import pytest
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-def run(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(FOLDER / "engine.py"), *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """benchmarks/engine.py, imported: each engine that it measures is a process of its own all the same."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("engine")
 
 
 @pytest.fixture
@@ -107,11 +108,10 @@ def test_a_summary_has_medians_alone_of_the_engines_that_ran(
         tables.fill(tmp_path / "other.md", results)
 
 
-def test_a_small_run_is_checked_written_resumed_and_guarded(tmp_path: Path) -> None:
+def test_a_small_run_is_checked_written_resumed_and_guarded(engine: Any, tmp_path: Path) -> None:
     out = tmp_path / "engine.json"
     small = ["--workloads", "W2", "--engines", "plain", "sordino", "--records", "8", "--rounds", "1", "--budget", "0"]
-    first = run(*small, "--out", str(out))
-    assert first.returncode == 0, first.stderr
+    engine.main([*small, "--out", str(out)])
     results = json.loads(out.read_text())
     assert results["checks"]["W2"]["sums_error"] <= 1e-8
     assert [m["engine"] for m in results["measurements"]] == ["plain", "sordino"]
@@ -120,49 +120,46 @@ def test_a_small_run_is_checked_written_resumed_and_guarded(tmp_path: Path) -> N
     cycles = [[turn[0] for turn in m["turns"]] for m in results["measurements"]]
     assert set(cycles[1]) <= set(cycles[0]), "each turn has one of plain's beside it"
 
-    again = run(*small, "--out", str(out))
-    assert again.returncode == 0
+    engine.main([*small, "--out", str(out)])
     assert json.loads(out.read_text())["measurements"] == results["measurements"], "a second run measures nothing anew"
 
-    other = run(*small, "--threads", "2", "--out", str(out))
-    assert other.returncode != 0
-    assert "threads" in other.stderr
-    assert "--fresh" in other.stderr
+    with pytest.raises(SystemExit, match=r"threads.*--fresh"):
+        engine.main([*small, "--threads", "2", "--out", str(out)])
 
 
-def test_a_crash_is_recorded_and_not_fatal(tmp_path: Path) -> None:
+def test_a_crash_is_recorded_and_not_fatal(engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An impossible time limit stands for a peer that dies: it ends up in the JSON and in the table."""
     out = tmp_path / "engine.json"
     options = ["--workloads", "W1", "--engines", "plain", "--records", "8", "--rounds", "1", "--timeout", "0.01"]
-    done = run(*options, "--out", str(out))
-    assert done.returncode == 0, done.stderr
+    engine.main([*options, "--out", str(out)])
     (only,) = json.loads(out.read_text())["measurements"]
     assert only["status"] == "timeout"
-    assert "timeout" in done.stdout
+    assert "timeout" in capsys.readouterr().out
 
 
-def test_workloads_are_measured_one_at_a_time_into_one_file(tmp_path: Path) -> None:
+def test_workloads_are_measured_one_at_a_time_into_one_file(
+    engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "heldout.json"
-    small = ["--engines", "sordino", "--records", "6", "--rounds", "1", "--budget", "0", "--out", str(out)]
-    assert run("--only", "mlp10", *small).returncode == 0
+    small = ["--engines", "plain", "--records", "6", "--rounds", "1", "--budget", "0", "--out", str(out)]
+    engine.main(["--only", "mlp10", *small])
     first = json.loads(out.read_text())
-    assert run("--only", "logistic", *small).returncode == 0
+    engine.main(["--only", "logistic", *small])
     both = json.loads(out.read_text())
     assert both["settings"]["workloads"] == ["mlp10", "logistic"]
-    assert both["measurements"][:2] == first["measurements"], "what was there stays"
+    assert both["measurements"][:1] == first["measurements"], "what was there stays"
     assert {m["workload"] for m in both["measurements"]} == {"mlp10", "logistic"}
     assert len(both["commands"]) == 2
     assert all(m["commit"] == first["environment"]["commit"] for m in both["measurements"])
 
-    again = run("--only", "mlp10", "--fresh", *small)
-    assert again.returncode == 0
+    capsys.readouterr()
+    engine.main(["--only", "mlp10", "--fresh", *small])
     anew = json.loads(out.read_text())
-    assert [m for m in anew["measurements"] if m["workload"] == "logistic"] == both["measurements"][2:]
-    assert [m for m in anew["measurements"] if m["workload"] == "mlp10"] != both["measurements"][:2]
-    assert "| MLP 784-300-10, batch 6 |" in again.stdout
-    other = run("--only", "mlp10", *small[:2], "--records", "7", *small[4:])
-    assert other.returncode != 0
-    assert "other records of mlp10" in other.stderr
+    assert [m for m in anew["measurements"] if m["workload"] == "logistic"] == both["measurements"][1:]
+    assert [m for m in anew["measurements"] if m["workload"] == "mlp10"] != both["measurements"][:1]
+    assert "| MLP 784-300-10, batch 6 |" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="other records of mlp10"):
+        engine.main(["--only", "mlp10", *small[:2], "--records", "7", *small[4:]])
 
 
 def test_a_held_out_workload_that_is_wrong_is_not_timed(tables: Any, results: dict[str, Any]) -> None:
@@ -180,9 +177,9 @@ def test_the_first_steps_extra_time_is_a_share_of_a_run(tables: Any, results: di
     assert tables.first_share(results, "W2", "plain") is None
 
 
-def test_peers_run_on_the_six_alone(tmp_path: Path) -> None:
+def test_peers_run_on_the_six_alone(engine: Any, tmp_path: Path) -> None:
     """They know cross-entropy and plain torch modules; the held-out workloads are for plain PyTorch and sordino."""
     out = tmp_path / "heldout.json"
     small = ["--only", "logistic", "--engines", "vmap", "--records", "6", "--rounds", "1", "--budget", "0"]
-    assert run(*small, "--out", str(out)).returncode == 0
+    engine.main([*small, "--out", str(out)])
     assert [m["engine"] for m in json.loads(out.read_text())["measurements"]] == ["plain"]

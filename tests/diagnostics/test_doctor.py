@@ -81,7 +81,7 @@ def outputs(values: Tensor, targets: Tensor) -> Tensor:
     return values
 
 
-SKEWED = (torch.tensor([[-20.0], [-10.0], [90.0]]).repeat(20, 1), torch.zeros(60))  # paper 000, Example 3.1
+SKEWED = (torch.tensor([[-20.0], [-10.0], [90.0]]).repeat(20, 1), torch.zeros(60))  # Xiao et al. 2022, Ex. 3.1
 
 
 def test_a_threshold_that_turns_the_gradient_is_to_be_raised_where_there_is_little_noise() -> None:
@@ -261,8 +261,8 @@ def test_the_command_names_a_batch_that_is_calibrated_to_the_same_epsilon(
     ("options", "message"),
     [
         (
-            ["--set", "method.name=modelmix", "--set", "method.lr=0.1", "--test-rows"],
-            "the doctor can't rehearse the method modelmix",
+            ["--set", "method.name=hidden-state", "--set", "method.cap=0.2", "--test-rows"],
+            "the method hidden-state clips no gradients of records",
         ),
         (["--steps", "0", "--test-rows"], "--steps must be at least 1"),
         (["--rows", "1", "--test-rows"], "--rows must be at least 2"),
@@ -273,3 +273,15 @@ def test_the_command_s_errors(
 ) -> None:
     assert main(["doctor", recipe, *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_threshold_of_a_method_with_steps_of_its_own_is_judged_without_a_rehearsal(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = Path(recipe).read_text().replace("lr =", "# lr =")
+    Path(recipe).write_text(text + '\n[method]\nname = "modelmix"\nlr = 0.1\ntau_over_lr = 0.01\n')
+    assert main(["doctor", recipe, "--test-rows", "--rows", "40", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["topic"] for one in found["findings"]] == ["bias", "clip_norm", "batch"]
+    assert found["trials"] == []
+    assert "modelmix are not rehearsed" in found["caveats"][0]

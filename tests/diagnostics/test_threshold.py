@@ -1,4 +1,4 @@
-"""The clipping threshold against the sampling noise: Example 3.1 of paper 000, and tails that are known."""
+"""The clipping threshold against the sampling noise: Example 3.1 of Xiao et al. 2022, and tails that are known."""
 
 from __future__ import annotations
 
@@ -93,8 +93,11 @@ def test_the_command_measures_a_recipe_s_threshold_on_test_rows(
 ) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(RECIPE)
-    assert main(["advise", "clipping", str(recipe), "--public", "40", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    assert main(["advise", "clipping", str(recipe), "--public", "40", "--steps", "2", "--json"]) == 0
+    advice = json.loads(capsys.readouterr().out)
+    assert main(["doctor", str(recipe), "--test-rows", "--rows", "40", "--steps", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == advice, "one command under two names: one answer"
+    found = advice["tail"]
     assert (found["rows"], found["clip_norm"]) == (40, 1.0)
     assert found["threshold"] == pytest.approx(4 * math.log(10) * found["kappa"])
     assert found["verdict"] in ("covered", "below")

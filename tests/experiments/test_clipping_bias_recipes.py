@@ -1,4 +1,4 @@
-"""The recipes of paper 002's tables run, at a size that a test can do; the page says what the result files say."""
+"""The recipes of the clipping-bias tables run, at a small size; the page says what the result files say."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def small(recipe: Recipe, texts: Path) -> list[str]:
     return [*options, *(["--data-dir", str(texts)] if recipe.model.name == "gru" else [])]
 
 
+@pytest.mark.usefixtures("few_test_rows")
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_runs_two_steps(
     path: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

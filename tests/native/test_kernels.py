@@ -20,7 +20,7 @@ from sordino.gradients import memory
 from sordino.native import boxmuller, kernels
 from sordino.native.kernels import Array, Kernels, Pair, Parts, Room, Rules, agrees, compiled
 from sordino.randomness import RandomSource, Stream, keystream
-from sordino.randomness import source as randomness
+from sordino.randomness import stream as randomness
 from sordino.randomness.exact import exact_normal
 from sordino.release import door as release
 

@@ -76,7 +76,7 @@ def test_the_sentence_says_everything() -> None:
         "the plan's own sampler",
         "compared with plain autograd",
         "public constants",
-        "one door",
+        "one function adds noise",
         "cryptographic",
     ):
         assert words in text

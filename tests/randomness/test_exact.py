@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sordino.randomness import RandomSource
 from sordino.randomness import exact as lattice
-from sordino.randomness import source as randomness
+from sordino.randomness import stream as randomness
 from sordino.randomness.exact import _FRACTION, cos_sin, exact_exponential, exact_normal, negative_log
 
 PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803")

@@ -1,4 +1,4 @@
-"""Momentum of single records: Algorithms 1 and 2 of paper 002 against loops written as the paper has them."""
+"""Momentum of single records: Algorithms 1 and 2 of Xiao et al. 2023 against loops written as the paper has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one door: no entry without noise, no noise without entry, and the noise is what was promised."""
+"""Releases: no entry without noise, no noise without entry, and the noise is what was promised."""
 
 from __future__ import annotations
 

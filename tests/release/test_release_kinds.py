@@ -1,4 +1,4 @@
-"""The door's two further kinds of noise: uniform noise on top (ModelMix) and a fine grid (hidden iterates)."""
+"""Two further kinds of noise: uniform noise on top (ModelMix) and a fine grid (hidden iterates)."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from small_recipes import small_toml
 from sordino import data
 from sordino.errors import InputError, Refused
 from sordino.records.companions import companion_model, predict
@@ -18,31 +19,14 @@ from sordino.runs.prepared import test_metrics as metrics_on
 from sordino.runs.recipe import Recipe
 from sordino.runs.run import run_recipe
 
-RECIPE = """
-[data]
-name = "fashion-mnist-mini"
-[model]
-name = "resnet"
-form = "batch"
-[privacy]
-noise_multiplier = 1.0
-delta = 1e-5
-insecure_seed = 1
-[sampling]
-expected_batch = 30
-[train]
-steps = 2
-lr = 0.5
-[public]
-records = 20
-shared = "drop"
-[batch_clipping]
-companions = 3
-draws = 2
-[instruments]
-every = 2
-rows = 8
-"""
+RECIPE = small_toml(
+    model={"name": "resnet", "form": "batch"},
+    sampling={"expected_batch": 30},
+    train={"steps": 2},
+    public={"records": 20, "shared": "drop"},
+    batch_clipping={"companions": 3, "draws": 2},
+    instruments={"every": 2, "rows": 8},
+)
 
 
 def recipe(tmp_path: Path, *overrides: str, text: str = RECIPE) -> Recipe:

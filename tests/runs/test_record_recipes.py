@@ -23,10 +23,10 @@ VIEWS = {"views": 2, "crop": 2, "flip": True}
 
 def test_the_keys_become_the_plan_s_parts() -> None:
     made = small_recipe(method={"inner_length": 2, "inner_decay": 0.08, "outer_kept": 0.9}, augmentation=VIEWS)
-    assert record_vector(made) == Contribution(InnerMomentum(2, 0.08), Augmentation(**VIEWS))
+    assert Contribution(**record_vector(made)) == Contribution(InnerMomentum(2, 0.08), Augmentation(**VIEWS))
     assert settings_of(made, torch.optim.SGD, 3, None).optimizer_options == {"momentum": 0.9}
-    assert record_vector(small_recipe(method={"record_momentum_kept": 0.9})).record_momentum == RecordMomentum(0.9)
-    assert record_vector(small_recipe()) == Contribution()
+    assert record_vector(small_recipe(method={"record_momentum_kept": 0.9}))["record_momentum"] == RecordMomentum(0.9)
+    assert Contribution(**record_vector(small_recipe())) == Contribution()
 
 
 def test_a_recipe_survives_a_round_trip(tmp_path: Path) -> None:

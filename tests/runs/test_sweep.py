@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from small_recipes import small_toml
 from sordino.errors import InputError, Refused
 from sordino.methods.dpsgd.accountant import account_dpsgd
 from sordino.report.heatmap import Grid, heat_map, heat_map_file
@@ -16,23 +17,12 @@ from sordino.runs import sweep as module
 from sordino.runs.recipe import Recipe
 from sordino.runs.sweep import Point, Sweep, SweptKey, check, cost_of, run_sweep
 
-RECIPE = """
-[run]
-name = "small"
-seed = 5
-[data]
-name = "fashion-mnist-mini"
-[model]
-name = "linear"
-[privacy]
-noise_multiplier = 2.0
-delta = 1e-5
-[sampling]
-expected_batch = 300
-[train]
-steps = 4
-lr = 0.5
-"""
+RECIPE = small_toml(
+    run={"name": "small", "seed": 5},
+    privacy={"noise_multiplier": 2.0, "insecure_seed": None},
+    sampling={"expected_batch": 300},
+    train={"steps": 4},
+)
 
 
 @pytest.fixture

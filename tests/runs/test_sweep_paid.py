@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from small_recipes import small_toml
 from sordino.accounting.selection import Repetition, selection_epsilon
 from sordino.data import load
 from sordino.errors import InputError, Refused
@@ -19,21 +20,11 @@ from sordino.runs.recipe import Recipe
 from sordino.runs.selection import HIDDEN, Price, best_of, candidates, draw_runs, run_paid
 from sordino.runs.sweep import Checked, Sweep, SweptKey
 
-RECIPE = """
-[data]
-name = "fashion-mnist-mini"
-[model]
-name = "linear"
-[privacy]
-epsilon = 1.0
-delta = 1e-5
-[sampling]
-expected_batch = 12000
-[train]
-steps = 2
-lr = 0.5
-chunk = 4096
-"""  # full batches: their Rényi curve is a formula, so calibration is fast
+RECIPE = small_toml(  # full batches: their Rényi curve is a formula, so calibration is fast
+    privacy={"epsilon": 1.0, "noise_multiplier": None, "insecure_seed": None},
+    sampling={"expected_batch": 12000},
+    train={"steps": 2, "chunk": 4096},
+)
 PRICE = Price(3.0, 1e-5, Repetition("geometric", 3.0))
 
 

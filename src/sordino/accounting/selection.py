@@ -69,7 +69,7 @@ class Repetition:
 
     @property
     def gamma(self) -> float:
-        """γ of the truncated negative binomial law (Definition 1 of the paper)."""
+        """γ of the truncated negative binomial law (Papernot & Steinke 2022, Definition 1)."""
         if self.distribution == "poisson":
             raise InputError("the Poisson law has no γ")
         return float(google_rdp._gamma_truncated_negative_binomial(self.shape, self.mean_runs))

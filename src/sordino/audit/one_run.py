@@ -216,7 +216,7 @@ def play(
     chunk: int = DEFAULT_CHUNK,
     before_update: Callable[[], None] = lambda: None,
 ) -> tuple[Tensor, float | None]:
-    """Runs the plan through the one door with canaries among the records.
+    """Runs the plan, with its own releases, with canaries among the records.
 
     The score of each canary, and where noise has a uniform part the p-value of its being what the plan states."""
     wrapped = CanaryGradients(gradient_sum, canaries, records, silent=not scorer.knows_sum)

@@ -4,7 +4,7 @@ The canaries of `sordino.audit.one_run` are vectors that come clipped, so they s
 clipping that fails. Here a canary is a picture with one bright pixel, the model is one linear map and the loss is
 linear in its output, so the canary's gradient is that pixel, at every iterate, and its clipped vector is
 ± clip_norm on one coordinate of its own. A mechanism that clips each view, or each iterate, and then sums gives a
-canary more than that, and its guesses betray it.
+canary more than that, and its guesses show it.
 
 Formal guarantee, as for `audit_plan`: if what is run has the plan's privacy profile, `holds` is False with
 probability at most 1 − confidence.

@@ -91,7 +91,7 @@ def _refuse_boundless(arguments: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     from sordino import __version__
-    from sordino.cli import account, advise, attack, audit, budget, data, doctor, predict, report, sweep, train
+    from sordino.cli import account, attack, audit, budget, data, doctor, predict, report, sweep, train
     from sordino.registry import command_modules
 
     parser = argparse.ArgumentParser(
@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"sordino {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    own = (doctor, audit, attack, advise, report, budget, data)
+    own = (doctor, audit, attack, report, budget, data)
     for command in (train, predict, sweep, account, *command_modules(), *own):
         command.add(commands)
     return parser

@@ -1,4 +1,8 @@
-"""sordino doctor: a recipe's clipping threshold, batch and step size, judged by the instruments."""
+"""sordino doctor: a recipe's clipping threshold, batch and step size, judged by the instruments.
+
+`sordino advise clipping` is its former second name for the threshold: it runs the doctor on test rows, so that there
+is one answer.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ from sordino.console import Commands, add_code, add_json, finite
 from sordino.errors import InputError, Refused
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from sordino.diagnostics.doctor import Diagnosis
     from sordino.plan import Plan
     from sordino.runs.prepared import Prepared
@@ -41,8 +47,25 @@ def add(commands: Commands) -> None:
     add_code(parser)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the datasets are (default: $SORDINO_DATA)")
+    parser.add_argument("--weights", type=Path, metavar="FILE", help="a model.safetensors (default: fresh weights)")
     add_json(parser)
     parser.set_defaults(run=_doctor)
+    advise = commands.add_parser("advise", help="the same as doctor --test-rows")
+    clipping = advise.add_subparsers(title="topics", metavar="TOPIC", required=True).add_parser(
+        "clipping",
+        help="the same as doctor --test-rows",
+        description="Runs `sordino doctor RECIPE.toml --test-rows --rows N`; the threshold is one of its topics.",
+        epilog="example: sordino advise clipping src/sordino/recipes/demo.toml --public 500",
+    )
+    clipping.add_argument("recipe", type=Path, metavar="RECIPE.toml")
+    clipping.add_argument("--public", dest="rows", type=int, default=500, metavar="N", help="test rows (default: 500)")
+    clipping.add_argument("--steps", type=int, default=20, metavar="N", help="steps of the rehearsal (default: 20)")
+    add_code(clipping)
+    clipping.add_argument("--weights", type=Path, metavar="FILE", help="a model.safetensors (default: fresh weights)")
+    clipping.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
+    clipping.add_argument("--data-dir", type=Path, metavar="DIR", help="where the datasets are")
+    add_json(clipping)
+    clipping.set_defaults(run=_doctor, test_rows=True, not_private=False)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -66,7 +89,7 @@ def examine(recipe: Recipe, arguments: argparse.Namespace) -> Diagnosis:
     """Checks what may be looked at before any data is read, then diagnoses."""
     from sordino import data
     from sordino.diagnostics.doctor import diagnose
-    from sordino.runs.build import clipping_of, plan_from
+    from sordino.runs.build import clipping_of, method_of, plan_from
     from sordino.runs.prepared import prepare
     from sordino.training.progress import working
 
@@ -76,9 +99,15 @@ def examine(recipe: Recipe, arguments: argparse.Namespace) -> Diagnosis:
     origin, split = _rows(prepared, arguments)
     rows, others = (data.Split(split.inputs[part], split.targets[part]) for part in _parts(len(split), arguments.rows))
     section, plan = recipe.train, prepared.plan
-    lr = section.lr
-    if prepared.optimizer is None or lr is None:
+    model = _model(prepared, arguments.weights)
+    lr = section.lr if method_of(recipe).rehearsed else None
+    if method_of(recipe).rehearsed and (prepared.optimizer is None or lr is None):
         raise InputError("the doctor rehearses steps of an optimizer: give [train] optimizer and lr")
+    options = (
+        {}
+        if prepared.optimizer is None
+        else {"optimizer": partial(prepared.optimizer, **prepared.settings.optimizer_options)}
+    )
 
     @cache
     def epsilon() -> float:
@@ -94,8 +123,7 @@ def examine(recipe: Recipe, arguments: argparse.Namespace) -> Diagnosis:
         import torch
 
         found = diagnose(
-            prepared.model(), torch.nn.functional.cross_entropy, rows, plan, lr=lr,
-            optimizer=partial(prepared.optimizer, **prepared.settings.optimizer_options),
+            model, torch.nn.functional.cross_entropy, rows, plan, lr=lr, **options,
             averaging=prepared.settings.averaging, pool=others, steps=arguments.steps, larger=larger, public=origin,
             not_private=origin is None, seed=recipe.run.seed, say=say,
         )  # fmt: skip
@@ -113,10 +141,11 @@ def _check(recipe: Recipe, arguments: argparse.Namespace) -> tuple[str, ...]:
     from sordino import data
     from sordino.runs.build import method_of
 
-    if not method_of(recipe).rehearsed:
+    method = method_of(recipe)
+    if method.publishes is not None or method.trained_by is not None:
         raise InputError(
-            f"the doctor can't rehearse the method {recipe.method.name}, which moves the weights in a way of its own "
-            "(`sordino advise clipping` reads its threshold)"
+            f"the method {recipe.method.name} clips no gradients of records, so it has no threshold for the doctor to "
+            "judge; its page says how its bound is chosen"
         )
     if recipe.features.private is not None:
         raise InputError("[features] private is made from the private records, so the doctor has none: leave it out")
@@ -129,11 +158,30 @@ def _check(recipe: Recipe, arguments: argparse.Namespace) -> tuple[str, ...]:
     if arguments.not_private and recipe.data.name not in {entry.name for entry in data.catalogue()}:
         raise Refused(f"{recipe.data.name} is not known as a public benchmark: its records are not to be looked at")
     caveats = []
+    if not method.rehearsed:
+        caveats.append(
+            f"Steps of the method {recipe.method.name} are not rehearsed: readings are at the given weights only, lr "
+            "is not judged, and noise that the method adds to the plan's is not counted."
+        )
     if any(key.startswith("inner") or key.startswith("record_momentum") for key in recipe.method.options):
         caveats.append("Momentum of single records is not rehearsed: readings are of single gradients.")
     if recipe.train.scheduler != "constant":
         caveats.append(f"The rehearsal keeps lr as it starts: the schedule {recipe.train.scheduler} is not followed.")
     return tuple(caveats)
+
+
+def _model(prepared: Prepared, weights: Path | None) -> nn.Module:
+    """The recipe's network, with fresh weights or those of a file."""
+    from safetensors.torch import load_file
+
+    from sordino.training.state import load_model
+
+    model = prepared.model()
+    if weights is not None:
+        if not weights.is_file():
+            raise InputError(f"there is no file {weights}")
+        load_model(model, load_file(weights))
+    return model
 
 
 def _rows(prepared: Prepared, arguments: argparse.Namespace) -> tuple[str | None, Any]:
@@ -156,7 +204,7 @@ def _show(found: Diagnosis) -> None:
     from rich.table import Table
 
     console = Console(width=None if Console().is_terminal else 110)
-    first, last = found.readings[0], found.readings[-1]
+    first = found.readings[0]
     if found.not_private:
         console.print(
             "[bold red]NOT PRIVATE:[/] these are training rows of a public benchmark, read without noise. With records "
@@ -164,11 +212,16 @@ def _show(found: Diagnosis) -> None:
         )
     console.print(f"[dim]{first.rows} rows: {escape(found.origin)}; {found.parameters:,} parameters[/]")
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
-    for title in ("", "at fresh weights", "after the rehearsal"):
+    for title in ("", "at the start", *(["after the rehearsal"] if len(found.readings) > 1 else [])):
         table.add_column(title)
     for name, value in _FIGURES.items():
-        table.add_row(name, value(first, found.signals[0]), value(last, found.signals[-1]))
+        table.add_row(name, *(value(*pair) for pair in zip(found.readings, found.signals, strict=True)))
     console.print(table)
+    tail = found.tail
+    console.print(
+        f"[dim]Thm 3.2 of Xiao, Wan & Devadas 2022 proves progress from c = 4·κ·log 10 = {tail.threshold:.4g} on "
+        f"(κ ≈ {tail.kappa:.4g}). This is enough, and seldom needed: the advice below is by measured alignment.[/]"
+    )
     for finding in found.findings:
         mark = {"fine": "[green]✓[/]", "watch": "[yellow]![/]"}.get(finding.verdict, "[red]→[/]")
         head = finding.topic if finding.verdict == "fine" else f"{finding.topic}: {finding.verdict}"

@@ -103,7 +103,7 @@ def _rows(result: dict[str, Any], out: Path) -> dict[str, str]:
     beside = result["guarantee"]["beside"]
     return {
         "ε": epsilon,
-        **{name.replace("_", " "): f"{up(value)} (beside it)" for name, value in beside.items()},
+        **{name.replace("_", " "): f"{up(value)} (for comparison)" for name, value in beside.items()},
         **({"test error": f"{error:.4g} (mean square)"} if (error := result.get("test_error")) is not None else {}),
         "test accuracy": percent(result["test_accuracy"]),
         **({"skipped steps": _skipped(result)} if result["skipped_steps"] else {}),

@@ -2,10 +2,12 @@
 
 Readings at fresh weights and after a short rehearsal of the training (`diagnostics.instruments`), and four findings:
 
-    bias       does clipping turn the gradient?            Thms 3.1, 3.2 of paper 002: as far as the sampling noise τ
+    bias       does clipping turn the gradient?            by the sampling noise τ at most (Thms 3.1, 3.2)
     clip_norm  the threshold whose released gradients are best aligned with the true one    the inequality (22)
     batch      noise against gradient over the whole run    the first term of (9): noise²/T
     lr         does the loss fall, without noise and with it?    (22): η⟨∇F, Ḡ⟩ against βη²E‖Ḡ + Δ‖²/2
+
+Theorems and numbered inequalities are those of Xiao, Xiang, Wang & Devadas 2023.
 
 Everything is an estimate on some rows at some weights. No guarantee depends on it and nothing is released; rows that
 need protection must not be given to it, and settings chosen by looking at private rows are themselves a leak.
@@ -27,12 +29,13 @@ from sordino.diagnostics.instruments import Reading, measure
 from sordino.diagnostics.instruments.signal import Signal, clip_curve, noise_length, signal_of
 from sordino.diagnostics.instruments.theory import FLOOR, PRINTED_FLOOR
 from sordino.diagnostics.instruments.trial import Trial, trial
+from sordino.diagnostics.threshold import ClippingAdvice, advise_clipping
 from sordino.plan import Plan
 from sordino.training.updates import Averaging
 
 BETTER = 1.25  # a threshold is recommended if the alignment gains this factor
 AS_GOOD = 0.95  # of the best alignment: among those the threshold nearest to the recipe's is named
-DROWNED = 2.0  # signal to noise of the whole run below which noise has the last word
+DROWNED = 2.0  # signal to noise of the whole run below which the noise dominates
 TRIES = (4.0, 16.0, 64.0, 256.0)
 
 
@@ -58,6 +61,7 @@ class Diagnosis:
     readings: tuple[Reading, ...]
     signals: tuple[Signal, ...]
     trials: tuple[Trial, ...]
+    tail: ClippingAdvice  # the tail of the sampling noise, and the threshold from which on progress is proven
     caveats: tuple[str, ...] = ()
 
     def finding(self, topic: str) -> Finding:
@@ -77,6 +81,7 @@ class Diagnosis:
                 {"lr": t.lr, "steps": t.steps, "noisy": t.noisy, "before": t.before, "after": t.after}
                 for t in self.trials
             ],
+            "tail": self.tail.to_dict(),
             "caveats": list(self.caveats),
         }
 
@@ -87,7 +92,7 @@ def diagnose(
     rows: Any,
     plan: Plan,
     *,
-    lr: float,
+    lr: float | None,
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
     averaging: Averaging | None = None,
     pool: Any = None,
@@ -100,8 +105,27 @@ def diagnose(
 ) -> Diagnosis:
     """Reads, rehearses `steps` steps and judges. The model stays as it is.
 
-    `pool`: rows to rehearse on, where there are others than `rows`: what was fitted is a poor guide to what was not.
-    `larger` gives the plan with another expected batch at the same ε, for the advice on the batch.
+    Args:
+        model: The network, at the weights to read at.
+        loss: A loss of outputs and targets, one number per row.
+        rows: The rows that are read: public ones, or ones that are not private.
+        plan: The plan whose clipping, noise and steps are judged.
+        lr: The step size to rehearse with; None: no rehearsal, and no finding on lr.
+        optimizer: Makes the optimizer of the rehearsal.
+        averaging: How iterates are averaged in the rehearsal.
+        pool: Rows to rehearse on, if there are others than `rows`: a model fits its own rows better.
+        steps: How many steps to rehearse.
+        larger: Gives the plan with another expected batch at the same ε, for the advice on the batch.
+        public: Where the rows come from, if they are public.
+        not_private: The rows may be looked at although nobody declared them public.
+        seed: Seeds views and rehearsals.
+        say: Is told what is being done.
+
+    Returns:
+        The findings on bias, clip_norm, batch and, after a rehearsal, lr.
+
+    Raises:
+        InputError: steps is below 1, or there are fewer than two rows.
     """
     whose: dict[str, Any] = {"public": public, "not_private": not_private, "seed": seed}
     views = getattr(plan.method, "augmentation", None)
@@ -126,29 +150,32 @@ def diagnose(
 
     say("reading the rows at fresh weights")
     readings = [measure(model, loss, rows, plan.clipping, views=views, **whose)]
-    clean, noisy = rehearse(lr, noisy=False), rehearse(lr, noisy=True)
+    trials = () if lr is None else (rehearse(lr, noisy=False), rehearse(lr, noisy=True))
     places = [model]
-    if math.isfinite(noisy.after):
-        readings.append(measure(noisy.model, loss, rows, plan.clipping, views=views, **whose))
-        places.append(noisy.model)
+    if trials and math.isfinite(trials[1].after):
+        readings.append(measure(trials[1].model, loss, rows, plan.clipping, views=views, **whose))
+        places.append(trials[1].model)
     signals = [signal_of(reading, plan, parameters) for reading in readings]
     say("trying other thresholds")
     candidates = clip_candidates(readings)
     curves = [clip_curve(place, loss, rows, plan, candidates, views=views, **whose) for place in places]
-    rate = judge_lr(clean, noisy, plan.steps, rehearse)
+    tail = advise_clipping(model, loss, rows, plan.clipping)
+    findings = [
+        judge_bias(readings),
+        judge_clip(plan, readings, signals, curves),
+        judge_batch(plan, signals, parameters, larger),
+    ]
+    if trials:
+        findings.append(judge_lr(*trials, plan.steps, rehearse))
     return Diagnosis(
         origin=readings[0].origin,
         not_private=not_private,
         parameters=parameters,
-        findings=(
-            judge_bias(readings),
-            judge_clip(plan, readings, signals, curves),
-            judge_batch(plan, signals, parameters, larger),
-            rate,
-        ),
+        findings=tuple(findings),
         readings=tuple(readings),
         signals=tuple(signals),
-        trials=(clean, noisy),
+        trials=trials,
+        tail=tail,
     )
 
 
@@ -222,7 +249,7 @@ def judge_clip(
 def judge_batch(
     plan: Plan, signals: Sequence[Signal], parameters: int, larger: Callable[[float], Plan] | None
 ) -> Finding:
-    """Whether the noise of the whole run drowns its gradient, and which batch would not let it, at the same ε."""
+    """Whether noise dominates the gradient over the whole run, and which batch avoids that, at the same ε."""
     theorem = "Thm 3.1: the first term of (9) is √(noise²·2βF/T); gradients add up over T steps, noise as √T"
     best = max(signals, key=lambda signal: signal.gradient)
     ratio = best.over(plan.steps)
@@ -279,4 +306,4 @@ def judge_lr(clean: Trial, noisy: Trial, steps: int, rehearse: Callable[[float, 
                 f"falls to {again.after:.3g}."
             )
             return Finding("lr", "raise", text, theorem, again.lr)
-    return Finding("lr", "fine", f"{facts}: it falls, and the noise lets it.", theorem)
+    return Finding("lr", "fine", f"{facts}: it falls, also with noise.", theorem)

@@ -1,7 +1,7 @@
-"""Where does the clipping threshold stand? The sampling noise of single records, measured on PUBLIC rows.
+"""The tail of the sampling noise, measured on PUBLIC rows, and the clipping threshold that is proven to be enough.
 
-Paper 000, Thm 3.2: clipped (DP-)SGD provably makes progress if c ≥ 4·κ·log 10 (and another term with an unknown
-constant ψ), where κ bounds the tail of the sampling noise ξ = ‖∇f(w, record) − ∇F(w)‖ (Assumption 2.1):
+Xiao, Wan & Devadas 2022, Thm 3.2: clipped (DP-)SGD provably makes progress if c ≥ 4·κ·log 10 (and another term
+with an unknown constant ψ), where κ bounds the tail of the sampling noise ξ = ‖∇f(w, record) − ∇F(w)‖ (Assumption 2.1):
 
     Pr(ξ ≥ t) ≤ e^{−t/κ}.
 

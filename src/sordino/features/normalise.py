@@ -1,4 +1,4 @@
-"""Normalisation of feature maps: what costs no privacy, and what is paid for at the one door.
+"""Normalisation of feature maps: what costs no privacy, and what is released with noise.
 
 - `group_normalise`: within one record, no parameters, nothing shared between records. Costs nothing.
 - `standardise`: by constants per channel. Costs nothing if the constants are public.
@@ -109,7 +109,7 @@ class ChannelStatistics:
 def private_statistics(
     maps: Tensor, budget: ChannelBudget, *, source: RandomSource, ledger: Ledger
 ) -> ChannelStatistics:
-    """Per-channel mean and standard deviation of private maps (n, c, ...), through the one door.
+    """Per-channel mean and standard deviation of private maps (n, c, ...), through `release()`.
 
     Guarantee: two Gaussian releases at sampling rate 1, each of noise multiplier `budget.noise_multiplier`,
     of sums over records of vectors clipped to a public bound (noise in units of that bound under either

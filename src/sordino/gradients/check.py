@@ -29,7 +29,20 @@ def brute_force(
     chunk: int | None = None,
     iterates: Iterates | None = None,
 ) -> ClippedSum:
-    """The definition of ``clipped_sum``, one row at a time with plain autograd. ``chunk`` is accepted and ignored."""
+    """The definition of ``clipped_sum``, one row at a time with plain autograd.
+
+    Args:
+        model: As for ``clipped_sum``, like all that follow.
+        loss: A loss of outputs and targets.
+        rows: The rows and the record of each.
+        clipping: How a record is bounded.
+        reduction: "sum" or "mean" over a record's rows.
+        chunk: Accepted and ignored.
+        iterates: (weights, factor) pairs to take the gradient at.
+
+    Returns:
+        The clipped sum, in the model's own precision.
+    """
     parameters = checked_parameters(model)
     n, records = checked(rows)
     owner = torch.arange(n) if rows.record is None else rows.record
@@ -122,12 +135,25 @@ def verify(
     reduction: Literal["sum", "mean"] = "sum",
     iterates: Iterates | None = None,
 ) -> None:
-    """Compare the engine with ``brute_force`` on the first few records; Refused when they differ.
+    """Compares the engine with ``brute_force`` on the first few records.
 
     Checked: that each row's loss is the same alone and within the batch (else records interact); that norms and
     clipped sums agree to ``tolerance``, relative to the largest entry; that every trainable parameter received
     a gradient. Random numbers are neutral during the comparison (``neutral.py``), which is
     made in float64 so that a ReLU's kink can't decide.
+
+    Args:
+        model: The model, left as it is.
+        loss: A loss of outputs and targets.
+        rows: The rows and the record of each.
+        clipping: How a record is bounded.
+        records: How many records to compare.
+        tolerance: The largest relative difference.
+        reduction: "sum" or "mean" over a record's rows.
+        iterates: (weights, factor) pairs to take the gradient at.
+
+    Raises:
+        Refused: they differ, or a trainable parameter takes no part.
     """
     some = _first(rows, records)
     n, _ = checked(some)

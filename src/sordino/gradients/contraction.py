@@ -175,7 +175,7 @@ def mv(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def baddbmm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
-    """beta · input + alpha · bmm, one after the other under the tape's eyes."""
+    """beta · input + alpha · bmm, as two operations that the tape records."""
     call = {**dict(zip(("input", "batch1", "batch2"), args, strict=False)), **kwargs}
     if call.get("out") is not None or len(args) > 3:
         return NotImplemented

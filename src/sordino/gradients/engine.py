@@ -47,20 +47,34 @@ def clipped_sum(
 ) -> ClippedSum:
     """Σ over records of clip(gradient of the record), for every parameter that requires a gradient.
 
-    A record's gradient is the sum (or mean) over its rows of coefficient · ∇loss, and with ``iterates`` the sum over
-    (weights, factor) of factor · that gradient taken at those weights; parameters that ``weights`` does not name stay
-    as they are. ``centre``, a public vector by parameter name, is subtracted from every record's gradient (DOPE-SGD).
-    Every record's share is within ``clipping.clip_norm`` (in ``clipping.norm``), whatever the data:
-    records whose gradient is not finite contribute zero and are counted. ``chunk`` bounds the records held at once
-    and does not change the result; without it, see ``default_chunk``. ``pool``: memory that a call leaves to the next.
-    ``keys``: the number of each record in its data set, in rising order, for which the others' numbers do not change
-    when a record is taken out. With them, some sums may be made in single precision, by blocks (`runs`): faster.
-    ``assurance``: checks the engine against plain autograd, and records for interaction, wherever the program of a pass
-    is new, and remembers it. The model, its parameters and their .grad are left as they were. Sums come in double
-    precision.
+    A record's gradient is the sum (or mean) over its rows of coefficient · ∇loss. Every record's share is within
+    ``clipping.clip_norm`` (in ``clipping.norm``), whatever the data: records whose gradient is not finite contribute
+    zero and are counted. No rows, or records without rows: they contribute zero. The model, its parameters and their
+    .grad are left as they were. Sums come in double precision. Nothing here adds noise.
 
-    No rows, or records without rows: they contribute zero. A scalar loss, BatchNorm in training mode, compiled
-    modules, buffers written in the forward pass: Refused, with the remedy.
+    Args:
+        model: Any torch module whose records do not interact.
+        loss: `loss(outputs, targets)` gives one value per row.
+        rows: The rows and the record of each.
+        clipping: How a record is bounded.
+        reduction: "sum" or "mean" over a record's rows.
+        chunk: Bounds the records held at once and does not change the result; None: ``default_chunk``.
+        iterates: (weights, factor) pairs: a record's gradient is the sum of factor · its gradient at those weights;
+            parameters that ``weights`` does not name stay as they are.
+        centre: A public vector by parameter name, subtracted from every record's gradient (DOPE-SGD).
+        pool: Memory that one call leaves to the next.
+        keys: The number of each record in its data set, in rising order, for which the others' numbers do not change
+            when a record is taken out. With them, some sums may be made in single precision, by blocks: faster.
+        assurance: Checks the engine against plain autograd, and records for interaction, wherever the program of a pass
+            is new, and remembers it.
+
+    Returns:
+        The sums by parameter name; norms and losses of single records, which are private.
+
+    Raises:
+        Refused: a scalar loss, BatchNorm in training mode, compiled modules, buffers written in the forward pass, or
+            records that interact; the message has the remedy.
+        InputError: a value is wrong.
     """
     if reduction not in ("sum", "mean"):
         raise InputError(f"reduction must be 'sum' or 'mean', got {reduction!r}")

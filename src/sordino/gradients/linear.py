@@ -63,7 +63,7 @@ def emitter(
 
 def _use(tape: Tape, func: Any, x: Tensor, output: Tensor, emit: Emit, *slots: Slot | None) -> Tensor:
     present = tuple([s for s in slots if s is not None])
-    if not output.numel():  # a cluster of words, or an expert, that no record chose: no gradient to speak of
+    if not output.numel():  # a cluster of words, or an expert, that no record chose: no gradient
         return tape.mark(output)  # type: ignore[no-any-return]
     use = Use(func, present, output.shape, tuple(range(output.ndim - 1)), emit, hold(x))
     return tape.tap(output, use)

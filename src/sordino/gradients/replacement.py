@@ -14,7 +14,21 @@ def fix(model: nn.Module) -> nn.Module:
     """A copy of the model with GroupNorm for BatchNorm and InstanceNorm without running statistics.
 
     Scales and shifts are kept. The number of groups is the largest divisor of the channels up to 16 that leaves
-    at least two channels per group. The given model is not changed.
+    at least two channels per group.
+
+    Args:
+        model: The model to copy; it is not changed.
+
+    Returns:
+        The copy.
+
+    Raises:
+        Refused: a lazy layer does not know its size yet.
+
+    Example:
+        >>> fixed = fix(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
+        >>> type(fixed[1]).__name__, fixed[1].num_groups
+        ('GroupNorm', 4)
     """
     model = copy.deepcopy(model)
     if isinstance(model, nn.modules.batchnorm._NormBase):

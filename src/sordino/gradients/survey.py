@@ -1,4 +1,4 @@
-"""One walk over the modules of a model: what is trained, what must not be written to, and what can't be differentiated.
+"""One pass over the modules of a model: what is trained, what must not be written to, and what can't be differentiated.
 
 Made anew for each sum, because a model may change between two (a mode, a frozen layer): so it has to be short.
 """

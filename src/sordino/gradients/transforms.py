@@ -2,7 +2,7 @@
 
 Inside torch.vmap a function sees one row, and a rule could not tell the rows from what it is given. So each parameter
 is replaced there by a copy for every element that vmap runs over, which costs no memory until its gradient arrives;
-and that gradient has the rows among its dimensions. Derivatives inside the function are taken by torch as ever.
+and that gradient has the rows among its dimensions. Derivatives inside the function are taken by torch as usual.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whose memory is it? A result may take the place of values that nobody can ever look at again.
+"""Ownership of memory: a result may overwrite values that nothing refers to any more.
 
 That saves passes over memory, which on a small model cost more than the arithmetic. It is decided by counting
 references, and compared with the count of a tensor that is certainly alone: whatever can't be told counts as held.

@@ -28,8 +28,8 @@ class LstmClassifier(nn.Module):
 
 class GruClassifier(nn.Module):
     """Frozen word vectors, one recurrent layer with GRU gates, a linear layer on its last state or on the mean of its
-    states (paper 002, section 5.1). standardised: both projections are standardised over their 3·hidden coordinates
-    before the gates.
+    states (Xiao et al. 2023, section 5.1). standardised: both projections are standardised over their 3·hidden
+    coordinates before the gates.
 
     vectors (words, features) are public and stay as they are; they are stored with the model. Padding (id 0) belongs at
     the beginning of a text, so that the last state is that after the last word; the mean leaves it out.

@@ -73,6 +73,26 @@ class Plan(metaclass=_Makers):
     """A private training, frozen. Each method makes its own (`sordino.dpsgd`, `sordino.modelmix`, …).
 
     Every combination that no theorem covers is refused when the plan is made.
+
+    Args:
+        method: What the guarantee depends on beyond sampling, clipping and noise.
+        records: The public number of records.
+        sampling: How batches are drawn.
+        clipping: How one record's vector is bounded.
+        noise: The noise on each sum.
+        steps: The number of steps.
+        delta: δ in (0, 1).
+        divisor: The public number that sums are divided by.
+        relation: The neighbouring relation: add-remove or replace-one.
+        accountant: pld or rdp.
+        insecure_seed: Makes the run repeatable, and the guarantee void for whoever knows it.
+        statistics: Further releases in the same budget.
+        public: Rows that the guarantee does not protect, besides the private ones.
+        contribution: What one record's vector is made of.
+
+    Raises:
+        InputError: a value is wrong.
+        Refused: no theorem covers the combination.
     """
 
     method: Method
@@ -109,15 +129,39 @@ class Plan(metaclass=_Makers):
         self.method.check(self)
 
     def calibrated(self, epsilon: float) -> Plan:
-        """The same plan with the smallest noise multiplier whose ε at its δ does not exceed `epsilon`."""
+        """The same plan with the smallest noise multiplier that meets a budget.
+
+        Args:
+            epsilon: The largest ε at the plan's δ.
+
+        Returns:
+            A plan whose guarantee does not exceed `epsilon`.
+
+        Raises:
+            InputError: no noise meets it.
+        """
         return self.method.calibrated(self, checks.positive("epsilon", epsilon))
 
     def with_noise(self, noise_multiplier: float) -> Plan:
-        """The same plan with another noise multiplier."""
+        """The same plan with another noise multiplier.
+
+        Args:
+            noise_multiplier: The standard deviation of the noise (Laplace: its scale) over the clip norm.
+
+        Returns:
+            The changed plan.
+        """
         return replace(self, noise=replace(self.noise, noise_multiplier=noise_multiplier))
 
     def noise_at(self, step: int) -> Noise:
-        """The noise of one step: the plan's, times the method's factor for it."""
+        """The noise of one step: the plan's, times the method's factor for it.
+
+        Args:
+            step: From 0.
+
+        Returns:
+            The noise that this step's release adds.
+        """
         factor = self.method.noise_factor(step, self.steps)
         return self.noise if factor == 1 else replace(self.noise, noise_multiplier=self.noise.noise_multiplier * factor)
 
@@ -148,7 +192,14 @@ class Plan(metaclass=_Makers):
         return RandomSource.from_os() if self.insecure_seed is None else RandomSource.seeded(self.insecure_seed)
 
     def releases(self, steps: int | None = None) -> list[tuple[Release, int]]:
-        """What the statistics and the first `steps` steps (all, when None) release about one record."""
+        """What the plan releases about one record.
+
+        Args:
+            steps: Count the first so many steps; None: all.
+
+        Returns:
+            Each kind of release and how often it is made, statistics included.
+        """
         done = self.steps if steps is None else checks.count("steps", steps, minimum=0)
         gradients = releases_of(
             self.sampling.to_dict(), self.noise.name, self.noise.noise_multiplier, self.records, done
@@ -160,7 +211,14 @@ class Plan(metaclass=_Makers):
         return compose_events(self.releases())
 
     def guarantee(self, delta: float | None = None) -> Guarantee:
-        """(ε, δ) of the whole plan, at its own δ or another."""
+        """(ε, δ) of the whole plan.
+
+        Args:
+            delta: Another δ than the plan's own.
+
+        Returns:
+            The guarantee: an upper bound, its theorem and its assumptions.
+        """
         found = self.method.account(self, checks.delta_value(self.delta if delta is None else delta))
         return Guarantee(
             epsilon=found.epsilon,
@@ -199,7 +257,17 @@ class Plan(metaclass=_Makers):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Plan:
-        """The inverse of to_dict; missing and unknown keys are errors."""
+        """The inverse of to_dict; missing and unknown keys are errors.
+
+        Args:
+            values: What to_dict gave, also by way of JSON.
+
+        Returns:
+            An equal plan.
+
+        Raises:
+            InputError: a key is missing or unknown, or a value is wrong.
+        """
         known = {field.name for field in fields(cls)} - {"contribution"}
         if set(values) | {"public"} != known:
             wrong = ", ".join(sorted((set(values) | {"public"}) ^ known))

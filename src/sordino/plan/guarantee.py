@@ -18,7 +18,26 @@ _NO_PROTECTION = 50.0  # from here on the sentence says that ε promises nothing
 
 @dataclass(frozen=True)
 class Guarantee:
-    """(ε, δ)-differential privacy of a plan: the numbers, the theorem, and what it assumes. str() is a sentence."""
+    """(ε, δ)-differential privacy of a plan: the numbers, the theorem, and what it assumes. str() is a sentence.
+
+    Args:
+        epsilon: An upper bound on ε at `delta`.
+        delta: δ.
+        relation: The neighbouring relation: add-remove or replace-one.
+        sampler: How batches are drawn.
+        mechanism: The noise: gaussian or laplace.
+        noise_multiplier: Its standard deviation (Laplace: its scale) over the clip norm.
+        steps: The number of steps accounted for.
+        accountant: How ε was computed: pld, rdp or the method's own.
+        theorem: What the bound rests on.
+        threat_model: What the adversary sees.
+        assumptions: What has to hold, each with how it is ensured.
+        epsilon_rdp: ε by Rényi accounting, where it applies.
+        epsilon_lower: A lower bound on the ε of this mechanism, where one is known.
+        secure: False if a known seed drives the noise.
+        method: The method's name.
+        beside: Further figures that belong to this ε, by name.
+    """
 
     epsilon: float
     delta: float
@@ -47,7 +66,7 @@ class Guarantee:
         )
         if self.beside:
             figures = ", ".join(f"{name.replace('_', ' ')} {up(value)}" for name, value in self.beside.items())
-            sentence += f"Beside it: {figures}. "
+            sentence += f"For comparison: {figures}. "
         if not self.secure:
             sentence += "It does NOT hold against whoever knows the insecure seed. "
         if self.epsilon > _NO_PROTECTION:
@@ -86,7 +105,10 @@ def plan_assumptions(plan: Plan) -> tuple[Assumption, ...]:
             f"records = {plan.records} and the divisor {plan.divisor:g} are public constants",
             f"given in the plan, never measured; records {known}",
         ),
-        Assumption("nothing else about the records is released", "one door adds noise and writes the ledger first"),
+        Assumption(
+            "nothing else about the records is released",
+            "one function adds noise, and writes the ledger first",
+        ),
         *(Assumption(text, check) for text, check in plan.contribution.texts()),
         *plan.method.assumptions(plan),
         *(() if plan.public is None else (_public(plan.public),)),

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Concatenate, ParamSpec
 
 from sordino import checks
 from sordino.accounting.schemes import SAMPLERS, default_relation
 from sordino.clipping import Clipping, FlatClip
 from sordino.errors import InputError
-from sordino.plan.contribution import Contribution
+from sordino.plan.contribution import Augmentation, Contribution, InnerMomentum, RecordMomentum
 from sordino.plan.core import Plan, Statistic
 from sordino.plan.method import Method
 from sordino.plan.public import PublicSet
 from sordino.release import Gaussian, Laplace
 from sordino.sampling import Allocation, Partition, Poisson, Sampling, TruncatedPoisson, WithoutReplacement
+
+P = ParamSpec("P")
 
 
 def make_plan(
@@ -37,7 +41,9 @@ def make_plan(
     insecure_seed: int | None = None,
     statistics: Sequence[Statistic] = (),
     public: PublicSet | None = None,
-    contribution: Contribution | None = None,
+    inner: InnerMomentum | None = None,
+    augmentation: Augmentation | None = None,
+    record_momentum: RecordMomentum | None = None,
 ) -> Plan:
     """A plan for a target `epsilon` (the smallest noise that meets it) or a given `noise_multiplier`.
 
@@ -55,17 +61,28 @@ def make_plan(
         sampling: poisson, truncated-poisson, partition, without-replacement or allocation (with records /
             expected_batch batches per epoch, rounded up).
         cap: the largest batch of truncated-poisson sampling.
-        relation: add-remove or replace-one; the default is the sampler's own.
+        relation: add-remove (the default of Poisson samplers and of allocation) or replace-one (that of the others).
         accountant: pld or rdp.
         divisor: the public number that sums are divided by (default: the expected batch).
         insecure_seed: makes the run repeatable, and the guarantee void for whoever knows it.
         statistics: further releases in the same budget.
         public: rows that the guarantee does not protect.
-        contribution: what one record's vector is made of (default: its gradient).
+        inner: a record's vector is the sum of its gradients at past iterates; ε is the same with and without.
+        augmentation: a record's vector is the mean over views of it; likewise.
+        record_momentum: a record's vector is its momentum over all steps; likewise.
+
+    Returns:
+        The plan; `plan.guarantee()` says what it promises.
 
     Raises:
         InputError: a value is wrong, or one of a pair is missing.
         Refused: no theorem covers the combination.
+
+    Example:
+        >>> import sordino
+        >>> plan = sordino.dpsgd(delta=1e-5, records=1000, expected_batch=100, steps=10, noise_multiplier=2.0)
+        >>> round(plan.guarantee().epsilon, 1)
+        0.8
     """
     if (epsilon is None) == (noise_multiplier is None):
         raise InputError("give either epsilon (the target) or noise_multiplier, not both and not neither")
@@ -92,9 +109,32 @@ def make_plan(
         insecure_seed=insecure_seed,
         statistics=tuple(statistics),
         public=public,
-        contribution=contribution or Contribution(),
+        contribution=Contribution(inner=inner, augmentation=augmentation, record_momentum=record_momentum),
     )
     return plan if epsilon is None else plan.calibrated(epsilon)
+
+
+def maker(function: Callable[Concatenate[Method, P], Plan], method: Method) -> Callable[P, Plan]:
+    """The plan maker of a method without options of its own: `function` with its first argument filled in.
+
+    Args:
+        function: `make_plan`, whose signature and documentation the maker takes over.
+        method: the method of every plan that it makes.
+
+    Returns:
+        A function of the remaining keywords.
+    """
+
+    def plan(*args: P.args, **options: P.kwargs) -> Plan:
+        return function(method, *args, **options)
+
+    plan.__module__, plan.__qualname__ = type(method).__module__, "plan"  # where it stands: it can be pickled
+    signature = inspect.signature(function)
+    first, *rest = signature.parameters.values()
+    plan.__signature__ = signature.replace(parameters=rest)  # type: ignore[attr-defined]
+    lines = (function.__doc__ or "").splitlines(keepends=True)
+    plan.__doc__ = "".join(line for line in lines if not line.lstrip().startswith(f"{first.name}:"))
+    return plan
 
 
 def make_sampling(name: str, expected_batch: float, records: int, cap: int | None = None) -> Sampling:

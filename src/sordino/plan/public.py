@@ -26,7 +26,16 @@ _NAMED = 5  # public rows that a sentence names before it says "…"
 
 @dataclass(frozen=True)
 class PublicSet:
-    """Rows that the guarantee does not protect: their origin (a sentence for the report), number and SHA-256."""
+    """Rows that the guarantee does not protect.
+
+    Args:
+        origin: A sentence for the report: where the rows come from.
+        records: How many there are.
+        digest: SHA-256 over their contents.
+
+    Raises:
+        InputError: no origin, no rows, or no digest.
+    """
 
     origin: str
     records: int
@@ -41,15 +50,37 @@ class PublicSet:
 
     @classmethod
     def of(cls, split: Split, origin: str) -> PublicSet:
-        """The declaration of these rows."""
+        """The declaration of these rows.
+
+        Args:
+            split: The rows.
+            origin: A sentence that says where they come from.
+
+        Returns:
+            Their number and digest with the origin.
+        """
         return cls(origin, len(split), digest_of(split))
 
     def check(self, split: Split) -> None:
-        """InputError unless these are the declared rows, in the declared order."""
+        """Checks that these are the declared rows, in the declared order.
+
+        Args:
+            split: The rows that are about to be used.
+
+        Raises:
+            InputError: they are others.
+        """
         self.check_digest(digest_of(split))
 
     def check_digest(self, digest: str) -> None:
-        """InputError unless this is the digest of the declared rows (shapes are part of it)."""
+        """Checks a digest that was computed before (shapes are part of it).
+
+        Args:
+            digest: Of the rows that are about to be used.
+
+        Raises:
+            InputError: it is not the declared one.
+        """
         if digest != self.digest:
             raise InputError(
                 f"the plan declares {self.records} public rows ({self.origin}), and those given are others: make the "
@@ -62,6 +93,17 @@ class PublicSet:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PublicSet:
+        """The inverse of to_dict.
+
+        Args:
+            values: What to_dict gave.
+
+        Returns:
+            An equal value.
+
+        Raises:
+            InputError: other keys than those of to_dict.
+        """
         known = {field.name for field in fields(cls)}
         if not isinstance(values, Mapping) or set(values) != known:
             raise InputError(f"a public set has exactly the keys {', '.join(sorted(known))}, got {values!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from sordino.randomness.source import RandomSource, Stream
+from sordino.randomness.source import RandomSource
+from sordino.randomness.stream import Stream
 
 __all__ = ["RandomSource", "Stream"]

@@ -2,7 +2,7 @@
 
 Rank 0 leads: it alone draws batches and noise, writes the ledger, moves the weights and saves. The other ranks follow:
 they have the same records and model, and sum the chunks that fall to them. So what one process guarantees, the group
-guarantees: there is one key, one door and one ledger, and no rank can come to hold other weights than the leader's.
+guarantees: there is one key, one source of noise and one ledger, and no rank can hold other weights than the leader's.
 """
 
 from __future__ import annotations

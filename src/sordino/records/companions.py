@@ -87,9 +87,9 @@ class CompanionNet(nn.Module):
 def companion_model(model: nn.Module, public: Split, companions: int | None = None) -> CompanionNet:
     """A copy of a network with BatchNorm in which a record is normalised with `companions` of the public rows.
 
-    `companions` is p − 1 of the paper; None: all public rows, the same for every record. Running statistics are left
-    out; scales and shifts are kept. InputError for a network without BatchNorm, Refused for one whose BatchNorm layers
-    do not have rows in dimension 0.
+    `companions` is p − 1 of Xiao et al. 2023; None: all public rows, the same for every record. Running statistics are
+    left out; scales and shifts are kept. InputError for a network without BatchNorm, Refused for one whose BatchNorm
+    layers do not have rows in dimension 0.
     """
     count = len(public) if companions is None else companions
     if not 1 <= count <= len(public):

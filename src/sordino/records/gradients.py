@@ -96,11 +96,21 @@ def record_gradients(
 ) -> RecordGradients:
     """The clipped sum of each batch of `dataset`, chunk by chunk, at the model's weights of that moment.
 
-    `dataset`: a pair of tensors (inputs, targets), anything with `.inputs` and `.targets`, or a map-style
-    torch dataset of (inputs, target) pairs. Memory is bounded by the batch's chunk, in rows.
-    `views`: each record is the mean over that many random views of it, drawn by the public `seed` and the step.
-    `inner`: a record's vector is the sum over the present and past iterates; `past` is asked for them before each
-    batch, and they must be public (released before, or made of what was). Either way a record's vector is clipped once.
+    Memory is bounded by the batch's chunk, in rows. A record's vector is clipped once, whatever it is made of.
+
+    Args:
+        model: The model that is trained.
+        loss: `loss(outputs, targets)` gives one value per row.
+        dataset: A pair of tensors (inputs, targets), anything with `.inputs` and `.targets`, or a map-style torch
+            dataset of (inputs, target) pairs.
+        clipping: How a record's vector is bounded: the plan's.
+        views: Each record is the mean over that many random views of it, drawn by the public `seed` and the step.
+        inner: A record's vector is the sum over the present and past iterates.
+        past: Asked for the past iterates before each batch; they must be public (released before, or made of what was).
+        seed: The public seed of views.
+
+    Returns:
+        The gradient sum for `private_steps`.
     """
     return RecordGradients(model, loss, row_reader(dataset), clipping, views, inner, past, seed)
 

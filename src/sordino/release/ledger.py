@@ -58,7 +58,19 @@ class Ledger:
 
     @classmethod
     def open(cls, path: Path | None, header: Mapping[str, Any]) -> Ledger:
-        """Create the ledger, or open the one that is there if it belongs to the same plan."""
+        """Creates the ledger, or opens the one that is there if it belongs to the same plan.
+
+        Args:
+            path: The file; None keeps the ledger in memory.
+            header: The plan, as `Plan.to_dict()` gives it.
+
+        Returns:
+            The open ledger, locked for this process; close it, or use it in a `with` statement.
+
+        Raises:
+            InputError: the file is damaged, can't be written, or belongs to another plan.
+            SordinoError: another run has it open.
+        """
         line = _line({"kind": PLAN, **header}, "the plan")
         wanted = json.loads(line)
         if wanted["kind"] != PLAN:
@@ -90,15 +102,34 @@ class Ledger:
         return tuple(self._entry(key) for key in self._known)
 
     def last_step(self, purpose: str) -> int:
-        """The highest step recorded for this purpose, −1 if there is none."""
+        """The highest step recorded for a purpose.
+
+        Args:
+            purpose: What was released, for example "gradient".
+
+        Returns:
+            The step, −1 if there is none.
+        """
         return self._last.get(purpose, -1)
 
     def guard(self, guard: Guard) -> None:
-        """From here on `guard` is called with each new entry before it is written, and refuses it by raising."""
+        """Has every new entry examined before it is written.
+
+        Args:
+            guard: Called with each new entry; it refuses the entry by raising.
+        """
         self._guard = guard
 
     def record(self, entry: Mapping[str, Any]) -> None:
-        """Put one release on the disk. When this returns it is there; when it raises, nothing may be released."""
+        """Puts one release on the disk. When this returns it is there; when it raises, nothing may be released.
+
+        Args:
+            entry: What is released: purpose, step, noise and sampling.
+
+        Raises:
+            SordinoError: the entry can't be written, or this step was released before with fresh noise.
+            InputError: the entry is no release.
+        """
         if self._failure is not None:
             raise SordinoError(f"{self._place()}: {self._failure}; nothing more is released. Open the ledger again.")
         if os.getpid() != self._process:  # the lock is shared with the parent, the entries in memory are not

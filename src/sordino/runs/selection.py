@@ -224,7 +224,7 @@ def _document(sweep: Sweep, price: Price, epsilon: float, relation: str, best: O
 
 
 def restate(folder: Path, document: Mapping[str, Any]) -> None:
-    """The selected run's papers, with the guarantee of the whole selection in place of the single run's."""
+    """The selected run's files, with the guarantee of the whole selection in place of the single run's."""
     result = read_json(folder / "result.json", "the result of the selected run")
     stated = {key: document[key] for key in ("epsilon", "delta", "relation", "accountant", "theorem")}
     guarantee = result["guarantee"]

@@ -11,6 +11,7 @@ that are predicted have no protection here.
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,17 +38,22 @@ from sordino.split import Split
 from sordino.training.state import load_model
 
 CHUNK = 1024
+MADE_BY = "sordino.train"
+"""What [run] made_by says in a directory whose model is a module of the caller's."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
     """A published model with its guarantee, ready to predict.
 
-    Attributes:
-        model: the network, in evaluation mode.
-        result: what result.json holds: epsilon, delta, the guarantee's sentence, test metrics.
-        labels: the public names of the classes, in the order of the outputs.
-        source: how a file of rows is read; None: rows are given as tensors.
+    Args:
+        model: The network, in evaluation mode.
+        result: What result.json holds: epsilon, delta, the guarantee's sentence, test metrics.
+        labels: The public names of the classes, in the order of the outputs.
+        source: How a file of rows is read; None: rows are given as tensors.
+        prepare: From rows as they are read to what the network takes; None: the rows themselves.
+        draws: How many draws of companions are averaged, where the model has any.
+        through: Takes the place of the network, where the method computes outputs in its own way.
     """
 
     model: nn.Module
@@ -64,17 +70,41 @@ class Trained:
         return str(self.result["guarantee"]["sentence"])
 
     def read(self, path: Path | str) -> Tensor:
-        """The rows of a file, encoded as those that the model was trained on; InputError names what is wrong."""
+        """The rows of a file, encoded as those that the model was trained on.
+
+        Args:
+            path: The file.
+
+        Returns:
+            (rows, …) the encoded rows.
+
+        Raises:
+            InputError: the file does not fit; the message names what is wrong.
+        """
         if self.source is None:
             raise InputError("this run says nothing about files: give the rows as a tensor to predict(rows)")
         return self.source.rows(Path(path), labelled=False)[0]
 
     def probabilities(self, rows: Tensor | Path | str) -> Tensor:
-        """(rows, classes): the mean of the softmax over the draws of companions, where the model has any."""
+        """The probability of each class, as the model gives it.
+
+        Args:
+            rows: The rows, or the file that holds them.
+
+        Returns:
+            (rows, classes): the mean of the softmax over the draws of companions, where the model has any.
+        """
         return self._answers(rows)[0]
 
     def predict(self, rows: Tensor | Path | str) -> list[Any]:
-        """The label of each row (its number where the classes have no names)."""
+        """The label of each row.
+
+        Args:
+            rows: The rows, or the file that holds them.
+
+        Returns:
+            One label per row; its number where the classes have no names.
+        """
         chosen = self._answers(rows)[1].tolist()
         return [self.labels[one] for one in chosen] if self.labels is not None else chosen
 
@@ -120,7 +150,7 @@ def load(
     """
     folder = Path(folder)
     result = read_result(folder / "result.json")
-    weights, stated = _weights(folder)
+    weights, stated = read_weights(folder)
     recipe = _recipe(folder, allow_code)
     inputs = stated.get("inputs", {})
     labels = tuple(inputs["labels"]) if inputs.get("labels") else None
@@ -188,12 +218,15 @@ def _source(recipe: Recipe, labels: tuple[str, ...] | None, inputs: Mapping[str,
 def _recipe(folder: Path, allow_code: bool) -> Recipe | None:
     """The recipe of the run; None where `sordino.train` made it."""
     path = folder / "recipe.toml"
-    if not path.is_file() or (folder / "run.json").is_file():
-        return None
-    return Recipe.read(path, allow_code=allow_code)
+    try:
+        made_by = tomllib.loads(path.read_text(encoding="utf8")).get("run", {}).get("made_by")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} can't be read: {error}") from error
+    return None if made_by == MADE_BY else Recipe.read(path, allow_code=allow_code)
 
 
-def _weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The published tensors, and what their file says of them."""
     path = folder / "model.safetensors"
     try:
         with safe_open(str(path), framework="pt") as file:

@@ -2,7 +2,7 @@
 
 One fresh Poisson batch at the published weights; each of its records adds one to the bin of its gradient's norm (one
 that is not finite falls into the last). Adding or removing a record changes one count by one, so the counts have l2
-sensitivity 1, whatever the data; they leave through the one door, and the plan has accounted for them.
+sensitivity 1, whatever the data; they leave through `release()`, and the plan has accounted for them.
 """
 
 from __future__ import annotations

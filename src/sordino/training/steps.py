@@ -46,13 +46,22 @@ DEFAULT_CHUNK = 512
 
 @dataclass(frozen=True)
 class PrivateStep:
-    """A released gradient: safe to use, to publish and to post-process in any way."""
+    """A released gradient: safe to use, to publish and to post-process in any way.
+
+    Args:
+        step: Its number, from 0.
+        gradients: The noisy sum over the plan's divisor, by parameter name.
+    """
 
     step: int
     gradients: dict[str, Tensor]
 
     def assign(self, model: nn.Module) -> None:
-        """Puts the gradients where any torch optimizer looks for them (`parameter.grad`)."""
+        """Puts the gradients where any torch optimizer looks for them (`parameter.grad`).
+
+        Args:
+            model: The model whose gradients these are.
+        """
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 parameter.grad = self.gradients[name].to(parameter.dtype)

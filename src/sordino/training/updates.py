@@ -28,10 +28,16 @@ from sordino.training.steps import PrivateStep, Widths
 
 @dataclass(frozen=True)
 class Averaging:
-    """Which average of the iterates is published in the place of the last one.
+    """Which average of the iterates is published in place of the last one.
 
-    "none": the last iterate. "ema": Σ_t (1−decay)·decay^(T−t) w_t, divided by its weights' sum.
-    "tail": the plain mean of the iterates of the last `tail` part of the steps.
+    Args:
+        kind: "none": the last iterate. "ema": Σ_t (1−decay)·decay^(T−t) w_t, divided by the sum of its weights. "tail":
+            the plain mean of the last iterates.
+        decay: Of "ema", in [0, 1).
+        tail: Of "tail": the part of the steps that is averaged, in (0, 1].
+
+    Raises:
+        InputError: a value is out of its range.
     """
 
     kind: Literal["none", "ema", "tail"] = "none"
@@ -45,7 +51,16 @@ class Averaging:
         checks.within("average tail", self.tail, 0, 1, open_low=True)
 
     def weight(self, step: int, steps: int, total: float) -> tuple[float, float]:
-        """(factor on the running sum, new total weight) when the iterate of `step` comes in with weight 1."""
+        """How the running sum takes in an iterate.
+
+        Args:
+            step: The iterate's step, from 0.
+            steps: How many steps the run has.
+            total: The sum of the weights so far.
+
+        Returns:
+            (factor on the running sum, new total weight) when the iterate of `step` comes in with weight 1.
+        """
         if self.kind == "ema":
             return self.decay, self.decay * total + 1
         starts = self.kind == "tail" and step >= steps - max(1, round(self.tail * steps))

@@ -1,4 +1,4 @@
-"""Theorems 3.1 and 3.2 of paper 002 on problems where the bias of clipping is known in closed form."""
+"""Theorems 3.1 and 3.2 of Xiao et al. 2023 on problems where the bias of clipping is known in closed form."""
 
 from __future__ import annotations
 

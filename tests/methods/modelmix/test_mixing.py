@@ -1,4 +1,4 @@
-"""The update of ModelMix in its two parts: descent from the mean of two iterates, and widths for the door."""
+"""The update of ModelMix in its two parts: descent from the mean of two iterates, and widths for the release."""
 
 from __future__ import annotations
 

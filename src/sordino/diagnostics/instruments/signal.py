@@ -1,4 +1,4 @@
-"""How much of a released gradient is signal: the descent inequality of Xiao et al. 2023, (17) and (22), as a yardstick.
+"""How much of a released gradient is signal: the descent inequality of Xiao et al. 2023, (17) and (22).
 
 A step along the released gradient Ḡ + Δ of size η changes the loss by at most
 

@@ -2,7 +2,7 @@
 
 Setting: F is β-smooth, `gap` = F(w₀) − inf F, E‖∇f_i − ∇F‖² ≤ τ² everywhere (Assumption 3.1), T steps of
 w ← w − η(Ḡ + Δ), where Ḡ is the mean of the clipped gradients of a Poisson batch over its expected size (at least 1)
-and E‖Δ‖² = c²·noise². (The paper's η is this one divided by the expected batch.)
+and E‖Δ‖² = c²·noise². (η of Xiao et al. 2023 is this one divided by the expected batch.)
 
 Where the constants come from. For g = ∇F + ξ, ⟨∇F, g⟩ = ‖g‖² − ⟨ξ, g⟩ ≥ ‖g‖(‖g‖ − ‖ξ‖) ≥ ‖g‖(‖∇F‖ − 2‖ξ‖), so
 

@@ -140,8 +140,20 @@ class Coupling(Method):
 
 
 def plan(*, public: PublicSet | None, centring: bool = False, quantile: float | None = None, **options: Any) -> Plan:
-    """A coupling plan: Plan.dpsgd's `options`, the declared public rows, and what a record's vector is.
+    """A coupling plan: DP-SGD's options, the declared public rows, and what a record's vector is.
 
-    `public` may be None for a plan that is made before the rows are read; training refuses it until they are declared.
+    Args:
+        public: The declared public rows; None for a plan that is made before they are read: training refuses it until
+            they are declared.
+        centring: Clip the difference of a record's gradient from the public one.
+        quantile: Scale a record's gradient by the clip norm over this quantile of public norms before it is clipped.
+        options: Those of `sordino.dpsgd`.
+
+    Returns:
+        The plan; its ε is that of DP-SGD with the same options.
+
+    Raises:
+        InputError: a value is wrong, or one of a pair is missing.
+        Refused: no theorem covers the combination.
     """
     return make_plan(Coupling(centring=centring, quantile=quantile), **options, public=public)

@@ -1,8 +1,8 @@
 """The weight α of the public gradient in α · public + (1 − α) · private: every rule a function of plain numbers.
 
 Nothing here touches a record. α multiplies values that were released already, so every one of these rules, and any
-other, leaves the guarantee as it is (post-processing). Paper 004 is "Coupling public and private gradient provably
-helps optimization"; its Remark 3.2 has the two ends swapped: α = 0 is private training, α = 1 public training.
+other, leaves the guarantee as it is (post-processing). Theorems are those of Liu, Bu,
+Wang, Zha & Karypis 2023, whose Remark 3.2 has the two ends swapped: α = 0 is private training, α = 1 public training.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def theorem_3_1(
 
         α = (1/n_priv + a √(1/(n_priv n_pub)) / √(b² A − a²)) / A,
 
-    where b² A > a². Where it is not, or where that lies beyond 1, the bound falls all the way: α = 1. (The paper takes
+    where b² A > a². Where it is not, or where that lies beyond 1, the bound falls all the way: α = 1. (Liu et al. take
     a stationary point within [0, 1] for granted.)
     """
     share = 1 / private_records + 1 / public_records

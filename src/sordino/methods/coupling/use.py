@@ -1,7 +1,7 @@
 """Public rows in a run of private steps: what is done with them, and the update that does it.
 
 Formal guarantee. Everything below is a function of public rows and of values that were released before; the private
-sums go through `private_steps` and its one door unchanged. Where public values enter *before* the noise (centring,
+sums go through `private_steps` and its `release()` unchanged. Where public values enter *before* the noise (centring,
 thresholds), a record's share is still clipped by the plan's own clipping afterwards (docs/guarantees/coupling.md).
 
 A killed run is resumed as any other: the public batch of a step is a function of (seed, step), and what a rule found

@@ -1,7 +1,7 @@
 """The audit of DP-MAC: canaries are made-up coefficient vectors of norm 1 in the concatenated vector.
 
 They go through the real pipeline: drawn by the plan's sampler, added to the scaled coefficients of the real records,
-out through the one door, and the network moves by W-steps on what came out. The auditor knows the sum over the real
+out through `release()`, and the network moves by W-steps on what came out. The auditor knows the sum over the real
 records (Poisson: it is independent of the canaries' draws), so the score is that of sordino.audit.scores.
 """
 

@@ -36,7 +36,7 @@ class Radii:
 
 @dataclass(frozen=True)
 class Sensitivities:
-    """The largest norm of each coefficient of one record; `a` and `b` in the paper's form, for comparison."""
+    """The largest norm of each coefficient of one record; `a` and `b` as in Harder et al. 2018, for comparison."""
 
     value: float
     gradient: float
@@ -82,7 +82,7 @@ def sensitivities(layer: Layer, radii: Radii, mu: float = 1.0) -> Sensitivities:
 
 
 def _sigmoid(reach: _Reach, long: float, fourth: float) -> Sensitivities:
-    """t = softplus(a) − y·a with y in [0, 1]: s = sigmoid(a) − y, c = sigmoid′(a); the paper's a has no y in it."""
+    """t = softplus(a) − y·a with y in [0, 1]: s = sigmoid(a) − y, c = sigmoid′(a); Harder et al.'s a has no y in it."""
     x, g = reach.pre, reach.second
     slope = torch.maximum(torch.sigmoid(reach.high), torch.sigmoid(-reach.low))
     value = torch.maximum(softplus(reach.high), softplus(-reach.low))

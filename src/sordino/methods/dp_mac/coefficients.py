@@ -144,8 +144,8 @@ def _size(units: int, wide: int, part: str, expansion: Expansion) -> int:
 
 
 def shares(sizes: Mapping[str, int], expansion: Expansion) -> dict[str, float]:
-    """How the joint norm 1 is divided: Σ share² = 1. "equal" is the paper's 1/√P each; "sqrt-dim" is in proportion to
-    the root of a part's coordinates, so that noise drowns large and small layers alike."""
+    """How the joint norm 1 is divided: Σ share² = 1. "equal" is 1/√P each (Harder et al. 2018); "sqrt-dim" is in
+    proportion to the root of a part's coordinates, so that large and small layers have alike signal to noise."""
     weights = {name: 1.0 if expansion.split == "equal" else math.sqrt(size) for name, size in sizes.items()}
     total = math.sqrt(math.fsum(w * w for w in weights.values()))
     return {name: w / total for name, w in weights.items()}

@@ -108,7 +108,28 @@ def plan(
     insecure_seed: int | None = None,
     statistics: Sequence[Statistic] = (),
 ) -> Plan:
-    """A DP-MAC plan for a target `epsilon` of everything, statistics included, or a given `noise_multiplier`."""
+    """A DP-MAC plan for a target `epsilon` of everything, statistics included, or a given `noise_multiplier`.
+
+    Args:
+        parts: How many bounded parts (layers × coefficients) make up a record's vector.
+        delta: δ in (0, 1).
+        records: The public number of records.
+        expected_batch: The expected number of records in a step (Poisson sampling).
+        epsilon: The target; or give `noise_multiplier`.
+        noise_multiplier: Standard deviation of the noise over the norm 1 of a record's vector.
+        epochs: Passes over the data; or give `steps`.
+        steps: The number of steps.
+        accountant: pld or rdp.
+        insecure_seed: Makes the run repeatable, and the guarantee void for whoever knows it.
+        statistics: Further releases in the same budget (DP-PCA, private thresholds).
+
+    Returns:
+        The plan.
+
+    Raises:
+        InputError: a value is wrong, or one of a pair is missing.
+        Refused: no theorem covers the combination.
+    """
     return make_plan(
         DPMAC(parts), delta=delta, records=records, expected_batch=expected_batch, epsilon=epsilon,
         noise_multiplier=noise_multiplier, epochs=epochs, steps=steps, accountant=accountant,

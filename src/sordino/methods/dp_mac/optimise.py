@@ -8,8 +8,8 @@
 Noise can make the curvature indefinite, and then the polynomial has no minimum. `convex` raises every eigenvalue of
 every unit's curvature (every entry of a diagonal one) that lies below a floor to the floor: `floor` times the spectral
 radius that noise alone has (√(2d)·s for d×d matrices whose triangle has noise of standard deviation s; 3·s for
-diagonals), a public number. Directions that noise drowns are then taken to be as steep as the noise, so steps along
-them are short: the quadratic is strictly convex, hence bounded below. Minimising it needs no constant term.
+diagonals), a public number. Directions in which the noise dominates are then taken to be as steep as the noise, so
+steps along them are short: the quadratic is strictly convex, hence bounded below. Minimising it needs no constant term.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DP-PCA: principal directions of the private records, paid for at the one door.
+"""DP-PCA: principal directions of the private records, released with noise.
 
 Each record is scaled to norm at most 1, x ← x/max(‖x‖, 1) after a division by the public `scale` (or to norm exactly 1,
 "normalise"), and the second moment Σ x xᵀ is released with Gaussian noise (Dwork, Talwar, Thakurta, Zhang 2014,

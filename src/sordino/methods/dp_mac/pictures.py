@@ -1,7 +1,7 @@
 """What a DP-MAC run shows: reconstructions of test images, and learned features as images.
 
 Everything is computed from public test images and from released values (weights, projection), so it is covered by the
-run's guarantee and costs nothing (the paper's Figs. 1 and 5; its curves are the report's plots).
+run's guarantee and costs nothing (Figs. 1 and 5 of Harder et al. 2018; its curves are the report's plots).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sensitivities of appendices E to H of paper 003 as they are printed: for comparison only, nothing uses them.
+"""The sensitivities of appendices E to H of Harder et al. 2018 as printed: for comparison only, nothing uses them.
 
 They are for T (twice our t), softplus hidden layers without biases, ‖z‖ ≤ T_z for inputs and targets, sums without the
 factor 1/2S (which appendix H still carries: it is left out here). docs/guarantees/dp_mac.md lists what is wrong with

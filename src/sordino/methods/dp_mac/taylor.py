@@ -1,15 +1,15 @@
 """The Taylor coefficients of a layer's objective in its own weights, per record and in closed form.
 
 With ũ = (z, 1) (or z without bias), a = W̃·ũ and t = Σ_h t_h(a_h), the objective of one record is a sum of functions of
-one inner product each, so all its derivatives are outer products with ũ (paper 003, eq. (4), for ½T instead of T):
+one inner product each, so all its derivatives are outer products with ũ (Harder et al. 2018, (4), for ½T instead of T):
 
     ∂t/∂w̃_h = s_h·ũ            hidden, squared:  s = μ(f − z)·f′          sigmoid:  s = sigmoid(a) − y
     ∂²t/∂w̃_h² = c_h·ũũᵀ        c = μ(f′² + (f − z)·f″)                     c = sigmoid(a)·(1 − sigmoid(a))
     ∂²t/∂w̃_h∂w̃_g = 0  for h ≠ g
 
 So a layer needs (n, out) slopes and curvatures, never an (n, out, in, in) tensor. The expansion is kept in d = w − ŵ:
-t ≈ t(ŵ) + ⟨∂t, d⟩ + ⟨d, ½∂²t·d⟩. The paper's a, b, C are functions of these three (`paper_form`), but have a larger
-sensitivity: b = ∂t − ∂²t·ŵ pays for the curvature a second time.
+t ≈ t(ŵ) + ⟨∂t, d⟩ + ⟨d, ½∂²t·d⟩. a, b, C of Harder et al. are functions of these three (`paper_form`), but have a
+larger sensitivity: b = ∂t − ∂²t·ŵ pays for the curvature a second time.
 
 A symmetric matrix is released as its upper triangle with off-diagonal entries times √2 (`triangle`): an isometry from
 the Frobenius norm to l2, so the sensitivity is the same; the noise is that of independent noise on all entries, made
@@ -94,7 +94,7 @@ def expand(layer: Layer, z: Tensor, target: Tensor, mu: float = 1.0) -> Terms:
 
 
 def paper_form(terms: Terms, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The paper's a (n,), b (n, out, in) and C (n, out, in, in) of each record, for ½T. For tests: it is large."""
+    """a (n,), b (n, out, in) and C (n, out, in, in) of Harder et al. 2018 of each record, for ½T. For tests: large."""
     value = terms.value - (terms.slope * terms.pre).sum(1) + 0.5 * (terms.curvature * terms.pre.square()).sum(1)
     slope = terms.slope - terms.curvature * terms.pre
     b = slope[:, :, None] * terms.inputs[:, None, :]

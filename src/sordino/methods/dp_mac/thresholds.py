@@ -2,7 +2,7 @@
 
 One fresh Poisson batch; for each part of the coefficients a record adds 1 to the bin of its norm. With P parts a
 record's contribution has l2 norm √P, whatever the record, so the counts have sensitivity √P under add/remove; they
-leave through the one door, in the plan's budget. The new bound of a part is the upper edge of the bin that holds the
+leave through `release()`, in the plan's budget. The new bound of a part is the upper edge of the bin that holds the
 given quantile of the noisy counts: post-processing, as is everything trained with it.
 """
 

@@ -186,7 +186,7 @@ def train_mac_without_privacy(
 ) -> Result:
     """MAC with the same sampling and Z-steps, its coefficients neither bounded nor noisy: NO guarantee.
 
-    For public data only: a yardstick.
+    For public data only: a reference.
     """
     free = replace(mac, expansion=replace(mac.expansion, bounding="clip"), private=None)
     update = MacUpdate(plan, network, free, 0.0)

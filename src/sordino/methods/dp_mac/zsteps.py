@@ -1,15 +1,15 @@
 """Z-steps: the auxiliary coordinates of a batch, each record's from that record and the weights alone.
 
-minimise over z_1, …, z_K:   loss(y, W_{K+1}·z_K) + (μ/2)·Σ_k ‖z_k − f_k(z_{k−1})‖²,   z_0 = x   (paper 003, eq. (2))
+minimise over z_1, …, z_K:   loss(y, W_{K+1}·z_K) + (μ/2)·Σ_k ‖z_k − f_k(z_{k−1})‖²,   z_0 = x   (Harder et al., (2))
 
 Nothing here is released and nothing is noisy. What the guarantee needs is that a record's coordinates depend on no
 other record: the objective is a sum over records and Adam works coordinate by coordinate, so it is so (and tested).
 
-How to start:  "forward"   z_k = f_k(z_{k−1}): the paper's choice; every residual but the output's is then 0.
+How to start:  "forward"   z_k = f_k(z_{k−1}): Harder et al.'s choice; every residual but the output's is then 0.
                "backward"  z_k = f_k(z_{k−1}) − rate·∂loss/∂z_k, the derivative of the whole network: at the minimum
                            the residuals r_k = z_k − f_k(z_{k−1}) satisfy r_k = J_{k+1}ᵀ·r_{k+1}, which is
                            back-propagation's recursion, so this is where the Z-steps lead (docs/dp_mac.md).
-In what order: "joint"     all layers at once (the paper).
+In what order: "joint"     all layers at once (Harder et al.).
                "sweep"     from the last hidden layer to the first, `steps` for each: a residual reaches the first
                            layer in one sweep.
 """

@@ -89,7 +89,7 @@ def make_feature_canaries(plan: Plan, count: int, source: RandomSource) -> Featu
 
 
 def play_last_iterate(plan: Plan, canaries: FeatureCanaries, source: RandomSource) -> Tensor:
-    """One run through the one door; each canary's score from the last iterate alone."""
+    """One run through `release()`; each canary's score from the last iterate alone."""
     method, count = _method(plan), len(canaries.coins)
     records = Records.of((canaries.features, canaries.labels), method)
     with Ledger.open(None, plan.to_dict()) as ledger:

@@ -295,6 +295,6 @@ def _words(
         f"{better.regularisation:.2g}, noise multiplier {better.noise_multiplier:.4g}: ε = {up(better.epsilon)}. "
         f"The last iterate has a deviation of {better.weight_noise:.3g} in each weight, and the model expects an "
         f"excess loss of {better.excess_loss:.3g} (best for {other.accounting}: {other.excess_loss:.3g}). {crossed} "
-        f"(the paper's rule, 4/(λη) + 4n/b: {printed:.0f}). The model takes weights of norm {problem.weight_norm:g} "
-        f"to solve the problem well; --weight-norm changes that."
+        f"(the rule of Ye & Shokri 2022, 4/(λη) + 4n/b: {printed:.0f}). The model takes weights of norm "
+        f"{problem.weight_norm:g} to solve the problem well; --weight-norm changes that."
     )

@@ -169,7 +169,7 @@ def _emit(
 
 
 def _classic(run: HiddenRun, delta: float, further: Further) -> float | None:
-    """ε as the paper would print it, where one of its theorems applies."""
+    """ε as Ye & Shokri 2022 would print it, where one of their theorems applies."""
     from sordino.methods.hidden_state.accountant import ye_shokri_rdp
     from sordino.methods.hidden_state.ye_shokri import classic_epsilon
 

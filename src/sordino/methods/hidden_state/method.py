@@ -8,12 +8,12 @@ and noise, averaged over the record's hidden batch; composition where that is sm
 adversary who sees the published weights and nothing that depends on an earlier iterate.
 
 Units. As in every plan, `noise_multiplier` is the standard deviation of the noise on the *summed* gradient over the
-bound on one record, here S/2 with the certificate's S. The paper's σ_mul is the same number: its noise on the mean
-gradient is σ_mul·S/(2b). `noise_factors` multiply it step by step.
+bound on one record, here S/2 with the certificate's S. σ_mul of Ye & Shokri 2022 is the same number: their noise on the
+mean gradient is σ_mul·S/(2b). `noise_factors` multiply it step by step.
 
-Rounding. A step is computed in double precision and rounded to a public grid at the door. Neither is a function of the
-step's exact value, so both go into the accountant as a disparity of every step (`rounding`); to bound them beforehand
-the iterates are kept in a ball, whose projection is non-expansive, even where the user asks for none.
+Rounding. A step is computed in double precision and rounded to a public grid by `release()`. Neither is a function of
+the step's exact value, so both go into the accountant as a disparity of every step (`rounding`); to bound them
+beforehand the iterates are kept in a ball, whose projection is non-expansive, even where the user asks for none.
 
 | refused                                            | why                                                        |
 |----------------------------------------------------|------------------------------------------------------------|
@@ -345,8 +345,35 @@ def plan(
 ) -> Plan:
     """A plan that publishes the last iterate: for a target `epsilon`, or with a given `noise_multiplier`.
 
-    `lr` defaults to the step that contracts most, 2/(m + M) of the certificate. sampling "full": batch = records.
-    Either `epochs` (of ⌊records/batch⌋ steps) or `steps`.
+    The relation is replace-one. The loss has to be certified: convex, smooth and Lipschitz on the rows' ball.
+
+    Args:
+        loss: One of the certified losses (`sordino.methods.hidden_state.losses`).
+        features: How many features a row has.
+        records: The exact number of records.
+        batch: Records in a step; sampling "full": all.
+        delta: δ in (0, 1).
+        regularisation: λ of the ridge term, which makes the loss strongly convex.
+        epsilon: The target; or give `noise_multiplier`.
+        noise_multiplier: Standard deviation of the noise on the summed gradient over the bound on one record.
+        epochs: Passes of ⌊records/batch⌋ steps; or give `steps`.
+        steps: The number of steps.
+        sampling: "partition" (one secret shuffle), "without-replacement" or "full".
+        feature_norm: Rows are clipped to this norm.
+        bias: The constant feature that is appended.
+        radius: Weights are projected into a ball of this radius; None: they are not.
+        unit: Rows are scaled to norm `feature_norm` instead of clipped.
+        lr: The step size or its schedule; None: the step that contracts most, 2/(m + M) of the certificate.
+        noise_factors: Factors on the noise, step by step.
+        insecure_seed: Makes the run repeatable, and the guarantee void for whoever knows it.
+        statistics: Further Gaussian releases on all records, in the same budget.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InputError: a value is wrong, or one of a pair is missing.
+        Refused: no theorem covers the combination.
     """
     if (epsilon is None) == (noise_multiplier is None):
         raise InputError("give either epsilon (the target) or noise_multiplier, not both and not neither")

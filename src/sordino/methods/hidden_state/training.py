@@ -9,7 +9,7 @@ One step, with η and λ of the plan and b its batch:
     v       = Σ_{i in batch} ∇f_{t_i}(W·x̃_i) ⊗ x̃_i − (b/η)·(1 − ηλ)·W
     W_next  = −(η/b)·release(v)          = W − η·(mean gradient + λ·W) − (η/b)·noise
 
-The next iterate itself goes through the door, in units of summed gradients. So the published weights are a value of
+The next iterate itself goes through `release()`, in units of summed gradients. So the published weights are a value of
 the release's grid times a public number, and no rounding of an earlier sum can tell what the noise hides. The
 regulariser stands outside of everything that bounds a record.
 

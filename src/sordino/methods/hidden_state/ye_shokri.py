@@ -147,7 +147,7 @@ def regularised_logistic(
 
 
 def classic_epsilon(rdp: Rdp, delta: float) -> float:
-    """min over α of ρ(α) + log(1/δ)/(α−1) (Mironov 2017, Prop. 3): the conversion of the paper."""
+    """min over α of ρ(α) + log(1/δ)/(α−1) (Mironov 2017, Prop. 3): the conversion that Ye & Shokri use."""
     return _best(lambda orders: rdp(orders) - math.log(delta) / (orders - 1))
 
 

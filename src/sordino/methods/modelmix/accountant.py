@@ -53,7 +53,7 @@ class MixAccount:
     """ε of a run. `equal_variance_epsilon` is the control: DP-SGD whose Gaussian noise has the same variance."""
 
     epsilon: float
-    epsilon_classic: float  # by ρ + log(1/δ)/(α−1), the conversion of the paper
+    epsilon_classic: float  # by ρ + log(1/δ)/(α−1), Xiao et al. 2022 use this conversion
     equal_variance_epsilon: float
     order: float
     delta: float

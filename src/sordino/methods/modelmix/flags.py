@@ -100,7 +100,7 @@ def _rows(found: MixAccount) -> dict[str, str]:
         "ε": f"{up(found.epsilon, 6)} at δ = {up(found.delta)} ({found.accountant})",
         "ε, equal variance": f"{up(found.equal_variance_epsilon, 6)} (the control: DP-SGD whose Gaussian noise has the "
         "variance of noise and mixing together)",
-        "ε, classic": f"{up(found.epsilon_classic, 6)} (the paper's conversion)",
+        "ε, classic": f"{up(found.epsilon_classic, 6)} (converted as in Xiao et al. 2022)",
         "order": f"{found.order:.4g}",
         "relation": "add-remove",
         "sampler": "poisson",

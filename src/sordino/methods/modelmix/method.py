@@ -5,8 +5,8 @@ iterates were pushed apart, about their mean, to a gap of at least τ_k. In dist
 
     w_k = (w_{k−1} + w_{k−2})/2 − η·(G + Δ + U),    U uniform of width max(|w_{k−1} − w_{k−2}|, τ_k)/η,
 
-so the door adds Δ and U in one release, and all that follows is post-processing of what is on record: an average of
-the iterates is allowed, for one. The gradient is taken at w_{k−1}, before mixing. w_{−1} is w_0 (the paper leaves it
+so `release()` adds Δ and U in one release, and all that follows is post-processing of what is on record: an average of
+the iterates is allowed, for one. The gradient is taken at w_{k−1}, before mixing. w_{−1} is w_0 (Xiao et al. leave it
 open), so the first step has the gap τ_1 everywhere.
 
 Formal guarantee. Every release is P = N(0, s²) * U of width at least τ_k/η on each coordinate, shifted by a record of
@@ -15,7 +15,7 @@ norm at most c in l2 and c/√p in l∞: Thm 4.1 (p = 1) and Cor. 4.1 bound its 
 their width, adding log-concave noise keeps that order (Lewis and Thompson 1981), and for log-concave noise it
 is the order of the trade-off curves.
 
-Units. `tau_over_lr` is τ_k/η_k, a width in units of the gradient averaged over the plan's divisor; at the door, where
+Units. `tau_over_lr` is τ_k/η_k, a width in units of the gradient averaged over the plan's divisor; in a release, where
 gradients are sums, the width is τ_k/η_k · divisor. The plan's margin for rounding (a record may move a sum as computed
 by a thousandth more than c) is kept by the same factor on shift, Gaussian scale and width: `least_width`.
 """
@@ -219,8 +219,33 @@ def plan(
     """A ModelMix plan. Two of `epsilon`, `noise_multiplier` and `tau_over_lr`; the third is found.
 
     ε and τ given: the smallest noise multiplier. ε and noise given: the smallest constant τ. Noise and τ given: the
-    guarantee is what it is. The clipping (default: flat, 1.0) chooses the noise: l2 Gaussian, l1 Laplace; l2-linf
-    clipping (Algorithm 2) is accounted with its p, any other l2 clipping with p = 1.
+    guarantee is what it is.
+
+    Args:
+        delta: δ in (0, 1).
+        records: The public number of records.
+        expected_batch: The expected number of records in a step.
+        lr: The step size, or its schedule: the guarantee depends on it.
+        tau_over_lr: The mixing threshold τ over the step size, or its schedule.
+        epsilon: The target.
+        noise_multiplier: Standard deviation of the Gaussian noise (Laplace: its scale) over the clip norm.
+        noise_factors: Factors on the noise, step by step.
+        epochs: Passes over the data; or give `steps`.
+        steps: The number of steps.
+        clip_norm: The bound of flat l2 clipping (default 1.0); or give `clipping`.
+        clipping: Chooses the noise: l2 Gaussian, l1 Laplace. l2-linf clipping (Algorithm 2) is accounted with its p,
+            any other l2 clipping with p = 1.
+        sampling: "poisson": the theorem covers no other.
+        relation: add-remove or replace-one.
+        insecure_seed: Makes the run repeatable, and the guarantee void for whoever knows it.
+        statistics: Further releases in the same budget.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InputError: a value is wrong, or not two of the three are given.
+        Refused: no theorem covers the combination.
     """
     if [epsilon, noise_multiplier, tau_over_lr].count(None) != 1:
         raise InputError("give two of epsilon, noise_multiplier and tau_over_lr; the third is computed")

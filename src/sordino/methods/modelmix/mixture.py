@@ -118,7 +118,7 @@ def margin(coordinate: Coordinate, shift: float, level: int) -> float:
     worst case are shifts as unequal as the clipping allows. Divided by size(v₁) − size(v₂), so that it does not
     vanish with the shifts; −1 where rounding does not let us tell.
     """
-    shift = max(shift, 0.5)  # what holds for larger shifts holds for smaller ones; tiny ones drown in rounding
+    shift = max(shift, 0.5)  # what holds for larger shifts holds for smaller ones; tiny ones are lost in rounding
     coordinate = Coordinate(coordinate.noise, max(coordinate.width, 0.1))  # below, the margin scales with width⁴
     shifts = shift * np.array(SHIFTS)
     worst = math.inf

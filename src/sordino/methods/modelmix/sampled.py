@@ -81,8 +81,8 @@ class SampledStep:
         """log E_{P₀}[R^k], the largest over all vectors, for real orders; ∞ where it leaves the doubles.
 
         Σ_j g(x_j) ≤ budget · sup g(x)/x with x = size(v), v up to the largest shift: no convexity of g is needed, and
-        any real p will do. Where g(x)/x is largest at the largest shift (it always was; Appendix C of the paper asserts
-        more, that g is convex) this is Cor. 4.1; where it is not, the supremum is taken all the same.
+        any real p will do. Where g(x)/x is largest at the largest shift (it always was; Appendix C of Xiao et al. 2022
+        asserts more, that g is convex) this is Cor. 4.1; where it is not, the supremum is taken all the same.
         """
         kept = np.minimum(orders, self.top)
         shifts = [float(v) for v in self.shift * np.array(SHIFTS)]
@@ -157,5 +157,5 @@ def tight(alpha: float, total: float, delta: float) -> float:
 
 
 def classic(alpha: float, total: float, delta: float) -> float:
-    """ε = ρ + log(1/δ)/(α−1): Mironov 2017, Prop. 3; the one that the paper uses (its Thm 2.2)."""
+    """ε = ρ + log(1/δ)/(α−1): Mironov 2017, Prop. 3; Xiao et al. 2022 use it (their Thm 2.2)."""
     return float((total - math.log(delta)) / (alpha - 1))

@@ -1,0 +1,73 @@
+"""Every public function and class documents each of its parameters, and the examples in docstrings run."""
+
+from __future__ import annotations
+
+import dataclasses
+import doctest
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import sordino
+from sordino.registry import method_class, names
+
+PUBLIC = {name: getattr(sordino, name) for name in sordino.__all__}
+MAKERS = {name: method_class(name).plan for name in names()}
+WITH_EXAMPLES = ("sordino.clipping", "sordino.gradients.replacement", "sordino.plan.make", "sordino.schedule")
+
+
+def documented() -> Iterator[tuple[str, Any, list[str]]]:
+    """(name, thing, parameters) of all that the API reference shows: functions, classes, and their own methods."""
+    for name, thing in PUBLIC.items():
+        if not inspect.isclass(thing):
+            yield name, thing, list(inspect.signature(thing).parameters)
+            continue
+        fields = [field.name for field in dataclasses.fields(thing)] if dataclasses.is_dataclass(thing) else []
+        if issubclass(thing, Exception) and "__init__" in vars(thing):
+            fields = list(inspect.signature(thing).parameters)
+        yield name, thing, fields
+        for own, member in vars(thing).items():
+            function = getattr(member, "__func__", member)
+            if not own.startswith("_") and inspect.isfunction(function):
+                parameters = [p for p in inspect.signature(function).parameters if p not in ("self", "cls")]
+                yield f"{name}.{own}", function, parameters
+
+
+def sections(thing: Any) -> dict[str, str]:
+    """The Google-style sections of a docstring, by title; "" is what stands before them."""
+    parts = re.split(r"^(Args|Returns|Raises|Example):\n", inspect.getdoc(thing) or "", flags=re.M)
+    return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+
+
+@pytest.mark.parametrize(
+    ("name", "thing", "parameters"), list(documented()), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_every_parameter_is_named_in_args(name: str, thing: Any, parameters: list[str]) -> None:
+    found = sections(thing)
+    assert found[""].strip(), f"{name} has no docstring"
+    named = re.findall(r"^    (\w+):", found.get("Args", ""), re.M)
+    assert named == parameters, f"{name}: Args are those of the signature, in its order"
+
+
+@pytest.mark.parametrize("name", [name for name, thing in PUBLIC.items() if not inspect.isclass(thing)])
+def test_a_public_function_says_what_it_returns_or_raises(name: str) -> None:
+    found = sections(PUBLIC[name])
+    returns = inspect.signature(PUBLIC[name]).return_annotation not in (None, "None")
+    assert ("Returns" in found) == returns
+    assert "Raises" in found or returns
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_method_has_a_plan_maker_under_its_name_in_the_package(name: str) -> None:
+    assert name.replace("-", "_") in PUBLIC
+
+
+@pytest.mark.parametrize("module", WITH_EXAMPLES)
+def test_the_examples_in_docstrings_run(module: str) -> None:
+    found = doctest.testmod(importlib.import_module(module))
+    assert found.attempted > 0
+    assert found.failed == 0
