@@ -186,7 +186,7 @@ class Stream:
         """
         if not 1.0 <= scale <= boxmuller.MAX_SCALE:
             raise InputError(f"a rounded sum needs a scale (noise over grid) between 1 and 2¹², got {scale}")
-        narrower = (parts.dtype, results.dtype) == (np.float64, np.float32)
+        narrower = parts.dtype == np.float64 and results.dtype == np.float32
         if parts.size != results.size or not (narrower or parts.dtype == results.dtype):
             raise InputError("a rounded sum has as many results as values, of their dtype or of a narrower one")
         kernels = compiled()
