@@ -51,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("sordino: there is not enough memory for this", file=sys.stderr)
         return 1
     except Exception as error:
+        if isinstance(error, RuntimeError) and "allocate" in str(error):  # torch's way to say so
+            print("sordino: there is not enough memory for this", file=sys.stderr)
+            return 1
         if os.environ.get("SORDINO_TRACEBACK"):
             raise
         print(f"sordino: {_unforeseen(error)}", file=sys.stderr)
