@@ -6,7 +6,10 @@
 PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt
+CONSTRAINTS ?= constraints.txt
+PIP    := $(BIN)/pip install -qq --disable-pip-version-check --constraint $(CONSTRAINTS)
+# The index that torch comes from, where it is not pip's own: an index of CPU builds keeps gigabytes of CUDA away.
+TORCH_INDEX ?=
 export PYTHONUNBUFFERED = 1
 
 .DEFAULT_GOAL := help
@@ -15,12 +18,13 @@ export PYTHONUNBUFFERED = 1
 help:
 	@sed -n '2,5s/^# *//p' $(MAKEFILE_LIST)
 
-# torch goes first and alone, so that no resolver can choose a CUDA build for it.
+# torch goes first and alone, so that TORCH_INDEX serves it and nothing else.
 $(VENV)/.installed: pyproject.toml constraints.txt src/sordino/native/kernels.c
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is needed: set PYTHON=… to an interpreter ≥ 3.11"; exit 1; }
 	@echo "making the environment in $(VENV) (once; torch is about 200 MB)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) torch
+	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	@$(BIN)/python -c "import torch; print('torch', torch.__version__, '(CUDA build: TORCH_INDEX=… chooses another)' if torch.version.cuda else '(CPU build)')"
 	@$(PIP) --editable .
 	@touch $@
 

@@ -34,6 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("methods",),
     ("diagnostics",),
     ("runs",),
+    ("sklearn", "hf"),  # for callers of other libraries: nothing of the core knows them
     ("cli",),
     ("__main__",),
 )

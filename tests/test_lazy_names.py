@@ -20,7 +20,7 @@ ORDERS = [
     ["from sordino.training import Settings", "import sordino"],
     ["import sordino", "sordino.train", "import sordino.training", "import sordino.runs.run"],
     ["import sordino.plan", "import sordino.runs.sweep", "from sordino import train, plan"],
-    ["from sordino import train", "from sordino.training import train as same", "assert train is same"],
+    ["from sordino import train", "from sordino.runs.api import train as same", "assert train is same"],
     ["from sordino.cli import train, sweep", "from sordino import *", "import sordino"],
 ]
 CHECK = """
@@ -29,7 +29,7 @@ from types import FunctionType, ModuleType
 assert isinstance(sordino.train, FunctionType) and isinstance(sordino.training, ModuleType)
 assert isinstance(sordino.plan, ModuleType) and sordino.plan.Plan is sordino.Plan
 from sordino import train
-assert train is sordino.train is sordino.training.train
+assert train is sordino.train is sordino.runs.api.train
 assert sordino.methods.modelmix.plan
 """
 
@@ -41,7 +41,9 @@ for code in sys.argv[1:]:
         del sys.modules[name]  # torch stays: loading it anew would take most of the time
     exec(code, {})
 """
-SUBMODULES = [module.name for module in pkgutil.iter_modules(sordino.__path__) if module.name != "_kernels"]
+SUBMODULES = [
+    module.name for module in pkgutil.iter_modules(sordino.__path__) if module.name not in ("_kernels", "__main__")
+]
 
 
 def fresh(code: str, *arguments: str) -> str:

@@ -17,13 +17,16 @@ __version__ = "0.1.0"
 __all__ = [
     "AutomaticClip",
     "Averaging",
+    "Callback",
     "ClaimBroken",
+    "EarlyStopping",
     "FlatClip",
     "Guarantee",
     "InputError",
     "L1Clip",
     "L2LinfClip",
     "Ledger",
+    "MLflow",
     "NormalisedClip",
     "PerLayerClip",
     "Plan",
@@ -34,6 +37,7 @@ __all__ = [
     "Rows",
     "Settings",
     "SordinoError",
+    "TensorBoard",
     "Trained",
     "brute_force",
     "clipped_sum",
@@ -44,6 +48,7 @@ __all__ = [
     "hidden_state",
     "load",
     "modelmix",
+    "pad_to",
     "private_steps",
     "record_gradients",
     "train",
@@ -58,8 +63,20 @@ if TYPE_CHECKING:
     from sordino.plan import Guarantee, Plan, PublicSet
     from sordino.records.gradients import record_gradients
     from sordino.release.ledger import Ledger
+    from sordino.runs.api import train
     from sordino.runs.trained import Trained, load
-    from sordino.training import Averaging, PrivateStep, Result, Settings, private_steps, train
+    from sordino.training import (
+        Averaging,
+        Callback,
+        EarlyStopping,
+        MLflow,
+        PrivateStep,
+        Result,
+        Settings,
+        TensorBoard,
+        pad_to,
+        private_steps,
+    )
 else:
     # The same names, imported when they are asked for: torch takes seconds, and `sordino --help` has no use for it.
     # tests/test_lazy_names.py holds the lists together, and keeps submodules from taking a public name.
@@ -74,7 +91,19 @@ else:
             "plan": ("Guarantee", "Plan", "PublicSet"),
             "records.gradients": ("record_gradients",),
             "runs.trained": ("Trained", "load"),
-            "training": ("Averaging", "PrivateStep", "Result", "Settings", "private_steps", "train"),
+            "runs.api": ("train",),
+            "training": (
+                "Averaging",
+                "Callback",
+                "EarlyStopping",
+                "MLflow",
+                "PrivateStep",
+                "Result",
+                "Settings",
+                "TensorBoard",
+                "pad_to",
+                "private_steps",
+            ),
         },
     )
 

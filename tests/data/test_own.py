@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.small_recipes import small_recipe
 
+from small_recipes import small_recipe
 from sordino.data import published, read
 from sordino.data.arrays import NpzSource
 from sordino.data.own import CsvSource, chosen_by_content

@@ -89,8 +89,8 @@ class Book:
         if found[3] != version(t):
             raise Refused(
                 f"a tensor of shape {tuple(t.shape)} that holds data was written to where sordino can't look (z.real = "
-                "…, z.imag = …, a function that is scripted or written in C++), so its records are not known any more; "
-                "make a new tensor instead, by operations of torch: torch.complex(real, imaginary)"
+                "…, z.imag = …, in place by a custom, a scripted or a compiled function), so its records are not known "
+                "any more; make a new tensor instead, by operations of torch: torch.complex(real, imaginary)"
             )
         return True
 

@@ -1,17 +1,64 @@
-"""From a dataset to rows: tensors, pairs of tensors, or a map-style torch dataset of (inputs, target) pairs."""
+"""From a dataset to rows: a pair of tensors or arrays, or a map-style dataset of (inputs, target) pairs or dicts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
-from sordino.errors import InputError
+from sordino.errors import InputError, Refused
 from sordino.gradients import Rows
+from sordino.gradients.rows import tensors
 from sordino.split import Split
+
+TARGETS = ("labels", "label", "targets", "target")
+"""Under which of these keys a record that is a dict has its target."""
+
+
+@dataclass(frozen=True, eq=False)
+class Collated:
+    """A map-style dataset with its own way of making rows of several records.
+
+    `collate` gets a list of items and gives (inputs, targets). A record's row must not depend on the others: one that
+    pads to the longest of a batch is refused (`pad_to` pads to a public length). `workers` threads read items.
+    """
+
+    dataset: Any
+    collate: Callable[[list[Any]], Any] = default_collate
+    workers: int = 0
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+
+def pad_to(length: int, value: float = 0) -> Callable[[list[Any]], Any]:
+    """A collate function: every tensor's first dimension is cut or padded with `value` to a public length.
+
+    Items are (inputs, target), or dicts; a target (a number) is left as it is.
+    """
+
+    def padded(item: Any) -> Any:
+        if isinstance(item, Mapping):
+            return {key: padded(entry) for key, entry in item.items()}
+        if isinstance(item, tuple | list) and not all(isinstance(one, int | float) for one in item):
+            return tuple(padded(entry) for entry in item)
+        entry = torch.as_tensor(item)
+        if not entry.ndim:
+            return entry
+        out = entry.new_full((length, *entry.shape[1:]), value)
+        out[: min(length, len(entry))] = entry[:length]
+        return out
+
+    return lambda items: default_collate([padded(item) for item in items])
 
 
 def row_reader(dataset: Any) -> Callable[[Tensor], Rows]:
@@ -19,20 +66,64 @@ def row_reader(dataset: Any) -> Callable[[Tensor], Rows]:
     pair = tensors_of(dataset)
     if pair is not None:
         inputs, targets = pair
-        return lambda indices: Rows(inputs=select_rows(inputs, indices), targets=select_rows(targets, indices))
+        return lambda indices: Rows(inputs=take(inputs, indices), targets=take(targets, indices))
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise InputError(
             f"a {type(dataset).__name__} can't be sampled record by record: give a pair (inputs, targets) "
             "or a map-style dataset with __len__ and __getitem__ (an iterable dataset can't be Poisson sampled)"
         )
+    collate = dataset.collate if isinstance(dataset, Collated) else default_collate
+    workers = dataset.workers if isinstance(dataset, Collated) else 0
 
     def fetch(indices: Tensor) -> Rows:
-        collated: Sequence[Any] = default_collate([dataset[i] for i in indices.tolist()])
-        if not isinstance(collated, Sequence) or len(collated) != 2:
-            raise InputError("each item of the dataset must be a pair (inputs, target)")
-        return Rows(inputs=collated[0], targets=collated[1])
+        places = indices.tolist()
+        if workers and len(places) > 1:
+            with ThreadPoolExecutor(workers) as pool:
+                items = list(pool.map(dataset.__getitem__, places))
+        else:
+            items = [dataset[i] for i in places]
+        try:
+            return _paired(collate(items))
+        except RuntimeError as error:
+            if "equal size" not in str(error):
+                raise
+            raise InputError(
+                "the records have different lengths, so they can't be stacked: give collate=sordino.pad_to(length), "
+                "which pads them to a public length (the longest one that occurs is not public)"
+            ) from error
 
     return fetch
+
+
+def _paired(collated: Any) -> Rows:
+    """(inputs, targets) of collated items: a pair, or a dict with its target under one of TARGETS."""
+    if isinstance(collated, Mapping):
+        keys = [key for key in TARGETS if key in collated]
+        if len(keys) != 1:
+            raise InputError(f"a record that is a dict must have its target under one of {', '.join(TARGETS)}")
+        inputs = {key: value for key, value in collated.items() if key != keys[0]}
+        return Rows(inputs=inputs, targets=collated[keys[0]])
+    if not isinstance(collated, Sequence) or isinstance(collated, str) or len(collated) != 2:
+        raise InputError("each item of the dataset must be a pair (inputs, target), or a dict")
+    return Rows(inputs=collated[0], targets=collated[1])
+
+
+def refuse_dependent_rows(dataset: Any, indices: Tensor) -> None:
+    """Refused where a record's row depends on the records that are collated with it (padding to the longest)."""
+    if not isinstance(dataset, Collated) or len(indices) < 2:
+        return
+    fetch = row_reader(dataset)
+    together = fetch(indices)
+    for place in range(len(indices)):
+        alone = fetch(indices[place : place + 1])
+        for one, many in zip(tensors((alone.inputs, alone.targets)), tensors((together.inputs, together.targets)),
+                             strict=True):  # fmt: skip
+            if not one.ndim or one.shape[1:] != many.shape[1:] or not torch.equal(one[0], many[place]):
+                raise Refused(
+                    "collate makes a record's row depend on the other records of its batch (padding to the longest, or "
+                    "statistics of the batch): then one record changes the rows of others. Pad to a public length, "
+                    "collate=sordino.pad_to(length), and treat each record by itself"
+                )
 
 
 def splits(dataset: Any, size: int = 1024) -> Iterator[Split]:
@@ -44,26 +135,83 @@ def splits(dataset: Any, size: int = 1024) -> Iterator[Split]:
 
 
 def tensors_of(dataset: Any) -> tuple[Any, Any] | None:
-    """(inputs, targets) where the dataset holds them as tensors (or trees of tensors), else None."""
+    """(inputs, targets) where the dataset holds them as tensors or arrays (or trees of them), else None.
+
+    Raises:
+        InputError: inputs and targets have different lengths, or hold what is no number.
+        Refused: a DataLoader, or Rows that name records: their meaning would be lost.
+    """
+    if isinstance(dataset, DataLoader):
+        raise Refused(
+            "a DataLoader draws its own batches, and the guarantee is about those that the plan draws: give the "
+            "dataset itself (loader.dataset; its collate_fn as collate=…, its workers as num_workers=…). The batch "
+            "size is the plan's expected_batch"
+        )
+    if isinstance(dataset, Rows) and (dataset.record is not None or dataset.coefficient is not None):
+        raise Refused(
+            "Rows with record= or coefficient= are for clipped_sum; a dataset's unit of privacy is stated with users=, "
+            "and the plan's records is then the number of users"
+        )
+    pair = _pair(dataset)
+    if pair is None:
+        return None
+    inputs, targets = _as_tensors(pair[0]), _as_tensors(pair[1])
+    lengths = {len(t) for t in tensors((inputs, targets)) if t.ndim}
+    if len(lengths) > 1:
+        raise InputError("inputs and targets must have one entry per record each, and their lengths differ")
+    if not lengths:
+        raise InputError("the dataset must be (inputs, targets), with one entry per record in the first dimension")
+    return inputs, targets
+
+
+def _pair(dataset: Any) -> tuple[Any, Any] | None:
     if hasattr(dataset, "inputs") and hasattr(dataset, "targets"):
         return dataset.inputs, dataset.targets
     if isinstance(dataset, torch.utils.data.TensorDataset) and len(dataset.tensors) == 2:
         return dataset.tensors[0], dataset.tensors[1]
-    if isinstance(dataset, tuple | list) and len(dataset) == 2 and isinstance(dataset[1], Tensor):
-        return dataset[0], dataset[1]
+    if isinstance(dataset, tuple | list) and len(dataset) == 2:
+        as_list = isinstance(dataset, list) and not _is_array(dataset[1])  # two records of a map-style dataset
+        return None if as_list else (dataset[0], dataset[1])
     return None
 
 
-def select_rows(values: Any, indices: Tensor) -> Any:
+def _is_array(values: Any) -> bool:
+    return isinstance(values, Tensor | np.ndarray) or hasattr(values, "to_numpy")
+
+
+def _as_tensors(values: Any) -> Any:
+    """Arrays, data frames and lists of numbers as tensors, wherever they stand in a tree."""
+    if isinstance(values, Tensor):
+        return values
+    if isinstance(values, Mapping):
+        return {key: _as_tensors(entry) for key, entry in values.items()}
+    if isinstance(values, tuple | list) and any(isinstance(one, Tensor | np.ndarray) for one in values):
+        return type(values)(_as_tensors(entry) for entry in values)
+    array = values.to_numpy() if hasattr(values, "to_numpy") else np.asarray(values)
+    if array.dtype.kind not in "fiub":
+        raise InputError(f"a {type(values).__name__} of type {array.dtype} can't become a tensor: give numbers")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64)
+    return torch.from_numpy(array if array.flags.writeable and array.flags.c_contiguous else array.copy())
+
+
+def take(values: Any, indices: Tensor) -> Any:
     """The rows `indices` of a tensor, or of every tensor in a mapping or sequence."""
     if isinstance(values, Tensor):
         return values[indices]
     if isinstance(values, Mapping):
-        return {key: select_rows(value, indices) for key, value in values.items()}
-    return type(values)(select_rows(value, indices) for value in values)
+        return {key: take(value, indices) for key, value in values.items()}
+    return type(values)(take(value, indices) for value in values)
 
 
 def count_records(dataset: Any) -> int:
     """How many records there are. A record is a row here; records of many rows come with their own reader."""
     pair = tensors_of(dataset)
-    return len(pair[1]) if pair is not None else len(dataset)
+    if pair is not None:
+        return next(len(t) for t in tensors((pair[1], pair[0])) if t.ndim)
+    if not hasattr(dataset, "__len__"):
+        raise InputError(
+            f"a {type(dataset).__name__} has no length, so its records can't be sampled: give a pair (inputs, targets) "
+            "or a map-style dataset with __len__ and __getitem__"
+        )
+    return len(dataset)

@@ -55,7 +55,8 @@ def write_results(
     write_atomically(out / "not_private.json", json_bytes({"warning": NOT_PRIVATE, **result.not_private}), private=True)
     write_atomically(out / "result.json", json_bytes(document))
     report.write(out)
-    shutil.rmtree(out / "checkpoint", ignore_errors=True)
+    if result.stopped_at is None:  # one that was stopped may go on
+        shutil.rmtree(out / "checkpoint", ignore_errors=True)
     return document
 
 

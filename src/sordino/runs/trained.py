@@ -11,6 +11,7 @@ that are predicted have no protection here.
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ from sordino.split import Split
 from sordino.training.state import load_model
 
 CHUNK = 1024
+MADE_BY = "sordino.train"
+"""What [run] made_by says in a directory whose model is a module of the caller's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +150,7 @@ def load(
     """
     folder = Path(folder)
     result = read_result(folder / "result.json")
-    weights, stated = _weights(folder)
+    weights, stated = read_weights(folder)
     recipe = _recipe(folder, allow_code)
     inputs = stated.get("inputs", {})
     labels = tuple(inputs["labels"]) if inputs.get("labels") else None
@@ -215,12 +218,15 @@ def _source(recipe: Recipe, labels: tuple[str, ...] | None, inputs: Mapping[str,
 def _recipe(folder: Path, allow_code: bool) -> Recipe | None:
     """The recipe of the run; None where `sordino.train` made it."""
     path = folder / "recipe.toml"
-    if not path.is_file() or (folder / "run.json").is_file():
-        return None
-    return Recipe.read(path, allow_code=allow_code)
+    try:
+        made_by = tomllib.loads(path.read_text(encoding="utf8")).get("run", {}).get("made_by")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} can't be read: {error}") from error
+    return None if made_by == MADE_BY else Recipe.read(path, allow_code=allow_code)
 
 
-def _weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The published tensors, and what their file says of them."""
     path = folder / "model.safetensors"
     try:
         with safe_open(str(path), framework="pt") as file:

@@ -16,16 +16,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import default_collate
 
-from sordino import ranks
+from sordino import checks, ranks
 from sordino.errors import InputError, Refused
 from sordino.files import make_folder
 from sordino.gradients import verify
@@ -34,13 +36,17 @@ from sordino.plan.explained import Explained
 from sordino.plan.guarantee import Guarantee
 from sordino.randomness import RandomSource
 from sordino.records.companions import companions_of, refuse_shared_companions, refuse_undeclared
+from sordino.records.fitting import check_fits, fitted
 from sordino.records.gradients import Counted, Divisible, GradientSum, record_gradients
 from sordino.records.momentum import made_up_past
-from sordino.records.reading import count_records, splits
+from sordino.records.reading import Collated, count_records, refuse_dependent_rows, splits
 from sordino.release.ledger import Ledger
 from sordino.sampling import Allocation, Partition
+from sordino.training.announced import header, seconds_per_step
+from sordino.training.callbacks import Callback, checked, stopped
 from sordino.training.histogram import NormHistogram, check_declared, release_histogram
 from sordino.training.loop import Evaluate, Loop, Reader, Settings
+from sordino.training.progress import say
 from sordino.training.steps import PrivateStep, check_records, plan_batches, private_steps, summed
 from sordino.training.stopping import Stopping
 from sordino.training.updates import Running, Update
@@ -71,6 +77,7 @@ class Result:
     skipped_steps: int
     not_private: Mapping[str, Any]
     histogram: NormHistogram | None = None
+    stopped_at: int | None = None  # the steps that were made, where a callback ended the run
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,11 +94,13 @@ class Job:
     fingerprint: str = ""
     label: str = "training"
     watch: Reader | None = None
+    callbacks: tuple[Callback, ...] = ()
+    said: str = ""  # before the first step, on the terminal
 
     def loop(self) -> Loop:
         return Loop(
             self.model, self.update, self.settings, self.plan, self.evaluate, self.folder, self.fingerprint,
-            self.label, self.watch,
+            self.label, self.watch, self.callbacks,
         )  # fmt: skip
 
 
@@ -110,13 +119,16 @@ def train(
     first: First | None = None,
     watch: Reader | None = None,
     public: Any = None,
+    collate: Callable[[list[Any]], Any] | None = None,
+    num_workers: int = 0,
+    callbacks: Sequence[Any] = (),
 ) -> Result:
     """Trains `model` in place under `plan` and returns it with its guarantee.
 
     Args:
         model: any torch module; BatchNorm and other layers that mix records are refused.
         loss: `loss(outputs, targets)` gives one value per row.
-        dataset: a pair of tensors, or a map-style dataset of (inputs, target).
+        dataset: a pair (inputs, targets) of tensors or arrays, or a map-style dataset of (inputs, target) or of dicts.
         plan: what is accounted, and so what is run.
         optimizer: a torch optimizer class (default: SGD). A plan whose guarantee depends on the update holds the step
             sizes itself and brings the update: then `optimizer` and `lr` must be left out.
@@ -129,6 +141,11 @@ def train(
         watch: reads the weights as they go (sordino.diagnostics.instruments) and changes nothing.
         public: rows that the plan declares public and their use, for a method that combines them with private steps; ε
             does not depend on it.
+        collate: from a list of a map-style dataset's items to (inputs, targets); each record's row by itself
+            (`sordino.pad_to`).
+        num_workers: threads that read the items of a map-style dataset.
+        callbacks: told of each row of the metrics (`EarlyStopping`, `TensorBoard`, `MLflow`, or a function whose True
+            ends the run).
 
     Returns:
         The model with its guarantee, its metrics, and what no guarantee covers.
@@ -137,10 +154,12 @@ def train(
         Refused: no guarantee covers what is asked for.
         InputError: a value is wrong; nothing was written.
     """
+    if collate is not None or num_workers:
+        dataset = Collated(dataset, collate or default_collate, checks.whole("num_workers", num_workers))
     with ranks.leading(ranks.current()):
         job, source = _job(
             model, loss, dataset, plan, optimizer=optimizer, lr=lr, settings=settings, evaluate=evaluate, out=out,
-            resume=resume, watch=watch, public=public,
+            resume=resume, watch=watch, public=public, callbacks=callbacks,
         )  # fmt: skip
         return fit(job, source, plan.guarantee(), resume=resume, first=first)
 
@@ -159,28 +178,43 @@ def _job(
     resume: bool,
     watch: Reader | None,
     public: Any,
+    callbacks: Sequence[Any],
 ) -> tuple[Job, RandomSource]:
     """What `train` was asked for, checked; nothing has been written."""
     settings = settings or Settings()
     folder = Path(out) if out is not None else None
     check_declared(plan)
+    if isinstance(optimizer, Optimizer):
+        raise InputError(
+            "optimizer is an instance: give its class and lr=… (its options in Settings(optimizer_options=…)), for the "
+            "run makes it itself, so that it can be rehearsed, saved and resumed"
+        )
+    dataset = fitted(model, loss, dataset)
     check_records(plan, count_records(dataset))
     refuse_undeclared(plan, replace(plan.contribution, companions=companions_of(model)))
     refuse_shared_companions(model, splits(dataset))
     if resume and folder is None:
         raise InputError("resume needs the directory of the run: give out=")
     update = _update(plan, model, loss, optimizer, lr, settings, public)
-    plan.guarantee()  # refused before anything is read, where there is none
+    watching = checked(callbacks, plan, settings.eval_every)
+    guarantee = plan.guarantee()  # refused before anything is read, where there is none
     settings = _checkpoints(plan, settings)
     update.check(dataset)
+    check_fits(model, loss, dataset)
     fingerprint = _fingerprint(plan, settings, update, public)
     source = plan.source()
-    job = Job(model, dataset, plan, update, settings, evaluate, folder, fingerprint, watch=watch)
+    job = Job(
+        model, dataset, plan, update, settings, evaluate, folder, fingerprint, watch=watch, callbacks=watching
+    )  # fmt: skip
     job.loop().rehearse()  # an optimizer that fails on its settings is found before anything is written
-    rank = ranks.current()
+    if watching:
+        names = job.loop().evaluated()
+        for callback in watching:
+            callback.check(names)
+    rank, seconds = ranks.current(), None
     if rank is None or rank.leads:
-        check_first_batch(model, loss, dataset, plan, source, settings.seed)
-    return job, source
+        seconds = check_first_batch(model, loss, dataset, plan, source, settings)
+    return replace(job, said=header(plan, guarantee, seconds)), source
 
 
 def fit(job: Job, source: RandomSource, guarantee: Guarantee, *, resume: bool, first: First | None = None) -> Result:
@@ -253,13 +287,20 @@ def _fit(
             widths=job.update.widths(loop.optimizer),
         )  # fmt: skip
         skipped = int(state.scalars.get("skipped_steps", 0)) + start - state.step
+        say(job.said, settings.progress)
+        for callback in job.callbacks:
+            callback.begin(plan, guarantee)
         ran = loop.run(steps, replace(state, step=start, scalars={**state.scalars, "skipped_steps": skipped}), plan)
         histogram = release_histogram(
             plan, counted, records=records, source=source, ledger=ledger, chunk=settings.chunk
         )
+    if ran.stopped_at is not None:
+        guarantee = stopped(guarantee, plan, ran.stopped_at, settings.eval_every)
     apart = {"instruments": list(ran.readings)} if ran.readings else {}
     not_private = {**apart, "dropped_records": counted.dropped}
-    return Result(job.model, guarantee, ran.metrics, ran.seconds, ran.skipped_steps, not_private, histogram)
+    return Result(
+        job.model, guarantee, ran.metrics, ran.seconds, ran.skipped_steps, not_private, histogram, ran.stopped_at
+    )  # fmt: skip
 
 
 def train_without_noise(
@@ -364,17 +405,24 @@ def _checkpoints(plan: Plan, settings: Settings) -> Settings:
     return replace(settings, checkpoint_every=0, checkpoint_minutes=math.inf)
 
 
-def check_first_batch(model: nn.Module, loss: Loss, dataset: Any, plan: Plan, source: RandomSource, seed: int) -> None:
+def check_first_batch(
+    model: nn.Module, loss: Loss, dataset: Any, plan: Plan, source: RandomSource, settings: Settings
+) -> float | None:
     """The engine against a brute-force loop on the first batch, with the plan's views, and with iterates made up where
-    the plan needs past ones; nothing is written if they differ."""
+    the plan needs past ones; nothing is written if they differ. Gives the seconds that a step will take."""
     records, stated = count_records(dataset), plan.contribution
     first = next(plan_batches(plan, records=records, source=source, chunk=64))
     some = first.indices[:64] if len(first.indices) else torch.arange(min(records, 64))
     if len(some):
         views = stated.augmentation
-        rows = record_gradients(model, loss, dataset, plan.clipping, views=views, seed=seed).rows(some, first.step)
+        refuse_dependent_rows(dataset, some[:8])
+        made = record_gradients(model, loss, dataset, plan.clipping, views=views, seed=settings.seed)
+        rows = made.rows(some, first.step)
         iterates = None if stated.inner is None else made_up_past(model, stated.inner).with_present(stated.inner)
         verify(model, loss, rows, plan.clipping, iterates=iterates)
+        if settings.progress is not False:
+            return seconds_per_step(model, loss, partial(made.rows, step=first.step), some, plan)
+    return None
 
 
 def _fingerprint(plan: Plan, settings: Settings, update: Update, public: Any) -> str:

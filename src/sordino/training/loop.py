@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from sordino.errors import InputError
 from sordino.plan.core import Plan
 from sordino.plan.spent import epsilon_curve
 from sordino.records.momentum import PastIterates
+from sordino.training.callbacks import Callback
 from sordino.training.metrics import MetricsLog
 from sordino.training.progress import ProgressBar
 from sordino.training.rehearsal import refuse_infinite, rehearse
@@ -89,6 +91,7 @@ class Ran:
     seconds: float
     skipped_steps: int
     readings: tuple[Mapping[str, float], ...]
+    stopped_at: int | None = None
 
 
 class Loop:
@@ -105,6 +108,7 @@ class Loop:
         fingerprint: str,
         label: str = "training",
         watch: Reader | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.model, self.settings, self.steps, self.evaluate = model, settings, plan.steps, evaluate
         self.update, self.inner, self.past = update, plan.contribution.inner, PastIterates()
@@ -112,7 +116,7 @@ class Loop:
         self.metrics = MetricsLog(folder / "metrics.jsonl" if folder else None)
         apart = self.checkpoints if watch is not None and watch.not_private else None  # until not_private.json has it
         self.watch, self.readings = watch, MetricsLog(apart / "not_private.jsonl" if apart else None, private=True)
-        self.fingerprint, self.label = fingerprint, label
+        self.fingerprint, self.label, self.callbacks = fingerprint, label, tuple(callbacks)
         trained = [p for p in model.parameters() if p.requires_grad]
         if not trained:
             raise InputError("the model has no trainable parameter (requires_grad is False for all)")
@@ -133,6 +137,13 @@ class Loop:
             lambda copies: self.update.make_optimizer(copies, options), trained, scheduler,
             saved=self.checkpoints is not None,
         )  # fmt: skip
+
+    def evaluated(self) -> dict[str, float]:
+        """What `evaluate` gives of the weights as they are: of public data, so it costs nothing."""
+        if self.evaluate is None:
+            return {}
+        with _evaluating(self.model, None):
+            return {name: float(value) for name, value in self.evaluate(self.model).items()}
 
     def restore(self) -> TrainState:
         """The last checkpoint, put into model and optimizer; or the state before the first step.
@@ -156,7 +167,9 @@ class Loop:
         started = last_saved = time.monotonic()
         earlier = float(state.scalars.get("seconds", 0.0))
         spent = self._epsilon_at(plan, state.step)
-        average, done = state.average, state.step
+        average, done, stopped_at = state.average, state.step, None
+        for row, callback in product(self.metrics.rows, self.callbacks):
+            callback.seen(row)
         if not done and not self.metrics.rows and not self.readings.rows:  # a resumed run has read this
             self._read(done)
         with ProgressBar(self.steps, done, self.settings.progress, self.label) as bar, Stopping() as stopping:
@@ -167,20 +180,25 @@ class Loop:
                     average = average.include(self.model, self.settings.averaging, private.step, self.steps)
                 self._read(done)
                 if self._due(done, self.settings.eval_every):
-                    self._log(done, average, spent, earlier + time.monotonic() - started)
+                    ended = self._log(done, average, spent, earlier + time.monotonic() - started)
+                    stopped_at = done if ended and done < self.steps else None
                 minutes = (time.monotonic() - last_saved) / 60
-                if self._save_now(done, minutes, stopping):
+                if self._save_now(done, minutes, stopping, stopped_at is not None):
                     self._save(state, done, average, earlier + time.monotonic() - started)
                     last_saved = time.monotonic()
-                bar.advance(done, self.metrics.latest)
+                bar.advance(done, self.metrics.latest, last=stopped_at is not None)
                 if stopping.signal is not None:
                     stopping.end(stopping.signal)
+                if stopped_at is not None:
+                    break
         seconds = earlier + time.monotonic() - started
         if not self.metrics.latest or self.metrics.latest["step"] != done or "seconds" not in self.metrics.latest:
             self._log(done, average, spent, seconds)
         self._publish(average)
+        for callback in self.callbacks:
+            callback.end(self.metrics.rows)
         skipped = int(state.scalars.get("skipped_steps", 0))
-        return Ran(self.metrics.rows, seconds, skipped, self.readings.rows)
+        return Ran(self.metrics.rows, seconds, skipped, self.readings.rows, stopped_at)
 
     def _move(self, private: PrivateStep) -> None:
         """The update of a step; the weights before it are kept where a record's vector needs past iterates."""
@@ -195,12 +213,14 @@ class Loop:
         row = self.watch(self.model, done, self.steps) if self.watch is not None else None
         if row is not None and self.watch is not None:
             (self.readings if self.watch.not_private else self.metrics).append(row)
+            if not self.watch.not_private:
+                self._tell(row)
 
     def _due(self, done: int, every: int) -> bool:
         return every > 0 and (done % every == 0 or done == self.steps)
 
-    def _save_now(self, done: int, minutes: float, stopping: Stopping) -> bool:
-        if stopping.signal is not None:
+    def _save_now(self, done: int, minutes: float, stopping: Stopping, ended: bool) -> bool:
+        if stopping.signal is not None or ended:
             return math.isfinite(self.settings.checkpoint_minutes)  # infinite: a run that can't go on from one
         return self._due(done, self.settings.checkpoint_every) or minutes >= self.settings.checkpoint_minutes
 
@@ -210,7 +230,13 @@ class Loop:
         points = {done for done in range(start + 1, self.steps + 1) if every and done % every == 0} | {self.steps}
         return dict(zip(sorted(points), epsilon_curve(plan, sorted(points)), strict=True)) if plan else {}
 
-    def _log(self, done: int, average: Average | None, spent: Mapping[int, float], seconds: float) -> None:
+    def _tell(self, row: Mapping[str, float]) -> bool:
+        """Hands a row to every callback; whether one that may stop the run wants to."""
+        wanted = [one for one in self.callbacks if one.told(row) and one.may_stop]
+        return bool(wanted)
+
+    def _log(self, done: int, average: Average | None, spent: Mapping[int, float], seconds: float) -> bool:
+        """Evaluates and logs; whether a callback ends the run here."""
         row: dict[str, float] = {"step": done}
         if done in spent:
             row["epsilon"] = spent[done]
@@ -221,6 +247,7 @@ class Loop:
         row |= self.update.logged()
         row |= {"lr": float(self.optimizer.param_groups[0]["lr"]), "seconds": round(seconds, 3)}
         self.metrics.append(row)
+        return self._tell(row)
 
     def _save(self, state: TrainState, done: int, average: Average | None, seconds: float) -> None:
         if self.checkpoints is None:

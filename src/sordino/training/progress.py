@@ -1,7 +1,13 @@
-"""Progress on a terminal, by rich; silence elsewhere."""
+"""Progress on standard error: a bar on a terminal, by rich; lines elsewhere (a log file, a batch system).
+
+`shown`: None chooses by itself; True shows a bar; False nothing. A line is written with each evaluation, and otherwise
+at most every half minute, so a short run is silent but for its header.
+"""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -23,11 +29,25 @@ def working(what: str, shown: bool | None = None) -> Iterator[Callable[[str], No
         yield lambda more: None
 
 
+EVERY = 30.0
+"""Seconds between two lines, where there is no terminal."""
+
+
+def say(text: str, shown: bool | None = None) -> None:
+    """A line on standard error, unless `shown` is False."""
+    if text and shown is not False:
+        print(text, file=sys.stderr, flush=True)
+
+
 class ProgressBar:
-    """A bar over the steps with the latest metrics beside it. `shown=None`: only on a terminal."""
+    """A bar over the steps with the latest metrics beside it; without a terminal, lines (`shown=None`)."""
 
     def __init__(self, steps: int, done: int = 0, shown: bool | None = None, label: str = "training") -> None:
         console = Console(stderr=True)
+        self._lines = shown is None and not console.is_terminal
+        self._steps, self._first, self._label = steps, done, label
+        self._started = self._said = time.monotonic()
+        self._told: Mapping[str, float] | None = None
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -39,8 +59,22 @@ class ProgressBar:
         )
         self._task = self._bar.add_task(label, total=steps, completed=done, latest="")
 
-    def advance(self, done: int, latest: Mapping[str, float] | None = None) -> None:
+    def advance(self, done: int, latest: Mapping[str, float] | None = None, *, last: bool = False) -> None:
         self._bar.update(self._task, completed=done, latest=_brief(latest) if latest else "")
+        if self._lines:
+            self._line(done, latest, last)
+
+    def _line(self, done: int, latest: Mapping[str, float] | None, last: bool) -> None:
+        now = time.monotonic()
+        new = latest is not None and latest is not self._told and latest.get("step") == done
+        if not (new or last or now - self._said >= EVERY):
+            return
+        self._said, self._told = now, latest
+        seconds = (now - self._started) / max(1, done - self._first) * (self._steps - done)
+        left = "" if last or done >= self._steps else f", about {seconds / 60:.1f} minutes left"
+        brief = _brief(latest) if new and latest is not None else ""
+        said = f"{self._label}: {done} of {self._steps}{', ' if brief else ''}{brief}{left}"
+        say(said + (", stopped early" if last else ""))
 
     def __enter__(self) -> ProgressBar:
         self._bar.start()

@@ -1,0 +1,130 @@
+"""Hugging Face's TrainingArguments: what of them is honoured, and what is refused because it changes the sampling.
+
+The plan draws every batch and says how many there are. An argument that would change which records a step sees, how
+often, or how they are combined has no place beside it; one that would be ignored without a word has none either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from sordino.errors import InputError, Refused
+from sordino.training.loop import Settings
+
+REASONS: Mapping[str, str] = {
+    "packing": "packed sequences hold tokens of several records, whose gradients can't be told apart",
+    "group_by_length": "batches of equal lengths depend on the lengths of all records; the plan draws them at random",
+    "train_sampling_strategy": "the plan draws every batch",
+    "gradient_accumulation_steps": "the noise is added once per batch of the plan: give expected_batch there",
+    "per_device_train_batch_size": "the batch is the plan's expected_batch; chunk=… bounds the memory",
+    "auto_find_batch_size": "the batch is the plan's expected_batch; chunk=… bounds the memory",
+    "max_steps": "the number of steps is the plan's",
+    "num_train_epochs": "the number of steps is the plan's",
+    "dataloader_drop_last": "the plan's batches have random sizes, and none is dropped",
+    "max_grad_norm": "each record is clipped by the plan; the released gradient is not clipped again",
+    "label_smoothing_factor": "the loss is made here, per record; give loss=… of your own",
+    "neftune_noise_alpha": "its noise is no part of the guarantee, and it hooks into the model",
+    "fp16": "norms and sums of that precision are not covered by the bound",
+    "bf16": "norms and sums of that precision are not covered by the bound",
+    "resume_from_checkpoint": "give out=… and resume=True",
+    "average_tokens_across_devices": "a loss is a record's own: it is divided by its own number of tokens",
+}
+HONOURED = frozenset(
+    (
+        "output_dir", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "lr_scheduler_type",
+        "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "optim", "seed", "eval_steps", "save_steps",
+    )
+)  # fmt: skip
+HARMLESS = frozenset(
+    (
+        "do_train", "do_eval", "do_predict", "report_to", "run_name", "logging_dir", "logging_steps",
+        "logging_strategy", "logging_first_step", "log_level", "disable_tqdm", "save_strategy", "save_total_limit",
+        "eval_strategy", "remove_unused_columns", "use_cpu", "no_cuda", "dataloader_num_workers",
+        "dataloader_pin_memory", "push_to_hub", "overwrite_output_dir", "logging_nan_inf_filter", "hub_token",
+        "dataset_text_field", "max_length", "max_seq_length", "per_device_eval_batch_size", "data_seed",
+    )
+)  # fmt: skip
+OPTIMIZERS: Mapping[str, type[Optimizer]] = {
+    "adamw_torch": torch.optim.AdamW,
+    "adamw_torch_fused": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "rmsprop": torch.optim.RMSprop,
+}
+
+
+def optimizer_and_settings(
+    arguments: Any, steps: int, **options: Any
+) -> tuple[Callable[..., Optimizer], float, Settings]:
+    """(optimizer, lr, settings) for `sordino.train`; AdamW at 1e-3 where no arguments are given.
+
+    Args:
+        arguments: transformers.TrainingArguments (or a subclass), a dict of some of them, or None.
+        steps: the plan's.
+        options: further fields of Settings.
+
+    Raises:
+        Refused: an argument would change the sampling, or would be ignored.
+    """
+    given = _given(arguments)
+    for name, value in given.items():
+        if name in REASONS:
+            raise Refused(f"training_arguments {name} = {value!r}: {REASONS[name]}")
+        if name not in HONOURED and name not in HARMLESS:
+            raise Refused(
+                f"training_arguments {name} = {value!r} would be ignored: leave it at its default. Honoured are "
+                f"{', '.join(sorted(HONOURED))}"
+            )
+    name = str(getattr(given.get("optim", "adamw_torch"), "value", given.get("optim", "adamw_torch")))
+    if name not in OPTIMIZERS:
+        raise InputError(f"training_arguments optim = {name!r}: known are {', '.join(OPTIMIZERS)}")
+    made: dict[str, Any] = {"weight_decay": float(given.get("weight_decay", 0.0))}
+    if "adamw" in name:
+        made |= {
+            "betas": (float(given.get("adam_beta1", 0.9)), float(given.get("adam_beta2", 0.999))),
+            "eps": float(given.get("adam_epsilon", 1e-8)),
+        }
+    settings: dict[str, Any] = {"optimizer_options": made, "scheduler": _scheduler(given, steps)}
+    settings |= {"seed": int(given.get("seed", 0))}
+    if "eval_steps" in given:
+        settings["eval_every"] = int(given["eval_steps"])
+    if "save_steps" in given:
+        settings["checkpoint_every"] = int(given["save_steps"])
+    return OPTIMIZERS[name], float(given.get("learning_rate", 1e-3)), Settings(**{**settings, **options})
+
+
+def _given(arguments: Any) -> dict[str, Any]:
+    """What differs from the defaults of its own class; of a dict everything."""
+    if arguments is None:
+        return {}
+    if isinstance(arguments, Mapping):
+        return dict(arguments)
+    if not is_dataclass(arguments):
+        raise InputError(f"training_arguments must be transformers.TrainingArguments or a dict, not {type(arguments)}")
+    kind: Any = type(arguments)
+    plain = kind(output_dir=getattr(arguments, "output_dir", "out"))
+    return {
+        one.name: getattr(arguments, one.name)
+        for one in fields(arguments)
+        if one.name == "learning_rate" or repr(getattr(arguments, one.name)) != repr(getattr(plain, one.name))
+    }
+
+
+def _scheduler(given: Mapping[str, Any], steps: int) -> Callable[[Optimizer], Any] | None:
+    kind = given.get("lr_scheduler_type", "constant")
+    warmup = int(given.get("warmup_steps", 0)) or round(float(given.get("warmup_ratio", 0.0)) * steps)
+    name = str(getattr(kind, "value", kind))
+    if name == "constant" and not warmup:
+        return None
+    from transformers import get_scheduler
+
+    chosen = "constant_with_warmup" if name == "constant" else name
+    further = given.get("lr_scheduler_kwargs") or {}
+    return lambda optimizer: get_scheduler(
+        chosen, optimizer, num_warmup_steps=warmup, num_training_steps=steps, scheduler_specific_kwargs=further
+    )

@@ -1,0 +1,123 @@
+"""Texts as records: tokens of a public length, one loss per record, a user's texts together.
+
+Formal property: a record's row depends on that record and on public constants (tokenizer, length) alone, and its loss
+is a function of its own logits and tokens. So records do not interact, and clipping bounds what each contributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sordino import checks
+from sordino.errors import InputError
+from sordino.split import Split
+
+IGNORED = -100  # a place without a target, as in transformers
+
+
+def causal_loss(outputs: Any, targets: Tensor) -> Tensor:
+    """(rows,): each record's mean cross-entropy over its own tokens; padding counts nowhere."""
+    logits, wanted = outputs.logits[:, :-1], targets[:, 1:]
+    losses = F.cross_entropy(logits.transpose(1, 2), wanted, reduction="none", ignore_index=IGNORED)
+    return losses.sum(1) / (wanted != IGNORED).sum(1).clamp_min(1)
+
+
+def class_loss(outputs: Any, targets: Tensor) -> Tensor:
+    """(rows,): the cross-entropy of each record's class."""
+    return F.cross_entropy(outputs.logits, targets, reduction="none")
+
+
+@dataclass(frozen=True, eq=False)
+class TextRecords:
+    """A map-style dataset of rows for a transformer: dicts of input_ids, attention_mask and labels.
+
+    Args:
+        rows: dicts with a text, or with input_ids that are tokens already; for classification also with a label.
+        tokenizer: Hugging Face's; None where the rows hold input_ids.
+        length: public: longer records are cut, shorter ones padded.
+        classes: the number of classes; None: a causal language model.
+        text: the key of the text.
+        label: the key of the class.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    tokenizer: Any
+    length: int
+    classes: int | None = None
+    text: str = "text"
+    label: str = "label"
+
+    def __post_init__(self) -> None:
+        checks.whole("length", self.length, minimum=2)
+        if self.tokenizer is not None and self._pad() is None:
+            raise InputError("the tokenizer has no padding token: set tokenizer.pad_token = tokenizer.eos_token")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        row = self.rows[index]
+        ids = self._tokens(row)[: self.length]
+        filled = len(ids)
+        padding = self._pad() or 0
+        tokens = torch.tensor([*ids, *[padding] * (self.length - filled)])
+        mask = (torch.arange(self.length) < max(filled, 1)).long()  # an empty record attends to one pad: no 0/0
+        if self.classes is None:
+            labels = torch.where(torch.arange(self.length) < filled, tokens, IGNORED)
+        else:
+            labels = torch.tensor(self._class(row))
+        return {"input_ids": tokens, "attention_mask": mask, "labels": labels}
+
+    def tensors(self) -> Split:
+        """All records in memory, so that whatever is wrong with one is found before anything is spent."""
+        items = [self[index] for index in range(len(self))]
+        if not items:
+            raise InputError("the dataset has no rows")
+        stacked = {key: torch.stack([item[key] for item in items]) for key in items[0]}
+        labels = stacked.pop("labels")
+        return Split(stacked, labels)  # type: ignore[arg-type]
+
+    def _pad(self) -> int | None:
+        found: int | None = getattr(self.tokenizer, "pad_token_id", None) if self.tokenizer is not None else 0
+        return found
+
+    def _tokens(self, row: Mapping[str, Any]) -> list[int]:
+        if "input_ids" in row:
+            return [int(one) for one in row["input_ids"]]
+        if self.tokenizer is None or not isinstance(row.get(self.text), str):
+            raise InputError(f"a record must have input_ids, or a text under {self.text!r} with a tokenizer")
+        found: list[int] = list(self.tokenizer(row[self.text], truncation=True, max_length=self.length)["input_ids"])
+        return found
+
+    def _class(self, row: Mapping[str, Any]) -> int:
+        value = row.get(self.label, row.get("labels"))
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise InputError(f"a record must have a whole number under {self.label!r}, its class")
+        if not 0 <= int(value) < (self.classes or 0):
+            raise InputError(f"a record's class is not in 0 … {(self.classes or 0) - 1}; nothing was spent")
+        return int(value)
+
+
+def by_user(
+    rows: Sequence[Mapping[str, Any]], tokenizer: Any, length: int, *, user: str, text: str = "text"
+) -> list[dict[str, Any]]:
+    """One record per user: their texts in the order given, one after another with the end token between, cut at
+    `length` tokens. Then adding or removing a record adds or removes a user with all their texts.
+
+    The plan's `records` is the public number of users.
+    """
+    end = getattr(tokenizer, "eos_token_id", None)
+    joined: dict[Any, list[int]] = {}
+    for row in rows:
+        if user not in row or not isinstance(row.get(text), str):
+            raise InputError(f"a row must have its user under {user!r} and its text under {text!r}")
+        tokens = joined.setdefault(row[user], [])
+        if len(tokens) < length:
+            tokens += [*tokenizer(row[text])["input_ids"], *([] if end is None else [end])]
+    return [{"input_ids": tokens[:length]} for tokens in joined.values()]

@@ -1,0 +1,118 @@
+"""`sordino.hf.train`: a transformer, its texts and a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from sordino.errors import InputError
+from sordino.hf.arguments import optimizer_and_settings
+from sordino.hf.texts import TextRecords, by_user, causal_loss, class_loss
+from sordino.plan.core import Plan
+from sordino.runs.api import train as train_module
+from sordino.training.fit import Result
+
+TASKS = ("causal", "classification")
+
+
+def train(
+    model: nn.Module,
+    dataset: Any,
+    plan: Plan,
+    tokenizer: Any = None,
+    training_arguments: Any = None,
+    peft_config: Any = None,
+    *,
+    length: int = 128,
+    users: str | None = None,
+    text: str = "text",
+    label: str = "label",
+    task: str | None = None,
+    loss: Callable[[Any, Tensor], Tensor] | None = None,
+    chunk: int = 64,
+    evaluate: Callable[[nn.Module], Any] | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Any] = (),
+) -> Result:
+    """Trains a transformer under a plan.
+
+    Args:
+        model: a causal language model or a sequence classifier of transformers (or of peft).
+        dataset: dicts with a text (or input_ids) and, for classification, a label: a list, or a Hugging Face dataset.
+        plan: what is accounted. `records` is the number of rows, or of users.
+        tokenizer: with a padding token; not needed where the rows hold input_ids.
+        training_arguments: transformers.TrainingArguments or a dict: learning rate, optimizer, schedule. Arguments that
+            change the sampling are refused.
+        peft_config: an adapter's configuration (LoRA, …): the adapter alone is trained.
+        length: public: every record is cut or padded to so many tokens.
+        users: the key of the user: then a record is a user with all their texts (causal models).
+        text: the key of the text.
+        label: the key of the class.
+        task: "causal" or "classification"; default: by the model's class.
+        loss: from the model's output and the labels to one value per record; default: that of the task.
+        chunk: records in memory at once.
+        evaluate: must look at public data only.
+        out: the run directory; the trained model is also written there as transformers does, into `out`/hf.
+        resume: go on with the run in `out`.
+        callbacks: as for `sordino.train`.
+
+    Returns:
+        The result; its model is the adapter's where peft_config is given.
+
+    Raises:
+        Refused: an argument would change the sampling; InputError: a value is wrong, and nothing was spent.
+    """
+    kind = _task(model, task)
+    optimizer, lr, settings = optimizer_and_settings(training_arguments, plan.steps, chunk=chunk)
+    rows: Any = dataset
+    if users is not None:
+        if kind != "causal" or tokenizer is None:
+            raise InputError("users= makes one text of a user's texts: it needs a causal model and a tokenizer")
+        rows = by_user(dataset, tokenizer, length, user=users, text=text)
+    classes = int(model.config.num_labels) if kind == "classification" else None  # type: ignore[union-attr, arg-type]
+    records = TextRecords(rows, tokenizer, length, classes, text, label).tensors()
+    if peft_config is not None:
+        model = _adapted(model, peft_config)
+    config = getattr(model, "config", None)
+    if config is not None and getattr(config, "use_cache", False):
+        config.use_cache = False
+    if kind == "classification" and tokenizer is not None and config is not None and config.pad_token_id is None:
+        config.pad_token_id = tokenizer.pad_token_id
+    result = train_module(
+        model.train(), loss or (causal_loss if kind == "causal" else class_loss), records, plan, optimizer=optimizer,
+        lr=lr, settings=settings, evaluate=evaluate, out=out, resume=resume, callbacks=callbacks,
+    )  # fmt: skip
+    if out is not None and hasattr(model, "save_pretrained"):
+        saved: Any = model
+        saved.save_pretrained(Path(out) / "hf")
+        if tokenizer is not None:
+            tokenizer.save_pretrained(Path(out) / "hf")
+    return result
+
+
+def _task(model: nn.Module, task: str | None) -> str:
+    if task is not None:
+        if task not in TASKS:
+            raise InputError(f"task = {task!r}: use {' or '.join(TASKS)}")
+        return task
+    given: Any = model
+    base = given.get_base_model() if hasattr(model, "get_base_model") else model
+    name = type(base).__name__
+    if "CausalLM" in name or "LMHead" in name:
+        return "causal"
+    if "SequenceClassification" in name:
+        return "classification"
+    raise InputError(f"a {name} is neither a causal language model nor a sequence classifier: give task= and loss=")
+
+
+def _adapted(model: nn.Module, peft_config: Any) -> nn.Module:
+    try:
+        from peft import get_peft_model
+    except ImportError as error:
+        raise InputError("peft_config needs the package peft: install sordino[hf]") from error
+    found: nn.Module = get_peft_model(model, peft_config)
+    return found

@@ -1,0 +1,98 @@
+"""A dataset held against the model before anything is spent: types that fit, labels that the loss takes.
+
+What is found wrong is said without a value and without a count of records: the sentence is for the data's owner, and an
+error message is often passed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sordino.errors import InputError, Refused, SordinoError
+from sordino.gradients.rows import call, tensors, tree_map
+from sordino.records.companions import with_companions
+from sordino.records.reading import row_reader, tensors_of
+from sordino.split import Split
+
+_CLASS_LOSSES = (F.cross_entropy, F.nll_loss)
+
+
+def fitted(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> Any:
+    """The dataset with floats in the model's own precision and labels as int64, where it is held in tensors.
+
+    Rounding a row to the model's precision is a function of that row alone. Raises InputError or Refused where model,
+    loss and records do not go together.
+    """
+    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    half = sorted(str(kind).removeprefix("torch.") for kind in kinds if kind in (torch.bfloat16, torch.float16))
+    if half:
+        raise Refused(
+            f"the model's weights are {half[0]}: norms and sums of that precision have rounding errors that the bound "
+            "on a record's share does not cover. Give model.float(); autocast inside the model is fine"
+        )
+    pair = tensors_of(dataset)
+    if pair is None:
+        return dataset
+    inputs, targets = pair
+    if len(kinds) == 1:
+        (kind,) = kinds
+        inputs = tree_map(lambda t: t.to(kind) if t.is_floating_point() and t.dtype != kind else t, inputs)
+    if _classifies(loss) and isinstance(targets, Tensor) and targets.ndim == 1:
+        targets = _labels(targets)
+    same = inputs is pair[0] and targets is pair[1]
+    return dataset if same and not isinstance(dataset, tuple | list) else Split(inputs, targets)
+
+
+def _classifies(loss: Any) -> bool:
+    return loss in _CLASS_LOSSES or isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
+
+
+def _labels(targets: Tensor) -> Tensor:
+    if targets.is_floating_point():
+        raise InputError("the labels are no whole numbers, and this loss takes the classes 0, 1, …")
+    return targets.long()
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode: statistics of layers stay as they are, and every module gets its own mode back."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def check_fits(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> None:
+    """InputError where the model or the loss fails on a record, or a label is no class of the model."""
+    try:
+        rows = with_companions(row_reader(dataset)(torch.arange(1)), model, seed=0, step=0)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), _evaluating(model):
+            outputs = call(model, rows.inputs)
+    except SordinoError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
+        kinds = ", ".join(sorted({str(t.dtype).removeprefix("torch.") for t in tensors(rows.inputs)}))
+        raise InputError(
+            f"the model fails on a record (inputs of {kinds or type(rows.inputs).__name__}), and nothing was spent: "
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        ) from error
+    pair = tensors_of(dataset)
+    if pair is None or not _classifies(loss) or not isinstance(outputs, Tensor) or outputs.ndim != 2:
+        return
+    targets, classes = pair[1], outputs.shape[1]
+    if isinstance(targets, Tensor) and targets.ndim == 1 and not targets.is_floating_point():
+        ignored = getattr(loss, "ignore_index", -100)
+        if bool((((targets < 0) | (targets >= classes)) & (targets != ignored)).any()):
+            raise InputError(
+                f"some labels are not in 0 … {classes - 1}, the classes of the model's {classes} outputs: nothing was "
+                "spent; number the classes from 0, or give the model more outputs"
+            )

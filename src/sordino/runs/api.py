@@ -1,0 +1,159 @@
+"""`sordino.train`: the training loop, and with `out` the same run directory that a recipe leaves.
+
+recipe.toml        what was run: the plan, the update and its settings, with [run] made_by = "sordino.train"
+ledger.jsonl, metrics.jsonl, model.safetensors, result.json, report.html, not_private.json    as of a recipe
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sordino import ranks
+from sordino.errors import InputError
+from sordino.files import write_atomically
+from sordino.gradients.rows import tensors
+from sordino.plan.core import Plan
+from sordino.records.reading import tensors_of
+from sordino.release.ledger import read_ledger
+from sordino.runs.finished import read_result
+from sordino.runs.results import Described, write_results
+from sordino.runs.trained import MADE_BY, read_weights
+from sordino.training import fit
+from sordino.training.fit import First, Loss, Result
+from sordino.training.loop import Evaluate, Reader, Settings
+from sordino.training.metrics import read_metrics
+from sordino.training.state import load_model
+
+
+def train(
+    model: nn.Module,
+    loss: Loss,
+    dataset: Any,
+    plan: Plan,
+    *,
+    optimizer: Callable[..., Optimizer] | None = None,
+    lr: float | None = None,
+    settings: Settings | None = None,
+    evaluate: Evaluate | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
+    first: First | None = None,
+    watch: Reader | None = None,
+    public: Any = None,
+    collate: Callable[[list[Any]], Any] | None = None,
+    num_workers: int = 0,
+    callbacks: Sequence[Any] = (),
+    labels: Sequence[str] | None = None,
+) -> Result:
+    """Trains `model` in place under `plan` and returns it with its guarantee.
+
+    Args:
+        model: any torch module; BatchNorm and other layers that mix records are refused.
+        loss: `loss(outputs, targets)` gives one value per row.
+        dataset: a pair (inputs, targets) of tensors or arrays, or a map-style dataset of (inputs, target) or of dicts.
+        plan: what is accounted, and so what is run.
+        optimizer: a torch optimizer class (default: SGD). A plan whose guarantee depends on the update holds the step
+            sizes itself and brings the update: then `optimizer` and `lr` must be left out.
+        lr: the step size.
+        settings: everything else that the guarantee does not depend on.
+        evaluate: must look at public or held-out data only: what it returns is logged.
+        out: the run directory: ledger, metrics, checkpoints, and at the end model.safetensors, result.json and
+            report.html; without it nothing is written and the ledger is in memory.
+        resume: go on with the run in `out`; one that is complete is read back.
+        first: makes the plan's statistics from the dataset and gives back the one to train on (private normalisation).
+        watch: reads the weights as they go (sordino.diagnostics.instruments) and changes nothing.
+        public: rows that the plan declares public and their use, for a method that combines them with private steps; ε
+            does not depend on it.
+        collate: from a list of a map-style dataset's items to (inputs, targets); each record's row by itself
+            (`sordino.pad_to`).
+        num_workers: threads that read the items of a map-style dataset.
+        callbacks: told of each row of the metrics (`EarlyStopping`, `TensorBoard`, `MLflow`, or a function whose True
+            ends the run).
+        labels: public names of the classes, kept with the model.
+
+    Returns:
+        The model, its guarantee, the metrics; `not_private` is for the data's owner only.
+
+    Raises:
+        Refused: no guarantee covers what is asked for.
+        InputError: a value is wrong; nothing was written.
+    """
+    given: dict[str, Any] = {
+        "optimizer": optimizer, "lr": lr, "settings": settings, "evaluate": evaluate, "first": first, "watch": watch,
+        "public": public, "collate": collate, "num_workers": num_workers, "callbacks": callbacks,
+    }  # fmt: skip
+    if out is None:
+        return fit.train(model, loss, dataset, plan, resume=resume, **given)
+    folder = Path(out)
+    earlier = folder / "result.json"
+    if earlier.exists():
+        if not resume:
+            raise InputError(f"{folder} holds a run already: resume it, or give another directory")
+        if read_result(earlier).get("stopped_at") is None:
+            return _read_back(folder, model, plan)
+        earlier.unlink()  # it speaks of the model before the steps that follow now
+    result = fit.train(model, loss, dataset, plan, out=folder, resume=resume, **given)
+    rank = ranks.current()
+    if rank is not None and not rank.leads:
+        return result  # the directory is the leader's
+    seed = settings.seed if settings is not None else 0
+    write_atomically(folder / "recipe.toml", _described(folder, model, loss, plan, given).encode())
+    described = Described(folder.resolve().name, seed, _inputs(dataset, labels), {"stopped_at": result.stopped_at})
+    write_results(folder, plan, result, described)
+    return result
+
+
+def _read_back(folder: Path, model: nn.Module, plan: Plan) -> Result:
+    """A complete run, its weights put into the model."""
+    header, _ = read_ledger(folder / "ledger.jsonl")
+    if Plan.from_dict({key: value for key, value in header.items() if key != "kind"}) != plan:
+        raise InputError(f"{folder} was made under another plan: give another directory")
+    document = read_result(folder / "result.json")
+    load_model(model, read_weights(folder)[0])
+    rows = tuple(read_metrics(folder / "metrics.jsonl"))
+    return Result(model, plan.guarantee(), rows, float(document["seconds"]), int(document["skipped_steps"]), {})
+
+
+def _inputs(dataset: Any, labels: Sequence[str] | None) -> dict[str, Any]:
+    """What is public of the records' form, where they are one tensor."""
+    named = {"labels": list(labels) if labels is not None else None}
+    pair = tensors_of(dataset)
+    if pair is None or not isinstance(pair[0], Tensor):
+        return named
+    (inputs,) = tensors(pair[0])
+    return {"input_shape": list(inputs.shape[1:]), "input_type": str(inputs.dtype).removeprefix("torch."), **named}
+
+
+def _described(folder: Path, model: nn.Module, loss: Loss, plan: Plan, given: Mapping[str, Any]) -> str:
+    """What was run, as TOML. It is for readers: the command line can't carry it out."""
+    settings = given["settings"] or Settings()
+    document = {
+        "run": {"name": folder.resolve().name, "made_by": MADE_BY, "seed": settings.seed},
+        "model": {"name": type(model).__qualname__, "written": str(model)},
+        "train": {
+            "loss": getattr(loss, "__name__", type(loss).__name__),
+            "optimizer": getattr(given["optimizer"], "__name__", "SGD"),
+            "lr": given["lr"],
+            **{one.name: getattr(settings, one.name) for one in fields(settings)},
+        },
+        "plan": plan.to_dict(),
+    }
+    return f"# Made by {MADE_BY}: what was run, for readers; not a recipe of the command line.\n" + tomli_w.dumps(
+        _plain(document)
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Without None, and what TOML has no type for as text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items() if entry is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value if entry is not None]
+    return value if isinstance(value, bool | int | float | str) else repr(value)

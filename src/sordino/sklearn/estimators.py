@@ -1,0 +1,247 @@
+"""PrivateClassifier (a small network) and PrivateLogisticRegression (a linear softmax layer).
+
+Formal guarantee: `guarantee_` is that of the plan under which `fit` trained; it covers the fitted attributes. It does
+not cover `score` on private rows, nor anything that other parts of a pipeline learned from them. Under `public_data` or
+with a `random_state` there is none: `guarantee_` is None, or says that it is void for whoever knows the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import nn
+
+from sordino.plan.core import Plan
+from sordino.registry import default, method_class
+from sordino.split import Split
+from sordino.training.fit import train
+from sordino.training.loop import Settings
+from sordino.training.updates import Averaging
+
+Array = npt.NDArray[Any]
+_MISSING = (
+    "{name} is None: give {what}. It is a public constant of the guarantee and is never read off the data (for data "
+    "that is public anyway, and for no guarantee, say public_data=True)"
+)
+
+
+class _PrivateLinear(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """What both estimators share: a softmax layer on scaled features, and hidden layers where `_widths` says so."""
+
+    def __init__(
+        self,
+        *,
+        epsilon: float | None = 1.0,
+        delta: float = 1e-5,
+        records: int | None = None,
+        classes: Sequence[Any] | None = None,
+        bounds: tuple[Any, Any] | None = None,
+        expected_batch: int | None = None,
+        steps: int = 100,
+        clip_norm: float = 1.0,
+        lr: float = 1.0,
+        momentum: float = 0.0,
+        noise_multiplier: float | None = None,
+        random_state: Any = None,
+        public_data: bool = False,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.records = records
+        self.classes = classes
+        self.bounds = bounds
+        self.expected_batch = expected_batch
+        self.steps = steps
+        self.clip_norm = clip_norm
+        self.lr = lr
+        self.momentum = momentum
+        self.noise_multiplier = noise_multiplier
+        self.random_state = random_state
+        self.public_data = public_data
+
+    def plan(self, records: int | None = None, insecure_seed: int | None = None) -> Plan:
+        """The plan of one fit, from the public arguments alone."""
+        public = self.records if records is None else records
+        if public is None:
+            raise ValueError(_MISSING.format(name="records", what="the number of rows that you would publish"))
+        batch = max(1, public // 10) if self.expected_batch is None else min(self.expected_batch, public)
+        target = {"epsilon": self.epsilon} if self.noise_multiplier is None else {}
+        return method_class(default()).plan(
+            **target, noise_multiplier=self.noise_multiplier, delta=self.delta, records=public, expected_batch=batch,
+            steps=self.steps, clip_norm=self.clip_norm, insecure_seed=insecure_seed,
+        )  # fmt: skip
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Trains on all rows under the plan.
+
+        Raises:
+            ValueError: a public argument is missing, or the rows are not as it says.
+        """
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        self.classes_ = self._classes(y)
+        low, high = self._bounds(X)
+        places = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
+        if not (self.classes_[places] == y).all():
+            raise ValueError("y has labels that are not in classes: list every label there can be, and no other rows")
+        seed = None if self.random_state is None else int(check_random_state(self.random_state).randint(2**31))
+        self.plan_ = self.plan(len(y) if self.public_data and self.records is None else None, seed)
+        self._scale = (low, high)
+        model = self._module(X.shape[1], seed)
+        rows = Split(torch.from_numpy(self._scaled(X)).float(), torch.from_numpy(places.astype(np.int64)))
+        settings = Settings(
+            optimizer_options={"momentum": self.momentum}, averaging=Averaging("tail", tail=0.5), progress=False,
+            checkpoint_every=0,
+        )  # fmt: skip
+        result = train(model, nn.functional.cross_entropy, rows, self.plan_, lr=self.lr, settings=settings)
+        self.model_ = model.double().eval()
+        self.guarantee_ = None if self.public_data else result.guarantee
+        self.n_iter_ = self.plan_.steps
+        return self
+
+    def predict_proba(self, X: Any) -> Array:
+        """(rows, classes): probabilities, in the order of `classes_`."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        with torch.no_grad():
+            outputs = self.model_(torch.from_numpy(self._scaled(X)))
+        found: Array = outputs.softmax(1).numpy()
+        return found
+
+    def predict(self, X: Any) -> Array:
+        """The most probable class of each row."""
+        shares = self.predict_proba(X)
+        found: Array = self.classes_[shares.argmax(1)]
+        return found
+
+    def _widths(self) -> Sequence[int]:
+        """Of the hidden layers."""
+        return ()
+
+    def _module(self, features: int, seed: int | None) -> nn.Sequential:
+        """The network, from a public seed."""
+        widths = [features, *self._widths(), len(self.classes_)]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed or 0)
+            layers: list[nn.Module] = []
+            for before, after in pairwise(widths):
+                layers += [nn.Linear(before, after), nn.Tanh()]
+        if len(widths) == 2:
+            for parameter in layers[0].parameters():
+                nn.init.zeros_(parameter)
+        return nn.Sequential(*layers[:-1])
+
+    def _classes(self, y: Array) -> Array:
+        if self.classes is None and not self.public_data:
+            raise ValueError(_MISSING.format(name="classes", what="the list of labels"))
+        found = np.unique(y if self.classes is None else np.asarray(self.classes))
+        if len(found) < 2:
+            raise ValueError(f"{type(self).__name__} needs two classes at least, and there is 1 class")
+        return found
+
+    def _bounds(self, X: Array) -> tuple[Array, Array]:
+        if self.bounds is None and not self.public_data:
+            raise ValueError(_MISSING.format(name="bounds", what="(low, high), between which every value lies"))
+        low, high = (X.min(0), X.max(0)) if self.bounds is None else self.bounds
+        low, high = (np.broadcast_to(np.asarray(one, dtype=np.float64), (X.shape[1],)) for one in (low, high))
+        if not (np.isfinite(low).all() and np.isfinite(high).all()):
+            raise ValueError("bounds must be finite numbers")
+        if self.bounds is not None and not (low < high).all():
+            raise ValueError("bounds must be (low, high) with low below high for every feature")
+        return low, np.maximum(high, low + 1e-12)
+
+    def _scaled(self, X: Array) -> Array:
+        low, high = self._scale
+        found: Array = 2 * (np.clip(X, low, high) - low) / (high - low) - 1
+        return found
+
+
+class PrivateLogisticRegression(_PrivateLinear):
+    """Multinomial logistic regression trained with differential privacy.
+
+    Args:
+        epsilon: the target ε of one `fit`; or give `noise_multiplier`.
+        delta: δ, well below 1/records.
+        records: public: the number of rows that `fit` is given, as you would publish it.
+        classes: public: the list of labels.
+        bounds: public: (low, high), each a number or one per feature; values are cut at them and scaled to [−1, 1].
+        expected_batch: rows in a step (default: a tenth of `records`, at least 1).
+        steps: private steps.
+        clip_norm: bound on the norm of a row's gradient.
+        lr: step size.
+        momentum: of SGD.
+        noise_multiplier: in the place of `epsilon`.
+        random_state: None draws noise and batches from a cryptographic generator; a number makes the fit repeatable
+            and its guarantee void for whoever knows it.
+        public_data: the rows are public: records, classes and bounds that are None are read off them, and there is no
+            guarantee (`guarantee_` is None).
+
+    Attributes:
+        guarantee_: what the fit promises; None with `public_data`.
+        classes_: the classes, sorted.
+        plan_: the plan of the fit.
+        coef_: (classes, features), of the features as scaled to [−1, 1] by `bounds`.
+        intercept_: (classes,).
+    """
+
+    @property
+    def coef_(self) -> Array:
+        check_is_fitted(self, "model_")
+        found: Array = next(self.model_.parameters()).detach().numpy()
+        return found
+
+    @property
+    def intercept_(self) -> Array:
+        check_is_fitted(self, "model_")
+        found: Array = list(self.model_.parameters())[1].detach().numpy()
+        return found
+
+
+class PrivateClassifier(_PrivateLinear):
+    """A network of a few hidden layers trained with differential privacy.
+
+    Args:
+        hidden: widths of the hidden layers; the other arguments are those of PrivateLogisticRegression.
+
+    Attributes:
+        guarantee_: what the fit promises; None with `public_data`.
+        classes_: the classes, sorted.
+        plan_: the plan of the fit.
+    """
+
+    def __init__(
+        self,
+        *,
+        epsilon: float | None = 1.0,
+        delta: float = 1e-5,
+        records: int | None = None,
+        classes: Sequence[Any] | None = None,
+        bounds: tuple[Any, Any] | None = None,
+        hidden: Sequence[int] = (32,),
+        expected_batch: int | None = None,
+        steps: int = 100,
+        clip_norm: float = 1.0,
+        lr: float = 1.0,
+        momentum: float = 0.0,
+        noise_multiplier: float | None = None,
+        random_state: Any = None,
+        public_data: bool = False,
+    ) -> None:
+        super().__init__(
+            epsilon=epsilon, delta=delta, records=records, classes=classes, bounds=bounds,
+            expected_batch=expected_batch, steps=steps, clip_norm=clip_norm, lr=lr, momentum=momentum,
+            noise_multiplier=noise_multiplier, random_state=random_state, public_data=public_data,
+        )  # fmt: skip
+        self.hidden = hidden
+
+    def _widths(self) -> Sequence[int]:
+        return self.hidden

@@ -1,0 +1,82 @@
+"""Metrics to TensorBoard or MLflow: callbacks that pass on rows of the metrics, which are released or public numbers.
+
+Nothing else reaches them: neither losses of training records nor norms nor batch sizes, for none of these is in a row.
+Both packages are optional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from sordino.errors import SordinoError
+from sordino.plan.core import Plan
+from sordino.plan.guarantee import Guarantee
+from sordino.training.callbacks import Callback, Row
+
+
+class TensorBoard(Callback):
+    """Writes each number of a row as a scalar, and the guarantee's sentence as a text.
+
+    Raises:
+        SordinoError: the package tensorboard is not installed.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        try:
+            self._writer: Any = import_module("torch.utils.tensorboard").SummaryWriter(str(folder))
+        except ImportError as error:
+            raise SordinoError("TensorBoard(…) needs the package tensorboard: pip install tensorboard") from error
+
+    def begin(self, plan: Plan, guarantee: Guarantee) -> None:
+        self._writer.add_text("guarantee", str(guarantee), 0)
+
+    def told(self, row: Row) -> None:
+        for name, value in row.items():
+            if name != "step":
+                self._writer.add_scalar(name, value, int(row["step"]))
+
+    def seen(self, row: Row) -> None:
+        """Written by the earlier part of the run."""
+
+    def end(self, rows: Sequence[Row]) -> None:
+        self._writer.flush()
+        self._writer.close()
+
+
+class MLflow(Callback):
+    """Logs the plan's public constants as parameters and each row as metrics of the active (or a new) run.
+
+    Raises:
+        SordinoError: the package mlflow is not installed.
+    """
+
+    def __init__(self, run: Any = None) -> None:
+        """`run`: a module or client with MLflow's log_params and log_metrics; default: the package itself."""
+        try:
+            self._mlflow: Any = import_module("mlflow") if run is None else run
+        except ImportError as error:
+            raise SordinoError("MLflow(…) needs the package mlflow: pip install mlflow") from error
+
+    def begin(self, plan: Plan, guarantee: Guarantee) -> None:
+        self._mlflow.log_params(
+            {
+                "method": plan.method.name,
+                "epsilon": guarantee.epsilon,
+                "delta": guarantee.delta,
+                "relation": guarantee.relation,
+                "noise_multiplier": plan.noise.noise_multiplier,
+                "steps": plan.steps,
+                "records": plan.records,
+                "expected_batch": plan.expected_batch,
+            }
+        )
+
+    def told(self, row: Row) -> None:
+        values = {name: float(value) for name, value in row.items() if name != "step"}
+        self._mlflow.log_metrics(values, step=int(row["step"]))
+
+    def seen(self, row: Row) -> None:
+        """Logged by the earlier part of the run."""
