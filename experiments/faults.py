@@ -3,8 +3,7 @@
     python experiments/faults.py recipes --count 22000
     python experiments/faults.py datasets --count 11000
     python experiments/faults.py commands --count 1000
-    python experiments/faults.py places
-    python experiments/faults.py kills
+    python experiments/faults.py disk --count 500
 
 Each writes its part of experiments/results/faults.json; with --first it goes on at another seed. `uncaught` counts
 tracebacks; `left_behind` the wrong inputs after which something was on the disk.
@@ -31,7 +30,7 @@ os.environ["SORDINO_CACHE"] = tempfile.mkdtemp()
 
 import torch  # noqa: E402
 
-from faulty import commands, datasets, recipes  # noqa: E402
+from faulty import commands, datasets, disk, recipes  # noqa: E402
 from faulty.outcome import Tally, limit_memory  # noqa: E402
 
 Fuzz = Callable[[int, Tally, Path], None]
@@ -55,13 +54,13 @@ def keep(path: Path, kind: str, found: Mapping[str, Any]) -> None:
 
 
 def sums(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
-    bad = [one for name, one in parts.items() if name not in ("kills", "disk_faults")]
+    bad = [one for name, one in parts.items() if name != "disk"]
     return {
         "bad_inputs": sum(one["tried"] for one in bad),
         "uncaught": sum(one["uncaught"] for one in parts.values()),
         "left_behind": sum(len(one.get("left_behind", ())) for one in bad),
-        "kills": parts.get("kills", {}).get("tried", 0),
-        "faults": parts.get("disk_faults", {}).get("tried", 0),
+        "kills": parts.get("disk", {}).get("kills", 0),
+        "faults": parts.get("disk", {}).get("tried", 0) - parts.get("disk", {}).get("kills", 0),
         "entries_lost": sum(one.get("entries_lost", 0) for one in parts.values()),
         "steps_redrawn": sum(one.get("steps_redrawn", 0) for one in parts.values()),
     }
@@ -86,14 +85,29 @@ def run(kind: str, first: int, count: int, path: Path) -> Tally:
     return tally
 
 
+def run_disk(count: int, path: Path) -> Tally:
+    """`count` faults and kills at file operations of a run, evenly over both kinds."""
+    tally, started = Tally(), time.monotonic()
+    with tempfile.TemporaryDirectory(dir=_memory()) as folder:
+        found = disk.sweep(tally, Path(folder) / "try", count)
+    about = {"command": f"python experiments/faults.py disk --count {count}", "commit": commit()}
+    kept = {**about, "seconds": round(time.monotonic() - started), **tally.document(), **found}
+    keep(path, "disk", kept)
+    print(json.dumps(kept, indent=2))
+    return tally
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=sorted(KINDS))
+    parser.add_argument("kind", choices=[*sorted(KINDS), "disk"])
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
     parser.add_argument("--count", type=int, default=1000, metavar="N")
     parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE")
     arguments = parser.parse_args()
     limit_memory()
+    if arguments.kind == "disk":
+        tally = run_disk(arguments.count, arguments.json)
+        return 1 if tally.uncaught or tally.left_behind else 0
     tally = run(arguments.kind, arguments.first, arguments.count, arguments.json)
     return 1 if tally.uncaught or tally.left_behind else 0
 

@@ -26,6 +26,9 @@ from sordino.errors import InputError
 KINDS = ("pieces", "linear", "geometric", "cosine", "listed")
 
 
+MOST_STEPS = 10**8
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Make it with `constant`, `pieces`, or `Schedule(kind, values)`; every value is positive and finite.
@@ -68,6 +71,8 @@ class Schedule:
     def over(self, steps: int) -> npt.NDArray[np.float64]:
         """The value at each of `steps` steps."""
         steps = checks.count("steps", steps)
+        if steps > MOST_STEPS:
+            raise InputError(f"a schedule has a value for each step, and {steps} steps are more than {MOST_STEPS:,}")
         if self.kind == "listed":
             if len(self.values) != steps:
                 raise InputError(f"the schedule lists {len(self.values)} values, the plan has {steps} steps")

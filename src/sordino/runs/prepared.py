@@ -130,12 +130,22 @@ def network_of(recipe: Recipe, shape: tuple[int, ...], classes: int, vectors: Te
 
 
 def work_of(recipe: Recipe, data_dir: Path | None = None, progress: bool | None = None) -> Work:
-    """What a recipe comes to, whatever its method."""
+    """What a recipe comes to, whatever its method.
+
+    Raises:
+        InputError: it is wrong, or asks for a network or a schedule that this machine can't hold.
+    """
     method = method_of(recipe)
-    if method.reads_own_data:
-        method.check_recipe(recipe)
-        return method.work(recipe, data_dir, progress)
-    return prepare(recipe, data_dir, progress)
+    try:
+        if method.reads_own_data:
+            method.check_recipe(recipe)
+            return method.work(recipe, data_dir, progress)
+        return prepare(recipe, data_dir, progress)
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        raise InputError(
+            "the recipe asks for more than this machine can hold, or for sizes that do not fit together",
+            private=str(error),
+        ) from error
 
 
 def prepare(recipe: Recipe, data_dir: Path | None = None, progress: bool | None = None) -> Prepared:

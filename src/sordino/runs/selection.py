@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -154,11 +156,19 @@ def run_paid(
         document = _document(sweep, price, epsilon, relation, best)
         if best is not None:
             restate(best.folder, document)
+            _same_times(best.folder)
             best.folder.replace(out / "run")
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
     write_atomically(out / "sweep.json", json_bytes(document))
     return document
+
+
+def _same_times(folder: Path) -> None:
+    """Files of one time: when the selected run was made would tell how many came after it."""
+    now = time.time()
+    for path in (*folder.rglob("*"), folder):
+        os.utime(path, (now, now))
 
 
 def draw_runs(found: Sequence[Checked], repetition: Repetition, source: RandomSource) -> list[Checked]:
@@ -238,6 +248,8 @@ def restate(folder: Path, document: Mapping[str, Any]) -> None:
         "beside": {"epsilon_of_a_single_run": result["epsilon"], **guarantee["beside"]},
     }
     result |= stated | {"guarantee": guarantee, "epsilon_of_a_single_run": result["epsilon"]}
+    if isinstance(result.get("environment"), dict):
+        result["environment"].pop("finished", None)  # against the sweep's end it tells how many runs came after
     metrics = folder / "metrics.jsonl"
     rows = read_metrics(metrics)
     # the ε of a single run over its steps is smaller than what the selection cost: it is not shown

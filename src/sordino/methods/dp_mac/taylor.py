@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from sordino.errors import SordinoError
 from sordino.methods.dp_mac.network import Layer
 
 CURVATURES = ("full", "diagonal")
@@ -99,7 +100,8 @@ def paper_form(terms: Terms, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     slope = terms.slope - terms.curvature * terms.pre
     b = slope[:, :, None] * terms.inputs[:, None, :]
     outer = terms.inputs[:, :, None] * terms.inputs[:, None, :]
-    assert weight.shape == b.shape[1:]
+    if weight.shape != b.shape[1:]:
+        raise SordinoError("the coefficients are of another layer than the weights")
     return value, b, 0.5 * terms.curvature[:, :, None, None] * outer[:, None]
 
 

@@ -28,6 +28,7 @@ from sordino.accounting.account import account, composed_epsilon
 from sordino.accounting.calibration import calibrate, gaussian_guess, noise_guess
 from sordino.accounting.events import DpEvent, Release, compose_events
 from sordino.accounting.schemes import releases_of
+from sordino.errors import InputError
 from sordino.methods.hidden_state.accountant import calibrate_hidden_state, hidden_epsilon_curve
 from sordino.methods.hidden_state.gaussian_mixture import gaussian_epsilon
 from sordino.methods.hidden_state.run import HiddenRun
@@ -204,6 +205,8 @@ def _sizes(problem: Problem) -> Iterator[tuple[int, int]]:
 
 def _worst_energy(c: float, batches: int, epochs: int) -> float:
     """μ²·(bσ/S_g)² of the last position (docs/guarantees/hidden_state.md, section 3)."""
+    if not 0 < c < 1:
+        raise InputError("the contraction of a step is lost to rounding: give smaller constants of the loss")
     log_c = math.log(c)
     if batches == 1:
         return (1 + c) / -math.expm1(log_c) * math.tanh(-log_c * epochs / 2)

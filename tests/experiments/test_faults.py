@@ -1,0 +1,86 @@
+"""A short form of experiments/faults.py: no traceback, nothing left behind, no entry lost, no step drawn twice."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import sordino
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "experiments"))
+
+from faulty import commands, datasets, disk, recipes  # type: ignore[import-not-found] # noqa: E402
+from faulty.outcome import Tally  # type: ignore[import-not-found] # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SORDINO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("SORDINO_TRACEBACK", "1")
+
+
+def test_mutated_recipes_are_refused_by_a_sentence(tmp_path: Path) -> None:
+    tally = Tally()
+    with recipes.small_world():
+        for seed in range(1, 80):
+            if seed % 10:  # the others are whole runs
+                recipes.fuzz(seed, tally, tmp_path / "try")
+    assert tally.tried == 72
+    assert not tally.uncaught
+    assert tally.outcomes["exit 2"] > 40
+
+
+def test_damaged_datasets_are_refused_by_a_sentence(tmp_path: Path) -> None:
+    tally = Tally()
+    for seed in range(120):
+        datasets.fuzz(seed, tally, tmp_path / "try")
+    assert not tally.uncaught
+    assert tally.outcomes["exit 2"] > 60
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "account dpsgd --noise-multiplier=1 --steps=" + "9" * 400 + " --delta=1e-5 --sampling-rate=0.01",
+        "account dpsgd --noise-multiplier=nan --steps=5 --delta=1e-5 --sampling-rate=0.01",
+        "plan --records=600 --features=20 --epsilon=3 --delta=1e-5 --feature-norm=2147483648 --max-epochs=20",
+    ],
+)
+def test_numbers_without_bounds_are_refused_by_a_sentence(line: str, tmp_path: Path) -> None:
+    from sordino.cli import main
+
+    tally = Tally()
+    tally.add(commands.tried(lambda: main(line.split())), line)
+    assert dict(tally.outcomes) == {"exit 2": 1}
+
+
+def test_no_fault_loses_an_entry_or_draws_a_step_twice(tmp_path: Path) -> None:
+    tally = Tally()
+    found = disk.sweep(tally, tmp_path / "try", limit=10, seed=3)
+    assert tally.tried == 10
+    assert not tally.uncaught
+    assert (found["entries_lost"], found["steps_redrawn"]) == (0, 0)
+
+
+def test_asserts_narrow_types_and_guard_nothing() -> None:
+    """`python -O` removes them, so none may stand between a wrong value and the ledger."""
+    found = []
+    for path in Path(sordino.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
+            if isinstance(node, ast.Assert) and not _narrows(node.test):
+                found.append(f"{path.name}:{node.lineno}")
+    assert not found
+
+
+def _narrows(test: ast.expr) -> bool:
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _narrows(test.operand)
+    if isinstance(test, ast.BoolOp):
+        return all(map(_narrows, test.values))
+    if isinstance(test, ast.Call):
+        return isinstance(test.func, ast.Name) and test.func.id == "isinstance"
+    return isinstance(test, ast.Compare) and all(isinstance(op, ast.Is | ast.IsNot) for op in test.ops)
