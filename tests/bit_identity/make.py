@@ -126,7 +126,7 @@ def outcome(kind: str, folder: Path) -> dict[str, Any]:
 def described(folder: Path) -> dict[str, Any]:
     """Digests of the ledger's entries, of the metrics and of the weights in a run directory."""
     lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text("utf8").splitlines()]
-    entries = [_without(_without(line, "time"), "source") for line in lines[1:]]
+    entries = [{k: v for k, v in line.items() if k not in ("time", "source", "hash")} for line in lines[1:]]
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf8").splitlines()]
     return {
         "entries": len(entries),

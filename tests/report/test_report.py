@@ -85,7 +85,7 @@ def test_a_ledger_that_is_not_complete_says_so(tmp_path: Path) -> None:
 
 def test_like_releases_are_one_row_and_counted(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path))
-    assert "gradient 0–599 600 Gaussian, σ = 4.05 0.1 in l2 poisson, q = 0.136533 39 700" in page.text
+    assert "gradient 0–599 600 Gaussian, 4.05 × sensitivity 0.1 in l2 poisson, q = 0.136533 39 700" in page.text
     assert f"{STEPS} releases" in page.text
 
 
@@ -94,7 +94,7 @@ def test_any_difference_or_gap_begins_a_new_row() -> None:
     steps = [{**entry, "step": s} for s in (0, 1, 2, 5, 6)] + [{**entry, "step": 7, "noise_multiplier": 2.0}]
     groups = group_releases(steps)
     assert [(g.first, g.last, g.count) for g in groups] == [(0, 2, 3), (5, 6, 2), (7, 7, 1)]
-    assert groups[0].noise == "Laplace, b = 1"
+    assert groups[0].noise == "Laplace, 1 × sensitivity"
 
 
 @pytest.mark.parametrize("secure", [True, False])
@@ -127,7 +127,7 @@ def test_an_audit_is_shown_if_there_is_one(tmp_path: Path) -> None:
 def test_plots_carry_a_description_and_their_numbers(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path))
     assert page.tags.count("svg") == 2
-    assert "It rises from 0 to ε =" in page.text
+    assert "It rises to ε =" in page.text
     assert "The 24 values" in page.text
     assert "without noise: 90.71 %" in page.text
 
@@ -264,3 +264,26 @@ class TestPlots:
     def test_the_line_ends_where_the_last_value_is(self) -> None:
         svg = line_plot([0, 10], [0.0, 4.0], Series("t", "s", "step", "privacy"))
         assert 'class="line" d="M52.0 228.0 L462.0 16.0"' in svg
+
+
+class TestFigures:
+    def test_an_axis_of_shares_ends_at_one_hundred_percent(self) -> None:
+        for values in ([0.9], [0.97, 0.99], [0.2, 1.0], [1.0], [0.0]):
+            axis = PlotAxis.around(values, 0.0, 100.0, share=True)
+            assert axis.low >= 0
+            assert axis.high <= 1
+            assert all(axis.low <= tick <= axis.high + 1e-9 for tick in axis.ticks())
+            assert axis.low <= min(values) <= max(values) <= axis.high
+
+    def test_one_evaluation_is_a_point_and_no_line(self, tmp_path: Path) -> None:
+        folder = make_run(tmp_path)
+        (folder / "metrics.jsonl").write_text('{"step": 600, "epsilon": 3.0, "test_accuracy": 0.9}\n')
+        page = report.write(folder).read_text("utf8")
+        drawn = re.findall(r'class="line" d="([^"]+)"', page)
+        assert drawn
+        assert all("L" not in path for path in drawn), "a line from zero to the only point is no ε of any step"
+
+    def test_the_noise_multiplier_is_not_called_sigma(self, tmp_path: Path) -> None:
+        page = page_of(make_run(tmp_path))
+        assert "σ" not in page.text
+        assert "4.05 × sensitivity" in page.text

@@ -54,7 +54,8 @@ def test_the_guarantee_is_what_one_sees_first(driver: webdriver.Chrome) -> None:
 def test_every_section_is_visible(driver: webdriver.Chrome) -> None:
     headings = [h.text for h in driver.find_elements(By.TAG_NAME, "h2") if h.is_displayed()]
     assert headings == [
-        "The guarantee", "What it rests on", "What this guarantee does not say", "Over the steps", "The ledger",
+        "The guarantee", "The statement and its theorem", "What it rests on", "What this guarantee does not say",
+        "Over the steps", "The ledger",
         "Record norms", "Audit", "What each number is about", "Environment", "Recipe",
     ]  # fmt: skip
 
@@ -81,6 +82,10 @@ def test_the_numbers_behind_a_plot_open_on_a_click(driver: webdriver.Chrome) -> 
     assert table.is_displayed()
 
 
+_WIDE = """return [...document.querySelectorAll('.scroll, h1, h2, h3, figcaption')]
+    .filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent.trim().slice(0, 40))"""
+
+
 def test_a_phone_needs_no_sideways_scrolling_and_sees_the_alarm(tmp_path: Path) -> None:
     alarmed = report.write(make_run(tmp_path, secure=False, noise_free=None))
     with browser(width=390, height=800) as phone:
@@ -89,7 +94,12 @@ def test_a_phone_needs_no_sideways_scrolling_and_sees_the_alarm(tmp_path: Path) 
         alarm = phone.find_element(By.CSS_SELECTOR, ".warning")
         assert alarm.is_displayed()
         assert alarm.location["y"] < 400
+        assert phone.execute_script(_WIDE) == [], "no table hides a column behind a scroll bar"
         assert phone.get_log("browser") == []
+
+
+def test_no_table_or_heading_is_cut_on_a_screen_of_1280(driver: webdriver.Chrome) -> None:
+    assert driver.execute_script(_WIDE) == []
 
 
 def test_dark_mode_is_dark_and_legible(page: Path) -> None:

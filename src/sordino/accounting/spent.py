@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sordino import checks
-from sordino.accounting.account import account
+from sordino.accounting.account import Account, account
 from sordino.accounting.events import Release, allocated, compose_events
 from sordino.accounting.schemes import check_scheme, step_release
 from sordino.errors import InputError
@@ -30,7 +31,7 @@ def composed_entries(plan: Mapping[str, Any], entries: Iterable[Mapping[str, Any
         return {"epsilon": 0.0, "delta": delta, "relation": relation, "accountant": accountant, "epsilon_rdp": 0.0} | {
             "releases": 0
         }
-    found = account(compose_events(releases), delta, relation, accountant)
+    found = _accounted(tuple(releases), delta, relation, accountant)
     return {
         "epsilon": found.epsilon,
         "delta": delta,
@@ -39,6 +40,11 @@ def composed_entries(plan: Mapping[str, Any], entries: Iterable[Mapping[str, Any
         "epsilon_rdp": found.epsilon_rdp,
         "releases": len(lines),
     }
+
+
+@functools.lru_cache(maxsize=32)  # the same ledger is read for the result, for the report and by `sordino verify`
+def _accounted(releases: tuple[tuple[Release, int], ...], delta: float, relation: str, accountant: str) -> Account:
+    return account(compose_events(list(releases)), delta, relation, accountant)
 
 
 def entry_releases(

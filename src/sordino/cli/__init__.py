@@ -1,5 +1,5 @@
 """The command line. Exit codes: 0 done; 1 failed while running; 2 the input is wrong, nothing was written;
-3 an audit broke its claim.
+3 an audit broke its claim, or a run directory is not genuine.
 
 Each command is a module with `add(commands)`, which declares its flags and the function behind them. What is slow to
 load (torch, scipy) is imported in that function, so that help is there at once.
@@ -94,17 +94,18 @@ def _refuse_boundless(arguments: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     from sordino import __version__
-    from sordino.cli import account, attack, audit, budget, data, doctor, predict, report, sweep, train
+    from sordino.cli import account, attack, audit, budget, card, data, doctor, predict, report, sweep, train, verify
     from sordino.registry import command_modules
 
     parser = argparse.ArgumentParser(
         prog="sordino",
         description="Train PyTorch models with differential privacy, with an epsilon that is true.",
-        epilog="exit codes: 0 done, 1 failed while running, 2 wrong input (nothing was written), 3 claim broken",
+        epilog="exit codes: 0 done, 1 failed while running, 2 wrong input (nothing was written), 3 claim broken "
+        "or run not genuine",
     )
     parser.add_argument("--version", action="version", version=f"sordino {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    own = (doctor, audit, attack, report, budget, data)
+    own = (doctor, audit, attack, verify, report, card, budget, data)
     for command in (train, predict, sweep, account, *command_modules(), *own):
         command.add(commands)
     return parser

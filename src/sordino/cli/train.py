@@ -37,6 +37,18 @@ def add(commands: Commands) -> None:
         "--budget", type=Path, metavar="FILE", help="count the run in this budget (sordino budget), or don't start"
     )
     parser.add_argument("--resume", action="store_true", help="go on with the run in the directory, if there is one")
+    parser.add_argument(
+        "--adopt",
+        action="store_true",
+        help="with --resume, of a directory that was copied, moved or restored: you state that no other copy of it is "
+        "or will be resumed, and the ledger records that you did",
+    )
+    parser.add_argument(
+        "--sign",
+        type=Path,
+        metavar="KEY",
+        help="sign the finished run with this Ed25519 private key (PEM or OpenSSH), for `sordino verify --public-key`",
+    )
     parser.set_defaults(run=_train)
     demo = commands.add_parser(
         "demo",
@@ -72,13 +84,18 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace, recipe: Recipe, resume: bool) -> int:
     from sordino.ranks import from_environment
     from sordino.runs.run import run_recipe
+    from sordino.runs.signing import private_key, sign
 
     out = arguments.out or Path("runs") / recipe.run.name
-    budget = getattr(arguments, "budget", None)  # the demo has none
+    given: Path | None = getattr(arguments, "sign", None)
+    key = None if given is None else private_key(given)  # a wrong one is found before anything is spent
+    budget, adopt = getattr(arguments, "budget", None), getattr(arguments, "adopt", False)  # the demo has none
     with from_environment() as rank:
-        result = run_recipe(recipe, out, resume=resume, data_dir=arguments.data_dir, budget=budget)
+        result = run_recipe(recipe, out, resume=resume, data_dir=arguments.data_dir, budget=budget, adopt=adopt)
     if rank is not None and not rank.leads:
         return 0
+    if key is not None:
+        sign(out, key)
     emit(arguments, {**result, "run": str(out)}, _rows(result, out))
     return 0
 

@@ -10,7 +10,7 @@ its ledger's.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sordino.errors import Refused
@@ -108,6 +108,25 @@ class Explained:
         rate = {"all": 1.0, "poisson": sampling.get("sampling_rate")}.get(str(sampling.get("name")))
         drawn = isinstance(rate, int | float) and rate <= statistic.sampling_rate
         return drawn and _as_noisy(entry, statistic.mechanism, statistic.noise_multiplier)
+
+
+def missing_step(plan: Plan, steps: Sequence[int], made: int | None = None) -> int | None:
+    """The first step that is missing or out of its order; None where there is none.
+
+    Random allocation that was resumed leaves out the rest of the epoch whose key died. `made`: how many steps there
+    should be; None: as many as there are.
+    """
+
+    def next_epoch(step: int) -> int:
+        batches = plan.sampling.batches if isinstance(plan.sampling, Allocation) else 1
+        return -(-step // batches) * batches
+
+    expected = 0
+    for step in steps:
+        if step not in (expected, next_epoch(expected)):
+            return expected
+        expected = step + 1
+    return None if made is None or made in (expected, min(next_epoch(expected), plan.steps)) else expected
 
 
 def _as_noisy(entry: Mapping[str, Any], mechanism: str, noise_multiplier: float) -> bool:

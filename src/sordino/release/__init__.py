@@ -3,6 +3,20 @@
 from __future__ import annotations
 
 from sordino.release.door import Entry, Gaussian, Laplace, Noise, fine_rounding, release
-from sordino.release.ledger import Ledger, read_ledger
+from sordino.release.ledger import Ledger, adopt, read_chain, read_ledger
+from sordino.release.ledger_lines import Chain, Head
 
-__all__ = ["Entry", "Gaussian", "Laplace", "Ledger", "Noise", "fine_rounding", "read_ledger", "release"]
+__all__ = [
+    "Chain",
+    "Entry",
+    "Gaussian",
+    "Head",
+    "Laplace",
+    "Ledger",
+    "Noise",
+    "adopt",
+    "fine_rounding",
+    "read_chain",
+    "read_ledger",
+    "release",
+]

@@ -3,17 +3,21 @@
 Formal contract. A ledger is a file of JSON lines: first the plan, then one line for each release, appended
 only. When `record` returns, the line is on the disk (written, fsynced); the caller hands out the value only
 then. Hence, whatever kills the process and whenever, the ledger never says less than was released; it may
-say more (a line whose value was lost), and that line counts as released.
+say more (a line whose value was lost), and that line counts as released. Each line carries a hash over itself and all
+lines before it (`ledger_lines`), and the file is continued only where it was made (`ledger_place`).
 
 | situation                                     | what happens                                              |
 |-----------------------------------------------|-----------------------------------------------------------|
 | last line torn by a kill                      | cut off at the next open: its value was never handed out   |
 | another line is not JSON, or not a release    | InputError with file and line; nothing is repaired         |
+| a line edited, removed, exchanged, put in     | InputError with file and line, from its hash               |
+| lines missing at the end                      | `require_reached` with the head that a checkpoint kept     |
 | the plan differs                              | InputError with the keys that differ                       |
+| the file is a copy, or was moved or restored  | Refused, until `adopt` records that the original is gone   |
 | the same release again, insecure source       | accepted, not written twice: a bit-identical replay        |
 | the same (purpose, step) again, secure source | SordinoError: fresh noise on the same sum is a new release |
 | disk full, file unwritable                    | SordinoError, and every later `record` fails as well       |
-| a second process opens the file               | SordinoError; the lock dies with its process               |
+| a second process opens the file, or a fork    | SordinoError; the lock dies with its process               |
 """
 
 from __future__ import annotations
@@ -29,10 +33,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from sordino.errors import InputError, SordinoError
+from sordino.errors import InputError, Refused, SordinoError
+from sordino.release.ledger_lines import (
+    ADOPTED,
+    FORMAT,
+    OWN_KEYS,
+    PLAN,
+    RELEASE,
+    WHOLE,
+    Chain,
+    Head,
+    encode,
+    parse,
+    require_release,
+    sealed,
+)
+from sordino.release.ledger_place import place_of
 
-PLAN, RELEASE = "plan", "release"
-_ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
 _NOT_COMPARED = ("time",)  # a replay happens later than what it repeats
 
 
@@ -42,15 +59,13 @@ Guard = Callable[[Mapping[str, Any]], None]
 class Ledger:
     """Open with `Ledger.open`; one process at a time. With `path=None` it is kept in memory only."""
 
-    def __init__(
-        self, path: Path | None, descriptor: int | None, header: dict[str, Any], entries: list[dict[str, Any]]
-    ) -> None:
-        self.path = path
-        self.header = header
-        self._descriptor = descriptor
+    def __init__(self, path: Path | None, descriptor: int | None, chain: Chain) -> None:
+        self.path, self.header, self.run = path, chain.header, chain.run
+        self._descriptor, self._opened = descriptor, chain
+        self._hash = chain.hashes[-1]
         self._known: dict[tuple[str, int], dict[str, Any] | bytes] = {}  # in order; lines that nobody has asked for
         self._last: dict[str, int] = {}
-        for entry in entries:
+        for entry in chain.entries:
             self._note(entry["purpose"], entry["step"], entry)
         self._failure: str | None = None
         self._guard: Guard | None = None
@@ -58,7 +73,7 @@ class Ledger:
 
     @classmethod
     def open(cls, path: Path | None, header: Mapping[str, Any]) -> Ledger:
-        """Creates the ledger, or opens the one that is there if it belongs to the same plan.
+        """Creates the ledger, or opens the one that is there if it belongs to the same plan and lies where it did.
 
         Args:
             path: The file; None keeps the ledger in memory.
@@ -68,33 +83,71 @@ class Ledger:
             The open ledger, locked for this process; close it, or use it in a `with` statement.
 
         Raises:
-            InputError: the file is damaged, can't be written, or belongs to another plan.
+            InputError: the file is damaged, was edited, can't be written, or belongs to another plan.
+            Refused: it is a copy, or was moved or restored.
             SordinoError: another run has it open.
         """
-        line = _line({"kind": PLAN, **header}, "the plan")
-        wanted = json.loads(line)
-        if wanted["kind"] != PLAN:
-            raise InputError(f"a ledger's header has kind {PLAN!r}, got {wanted['kind']!r}")
+        wanted = _plan(header)
         if path is None:
-            return cls(None, None, wanted, [])
+            return cls(None, None, parse(sealed(_first(wanted, "memory", "memory"), b"")[0], Path("ledger in memory")))
         path = Path(path)
         descriptor = _open_locked(path)
         try:
             _sync_directory(path)
             content = path.read_bytes()
-            if line.startswith(content) and content != line:  # new, or torn while the header was written
+            if _is_torn_header(content, wanted):  # new, or torn while the header was written
                 os.ftruncate(descriptor, 0)
+                run = os.urandom(16).hex()
+                line, _ = sealed(_first(wanted, run, place_of(descriptor, run)), b"")
                 _append(descriptor, line, path)
-                return cls(path, descriptor, wanted, [])
-            found, entries, complete = _parse(content, path)
-            _require_same_plan(found, wanted, path)
-            if complete < len(content):
-                os.ftruncate(descriptor, complete)
+                return cls(path, descriptor, parse(line, path))
+            chain = parse(content, path)
+            _require_same_plan(chain.header, wanted, path)
+            _require_same_place(chain, descriptor, path)
+            if chain.newline_missing:
+                _append(descriptor, b"\n", path)
+            elif chain.complete < len(content):
+                os.ftruncate(descriptor, chain.complete)
                 os.fsync(descriptor)
-            return cls(path, descriptor, found, entries)
+            return cls(path, descriptor, chain)
         except BaseException:
             os.close(descriptor)
             raise
+
+    @property
+    def head(self) -> Head:
+        """How far the ledger has come: the number of releases, and the hash that fixes all of them."""
+        return Head(len(self._known), self._hash.hex())
+
+    @property
+    def format(self) -> int:
+        """1: begun by a version that wrote no hashes; 2: every line has one."""
+        return self._opened.format
+
+    @property
+    def adoptions(self) -> int:
+        """How often somebody stated that this is the only copy that goes on."""
+        return max(0, len(self._opened.places) - 1)
+
+    def require_reached(self, head: Head, said_by: str) -> None:
+        """Refuses a ledger that does not contain everything up to `head`: it was lost, emptied, cut or rolled back.
+
+        A ledger that has come further is what a kill leaves, and is accepted.
+        """
+        at = {digest.hex(): count for digest, count in zip(self._opened.hashes, self._opened.counts, strict=True)}
+        if at.get(head.hash) == head.entries:
+            return
+        found = len(self._opened.entries)
+        what = (
+            f"it holds {found} release{'' if found == 1 else 's'}, and {said_by} was written after {head.entries}"
+            if found < head.entries
+            else f"what it holds up to release {head.entries} is not what {said_by} was written after"
+        )
+        raise InputError(
+            f"{self._place()} is not the ledger of this run as it was: {what}. It was lost, emptied, cut, rolled back "
+            "or exchanged, so the number of releases can't be certified. Restore ledger.jsonl from a copy; where there "
+            "is none, count this run's plan as spent and start anew in another directory"
+        )
 
     @property
     def entries(self) -> tuple[dict[str, Any], ...]:
@@ -139,20 +192,24 @@ class Ledger:
             )
         complete = {"kind": RELEASE, **entry}
         complete.setdefault("time", datetime.now(UTC).isoformat(timespec="milliseconds"))
-        _require_release(complete, f"{self._place()}, new entry")
-        line, purpose, step = _line(complete, "the entry"), complete["purpose"], complete["step"]
+        require_release(complete, f"{self._place()}, new entry")
+        if "hash" in complete:
+            raise InputError(f"{self._place()}: a release has no key 'hash' of its own")
+        body, purpose, step = encode(complete, "the entry"), complete["purpose"], complete["step"]
         if (purpose, step) in self._known:
-            self._require_replay(self._entry((purpose, step)), json.loads(line))
+            self._require_replay(self._entry((purpose, step)), json.loads(body))
             return
         if self._guard is not None:
-            self._guard(json.loads(line))
+            self._guard(json.loads(body))
+        line, digest = sealed(body, self._hash)
         if self._descriptor is not None:
             try:
                 _append(self._descriptor, line, self._place())
             except SordinoError as error:
                 self._failure = f"an earlier entry could not be written ({error})"
                 raise
-        self._note(purpose, step, line)
+        self._hash = digest
+        self._note(purpose, step, body)
 
     def _require_replay(self, known: dict[str, Any], again: dict[str, Any]) -> None:
         what = f"{self._place()}: step {known['step']} of {known['purpose']!r} was already released"
@@ -198,13 +255,65 @@ class Ledger:
 
 def read_ledger(path: Path) -> tuple[dict[str, Any], tuple[dict[str, Any], ...]]:
     """(header, releases) of a ledger file, also of a live one: a last line without its end is left out."""
+    chain = read_chain(path)
+    return chain.header, chain.entries
+
+
+def read_chain(path: Path) -> Chain:
+    """A ledger file with its hashes, also of a live one.
+
+    Raises:
+        InputError: it can't be read, or a line is damaged, edited or out of its place.
+    """
     path = Path(path)
     try:
         content = path.read_bytes()
     except OSError as error:
         raise InputError(f"the ledger {path} can't be read: {error.strerror}. Give the run's ledger.jsonl.") from error
-    header, entries, _ = _parse(content, path)
-    return header, tuple(entries)
+    return parse(content, path)
+
+
+def adopt(path: Path) -> bool:
+    """Records that the ledger lies here now and that no other copy of its run goes on: the owner's own statement.
+
+    Returns:
+        False where the ledger lies where it did, and nothing was written.
+    """
+    path = Path(path)
+    read_chain(path)  # where there is no ledger, none is made
+    descriptor = _open_locked(path)
+    try:
+        chain = read_chain(path)
+        if chain.run is None or chain.places[-1] == (here := place_of(descriptor, chain.run)):
+            return False
+        os.ftruncate(descriptor, chain.complete)
+        note = {"kind": ADOPTED, "place": here, "releases": len(chain.entries)}
+        line, _ = sealed(encode(note, "the adoption"), chain.hashes[-1])
+        _append(descriptor, (b"\n" if chain.newline_missing else b"") + line, path)
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _plan(header: Mapping[str, Any]) -> dict[str, Any]:
+    """The header as it comes back from JSON."""
+    wanted: dict[str, Any] = json.loads(encode({"kind": PLAN, **header}, "the plan"))
+    if wanted["kind"] != PLAN:
+        raise InputError(f"a ledger's header has kind {PLAN!r}, got {wanted['kind']!r}")
+    if own := [key for key in OWN_KEYS if key in wanted]:
+        raise InputError(f"a plan has no keys {', '.join(own)}: they are the ledger's own")
+    return wanted
+
+
+def _first(wanted: Mapping[str, Any], run: str, place: str) -> bytes:
+    return encode({**wanted, "format": FORMAT, "run": run, "place": place}, "the plan")
+
+
+def _is_torn_header(content: bytes, wanted: Mapping[str, Any]) -> bool:
+    """Whether the file is empty, or ends within the header that this plan has: nothing was released yet."""
+    fixed = _first(wanted, "", "").partition(b'"run": "')[0]
+    begun = fixed.startswith(content) or content.startswith(fixed)
+    return b"\n" not in content and not WHOLE.search(content) and begun
 
 
 def _open_locked(path: Path) -> int:
@@ -253,53 +362,16 @@ def _sync_directory(path: Path) -> None:
         os.close(directory)
 
 
-def _line(value: Mapping[str, Any], what: str) -> bytes:
-    try:
-        return (_ENCODER.encode(value) + "\n").encode()
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{what} can't be written as JSON: {error}. Give plain finite values.") from error
-
-
-def _parse(content: bytes, path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], int]:
-    """Header, releases, and the number of bytes in complete lines."""
-    complete = content.rfind(b"\n") + 1
-    lines = content[:complete].split(b"\n")[:-1]
-    if not lines:
-        raise InputError(f"{path} is not a ledger: it has no complete first line with the plan")
-    values = [_object(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
-    header, entries = values[0], values[1:]
-    if header.get("kind") != PLAN:
-        raise InputError(f"{path}, line 1: a ledger begins with the plan, here is kind {header.get('kind')!r}")
-    seen: dict[tuple[str, int], int] = {}
-    for number, entry in enumerate(entries, start=2):
-        _require_release(entry, f"{path}, line {number}")
-        first = seen.setdefault((entry["purpose"], entry["step"]), number)
-        if first != number:
-            raise InputError(
-                f"{path}, line {number}: step {entry['step']} of {entry['purpose']!r} is already on line {first}; "
-                "the file was edited or written by two runs, and its ε can't be certified"
-            )
-    return header, entries, complete
-
-
-def _object(line: bytes, place: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except ValueError as error:  # also a line that is not UTF-8
-        raise InputError(f"{place}: not JSON ({error}). The ledger is damaged; restore it from a copy.") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{place}: a JSON object is expected, here is {type(value).__name__}")
-    return value
-
-
-def _require_release(entry: Mapping[str, Any], place: str) -> None:
-    purpose, step = entry.get("purpose"), entry.get("step")
-    if entry.get("kind") != RELEASE:
-        raise InputError(f"{place}: kind {RELEASE!r} is expected, here is {entry.get('kind')!r}")
-    if not isinstance(purpose, str) or not purpose:
-        raise InputError(f"{place}: a release has a purpose (a name), here is {purpose!r}")
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise InputError(f"{place}: a release has a step that counts from 0, here is {step!r}")
+def _require_same_place(chain: Chain, descriptor: int, path: Path) -> None:
+    """Refuses to continue a copy. A replay of an insecure seed gives the same values again, wherever it is made."""
+    if chain.run is None or chain.header.get("insecure_seed") is not None:
+        return
+    if chain.places[-1] != place_of(descriptor, chain.run):
+        raise Refused(
+            f"{path} does not lie where it was written: the directory was copied, moved to another disk or machine, or "
+            "restored. If the original is resumed too, the same steps are released twice and no ledger counts both. "
+            "If no other copy will ever be resumed, say so with --adopt (sordino.release.adopt): the ledger records it"
+        )
 
 
 def _require_same_plan(found: dict[str, Any], wanted: dict[str, Any], path: Path) -> None:

@@ -31,10 +31,9 @@ class Group:
 
     @property
     def noise(self) -> str:
-        """ "Gaussian, σ = 1.1": the noise multiplier, as it was recorded."""
-        symbol = "b" if self.entry.get("mechanism") == "laplace" else "σ"
+        """ "Gaussian, 1.1 × sensitivity": the noise multiplier, as recorded, of the sensitivity."""
         name = str(self.entry.get("mechanism", "unknown")).capitalize()
-        return f"{name}, {symbol} = {numbers.plain(self.entry.get('noise_multiplier'))}"
+        return f"{name}, {numbers.plain(self.entry.get('noise_multiplier'))} × sensitivity"
 
     @property
     def sampling(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from sordino.plan.attack import FALSE_ALARMS
 from sordino.report import numbers
 from sordino.report.instruments import instrument_figures
 from sordino.report.ledger_table import group_releases
@@ -56,11 +57,14 @@ def render(run: Run) -> str:
         epsilon=numbers.epsilon, lower=numbers.lower, power=numbers.power, plain=numbers.plain, percent=numbers.percent,
         seconds=numbers.seconds,
     )  # fmt: skip
-    guarantee = _guarantee(run.result)
+    guarantee = _guarantee(run.result) | {"delta": run.header.get("delta", run.result.get("delta"))}
     return environment.from_string(_resource("page.html")).render(
         run=run,
         result=run.result,
         guarantee=guarantee,
+        promise=_promise(run),
+        corrected=_corrected(run),
+        unit=_unit(run),
         sentence=str(guarantee.get("sentence") or "").partition(" It assumes:")[0],  # the table below says it better
         ledger_relations=" and ".join(sorted({str(e["relation"]) for e in run.entries if e.get("relation")})),
         relation_words=RELATIONS.get(str(guarantee.get("relation")), ""),
@@ -68,7 +72,7 @@ def render(run: Run) -> str:
         assumptions=_assumptions(guarantee),
         ledger=group_releases(run.entries),
         releases=sum(1 for entry in run.entries if entry.get("kind", "release") == "release"),
-        verdicts=[_ledger_verdict(run), _audit_verdict(run.audit), *_skipped(run.result)],
+        verdicts=[_ledger_verdict(run), _audit_verdict(run.audit), *_adopted(run), *_skipped(run.result)],
         plots=_plots(run),
         instruments=instrument_figures(run.metrics),
         read_private=_read_private(run.recipe),
@@ -77,6 +81,39 @@ def render(run: Run) -> str:
         environment=_flat(run.result.get("environment")),
         style=Markup(style),
         style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
+    )
+
+
+def _unit(run: Run) -> str:
+    """Whose contribution is protected, as the owner declared it; else what the library knows."""
+    return run.declaration.get("unit") or "one record of the dataset (the recipe declares no unit)"
+
+
+def _promise(run: Run) -> str:
+    """The guarantee in words: what any attack on one record can reach at most."""
+    if run.attack is None:
+        return ""
+    percent = up(100 * run.attack, 3)
+    meaning = (
+        f"at most {percent} of 100 records that did" if run.attack < 1 else "any number of records: nothing is promised"
+    )
+    return (
+        "Somebody who knows everything but whether one given record took part, sees all that was published, and is "
+        f"content to accuse wrongly in {numbers.plain(100 * FALSE_ALARMS)} of 100 cases, can recognise {meaning}."
+    )
+
+
+def _corrected(run: Run) -> str:
+    """Why the headline is not the ε that result.json states; empty where it is."""
+    stated, shown = run.result.get("epsilon"), run.epsilon
+    if isinstance(run.recomputed, str) or not _number(stated) or not _number(shown):
+        return ""
+    assert stated is not None
+    if abs(run.recomputed - stated) <= 1e-6 * max(abs(stated), abs(run.recomputed)):
+        return ""
+    return (
+        f"result.json states ε = {numbers.epsilon(stated)}, the ledger comes to ε = {numbers.epsilon(run.recomputed)}: "
+        "the larger one is shown"
     )
 
 
@@ -123,14 +160,29 @@ def _read_private(recipe: str) -> bool:
 
 def _ledger_verdict(run: Run) -> Verdict:
     claimed, found = run.result.get("epsilon"), run.recomputed
-    if isinstance(found, str) or not isinstance(claimed, int | float):
-        return Verdict("open", "ε could not be recomputed from the ledger", str(found))
+    if isinstance(found, str):
+        return Verdict("open", "ε could not be recomputed from the ledger", found)
+    if not isinstance(claimed, int | float):
+        return Verdict("open", "result.json states no ε", f"Ledger alone: ε = {up(found, 6)}.")
     values = f"Ledger alone: ε = {up(found, 6)}; plan: ε = {up(claimed, 6)}"
     if found > claimed * (1 + 1e-6) + 1e-9:
         return Verdict("bad", "The ledger holds more than the plan allows", f"{values}. Do not rely on this run.")
+    header_delta = run.header.get("delta")
+    if header_delta is not None and header_delta != run.result.get("delta"):
+        return Verdict(
+            "bad", "The result states another δ than the ledger's plan", f"{values}. Do not rely on this run."
+        )
     if found < claimed * (1 - 1e-3) - 1e-9:
         return Verdict("open", "The ledger holds less than the plan", f"{values}. The plan's ε is an upper bound.")
     return Verdict("good", "The ledger agrees with the plan", f"{values}.")
+
+
+def _adopted(run: Run) -> list[Verdict]:
+    """Copies that went on: that no other one did is the owner's word."""
+    if not run.adopted:
+        return []
+    text = "That no other copy of the directory went on is its owner's word; else their releases add to this ε."
+    return [Verdict("open", f"The run was copied or moved, and adopted, {numbers.plain(run.adopted)} times", text)]
 
 
 def _skipped(result: Mapping[str, Any]) -> list[Verdict]:
@@ -162,9 +214,10 @@ def _plots(run: Run) -> list[Plot]:
     steps, values = _series(run.metrics, "epsilon")
     if steps:
         end = f"ε = {numbers.epsilon(values[-1])} after step {numbers.plain(steps[-1])}"
-        series = Series("Privacy spent over the steps", f"It rises from 0 to {end}.", "step", "privacy")
+        series = Series("Privacy spent over the steps", f"It rises to {end}.", "step", "privacy")
         rows = tuple((numbers.plain(s), numbers.epsilon(v)) for s, v in zip(steps, values, strict=True))
-        svg = line_plot([0.0, *steps], [0.0, *values], series)
+        # Points that were computed and nothing else: a line from 0 to the first one would be no ε of any step.
+        svg = line_plot(steps, values, series)
         plots.append(Plot("Privacy spent, ε", svg, ("step", "ε"), rows))
     steps, values = _series(run.metrics, "test_accuracy")
     if steps:

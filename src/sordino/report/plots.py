@@ -23,19 +23,27 @@ class PlotAxis:
     step: float
 
     @classmethod
-    def around(cls, values: Sequence[float], start: float, end: float, *, zero: bool = False) -> PlotAxis:
+    def around(
+        cls, values: Sequence[float], start: float, end: float, *, zero: bool = False, share: bool = False
+    ) -> PlotAxis:
+        """`zero`: the axis begins at 0. `share`: values are shares of one, and the axis ends at 0 and 1 as they do."""
         low, high = min(values), max(values)
         low = min(low, 0.0) if zero else low
+        within = share and low >= 0 and high <= 1
         if high - low < 1e-12 * max(1.0, abs(high)):
             low, high = (0.0, high) if high > 0 and zero else (low - 0.5, high + 0.5)
+        if within:
+            low, high = max(low, 0.0), min(high, 1.0)
         step = _round_step((high - low) / 4)
-        return cls(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, start, end, step)
+        low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+        return cls(low, min(high, 1.0) if within else high, start, end, step)
 
     def __call__(self, value: float) -> float:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        return [self.low + i * self.step for i in range(round((self.high - self.low) / self.step) + 1)]
+        """From the low end upwards, and no further than the high end."""
+        return [self.low + i * self.step for i in range(math.floor((self.high - self.low) / self.step + 1e-9) + 1)]
 
     def label(self, value: float, percent: bool = False) -> str:
         scale = 100.0 if percent else 1.0
@@ -61,7 +69,7 @@ def line_plot(steps: Sequence[float], values: Sequence[float], series: Series) -
     """A line with a dot and a label at its end; the summary is the text for those who can't see it."""
     level = [series.reference[0]] if series.reference else []
     x = PlotAxis.around([0.0, *steps], LEFT, WIDTH - RIGHT)
-    y = PlotAxis.around([*values, *level], HEIGHT - BOTTOM, TOP, zero=not series.percent)
+    y = PlotAxis.around([*values, *level], HEIGHT - BOTTOM, TOP, zero=not series.percent, share=series.percent)
     points = [(x(s), y(v)) for s, v in zip(steps, values, strict=True)]
     path = "M" + " L".join(f"{px:.1f} {py:.1f}" for px, py in points)
     shapes = [_label(x(t), HEIGHT - BOTTOM + 20, x.label(t), "tick middle") for t in x.ticks()]
@@ -87,7 +95,7 @@ def line_plot(steps: Sequence[float], values: Sequence[float], series: Series) -
 def bar_plot(labels: Sequence[str], values: Sequence[float], series: Series) -> Markup:
     """Bars of equal width, `labels[i]` at the left edge of bar i; values that noise made negative hang down."""
     x = PlotAxis(0.0, float(len(values)), LEFT, WIDTH - RIGHT, 1.0)
-    y = PlotAxis.around([*values, 0.0], HEIGHT - BOTTOM, TOP, zero=True)
+    y = PlotAxis.around([*values, 0.0], HEIGHT - BOTTOM, TOP, zero=True, share=series.percent)
     bars = [
         Markup('<rect class="bar" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
             x(i) + 1.5, min(y(value), y(0.0)), x(1) - x(0) - 3, abs(y(value) - y(0.0))

@@ -6,12 +6,16 @@ import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from sordino.errors import InputError, SordinoError
+from sordino.plan.attack import success_rate
+from sordino.plan.core import Plan
 from sordino.plan.spent import from_ledger
-from sordino.release.ledger import read_ledger
+from sordino.release.ledger import read_chain
+from sordino.release.ledger_lines import Head
 
 REQUIRED = ("recipe.toml", "ledger.jsonl", "metrics.jsonl", "result.json")
 
@@ -30,6 +34,22 @@ class Run:
     audit: Mapping[str, Any] | None
     histogram: Mapping[str, Any] | None
     pictures: Mapping[str, Any] | None = None
+    attack: float | None = None  # the success of any attack at plan.attack.FALSE_ALARMS, at most
+    head: Head | None = None  # where the ledger ends
+    adopted: int = 0
+
+    @property
+    def epsilon(self) -> Any:
+        """The larger of what result.json states and what the ledger comes to."""
+        stated = self.result.get("epsilon")
+        numbers = [v for v in (stated, self.recomputed) if isinstance(v, int | float) and not isinstance(v, bool)]
+        return max(numbers) if numbers else stated
+
+    @property
+    def declaration(self) -> Mapping[str, Any]:
+        """[declaration] of the recipe."""
+        section = recipe_section(self.recipe, "declaration")
+        return {key: value for key, value in section.items() if isinstance(value, str)}
 
 
 def read_run(folder: Path) -> Run:
@@ -44,7 +64,8 @@ def read_run(folder: Path) -> Run:
             )
     recipe = _text(folder / "recipe.toml")
     result = _object(folder / "result.json")
-    header, entries = read_ledger(folder / "ledger.jsonl")
+    chain = read_chain(folder / "ledger.jsonl")
+    header, entries = chain.header, chain.entries
     return Run(
         name=_run_name(folder, recipe),
         recipe=recipe,
@@ -56,16 +77,32 @@ def read_run(folder: Path) -> Run:
         audit=_optional(folder / "audit.json"),
         histogram=_optional(folder / "histogram.json"),
         pictures=_optional(folder / "pictures.json"),
+        attack=_attack(header),
+        head=chain.head,
+        adopted=max(0, len(chain.places) - 1),
     )
+
+
+@lru_cache(maxsize=32)  # the same plan is read for every page of a run, and by `sordino verify`
+def _success_rate(plan: str) -> float:
+    return success_rate(Plan.from_dict(json.loads(plan)))
+
+
+def _attack(header: Mapping[str, Any]) -> float | None:
+    """What an attacker can reach at most under the plan in the ledger; None where that can't be computed."""
+    try:
+        return _success_rate(json.dumps({key: value for key, value in header.items() if key != "kind"}))
+    except (SordinoError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        return None
 
 
 def _recompute(
     header: Mapping[str, Any], entries: tuple[Mapping[str, Any], ...], result: Mapping[str, Any]
 ) -> float | str:
-    """ε at the run's δ from the ledger's entries alone."""
-    delta = result.get("delta")
+    """ε at the δ of the ledger's plan (of ledgers that state none: the result's) from the ledger's entries alone."""
+    delta = header.get("delta", result.get("delta"))
     if not isinstance(delta, int | float):
-        return "result.json gives no delta"
+        return "neither the ledger nor result.json gives a delta"
     try:
         found: Any = from_ledger(header, entries, float(delta))
         return float(found["epsilon"] if isinstance(found, Mapping) else found.epsilon)
@@ -74,11 +111,16 @@ def _recompute(
 
 
 def _run_name(folder: Path, recipe: str) -> str:
+    return str(recipe_section(recipe, "run").get("name", "")) or folder.resolve().name
+
+
+def recipe_section(recipe: str, name: str) -> Mapping[str, Any]:
+    """A section of the recipe; empty where it is missing, or the file is no TOML."""
     try:
-        name = tomllib.loads(recipe).get("run", {}).get("name", "")
-    except (tomllib.TOMLDecodeError, AttributeError):
-        name = ""
-    return str(name) or folder.resolve().name
+        found = tomllib.loads(recipe).get(name, {})
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return {}
+    return found if isinstance(found, Mapping) else {}
 
 
 def _metrics(path: Path) -> tuple[Mapping[str, Any], ...]:

@@ -9,6 +9,7 @@
     [augmentation]  views, crop, flip, erase, mixup, word_dropout, unknown_id, padding_id
     [instruments] every, rows, split, window, not_private
     [batch_clipping] companions, draws
+    [declaration] unit, trust, tuning, public_sources, collection, contact
 
 A key that is not known is an error that names the nearest one; nothing is silently ignored.
 """
@@ -162,6 +163,22 @@ class InstrumentsSection:
         return self.every is not None
 
 
+@dataclass(frozen=True)
+class DeclarationSection:
+    """What only the owner of the data can say, for the report and the card; none of it changes the training."""
+
+    unit: str | None = None  # what one record is, and how many a person may have
+    trust: str | None = None  # who runs the training and sees the records, and who gets the model
+    tuning: str | None = None  # how settings were chosen, and what that spent: "on public data", "20 unpaid trials"
+    public_sources: str | None = None  # public data and pre-trained weights that were used, and their overlap
+    collection: str | None = None  # how the data were collected, and with which consent
+    contact: str | None = None  # who answers questions about this run
+
+    @property
+    def given(self) -> bool:
+        return self != type(self)()
+
+
 OWN_DATA = ("csv", "parquet", "hf", "npz", "images")
 """Names of [data] that take keys of their own (sordino.data.sources)."""
 
@@ -184,6 +201,7 @@ class Recipe:
     batch_clipping: BatchClippingSection = field(default_factory=BatchClippingSection)
     instruments: InstrumentsSection = field(default_factory=InstrumentsSection)
     augmentation: Augmentation = field(default_factory=Augmentation)
+    declaration: DeclarationSection = field(default_factory=DeclarationSection)
 
     def __post_init__(self) -> None:
         if not self.augmentation.changes:
@@ -254,7 +272,9 @@ class Recipe:
         document = {}
         for section in fields(self):
             value = getattr(self, section.name)
-            if (section.name in ("public", "instruments") and not value.given) or value == Augmentation():
+            if (
+                section.name in ("public", "instruments", "declaration") and not value.given
+            ) or value == Augmentation():
                 continue
             flat = {f.name: getattr(value, f.name) for f in fields(value) if f.name != "options"}
             document[section.name] = {k: v for k, v in flat.items() if v is not None} | dict(

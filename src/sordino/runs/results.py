@@ -9,7 +9,6 @@ not_private.json   for the data's owner only; no guarantee covers it
 
 from __future__ import annotations
 
-import json
 import platform
 import shutil
 import time
@@ -19,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 
 import sordino
 from sordino import report
 from sordino.errors import SordinoError
 from sordino.files import json_bytes, write_atomically
 from sordino.plan.core import Plan
+from sordino.runs.closing import write_closed
 from sordino.training.fit import Result
 from sordino.training.state import model_tensors
 
@@ -45,15 +44,12 @@ class Described:
 def write_results(
     out: Path, plan: Plan, result: Result, described: Described, noise_free: Result | None = None
 ) -> dict[str, Any]:
-    """model.safetensors, result.json, report.html, in this order; then the checkpoints may go."""
+    """What was measured, model and result (`closing`), the report, in this order; then the checkpoints may go."""
     document = result_document(plan, result, described, noise_free)
-    weights = {name: tensor.detach().contiguous() for name, tensor in model_tensors(result.model).items()}
-    metadata = {"sordino": json.dumps(_stated(document, described))}
-    write_atomically(out / "model.safetensors", save(weights, metadata=metadata))
     if result.histogram is not None:
         write_atomically(out / "histogram.json", json_bytes(result.histogram.to_dict()))
     write_atomically(out / "not_private.json", json_bytes({"warning": NOT_PRIVATE, **result.not_private}), private=True)
-    write_atomically(out / "result.json", json_bytes(document))
+    document = write_closed(out, document, model_tensors(result.model), _stated(document, described))
     report.write(out)
     if result.stopped_at is None:  # one that was stopped may go on
         shutil.rmtree(out / "checkpoint", ignore_errors=True)

@@ -29,8 +29,10 @@ from sordino.files import (
     usable_folder,
     write_atomically,
 )
+from sordino.release.ledger import adopt as adopt_ledger
 from sordino.runs.budget import TOKEN, charged
 from sordino.runs.build import check_companions, private_records
+from sordino.runs.closing import LEDGER
 from sordino.runs.finished import read_result
 from sordino.runs.prepared import work_of
 from sordino.runs.recipe import Recipe
@@ -45,6 +47,7 @@ def run_recipe(
     resume: bool = False,
     data_dir: Path | None = None,
     progress: bool | None = None,
+    adopt: bool = False,
     budget: Path | None = None,
 ) -> dict[str, Any]:
     """Trains as the recipe says, writes the run directory, and returns what result.json holds.
@@ -57,6 +60,8 @@ def run_recipe(
         resume: go on with the run in `out`.
         data_dir: where the datasets are.
         progress: show a bar; None: on a terminal.
+        adopt: `out` was copied, moved or restored, and no other copy of it is or will be resumed: the ledger records
+            that you state so.
         budget: a budget file (sordino.runs.budget) that the run is counted in.
 
     Raises:
@@ -67,7 +72,7 @@ def run_recipe(
     if rank is not None and not rank.leads:
         return _followed(recipe, out, rank, data_dir)
     with ranks.leading(rank):
-        done = _made(recipe, out, resume, data_dir, progress, budget)
+        done = _made(recipe, out, resume, data_dir, progress, budget, adopt)
     if rank is not None:
         rank.tell(ranks.Ended())
     return done
@@ -90,10 +95,18 @@ def _followed(recipe: Recipe, out: Path, rank: ranks.Rank, data_dir: Path | None
 
 
 def _made(
-    recipe: Recipe, out: Path, resume: bool, data_dir: Path | None, progress: bool | None, budget: Path | None
+    recipe: Recipe,
+    out: Path,
+    resume: bool,
+    data_dir: Path | None,
+    progress: bool | None,
+    budget: Path | None,
+    adopt: bool,
 ) -> dict[str, Any]:
     """The run itself, by the only process or the leader."""
     usable_folder(out)
+    if adopt and not resume:
+        raise InputError("--adopt is about a run that goes on: give --resume as well")
     if (done := _earlier_result(recipe, out, resume)) is not None:
         return done
     private_records(recipe)  # public rows under a method that would not look at them are refused here
@@ -108,6 +121,8 @@ def _made(
         # another process may have begun or finished the run since: what is there counts once it is locked
         if (done := _earlier_result(recipe, out, resume)) is not None:
             return done
+        if adopt and (out / LEDGER).exists():
+            adopt_ledger(out / LEDGER)
         try:
             with charged(budget, recipe, work.plan, out, data_dir):
                 return _carried_out(recipe, work, out, resume)

@@ -10,7 +10,6 @@ that are predicted have no protection here.
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from sordino import data, features
@@ -35,6 +33,7 @@ from sordino.runs.finished import read_result
 from sordino.runs.prepared import network_of
 from sordino.runs.recipe import Recipe
 from sordino.split import Split
+from sordino.training.sealed import Damaged, read_sealed
 from sordino.training.state import load_model
 
 CHUNK = 1024
@@ -229,10 +228,8 @@ def read_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The published tensors, and what their file says of them."""
     path = folder / "model.safetensors"
     try:
-        with safe_open(str(path), framework="pt") as file:
-            stated = json.loads((file.metadata() or {}).get("sordino", "{}"))
-            return {name: file.get_tensor(name) for name in file.keys()}, stated  # noqa: SIM118 (not a dict)
-    except (OSError, SafetensorError, ValueError) as error:
+        return read_sealed(path)
+    except (OSError, Damaged) as error:
         raise InputError(f"{path} can't be read: {error}") from error
 
 

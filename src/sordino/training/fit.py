@@ -32,7 +32,7 @@ from sordino.errors import InputError, Refused
 from sordino.files import make_folder
 from sordino.gradients import verify
 from sordino.plan.core import Plan
-from sordino.plan.explained import Explained
+from sordino.plan.explained import Explained, missing_step
 from sordino.plan.guarantee import Guarantee
 from sordino.randomness import RandomSource
 from sordino.records.companions import companions_of, refuse_shared_companions, refuse_undeclared
@@ -50,6 +50,7 @@ from sordino.training.progress import say
 from sordino.training.steps import PrivateStep, check_records, plan_batches, private_steps, summed
 from sordino.training.stopping import Stopping
 from sordino.training.updates import Running, Update
+from sordino.training.witness import bind
 
 Loss = Callable[..., Tensor]
 First = Callable[[Any, RandomSource, Ledger], Any]
@@ -68,6 +69,7 @@ class Result:
         skipped_steps: Steps whose release was lost in an interruption: they count for ε and moved no weights.
         not_private: For your eyes only: no guarantee covers it.
         histogram: The released histogram of norms, where the plan has one.
+        stopped_at: The steps that were made, where a callback ended the run.
     """
 
     model: nn.Module
@@ -272,10 +274,14 @@ def _fit(
             raise InputError(f"{folder} holds a run already: resume it, or give another directory")
         if done:
             _refuse_unresumable(plan, source)
+            _require_contiguous(plan, ledger)
         ledger.guard(Explained(plan, ledger.entries))
+        loop.ledger = ledger
+        if loop.checkpoints is not None and settings.saves:
+            bind(loop.checkpoints, ledger, job.dataset, progress=settings.progress)
+        state = loop.restore()
         dataset = first(job.dataset, source, ledger) if first is not None else job.dataset
         records = count_records(dataset)
-        state = loop.restore()
         start = state.step if not source.secure else _next_start(plan, max(state.step, done))
         gradient_sum = job.update.gradient_sum(dataset, past=lambda: loop.past, seed=settings.seed)
         if rank is not None:
@@ -395,6 +401,16 @@ def _refuse_unresumable(plan: Plan, source: RandomSource) -> None:
         raise Refused(
             "a run with the momentum of single records can't be resumed: the momenta are private, so no checkpoint "
             "holds them; start anew in another directory, or use inner_length and inner_decay"
+        )
+
+
+def _require_contiguous(plan: Plan, ledger: Ledger) -> None:
+    """InputError where steps are missing in the ledger, or out of their order."""
+    steps = [entry["step"] for entry in ledger.entries if entry["purpose"] == "gradient"]
+    if (missing := missing_step(plan, steps)) is not None:
+        raise InputError(
+            f"{ledger.path}: step {missing} is missing or out of its place: the ledger was edited or damaged; restore "
+            "it from a copy, or start anew in another directory"
         )
 
 

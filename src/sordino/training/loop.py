@@ -25,6 +25,8 @@ from sordino.errors import InputError
 from sordino.plan.core import Plan
 from sordino.plan.spent import epsilon_curve
 from sordino.records.momentum import PastIterates
+from sordino.release.ledger import Ledger
+from sordino.release.ledger_lines import Head
 from sordino.training.callbacks import Callback
 from sordino.training.metrics import MetricsLog
 from sordino.training.progress import ProgressBar
@@ -82,6 +84,11 @@ class Settings:
         if not self.checkpoint_minutes > 0:
             raise InputError(f"checkpoint_minutes = {self.checkpoint_minutes!r} must be positive")
 
+    @property
+    def saves(self) -> bool:
+        """Whether checkpoints are written; infinite minutes: the run can't go on from one."""
+        return math.isfinite(self.checkpoint_minutes)
+
 
 @dataclass(frozen=True)
 class Ran:
@@ -117,6 +124,7 @@ class Loop:
         apart = self.checkpoints if watch is not None and watch.not_private else None  # until not_private.json has it
         self.watch, self.readings = watch, MetricsLog(apart / "not_private.jsonl" if apart else None, private=True)
         self.fingerprint, self.label, self.callbacks = fingerprint, label, tuple(callbacks)
+        self.ledger: Ledger | None = None  # whose head is kept with each checkpoint
         trained = [p for p in model.parameters() if p.requires_grad]
         if not trained:
             raise InputError("the model has no trainable parameter (requires_grad is False for all)")
@@ -148,9 +156,12 @@ class Loop:
     def restore(self) -> TrainState:
         """The last checkpoint, put into model and optimizer; or the state before the first step.
 
-        What was measured after it, of weights that are lost, is dropped.
+        What was measured after it, of weights that are lost, is dropped. A ledger that does not hold what the
+        checkpoint was written after is refused first.
         """
         saved = TrainState.load(self.checkpoints, self.fingerprint) if self.checkpoints else None
+        if saved is not None and self.ledger is not None:
+            _require_ledger(self.ledger, saved)
         for log in (self.metrics, self.readings):
             log.cut(0 if saved is None else saved.step)
         if saved is None:
@@ -221,7 +232,7 @@ class Loop:
 
     def _save_now(self, done: int, minutes: float, stopping: Stopping, ended: bool) -> bool:
         if stopping.signal is not None or ended:
-            return math.isfinite(self.settings.checkpoint_minutes)  # infinite: a run that can't go on from one
+            return self.settings.saves
         return self._due(done, self.settings.checkpoint_every) or minutes >= self.settings.checkpoint_minutes
 
     def _epsilon_at(self, plan: Plan | None, start: int) -> dict[int, float]:
@@ -260,6 +271,7 @@ class Loop:
             average=average,
             scalars={**state.scalars, **self.update.kept(), "seconds": seconds},
             past=self.past.weights,
+            ledger=None if self.ledger is None else self.ledger.head,
         ).save(self.checkpoints, self.fingerprint)
 
     def _no_average(self) -> Average | None:
@@ -269,6 +281,15 @@ class Loop:
         values = average.values() if average is not None else None
         if values is not None:
             load_model(self.model, model_tensors(self.model) | values)
+
+
+def _require_ledger(ledger: Ledger, saved: TrainState) -> None:
+    """Refuses a ledger that is behind the checkpoint; one that is ahead of it is what a kill leaves."""
+    said_by = f"the checkpoint of step {saved.step}"
+    if saved.ledger is not None:
+        ledger.require_reached(saved.ledger, said_by)
+    elif saved.step > ledger.last_step("gradient") + 1:  # of a version that kept no head of the ledger
+        ledger.require_reached(Head(saved.step, ""), said_by)
 
 
 @contextmanager

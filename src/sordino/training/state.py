@@ -1,26 +1,27 @@
 """The state of a training run, saved whole in one file, or not at all.
 
 A checkpoint is a single safetensors file: tensors (weights, buffers, optimizer state, average) with a JSON
-document in its header (step, plan, scalars). One file means one atomic rename, so a kill at any moment
-leaves either the old checkpoint or the new one. Nothing is pickled: reading a checkpoint runs no code.
+document in its header (step, plan, scalars, the head of the ledger) and a checksum of all its bytes. One file means
+one atomic rename, so a kill at any moment leaves either the old checkpoint or the new one; a byte that changed is
+found. Nothing is pickled: reading a checkpoint runs no code.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from sordino.errors import InputError, SordinoError
 from sordino.files import make_folder, write_atomically
+from sordino.release.ledger_lines import Head
+from sordino.training.sealed import read_sealed, sealed
 from sordino.training.updates import Average
 
 KEEP = 2
@@ -38,6 +39,7 @@ class TrainState:
     average: Average | None = None
     scalars: Mapping[str, Any] = field(default_factory=dict)
     past: tuple[Mapping[str, Tensor], ...] = ()  # earlier weights that the next steps need, the oldest first
+    ledger: Head | None = None  # how far the ledger had come; None in checkpoints of earlier versions
 
     def save(self, folder: Path, fingerprint: str) -> Path:
         """Writes `folder/step-….safetensors`; on return it is on disk. Older ones are removed."""
@@ -55,10 +57,11 @@ class TrainState:
         for age, weights in enumerate(self.past):
             tensors |= {f"past/{age}/{name}": value for name, value in weights.items()}
         document["past"] = len(self.past)
+        if self.ledger is not None:
+            document["ledger"] = self.ledger.to_dict()
         path = folder / f"step-{self.step:09d}.safetensors"
         make_folder(folder, private=True)
-        plain = {name: value.detach().contiguous().clone() for name, value in tensors.items()}
-        write_atomically(path, save(plain, metadata={"sordino": json.dumps(document)}), private=True)
+        write_atomically(path, sealed(tensors, document), private=True)
         for old in sorted(folder.glob("step-*.safetensors"))[:-KEEP]:
             with contextlib.suppress(OSError):  # one too many does no harm
                 old.unlink()
@@ -66,14 +69,23 @@ class TrainState:
 
     @classmethod
     def load(cls, folder: Path, fingerprint: str) -> TrainState | None:
-        """The newest readable checkpoint of this very plan and recipe; None when there is none."""
+        """The newest undamaged checkpoint of this very plan and recipe; None when there is none.
+
+        A damaged one is warned of: the run goes on from the one before, and says how many steps were skipped.
+        """
         paths = sorted(folder.glob("step-*.safetensors"), reverse=True)
         failures = []
         for path in paths:
             try:
-                return cls._read(path, fingerprint)
-            except (SafetensorError, json.JSONDecodeError, KeyError, OSError) as error:
+                found = cls._read(path, fingerprint)
+            except InputError:  # of another plan
+                raise
+            except (SordinoError, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
                 failures.append(f"{path.name}: {error}")
+                continue
+            if failures:
+                warnings.warn(f"the checkpoint {path.name} is used: {'; '.join(failures)}", stacklevel=2)
+            return found
         if failures:
             raise SordinoError(
                 f"no checkpoint in {folder} can be read ({'; '.join(failures)}): start anew in another directory"
@@ -82,14 +94,12 @@ class TrainState:
 
     @classmethod
     def _read(cls, path: Path, fingerprint: str) -> TrainState:
-        with safe_open(path, framework="pt") as file:
-            document = json.loads(file.metadata()["sordino"])
-            if document["fingerprint"] != fingerprint:
-                raise InputError(
-                    f"{path} was written under another plan or recipe: resume with the settings it was started with, "
-                    "or start anew in another directory"
-                )
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        tensors, document = read_sealed(path)
+        if document["fingerprint"] != fingerprint:
+            raise InputError(
+                f"{path} was written under another plan or recipe: resume with the settings it was started with, "
+                "or start anew in another directory"
+            )
         average = None
         if "average_total" in document:
             average = Average(_under("average/", tensors), document["average_total"])
@@ -101,6 +111,7 @@ class TrainState:
             average=average,
             scalars=document["scalars"],
             past=tuple(_under(f"past/{age}/", tensors) for age in range(document.get("past", 0))),
+            ledger=Head(**document["ledger"]) if "ledger" in document else None,
         )
 
 

@@ -28,7 +28,7 @@ from sordino.methods.dp_mac.network import Network
 from sordino.methods.dp_mac.pca import PURPOSE, Projection, private_projection
 from sordino.methods.dp_mac.pictures import pictures
 from sordino.methods.dp_mac.recipe import MacRecipe, read
-from sordino.methods.dp_mac.training import Data, train_mac, train_mac_without_privacy
+from sordino.methods.dp_mac.training import Data, mac_update, rehearse_w_step, train_mac, train_mac_without_privacy
 from sordino.plan.core import Plan
 from sordino.plan.explained import Explained
 from sordino.randomness import RandomSource
@@ -90,6 +90,7 @@ class MacWork:
 
     def train(self, out: Path, *, resume: bool) -> Result:
         made, source = self.made, self.made.plan.source()
+        rehearse_w_step(mac_update(made.plan, made.network(), made.mac), made.settings)  # before DP-PCA is paid for
         with working("DP-PCA", self.progress):
             projection = released_projection(made, self.raw.train.inputs, out, source)
         sets = self._sets = prepare_sets(made, self.raw, projection)

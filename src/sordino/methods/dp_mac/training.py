@@ -10,10 +10,12 @@ thresholds are done without.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -163,8 +165,7 @@ def train_mac(
     settings = settings or Settings()
     check_mac_plan(plan, mac, len(network.layers))
     check_records(plan, count_records(dataset))
-    noise = plan.noise.noise_multiplier * plan.sensitivity / plan.divisor
-    update = MacUpdate(plan, network, mac, noise)
+    update = mac_update(plan, network, mac)
     fingerprint = digest(
         {
             "plan": plan.to_dict(), "mac": asdict(mac), "averaging": repr(settings.averaging),
@@ -172,6 +173,7 @@ def train_mac(
         }
     )  # fmt: skip
     job = Job(network, dataset, plan, update, settings, evaluate, out, fingerprint, "DP-MAC")
+    rehearse_w_step(update, settings)
     return fit(job, source or plan.source(), plan.guarantee(), resume=resume)
 
 
@@ -195,6 +197,40 @@ def train_mac_without_privacy(
     }
     job = Job(network, dataset, plan, update, settings or Settings(), evaluate, label="without noise")
     return fit_without_noise(job)
+
+
+def mac_update(plan: Plan, network: Network, mac: Mac) -> MacUpdate:
+    """The update of a private run."""
+    return MacUpdate(plan, network, mac, plan.noise.noise_multiplier * plan.sensitivity / plan.divisor)
+
+
+def rehearse_w_step(update: MacUpdate, settings: Settings) -> None:
+    """Two W-steps on made-up coefficients, with copies of the weights: settings that fail are found before a release.
+
+    Raises:
+        InputError: a step fails, or gives weights that are not finite.
+    """
+    mac, network = update.mac, deepcopy(update.network)
+    coefficients = Coefficients(network, row_reader(()), mac.z, mac.expansion, update.thresholds)
+    nobody = LogicalBatch(0, torch.zeros(0, dtype=torch.int64), 1)
+    ones = {name: torch.ones_like(value) for name, value in coefficients(nobody).sums.items()}
+    try:
+        optimizer = mac.w.make(network)
+        schedule = settings.scheduler(optimizer) if settings.scheduler else None
+        for _ in range(2):
+            made = polynomials(ones, mac.expansion, coefficients.bounds(), update.layers, update.noise)
+            w_step(network, made, mac.w, optimizer)
+            if schedule is not None:
+                schedule.step()
+    except InputError:
+        raise
+    except Exception as error:  # whatever torch raises
+        raise InputError(f"the W-step failed in a rehearsal, before anything was released: {error}") from error
+    if not all(bool(p.isfinite().all()) for p in network.parameters()):
+        raise InputError(
+            "a rehearsal of the W-step, before anything was released, gave weights that are not finite: look at lr, "
+            "momentum, floor and the bounds"
+        )
 
 
 def check_mac_plan(plan: Plan, mac: Mac, layers: int) -> None:

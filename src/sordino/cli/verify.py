@@ -1,0 +1,45 @@
+"""sordino verify: is a run directory genuine? For the reviewer who was handed one."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sordino.console import Commands, add_json, emit
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "verify",
+        help="check that a run directory is genuine and recompute its epsilon",
+        description="Recomputes epsilon from the ledger and its header alone, and holds ledger, plan, recipe, model, "
+        "result, metrics and report page against each other. Exit codes: 0 genuine, 3 not (each disagreement is "
+        "named), 2 no run directory.",
+        epilog="A directory in which everything was rewritten to agree is told by a signature only: the owner trains "
+        "with --sign KEY and hands out the public key. Example: sordino verify runs/demo --public-key owner.pub",
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR")
+    parser.add_argument(
+        "--public-key", type=Path, metavar="FILE", help="the run must be signed by this Ed25519 key (PEM or OpenSSH)"
+    )
+    add_json(parser)
+    parser.set_defaults(run=_verify)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from rich.markup import escape
+
+    from sordino.runs.verify import verify
+    from sordino.shown import up
+
+    verdict = verify(arguments.directory, arguments.public_key)
+    rows = {"verdict": "genuine" if verdict.genuine else "NOT GENUINE"}
+    if verdict.epsilon is not None and verdict.delta is not None:
+        rows["ε from the ledger"] = f"{up(verdict.epsilon, 6)} at δ = {up(verdict.delta)}, {verdict.relation}"
+    if verdict.secure is False:
+        rows["insecure seed"] = "there is no guarantee against whoever knows the seed"
+    if verdict.adopted:
+        rows["adopted"] = f"{verdict.adopted} times: that no other copy went on is the owner's word"
+    rows |= {f"{'✓' if check.ok else '✕'} {check.name}": check.why for check in verdict.checks}
+    emit(arguments, verdict.to_dict(), {name: escape(text) for name, text in rows.items()})
+    return 0 if verdict.genuine else 3

@@ -1,0 +1,83 @@
+"""The end of a run: model and result are written so that each names the other, the ledger and every published file.
+
+    model.safetensors   its document: name, ε, δ, relation, the ledger's head, the digest of the result
+    result.json         `ledger`: the ledger's head; `files`: the SHA-256 of every published file, the model's included
+
+The digest of the result is over all of it but the model's own hash, which is not known before the model is written. So
+an edit of one file is found in another (`sordino.runs.verify`). The guarantee that is written down is the ledger's: a
+ledger that comes to more than the result states is an error, and nothing is published.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from sordino.errors import SordinoError
+from sordino.files import json_bytes, write_atomically
+from sordino.plan.spent import from_ledger
+from sordino.release.ledger import read_chain
+from sordino.shown import up
+from sordino.training.sealed import sealed
+
+LEDGER, MODEL, RESULT, REPORT = "ledger.jsonl", "model.safetensors", "result.json", "report.html"
+SIGNATURE = "signature.json"
+_OTHERS = ("audit.json", "not_private.json", "budget.json", "card.md", "card.yaml")
+NOT_BOUND = (LEDGER, MODEL, RESULT, REPORT, SIGNATURE, *_OTHERS)
+"""Files whose hashes result.json does not list: bound otherwise, made later, or never published."""
+EQUAL = 1e-6
+"""Relative difference below which two ε are the same: the accountant's tolerance and other processors' last digits."""
+
+
+def write_closed(
+    out: Path, result: Mapping[str, Any], tensors: Mapping[str, Tensor], stated: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Writes model.safetensors and result.json, and returns what the latter holds.
+
+    Args:
+        out: the run directory; all other published files are written already.
+        result: what result.json says, with epsilon, delta and relation.
+        tensors: the published weights and buffers.
+        stated: what the model's own file says of it, beside the ledger's head and the digest of the result.
+
+    Raises:
+        SordinoError: the ledger's ε is above that of the result.
+    """
+    chain = read_chain(out / LEDGER)
+    spent = float(from_ledger(chain.header, chain.entries, result["delta"])["epsilon"])
+    if not spent <= result["epsilon"] * (1 + EQUAL):
+        raise SordinoError(
+            f"the ledger {out / LEDGER} comes to ε = {up(spent, 6)} and the result would state "
+            f"{up(result['epsilon'], 6)}: nothing is published. This is a defect of the library or of a method; what "
+            "was spent is the ledger's ε"
+        )
+    bound = {path.name: file_digest(path) for path in sorted(out.iterdir()) if is_bound(path)}
+    document = {**result, "ledger": {"format": chain.format, **chain.head.to_dict()}, "files": bound}
+    content = sealed(tensors, {**stated, "ledger": chain.head.to_dict(), "result": result_digest(document)})
+    write_atomically(out / MODEL, content)
+    document["files"] = {**bound, MODEL: hashlib.sha256(content).hexdigest()}
+    write_atomically(out / RESULT, json_bytes(document))
+    return document
+
+
+def is_bound(path: Path) -> bool:
+    """Whether result.json lists the file's hash."""
+    return path.is_file() and path.name not in NOT_BOUND and not path.name.endswith((".partial", ".tmp"))
+
+
+def result_digest(document: Mapping[str, Any]) -> str:
+    """SHA-256 of a result without the hash of the model, whatever the order of its keys."""
+    files = {name: digest for name, digest in dict(document.get("files") or {}).items() if name != MODEL}
+    text = json.dumps({**document, "files": files}, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

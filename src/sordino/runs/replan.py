@@ -1,0 +1,40 @@
+"""The plan that a recipe gives, made again without its data, to be held against the plan in a ledger."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from sordino.plan.core import Plan
+from sordino.runs.build import clipping_of, method_of, plan_from, private_records
+from sordino.runs.recipe import Recipe
+
+
+def plan_of_recipe(recipe: Recipe, stated: Plan) -> Plan:
+    """The recipe's plan, with the noise of `stated` where the recipe gives a target ε.
+
+    What a plan takes from the data's form (the number of features and classes, where a method needs it) and from public
+    rows is taken from `stated`: they are no part of a recipe.
+
+    Raises:
+        InputError, Refused: the recipe gives no plan.
+    """
+    if recipe.privacy.epsilon is not None:
+        privacy = replace(recipe.privacy, epsilon=None, noise_multiplier=stated.noise.noise_multiplier)
+        recipe = replace(recipe, privacy=privacy)
+    method = method_of(recipe)
+    shape: dict[str, Any] = {}
+    if method.needs_shape:
+        form = stated.method.to_dict()
+        loss = form.get("loss")
+        shape = {"shape": (form.get("features"),), "classes": loss.get("outputs") if isinstance(loss, dict) else None}
+    made = plan_from(recipe, clipping_of(recipe), private_records(recipe), **shape)
+    return replace(made, public=stated.public)
+
+
+def differences(recipe: Plan, ledger: Plan) -> str:
+    """The keys in which two plans differ, with both values; empty where they are equal."""
+    one, other = (json.loads(json.dumps(plan.to_dict())) for plan in (recipe, ledger))
+    keys = [key for key in {**one, **other} if one.get(key) != other.get(key)]
+    return "; ".join(f"{key} is {one.get(key)!r} in the recipe and {other.get(key)!r} in the ledger" for key in keys)

@@ -1,0 +1,377 @@
+"""Is a run directory what a run left behind? Everything in it is held against everything else.
+
+`verify` recomputes ε from the ledger and its header alone, and compares: the ledger's hashes with each other, its end
+with what result and model say of it, its releases with the plan in its header (steps, sampling, noise, sensitivities
+against the clip norm), that plan with the recipe, the result with plan, ledger, metrics and model, every file with its
+hash, and the report page with the one that these files give. Each disagreement is named.
+
+What it can't tell: a directory in which everything was rewritten to agree. For that the owner signs the run with a key
+of their own (`sordino.runs.signing`), and the reviewer gives the public key.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sordino import __version__, report
+from sordino.errors import InputError, SordinoError
+from sordino.plan.core import Plan
+from sordino.plan.explained import Explained, missing_step
+from sordino.plan.spent import from_ledger
+from sordino.release.ledger import read_chain
+from sordino.release.ledger_lines import FORMAT, Chain
+from sordino.runs.closing import EQUAL, LEDGER, MODEL, REPORT, RESULT, SIGNATURE, file_digest, result_digest
+from sordino.runs.recipe import Recipe
+from sordino.runs.replan import differences, plan_of_recipe
+from sordino.runs.signing import public_key, why_not_signed
+from sordino.shown import up
+from sordino.training.sealed import read_sealed
+
+T = TypeVar("T")
+RECIPE, METRICS = "recipe.toml", "metrics.jsonl"
+_FILES = (RECIPE, LEDGER, METRICS, MODEL, RESULT, REPORT)
+_EXPECTED = (SordinoError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison: its name, whether it agrees, and if not, why (else what was found)."""
+
+    name: str
+    ok: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What `verify` found. `epsilon` is the ledger's; `stated_epsilon` that of result.json."""
+
+    genuine: bool
+    epsilon: float | None
+    stated_epsilon: float | None
+    delta: float | None
+    relation: str | None
+    secure: bool | None
+    adopted: int
+    checks: tuple[Check, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {**asdict(self), "checks": [asdict(check) for check in self.checks]}
+
+
+class _Disagreement(Exception):
+    """What a check found to be wrong."""
+
+
+@dataclass
+class _Found:
+    """What has been read so far; a part that can't be read stays None, and the checks that need it say so."""
+
+    folder: Path
+    chain: Chain | None = None
+    plan: Plan | None = None
+    result: Mapping[str, Any] | None = None
+    epsilon: float | None = None
+
+    def ledger(self) -> Chain:
+        return _there(self.chain, LEDGER)
+
+    def stated(self) -> Mapping[str, Any]:
+        return _there(self.result, RESULT)
+
+    def planned(self) -> Plan:
+        return _there(self.plan, f"the plan in {LEDGER}")
+
+
+def verify(folder: Path, key: Path | None = None, *, only: Collection[str] | None = None) -> Verdict:
+    """All checks of a run directory.
+
+    Args:
+        folder: the directory of a finished run.
+        key: the owner's public key; then the run must be signed by it.
+        only: names of checks, where not all are wanted.
+
+    Raises:
+        InputError: it is no run directory, or the key can't be read.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a directory: give the directory of a run")
+    if not any((folder / name).is_file() for name in (RECIPE, LEDGER, RESULT)):
+        raise InputError(f"{folder} holds no run: there is neither {RECIPE} nor {LEDGER} nor {RESULT}")
+    trusted = None if key is None else public_key(key)
+    found = _Found(folder)
+    checks = [_made(name, check, found) for name, check in _CHECKS.items() if only is None or name in only]
+    if trusted is not None:
+        why = why_not_signed(folder, trusted)
+        checks.append(Check("signature", why is None, why or f"{SIGNATURE} is by the key given"))
+    chain, stated = found.chain, found.result or {}
+    return Verdict(
+        genuine=all(check.ok for check in checks),
+        epsilon=found.epsilon,
+        stated_epsilon=_number(stated.get("epsilon")),
+        delta=None if found.plan is None else found.plan.delta,
+        relation=None if found.plan is None else found.plan.relation,
+        secure=None if found.plan is None else found.plan.insecure_seed is None,
+        adopted=0 if chain is None else max(0, len(chain.places) - 1),
+        checks=tuple(checks),
+    )
+
+
+def _made(name: str, check: Callable[[_Found], str], found: _Found) -> Check:
+    try:
+        return Check(name, True, check(found))
+    except _Disagreement as error:
+        return Check(name, False, str(error))
+    except _EXPECTED as error:
+        return Check(name, False, f"can't be checked: {error or type(error).__name__}")
+
+
+def _files(found: _Found) -> str:
+    missing = [name for name in _FILES if not (found.folder / name).is_file()]
+    if missing:
+        raise _Disagreement(f"{', '.join(missing)} missing: the run is not finished, or files were taken away")
+    return "all there"
+
+
+def _ledger(found: _Found) -> str:
+    found.chain = chain = read_chain(found.folder / LEDGER)
+    if chain.format != FORMAT:
+        raise _Disagreement("the ledger is of format 1, whose lines carry no hashes: edits of it can't be told")
+    return f"{len(chain.entries)} releases, last hash {chain.head.hash[:16]}…"
+
+
+def _plan(found: _Found) -> str:
+    chain = found.ledger()
+    found.plan = plan = Plan.from_dict({key: value for key, value in chain.header.items() if key != "kind"})
+    return f"{plan.method.name}, {plan.steps} steps, {plan.records} records"
+
+
+def _result(found: _Found) -> str:
+    document = json.loads((found.folder / RESULT).read_text(encoding="utf8"))
+    if not isinstance(document, Mapping):
+        raise _Disagreement(f"{RESULT} is no JSON object")
+    found.result = document
+    return "read"
+
+
+def _closed(found: _Found) -> str:
+    chain, stated = found.ledger(), found.stated().get("ledger")
+    if not isinstance(stated, Mapping):
+        raise _Disagreement(f"{RESULT} does not say where the ledger ended")
+    if {**chain.head.to_dict(), "format": chain.format} != dict(stated):
+        raise _Disagreement(
+            f"{RESULT} was written after {stated.get('entries')} releases with hash {str(stated.get('hash'))[:16]}…, "
+            f"the ledger has {chain.head.entries} with {chain.head.hash[:16]}…: lines are missing, or it is another "
+            "ledger"
+        )
+    return "the ledger ends where the result says"
+
+
+def _steps(found: _Found) -> str:
+    plan, entries = found.planned(), found.ledger().entries
+    Explained(plan, entries)
+    steps = [entry["step"] for entry in entries if entry["purpose"] == plan.method.purpose]
+    made = (found.result or {}).get("stopped_at") or plan.steps  # where a callback ended the run
+    if (missing := missing_step(plan, steps, made)) is not None:
+        raise _Disagreement(
+            f"the ledger holds {len(steps)} steps, not 0 to {made - 1} in their order: step {missing} is missing or "
+            "out of its place"
+        )
+    return f"{len(steps)} steps and {len(entries) - len(steps)} further releases, each explained by the plan"
+
+
+def _sensitivities(found: _Found) -> str:
+    plan = found.planned()
+    for entry in found.ledger().entries:
+        place = f"step {entry['step']} of {entry['purpose']!r}"
+        bound = _number(entry.get("sensitivity"))
+        if bound is None or not bound > 0:
+            raise _Disagreement(f"{place} has the sensitivity {entry.get('sensitivity')!r}")
+        if entry["purpose"] != plan.method.purpose:
+            continue
+        if not _near(bound, plan.sensitivity) or entry.get("norm") != plan.clipping.norm:
+            raise _Disagreement(
+                f"{place} has sensitivity {bound:g} in {entry.get('norm')}, the plan's clip norm gives "
+                f"{plan.sensitivity:g} in {plan.clipping.norm}"
+            )
+        noise = plan.noise_at(entry["step"])
+        if entry.get("mechanism") != noise.name or not _alike(entry.get("noise_multiplier"), noise.noise_multiplier):
+            raise _Disagreement(
+                f"{place} has {entry.get('mechanism')} noise with multiplier {entry.get('noise_multiplier')}, the plan "
+                f"{noise.name} noise with {noise.noise_multiplier:g}"
+            )
+        if entry.get("secure") is not (plan.insecure_seed is None):
+            raise _Disagreement(f"{place} says secure = {entry.get('secure')}, the plan says otherwise")
+    return f"every step has the plan's noise and its sensitivity, {plan.sensitivity:g} in {plan.clipping.norm}"
+
+
+def _epsilon(found: _Found) -> str:
+    chain, plan = found.ledger(), found.planned()
+    found.epsilon = spent = float(from_ledger(chain.header, chain.entries, plan.delta)["epsilon"])
+    stated = _number(found.stated().get("epsilon"))
+    whole = plan.guarantee().epsilon
+    if stated is None:
+        raise _Disagreement(f"{RESULT} states ε = {found.stated().get('epsilon')!r}, the ledger gives {up(spent, 6)}")
+    # A statistic that the plan pays for and that was never released leaves the plan's ε as an upper bound.
+    unused = len(chain.entries) < plan.steps + sum(statistic.count for statistic in plan.statistics)
+    if not (_near(stated, spent) or (unused and _near(stated, whole) and spent <= whole)):
+        raise _Disagreement(f"{RESULT} states ε = {up(stated, 6)}, the ledger gives {up(spent, 6)}")
+    return f"ε = {up(spent, 6)} from the ledger alone"
+
+
+def _claim(found: _Found) -> str:
+    plan, result = found.planned(), found.stated()
+    wanted = {
+        "delta": plan.delta, "relation": plan.relation, "records": plan.records, "steps": plan.steps,
+        "method": plan.method.name, "sampler": plan.sampling.name, "insecure_seed": plan.insecure_seed,
+        "noise_multiplier": plan.noise.noise_multiplier, "secure": plan.insecure_seed is None,
+    }  # fmt: skip
+    for key, value in wanted.items():
+        if not _alike(result.get(key), value):
+            raise _Disagreement(f"{RESULT} states {key} = {result.get(key)!r}, the ledger's plan says {value!r}")
+    claim = json.loads(json.dumps(plan.guarantee().to_dict()))
+    given = result.get("guarantee")
+    if not isinstance(given, Mapping):
+        raise _Disagreement(f"{RESULT} has no guarantee")
+    same_version = dict(result.get("environment") or {}).get("sordino") == __version__
+    texts = () if same_version else ("theorem", "threat_model", "assumptions", "sentence")
+    stopped = ("beside", "sentence", "assumptions")  # they say what the steps that were made come to
+    ignored = {*texts, *(() if result.get("stopped_at") is None else stopped)}
+    for key in [key for key in claim if key not in ignored]:
+        if not _alike(given.get(key), claim[key]):
+            raise _Disagreement(f"the guarantee in {RESULT} has another {key} than the ledger's plan gives")
+    return "δ, relation, records, noise and the sentence are those of the ledger's plan"
+
+
+def _recipe(found: _Found) -> str:
+    plan, written = found.planned(), tomllib.loads((found.folder / RECIPE).read_text(encoding="utf8"))
+    if dict(written.get("run") or {}).get("made_by") == "sordino.train":
+        if not _alike(written.get("plan"), _set(plan.to_dict())):
+            raise _Disagreement(f"the plan in {RECIPE} is not the ledger's")
+        return "made by sordino.train, with the ledger's plan"
+    recipe = Recipe.read(found.folder / RECIPE, allow_code=True)  # nothing of it is carried out
+    other = differences(plan_of_recipe(recipe, plan), plan)
+    if other:
+        raise _Disagreement(f"{RECIPE} gives another plan than the ledger's: {other}")
+    asked = recipe.privacy.epsilon
+    if found.epsilon is not None and asked is not None and found.epsilon > asked * (1 + EQUAL):
+        raise _Disagreement(f"{RECIPE} asks for ε = {asked:g}, {up(found.epsilon)} was spent")
+    return "the recipe gives the ledger's plan"
+
+
+def _hashes(found: _Found) -> str:
+    listed = found.stated().get("files")
+    if not isinstance(listed, Mapping) or MODEL not in listed or RECIPE not in listed:
+        raise _Disagreement(f"{RESULT} does not list the files of the run")
+    for name, digest in listed.items():
+        path = found.folder / Path(str(name)).name
+        if not path.is_file():
+            raise _Disagreement(f"{name} is missing")
+        if file_digest(path) != digest:
+            raise _Disagreement(f"{name} is not the file that {RESULT} was written with: its hash is another")
+    return f"{len(listed)} files have the hashes that the result lists"
+
+
+def _model(found: _Found) -> str:
+    tensors, about = read_sealed(found.folder / MODEL)
+    if "format" not in about:
+        raise _Disagreement(f"{MODEL} carries no checksum: it was not written at the end of this run")
+    if about.get("ledger") != found.ledger().head.to_dict():
+        raise _Disagreement(f"{MODEL} was made from another ledger, or the ledger was changed since")
+    if about.get("result") != result_digest(found.stated()):
+        raise _Disagreement(f"{RESULT} was edited: it is not the one that {MODEL} was written with")
+    return f"{len(tensors)} tensors, undamaged, made from this ledger and with this result"
+
+
+def _metrics(found: _Found) -> str:
+    result = found.stated()
+    lines = (found.folder / METRICS).read_text(encoding="utf8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    steps = [row["step"] for row in rows]
+    if not rows or steps != sorted(steps):
+        raise _Disagreement(f"{METRICS} is empty, or its steps are not in order")
+    last = rows[-1]
+    stopped = result.get("stopped_at") is not None  # then the result states the plan's ε, which is more
+    for key in ("test_accuracy", "test_error", *(() if stopped else ("epsilon",))):
+        if key in last and key in result and not _alike(result[key], last[key]):
+            raise _Disagreement(f"{RESULT} states {key} = {result[key]!r}, the last line of {METRICS} {last[key]!r}")
+    return f"{len(rows)} rows, and the result states the last one"
+
+
+def _page(found: _Found) -> str:
+    page = (found.folder / REPORT).read_bytes()
+    run = report.read_run(found.folder)
+    if page in [report.render(each).encode() for each in (run, replace(run, audit=None))]:
+        return "the page is what these files give"
+    written_by = dict(found.stated().get("environment") or {}).get("sordino")
+    other = f"; it was written by sordino {written_by}, this is {__version__}" if written_by != __version__ else ""
+    raise _Disagreement(f"{REPORT} is not what these files give: it was edited, or they were{other} (`sordino report`)")
+
+
+_CHECKS: dict[str, Callable[[_Found], str]] = {
+    "files": _files,
+    "ledger": _ledger,
+    "plan": _plan,
+    "result": _result,
+    "ledger end": _closed,
+    "steps": _steps,
+    "sensitivities": _sensitivities,
+    "epsilon": _epsilon,
+    "claim": _claim,
+    "recipe": _recipe,
+    "hashes": _hashes,
+    "model": _model,
+    "metrics": _metrics,
+    "report": _page,
+}
+
+
+QUICK = ("files", "ledger", "result", "ledger end", "hashes", "model")
+"""Checks that need no accountant."""
+
+
+def failed(verdict: Verdict) -> Iterator[Check]:
+    """The checks that disagree."""
+    return (check for check in verdict.checks if not check.ok)
+
+
+def _there(value: T | None, what: str) -> T:
+    if value is None:
+        raise _Disagreement(f"{what} could not be read")
+    return value
+
+
+def _number(value: Any) -> float | None:
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if usable else None
+
+
+def _near(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=EQUAL)
+
+
+def _set(value: Any) -> Any:
+    """Without None, which TOML does not have."""
+    if isinstance(value, Mapping):
+        return {key: _set(entry) for key, entry in value.items() if entry is not None}
+    return [_set(entry) for entry in value if entry is not None] if isinstance(value, list | tuple) else value
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Equal, numbers up to their last digits, and in mappings and lists entry by entry."""
+    a, b = _number(one), _number(other)
+    if a is not None and b is not None:
+        return _near(a, b)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return set(one) == set(other) and all(_alike(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return bool(one == other)

@@ -1,0 +1,155 @@
+"""Ways to forge a run directory, each a function that edits a copy of a genuine one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from safetensors.torch import load_file, save_file
+
+from sordino.release.ledger_lines import OWN_KEYS, encode, sealed
+
+Forge = Callable[[Path, Path], None]  # the directory to edit, and that of another genuine run
+Lines = list[dict[str, Any]]
+
+
+def ledger(folder: Path) -> Lines:
+    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text("utf8").splitlines()]
+
+
+def rewrite(folder: Path, lines: Lines) -> None:
+    """The lines with a chain made anew: what a forger does who has read how the hashes are made."""
+    content, before = b"", b""
+    for line in lines:
+        made, before = sealed(encode({k: v for k, v in line.items() if k != "hash"}, "a line"), before)
+        content += made
+    (folder / "ledger.jsonl").write_bytes(content)
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text("utf8")), **changes}, indent=2), "utf8")
+
+
+def edit_result(**changes: Any) -> Forge:
+    return lambda folder, other: edit_json(folder / "result.json", **changes)
+
+
+def edit_text(name: str, old: str, new: str) -> Forge:
+    def forge(folder: Path, other: Path) -> None:
+        text = (folder / name).read_text("utf8")
+        assert old in text, f"{name} has no {old!r}"
+        (folder / name).write_text(text.replace(old, new), "utf8")
+
+    return forge
+
+
+def bent(change: Callable[[Lines], Lines], *, chained: bool = True) -> Forge:
+    """Edited lines, with a new chain or with the old hashes."""
+
+    def forge(folder: Path, other: Path) -> None:
+        lines = change(ledger(folder))
+        if chained:
+            rewrite(folder, lines)
+        else:
+            (folder / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf8")
+
+    return forge
+
+
+def in_entries(**values: Any) -> Callable[[Lines], Lines]:
+    return lambda lines: [lines[0], *({**line, **values} for line in lines[1:])]
+
+
+def in_header(**values: Any) -> Callable[[Lines], Lines]:
+    return lambda lines: [{**lines[0], **values}, *lines[1:]]
+
+
+def renumbered(lines: Lines) -> Lines:
+    return [lines[0], *({**line, "step": step} for step, line in enumerate(lines[1:]))]
+
+
+def without_own_keys(lines: Lines) -> Lines:
+    return [{key: value for key, value in line.items() if key not in OWN_KEYS} for line in lines]
+
+
+def noise_in_header(lines: Lines) -> Lines:
+    return in_header(noise={"name": "gaussian", "noise_multiplier": 9.0})(lines)
+
+
+def taken(name: str) -> Forge:
+    return lambda folder, other: shutil.copyfile(other / name, folder / name) and None
+
+
+def weights_exchanged(folder: Path, other: Path) -> None:
+    """The other run's weights in a file of this run's name, without the library's document."""
+    save_file(load_file(other / "model.safetensors"), folder / "model.safetensors")
+
+
+def flipped(name: str, at: int) -> Forge:
+    def forge(folder: Path, other: Path) -> None:
+        content = bytearray((folder / name).read_bytes())
+        content[at] ^= 1
+        (folder / name).write_bytes(content)
+
+    return forge
+
+
+def consistent_smaller_epsilon(folder: Path, other: Path) -> None:
+    """Noise × 3 in every line of the ledger with a new chain, the result's ε and ledger's end to match."""
+    from sordino.plan.spent import from_ledger
+    from sordino.release.ledger import read_chain
+
+    bent(lambda lines: in_entries(noise_multiplier=9.0)(noise_in_header(lines)))(folder, other)
+    chain = read_chain(folder / "ledger.jsonl")
+    found = from_ledger(chain.header, chain.entries, 1e-5)
+    head = {"format": chain.format, **chain.head.to_dict()}
+    edit_json(folder / "result.json", epsilon=found["epsilon"], noise_multiplier=9.0, ledger=head)
+
+
+def recipe_edited(folder: Path, other: Path) -> None:
+    import tomllib
+
+    document = tomllib.loads((folder / "recipe.toml").read_text("utf8"))
+    document["clipping"]["clip_norm"] = 0.5
+    (folder / "recipe.toml").write_text(tomli_w.dumps(document), "utf8")
+
+
+FORGERIES: dict[str, tuple[Forge, str]] = {
+    "ε in result.json": (edit_result(epsilon=0.001), "epsilon"),
+    "δ in result.json": (edit_result(delta=1e-9), "claim"),
+    "relation in result.json": (edit_result(relation="replace-one"), "claim"),
+    "accuracy in result.json": (edit_result(test_accuracy=0.99), "metrics"),
+    "sentence in result.json": (edit_text("result.json", "differentially private", "perfectly private"), "claim"),
+    "time in result.json": (edit_result(seconds=0.1), "model"),
+    "model of another run": (taken("model.safetensors"), "model"),
+    "weights of another run": (weights_exchanged, "model"),
+    "a bit of the model": (flipped("model.safetensors", -3), "model"),
+    "recipe": (recipe_edited, "recipe"),
+    "metrics": (edit_text("metrics.jsonl", '"test_accuracy": 0.', '"test_accuracy": 0.9'), "hashes"),
+    "page": (edit_text("report.html", "</h1>", ", certified</h1>"), "report"),
+    "ledger of another run": (taken("ledger.jsonl"), "ledger end"),
+    "sensitivity in each entry, old hashes": (bent(in_entries(sensitivity=0.001), chained=False), "ledger"),
+    "sensitivity in each entry, new chain": (bent(in_entries(sensitivity=0.001)), "sensitivities"),
+    "records × 100 in the header, old hashes": (bent(in_header(records=1_200_000), chained=False), "ledger"),
+    "records × 100 in the header, new chain": (bent(in_header(records=1_200_000)), "recipe"),
+    "steps dropped at the end": (bent(lambda lines: lines[:-2]), "steps"),
+    "steps dropped in the middle": (bent(lambda lines: lines[:3] + lines[4:], chained=False), "ledger"),
+    "steps dropped at the start, renumbered": (bent(lambda lines: renumbered([lines[0], *lines[2:]])), "steps"),
+    "entries exchanged": (bent(lambda lines: [lines[0], lines[2], lines[1], *lines[3:]]), "steps"),
+    "an entry twice": (bent(lambda lines: [*lines, lines[-1]]), "ledger"),
+    "noise in the header": (bent(noise_in_header), "steps"),
+    "noise in the entries": (bent(in_entries(noise_multiplier=9.0)), "sensitivities"),
+    "noise in both": (bent(lambda lines: in_entries(noise_multiplier=9.0)(noise_in_header(lines))), "recipe"),
+    "sampling rate": (bent(in_entries(sampling={"name": "poisson", "sampling_rate": 1e-5})), "steps"),
+    "sampler": (bent(in_entries(sampling={"name": "without-replacement", "batch": 40})), "steps"),
+    "δ in the header": (bent(in_header(delta=1e-2)), "claim"),
+    "relation in the ledger": (bent(lambda lines: in_entries(relation="replace-one")(lines)), "steps"),
+    "secure in the ledger": (bent(in_entries(secure=False)), "sensitivities"),
+    "hashes taken off": (bent(without_own_keys, chained=False), "ledger"),
+    "everything but the model and the page": (consistent_smaller_epsilon, "model"),
+}
+"""Each with the check that must name it (others may disagree too)."""
