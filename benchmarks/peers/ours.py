@@ -32,12 +32,12 @@ def sordino(model: nn.Module, inputs: Tensor, targets: Tensor, loss: RowLoss) ->
         nonlocal taken
         start = time.perf_counter()
         rows = Rows(inputs, targets)
-        sums = clipped_sum(model, loss, rows, clipping, pool=pool, keys=keys, assurance=assurance).sums
+        total = clipped_sum(model, loss, rows, clipping, pool=pool, keys=keys, assurance=assurance)
         summed = time.perf_counter()
         sampling = {"name": "poisson", "sampling_rate": 0.01}
         entry = Entry(purpose="gradient", step=taken, sampling=sampling, relation="add-remove")
         noisy = release(
-            sums,
+            total.sums,
             sensitivity=clipping.sensitivity("add-remove"),
             norm="l2",
             noise=noise,
@@ -46,7 +46,9 @@ def sordino(model: nn.Module, inputs: Tensor, targets: Tensor, loss: RowLoss) ->
             entry=entry,
             factor=factor,
             in_place=True,
+            dtype=total.dtype,
         )
+        total.sums.clear()
         released = time.perf_counter()
         for name, value in noisy.items():
             parameters[name].grad = value.to(parameters[name].dtype)

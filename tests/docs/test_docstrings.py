@@ -32,7 +32,8 @@ def documented() -> Iterator[tuple[str, Any, list[str]]]:
         yield name, thing, fields
         for own, member in vars(thing).items():
             function = getattr(member, "__func__", member)
-            if not own.startswith("_") and inspect.isfunction(function):
+            inherited = any(own in vars(base) for base in thing.__mro__[1:])  # documented where it is declared
+            if not own.startswith("_") and inspect.isfunction(function) and not inherited:
                 parameters = [p for p in inspect.signature(function).parameters if p not in ("self", "cls")]
                 yield f"{name}.{own}", function, parameters
 

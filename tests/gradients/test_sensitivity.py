@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ from sordino.gradients import contributions as forms
 from sordino.gradients.contributions import Contribution
 from sordino.gradients.convolution import Convolved, Geometry, weight_gradient
 from sordino.gradients.engine import add_clipped
-from sordino.gradients.memory import Pool
+from sordino.gradients.memory import Pool, blocked
 from sordino.gradients.runs import RUN, stable
 from sordino.gradients.single import Scaled, Shift, Single
 from sordino.gradients.standardisation import Mapped, standardised_weight
@@ -293,6 +294,23 @@ class TestBlocks:
             assert len(whole - rest) <= 2
             assert len(rest - whole) <= 1
             assert sum(map(len, whole - rest)) <= RUN + 1
+
+    @pytest.mark.parametrize("outputs", [1, 2, 7, 24, 25])
+    @pytest.mark.parametrize("columns", [1, 511, 512, 1030])
+    def test_what_a_block_adds_does_not_depend_on_the_others(self, outputs: int, columns: int) -> None:
+        """Bit by bit: the blocks that a missing record leaves alone are taken to be the same ones."""
+        left, right = torch.randn(150, outputs), torch.randn(150, columns)
+        bounds, ones = np.array([0, 61, 61, 125, 150], np.int64), torch.ones(4, dtype=torch.float64)
+        whole, parts = (torch.zeros(outputs, columns, dtype=torch.float64) for _ in range(2))
+        blocked(whole, left, right, bounds, ones)
+        for lo, hi in itertools.pairwise(bounds.tolist()):
+            alone = torch.zeros(outputs, columns, dtype=torch.float64)
+            shape = torch.full((hi - lo + 3, columns), torch.nan), torch.full((hi - lo + 3, outputs + 5), torch.nan)
+            shape[0][:-3], shape[1][:-3, :outputs] = right[lo:hi], left[lo:hi]  # elsewhere in memory
+            blocked(alone, shape[1][:, :outputs], shape[0], np.array([0, hi - lo], np.int64), ones[:1])
+            parts += alone
+        assert torch.equal(whole, parts)
+        assert torch.allclose(whole, left.double().mT @ right.double(), rtol=0, atol=1e-4)
 
     @pytest.mark.parametrize("keys", [[3, 2], [1, 1], [-1, 2]])
     def test_keys_that_are_not_sorted_are_a_mistake(self, keys: list[int]) -> None:

@@ -55,8 +55,9 @@ def first_stage(values: Array, digits: Array, scale: float) -> tuple[Array, Arra
         addresses, found = np.frombuffer(room.counters(count), np.int64).reshape(-1, 2), room.open(count)
         slots = addresses[:, 0] - 5
         assert (addresses[:, 1] == 0).all()
-        assert np.array_equal(found["cosine"], out.ctypes.data + slots * out.itemsize)
-        assert np.array_equal(found["sine"], out.ctypes.data + (n + slots) * out.itemsize)
+        for name, array in (("values", block), ("results", out)):
+            places = array.ctypes.data + np.stack([slots, n + slots], 1) * array.itemsize
+            assert np.array_equal(found[name], places)
         assert np.array_equal(np.stack([found["u"], found["v"]]), digits[:, lo + slots])
         result[:, here] = out.reshape(2, -1)
         open_[lo + slots] = True
@@ -137,12 +138,32 @@ class TestNoise:
         assert len(counts) > 1
         assert sum(counts) == n // 2 + 1
 
-    def test_results_have_the_number_and_the_dtype_of_the_values(self) -> None:
+    @pytest.mark.parametrize("decided", [True, False], ids=["as it is", "the first stage decides nothing"])
+    @pytest.mark.parametrize("n", [1, 7, boxmuller.BLOCK + 12_345])
+    def test_narrower_results_are_the_wide_ones_rounded_once(
+        self, n: int, decided: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        values = np.random.default_rng(n).normal(size=n) * 1e9  # beyond the digits of float32
+        before, narrow, slow = values.copy(), np.full(n, np.nan, np.float32), np.full(n, np.nan, np.float32)
+        if not decided:
+            monkeypatch.setattr(kernels, "single_limit", lambda scale: 0.0)
+            monkeypatch.setattr(randomness, "_rules", Rules)
+        stream().rounded_sum_of(Parts.of([values]), Parts.of([narrow]), 100.0, 2.0**-6, 0.01)
+        assert np.array_equal(values, before)
+        with monkeypatch.context() as without:
+            without.setattr(randomness, "compiled", lambda: None)
+            stream().rounded_sum_of(Parts.of([values]), Parts.of([slow]), 100.0, 2.0**-6, 0.01)
+        wide = Parts.of([values])
+        stream().rounded_sum_of(wide, wide, 100.0, 2.0**-6, 0.01)
+        assert np.array_equal(narrow, values.astype(np.float32))
+        assert np.array_equal(narrow, slow)
+
+    def test_results_have_the_number_of_the_values_and_are_no_wider(self) -> None:
         four = Parts.of([np.zeros(4)])
         with pytest.raises(InputError, match="as many results"):
             stream().rounded_sum_of(four, Parts.of([np.zeros(5)]), 1.0, 1.0)
         with pytest.raises(InputError, match="as many results"):
-            stream().rounded_sum_of(four, Parts.of([np.zeros(4, np.float32)]), 1.0, 1.0)
+            stream().rounded_sum_of(Parts.of([np.zeros(4, np.float32)]), four, 1.0, 1.0)
         with pytest.raises(InputError, match="contiguous"):
             stream().rounded_sum(torch.zeros(4)[::2], 1.0)
         with pytest.raises(TypeError, match="one dtype"):
@@ -417,9 +438,9 @@ class TestLoading:
                 return count
 
         class WrongAgain(Kernels):
-            def rounded_again(self, dtype, further, rules, room, count):  # type: ignore[no-untyped-def]
-                left = super().rounded_again(dtype, further, rules, room, count)
-                ctypes.c_float.from_address(int(room.open(count)["cosine"][-1])).value += 1
+            def rounded_again(self, kinds, further, rules, room, count):  # type: ignore[no-untyped-def]
+                left = super().rounded_again(kinds, further, rules, room, count)
+                ctypes.c_float.from_address(int(room.open(count)["results"][-1, 0])).value += 1
                 return left
 
         spec = importlib.util.find_spec("sordino.native._kernels")

@@ -65,6 +65,19 @@ def test_shapes_types_and_keys_are_those_of_the_values() -> None:
         assert not torch.equal(noisy[name], value) or value.numel() == 0
 
 
+def test_a_narrower_type_is_what_is_released_rounded_after_the_noise() -> None:
+    values = {"a": torch.randn(3, 5, dtype=torch.float64) * 1e3, "b": torch.randn(70_001, dtype=torch.float64)}
+    wide, narrow = send(values), send(values, dtype=torch.float32, in_place=True)
+    assert list(narrow) == ["a", "b"]
+    for name, value in wide.items():
+        assert narrow[name].dtype == torch.float32
+        assert torch.equal(narrow[name], value.float())
+    with pytest.raises(InputError, match="floating-point"):
+        send(values, dtype=torch.int64)
+    with pytest.raises(Refused, match=r"range of torch.float32"):
+        send({"a": torch.tensor([1e39], dtype=torch.float64)}, dtype=torch.float32)
+
+
 def test_the_values_themselves_stay_untouched_and_no_graph_is_kept() -> None:
     value = torch.ones(5, requires_grad=True)
     noisy = send({"w": value})

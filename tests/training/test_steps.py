@@ -65,8 +65,8 @@ def test_a_step_is_the_clipped_sum_plus_noise_over_the_public_divisor(records: R
         factor = min(1.0, 0.5 / float(torch.cat([g.flatten() for g in gradient]).norm()))
         total = [t + factor * g for t, g in zip(total, gradient, strict=True)]
     assert 0 < len(seen[0].indices) != 20, "the divisor must be the expected batch, not this batch's size"
-    assert torch.allclose(step.gradients["weight"], total[0] / 20, atol=5e-4)
-    assert torch.allclose(step.gradients["bias"], total[1] / 20, atol=5e-4)
+    assert torch.allclose(step.gradients["weight"].double(), total[0] / 20, atol=5e-4)
+    assert torch.allclose(step.gradients["bias"].double(), total[1] / 20, atol=5e-4)
 
 
 def test_sums_that_their_maker_keeps_are_not_written_to(linear: nn.Module) -> None:

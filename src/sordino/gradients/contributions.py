@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sordino.gradients.gram import PART, gram, gram_by_parts
 from sordino.gradients.memory import (
     CACHE_BYTES,
     DEEPEST,
@@ -32,7 +33,6 @@ from sordino.gradients.memory import (
 
 KEEP_RATIO = 2.0  # hold products of at most this many times the size of the positions they came from
 MANY = 32  # positions, from which on a product of a record's own is made in single precision
-PART = 256  # features of an inner product in single precision
 RAISED = 2.0**-7  # of a squared norm, that the rounding of inner products in single precision may add to it
 CANCELLED = 2.0**-12  # of the lengths of positions that are added up one by one: a norm counts as this much at least
 _UNIT = 2.0**-24  # of rounding to single precision
@@ -134,16 +134,16 @@ class Outer:
         (m, s, p), q = left.shape, right.shape[2]
         double = (p + q + s * s + 8) * 2.0**-52
         if left.dtype != torch.float32 or torch.get_float32_matmul_precision() != "highest":
-            parts = [_gram(left[lo:hi], right[lo:hi]) for lo, hi in blocks(m, s * (2 * s + p + q), 8)]
+            parts = [gram(left[lo:hi], right[lo:hi]) for lo, hi in blocks(m, s * (2 * s + p + q), 8)]
             return torch.cat(parts) + double * lengths2
-        parts = [_gram_by_parts(left[lo:hi], right[lo:hi]) for lo, hi in blocks(m, 4 * s * s, 8)]
+        parts = [gram_by_parts(left[lo:hi], right[lo:hi]) for lo, hi in blocks(m, 4 * s * s, 8)]
         norm2, rounding = torch.cat(parts), (2 * (PART + 1) * _UNIT * 1.01 + double) * lengths2
         plain = (rounding <= RAISED * norm2) & (lengths2 > 2.0**-80) & (lengths2 < 2.0**100)
         norm2 += rounding
         for lo, hi in blocks(m, s * (2 * s + p + q), 8):
             again = lo + torch.nonzero(~plain[lo:hi]).flatten()
             if len(again):
-                norm2[again] = _gram(left[again], right[again]) + double * lengths2[again]
+                norm2[again] = gram(left[again], right[again]) + double * lengths2[again]
         return norm2
 
     def _by_record(self) -> bool:
@@ -187,25 +187,6 @@ class Outer:
 
     def drop(self, bad: Tensor) -> None:
         self.left, self.right = masked(self.left, bad), masked(self.right, bad)
-
-
-def _gram(left: Tensor, right: Tensor) -> Tensor:
-    a, b = left.double(), right.double()
-    return torch.bmm(a, a.mT).mul_(torch.bmm(b, b.mT)).sum((1, 2)).clamp_min_(0)
-
-
-def _gram_by_parts(left: Tensor, right: Tensor) -> Tensor:
-    """The same from single precision: inner products of PART features at most, added up in double precision."""
-    return _inner_products(left).mul_(_inner_products(right)).sum((1, 2)).clamp_min_(0)
-
-
-def _inner_products(t: Tensor) -> Tensor:
-    """(m, S, S) in double precision."""
-    total = torch.bmm(t[:, :, :PART], t[:, :, :PART].mT).double()
-    for lo in range(PART, t.shape[2], PART):
-        part = t[:, :, lo : lo + PART]
-        total += torch.bmm(part, part.mT)
-    return total
 
 
 def outer(left: Tensor, right: Tensor, pool: Pool) -> Contribution:
@@ -339,54 +320,6 @@ class Total:
     def drop(self, bad: Tensor) -> None:
         for part in self.parts:
             part.drop(bad)
-
-
-class Pulled:
-    """A contribution to a tensor that was computed from the parameter: pulled back through that computation.
-
-    isometric: the tensor is a view of the parameter's coordinates, each at most once, so that norms carry over.
-    """
-
-    def __init__(self, source: Tensor, leaf: Tensor, through: Contribution, isometric: bool) -> None:
-        self.source, self.leaf, self.through, self.isometric = source, leaf, through, isometric
-        self.records = through.records
-        if not isometric:
-            keep(through)
-
-    def _pull(self, cotangent: Tensor, batched: bool) -> Tensor:
-        out = torch.autograd.grad(
-            self.source, self.leaf, cotangent.to(self.source.dtype), retain_graph=True, is_grads_batched=batched
-        )[0]
-        return out.float() if out.dtype in (torch.bfloat16, torch.float16) else out
-
-    def norm2(self) -> Tensor:
-        return self.through.norm2() if self.isometric else dense_norm2(self, self._size())
-
-    def slack(self) -> Tensor | float:
-        return self.through.slack() if self.isometric else 0.0
-
-    def add_to(self, total: Tensor, weight: Tensor) -> None:
-        """Not the pulled sum of all: its rounding would be that of a long sum in the parameter's precision."""
-        if not (self.isometric and self.leaf.is_contiguous()):
-            add_dense(self, total, weight, self._size())
-            return
-        part = total.new_zeros(self.source.shape)
-        self.through.add_to(part, weight)
-        offset = self.source.storage_offset() - self.leaf.storage_offset()
-        total.as_strided(self.source.shape, self.source.stride(), total.storage_offset() + offset).add_(part)
-
-    def _size(self) -> int:
-        return max(self.source.numel(), self.leaf.numel())
-
-    def dense(self, lo: int, hi: int) -> Tensor:
-        cotangents = self.through.dense(lo, hi).reshape(hi - lo, *self.source.shape)
-        try:
-            return self._pull(cotangents, True)
-        except RuntimeError:  # no batching rule for some step of the computation
-            return torch.stack([self._pull(c, False) for c in cotangents])
-
-    def drop(self, bad: Tensor) -> None:
-        self.through.drop(bad)
 
 
 def _kind(part: Outer | Lookup) -> torch.dtype:

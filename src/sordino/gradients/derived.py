@@ -1,52 +1,15 @@
 """Tensors that were computed from several parameters: F.linear(x, U @ V), a bias b + c, a weight-normalised kernel.
 
-A contribution to such a tensor is asked for by each of its parameters, where that to a parameter is asked for once.
+Which parameters these are, autograd's graph tells.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
-from sordino.gradients.contributions import Contribution, keep
 from sordino.gradients.tape import Tape
-
-
-class Shared:
-    """A contribution that several parameters ask for: a sum with the same weights is taken once for all of them.
-
-    A sum may take the memory of what it was taken of (single.Scaled), so a second one would find nothing there.
-    """
-
-    def __init__(self, through: Contribution) -> None:
-        self.through = through
-        self.records = through.records
-        keep(through)
-        self._norm2: Tensor | None = None
-        self._sum: tuple[Tensor, Tensor] | None = None
-
-    def norm2(self) -> Tensor:
-        if self._norm2 is None:
-            self._norm2 = self.through.norm2()
-        return self._norm2
-
-    def slack(self) -> Tensor | float:
-        return self.through.slack()
-
-    def add_to(self, total: Tensor, weight: Tensor) -> None:
-        if self._sum is None or self._sum[0] is not weight:
-            self._sum = weight, torch.zeros_like(total)
-            self.through.add_to(self._sum[1], weight)
-        total += self._sum[1].view(total.shape)
-
-    def dense(self, lo: int, hi: int) -> Tensor:
-        return self.through.dense(lo, hi)
-
-    def drop(self, bad: Tensor) -> None:
-        self._norm2 = self._sum = None
-        self.through.drop(bad)
 
 
 def leaves(tensor: Tensor) -> list[Tensor]:

@@ -115,7 +115,8 @@ def clipped_sum(
     setup.pool.trim()
     for name, p in parameters.items():
         sums[name] = sums.pop(name) if name in sums else _zeros(p)
-    return ClippedSum(sums, norms.whole(kind, first.device), dropped, losses.whole(kind, first.device))
+    norm, loss_values = norms.whole(kind, first.device), losses.whole(kind, first.device)
+    return ClippedSum(sums, norm, dropped, loss_values, narrowest(parameters.values()))
 
 
 def examined(
@@ -194,6 +195,11 @@ def per_record_gradients(
                 whole[name][part.ids] = dense.reshape(part.records, *parameters[name].shape).to(whole[name].dtype)
         setup.pool.give_back()
     return whole, losses
+
+
+def narrowest(parameters: Iterable[Tensor]) -> torch.dtype | None:
+    """float32 where no parameter is wider."""
+    return torch.float32 if all(p.dtype.itemsize <= 4 for p in parameters) else None
 
 
 def accumulate(dtype: torch.dtype) -> torch.dtype:

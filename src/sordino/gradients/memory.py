@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import math
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from sordino.native.kernels import compiled, readable
+from sordino.native.pages import buffer
 
 BLOCK_BYTES = 8 << 20  # dense per-record gradients are made in blocks of about this size
 CACHE_BYTES = 2 << 20  # what stays in a core's cache between a product and its norm
@@ -203,7 +203,7 @@ class Pool:
         while free and (whole is None or whole.shape[0] < shape[0]):  # those that are too small are given up
             whole = free.pop()
         if whole is None or whole.shape[0] < shape[0]:
-            whole = buffer(shape, like)
+            whole = buffer(shape, like.dtype, like.device)
         self._lent.append(whole)
         return whole[: shape[0]]
 
@@ -225,11 +225,3 @@ class Pool:
         """The sum is done: what it had no use for is given up (texts of another length, another batch's patches)."""
         self._free = {key: found for key, found in self._free.items() if key in self._asked}
         self._asked.clear()
-
-
-def buffer(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Memory for a large result, in huge pages where the kernel has them."""
-    kind = _NUMPY.get(like.dtype)
-    if like.device.type != "cpu" or kind is None or math.prod(shape) < 1 << 20:
-        return like.new_empty(shape)
-    return torch.from_numpy(np.empty(shape, kind))

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from sordino.errors import Refused
 from sordino.gradients.checkpoints import without_checkpoints
-from sordino.gradients.contributions import Contribution, Dense, Pulled, Total, merged
-from sordino.gradients.derived import Shared, reached
+from sordino.gradients.contributions import Contribution, Dense, Total, merged
+from sordino.gradients.derived import reached
 from sordino.gradients.layout import Frame, Layout, Whole
 from sordino.gradients.lineage import ROWS
 from sordino.gradients.measure import measured
 from sordino.gradients.memory import Pool
+from sordino.gradients.pulled import Pullback, Pulled, Viewed
 from sordino.gradients.refusals import Aside, early, one_pass
 from sordino.gradients.rows import Chunk, call, tensors, tree_map
 from sordino.gradients.rules import RULEBOOK
@@ -61,7 +62,7 @@ class PassMemory:
         theirs = {id(t) for t in given}
         self._carried = [ref for ref in data if (t := ref()) is not None and id(t) not in theirs]
 
-    def is_constant(self, t: Tensor, modules: Sequence[nn.Module]) -> bool:
+    def is_constant(self, t: Tensor, held: ModuleTensors) -> bool:
         """Was it there before this pass, and is nothing of an earlier batch in it?"""
         if any(ref() is t for ref in self._carried):
             raise Refused(
@@ -69,13 +70,39 @@ class PassMemory:
                 "model keeps between batches (a queue, a cache, a moving average) holds records without noise: remove "
                 "it"
             )
-        if any(t is held for root in modules for held in itertools.chain(root.parameters(), root.buffers())):
+        if held.registered(t):
             return True  # what a pass writes to these is refused
         known = self._constants.get(id(t))
         if known is not None and known[0]() is t:
             return known[1] == t._version
         self._constants[id(t)] = weakref.ref(t), t._version  # the next pass finds it as it was before
-        return any(t is held for root in modules for m in root.modules() for held in tensors(list(vars(m).values())))
+        return held.kept(t)
+
+
+class ModuleTensors:
+    """The tensors that modules hold, looked for once in a pass, when one is first asked for.
+
+    To search all modules for each tensor took a tenth of MaxViT's step. What a module is given later is not known here.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = modules
+        self._registered: dict[int, Tensor] | None = None
+        self._kept: dict[int, Tensor] | None = None
+
+    def registered(self, t: Tensor) -> bool:
+        """As a parameter or a buffer."""
+        if self._registered is None:
+            found = (t for m in self._modules for t in itertools.chain(m.parameters(), m.buffers()))
+            self._registered = {id(t): t for t in found}
+        return self._registered.get(id(t)) is t
+
+    def kept(self, t: Tensor) -> bool:
+        """In any attribute, or a list or a dict of it."""
+        if self._kept is None:
+            found = (t for root in self._modules for m in root.modules() for t in tensors(list(vars(m).values())))
+            self._kept = {id(t): t for t in found}
+        return self._kept.get(id(t)) is t
 
 
 class Pass:
@@ -88,7 +115,8 @@ class Pass:
         inputs, targets = (tree_map(_without_gradient, t) for t in data)
         memory, model = setup.memory, setup.model
         modules = [m for m in (model, setup.loss) if isinstance(m, nn.Module)]
-        self.tape = Tape(model, setup.parameters, values, rows, RULEBOOK, lambda t: memory.is_constant(t, modules))
+        held = ModuleTensors(modules)
+        self.tape = Tape(model, setup.parameters, values, rows, RULEBOOK, lambda t: memory.is_constant(t, held))
         self.rows, self.setup = rows, setup
         self.given = [*tensors(inputs), *tensors(targets)]
         before = [held.version for held in setup.state]
@@ -277,13 +305,13 @@ def _by_parameter(
             continue
         tensor = _connected(slot)
         found = reached(tensor, leaves[slot])
-        through: Contribution | None = None
+        by: Pullback | None = None
         for name, leaf in found.items():
             region = _region(tensor, leaf) if len(found) == 1 else None
             if region is None:
-                # one object for all parents: merging adds in place, and a sum may overwrite what it was taken of
-                through = through or (merged(parts) if len(found) == 1 else Shared(merged(parts)))
-                pulled[name].append(Pulled(tensor, leaf, through, False))
+                # one object for all parents: merging adds in place
+                by = by or Pullback(tensor, list(found.values()), merged(parts))
+                pulled[name].append(Pulled(leaf, by))
             else:
                 views[name][region].extend((slot, part) for part in parts)
     out: dict[str, Contribution] = {}
@@ -291,7 +319,7 @@ def _by_parameter(
         regions = []
         for pairs in views[name].values():
             slot = pairs[0][0]
-            regions.append(Pulled(_connected(slot), leaves[slot][name], merged([part for _, part in pairs]), True))
+            regions.append(Viewed(_connected(slot), leaves[slot][name], merged([part for _, part in pairs])))
         if regions and not direct[name] and not pulled[name] and _disjoint(list(views[name])):
             out[name] = regions[0] if len(regions) == 1 else Total(regions, orthogonal=True)
         else:

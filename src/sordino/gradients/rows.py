@@ -39,12 +39,15 @@ class ClippedSum:
     norms: (records,) the norm of each record's gradient before clipping (l1 for L1Clip, else l2); NaN or inf for
         a dropped record. Private: never publish it. dropped: how many records were not finite and contributed
         zero. losses: (rows,) the unweighted loss of each row, at the last iterate given. Private as well.
+    dtype: what the sums may be rounded to once they have noise: float32 if no parameter is wider. None if nothing is
+        known of it. It depends on the model alone, not on the records.
     """
 
     sums: dict[str, Tensor]
     norms: Tensor
     dropped: int
     losses: Tensor
+    dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True)

@@ -51,18 +51,20 @@ INLINE int64_t rest(Place *place) {
     return place->part->n - place->number;
 }
 
-/* A pair that is not decided yet: where its two values are, in the place of its results (0: it has no sine), and 32
- * digits of U and of V. */
-typedef struct { int64_t cosine, sine; uint32_t u, v; } Open;
+/* A pair that is not decided yet: where its two values are, where its results go (0: it has no sine), and 32 digits of U
+ * and of V. */
+typedef struct { int64_t values[2], results[2]; uint32_t u, v; } Open;
 
 /* The scale of the noise, the grid, what a step of the grid becomes, and what a stage may decide: sums no further than
  * `limit` from an integer, with -ln U between `least` and `most`. */
 typedef struct { double scale, spacing, step, limit, least, most; } Rule;
 
 /* to <- step * round(from/spacing + scale * Z) for pairs of values, Z from 32 digits of U and of V, in single
- * precision; a pair for which that leaves more than one integer is marked and copied as it is. `from` may be `to`. */
-#define ROUNDED_SUM(NAME, T, RINT)                                                                                     \
-    INLINE void NAME##_run(const T *from, const T *sines_from, T *to, T *sines_to, const uint32_t *u,                  \
+ * precision; the results of a pair for which that leaves more than one integer are of no use, and it is marked. The type
+ * R of the results is that of the values, T, or a narrower one. `from` may be `to` if it is the same: such a pair then
+ * stays as it was. */
+#define ROUNDED_SUM(NAME, T, R, RINT)                                                                                  \
+    INLINE void NAME##_run(const T *from, const T *sines_from, R *to, R *sines_to, const uint32_t *u,                  \
                            const uint32_t *v, int64_t pairs, const Rule *rule, uint8_t *undecided) {                   \
         const T inverse = (T)(1.0 / rule->spacing), step = (T)rule->step;                                              \
         const float factor = (float)(2.0 * rule->scale * rule->scale);                                                 \
@@ -79,8 +81,8 @@ typedef struct { double scale, spacing, step, limit, least, most; } Rule;
             open |= (fabsf(first - rounded) > limit) | (fabsf(second - turned) > limit);                               \
             /* two integers are added in the dtype, rounded once; adding +0 makes one zero of two */                   \
             T summed = (whole + (T)rounded + (T)0) * step, next = (other + (T)turned + (T)0) * step;                   \
-            to[i] = open ? from[i] : summed;                                                                           \
-            sines_to[i] = open ? sines_from[i] : next;                                                                 \
+            to[i] = (R)(open ? from[i] : summed);                                                                      \
+            sines_to[i] = (R)(open ? sines_from[i] : next);                                                            \
             undecided[i] = (uint8_t)open;                                                                              \
         }                                                                                                              \
     }                                                                                                                  \
@@ -95,20 +97,25 @@ typedef struct { double scale, spacing, step, limit, least, most; } Rule;
         for (int64_t done = 0, run; done < pairs; done += run) {                                                       \
             const int sides = done < both ? 4 : 2;                                                                     \
             run = done < both ? both - done : 1;                                                                       \
-            T *at[4] = {0};                                                                                            \
+            int64_t at[4] = {0};                                                                                       \
             for (int k = 0; k < sides; k++) {                                                                          \
-                const int64_t here = rest(places + k);                                                                 \
-                at[k] = (T *)places[k].part->at + places[k].number;                                                    \
+                const int64_t here = rest(places + k), size = k & 1 ? sizeof(R) : sizeof(T);                           \
+                at[k] = places[k].part->at + places[k].number * size;                                                  \
                 run = here < run ? here : run;                                                                         \
             }                                                                                                          \
             if (sides == 4)                                                                                            \
-                NAME##_run(at[0], at[2], at[1], at[3], digits + done, digits + pairs + done, run, rule, mask);         \
-            else *at[1] = *at[0], *mask = 1;                                                                           \
+                NAME##_run((const T *)at[0], (const T *)at[2], (R *)at[1], (R *)at[3], digits + done,                  \
+                           digits + pairs + done, run, rule, mask);                                                    \
+            else *mask = 1;                                                                                            \
             for (int64_t k = 0; k < run; k++) {                                                                        \
                 uint64_t eight;                                                                                        \
                 if (k + 8 <= run && !(k & 7) && (memcpy(&eight, mask + k, 8), !eight)) k += 7;                         \
                 else if (mask[k]) {                                                                                    \
-                    open[count].cosine = (int64_t)(at[1] + k), open[count].sine = at[3] ? (int64_t)(at[3] + k) : 0;    \
+                    for (int side = 0; side < 2; side++) {                                                             \
+                        const int there = 2 * side < sides;                                                            \
+                        open[count].values[side] = there ? at[2 * side] + k * (int64_t)sizeof(T) : 0;                  \
+                        open[count].results[side] = there ? at[2 * side + 1] + k * (int64_t)sizeof(R) : 0;             \
+                    }                                                                                                  \
                     open[count].u = digits[done + k], open[count].v = digits[pairs + done + k];                        \
                     counters[2 * count] = address + (uint64_t)(done + k), counters[2 * count++ + 1] = 0;               \
                 }                                                                                                      \
@@ -123,27 +130,29 @@ typedef struct { double scale, spacing, step, limit, least, most; } Rule;
         const T inverse = (T)(1.0 / rule->spacing), step = (T)rule->step;                                              \
         int64_t still = 0;                                                                                             \
         for (int64_t k = 0; k < count; k++) {                                                                          \
-            T *const at[2] = {(T *)open[k].cosine, (T *)open[k].sine};                                                 \
+            const T *const from[2] = {(const T *)open[k].values[0], (const T *)open[k].values[1]};                     \
+            R *const to[2] = {(R *)open[k].results[0], (R *)open[k].results[1]};                                       \
             uint64_t u = ((uint64_t)open[k].u << 32 | further[4 * k]) >> 1;                                            \
             int64_t v = (int64_t)((uint64_t)open[k].v << 32 | further[4 * k + 1]);                                     \
             double log_u = -log((double)u * 0x1p-63), radius = sqrt(2.0 * rule->scale * rule->scale * log_u);          \
             double angle = (double)v * (2.0 * M_PI * 0x1p-64), turn[2] = {cos(angle), sin(angle)};                     \
             int undecided = !(log_u >= rule->least && log_u <= rule->most);                                            \
             T next[2] = {0};                                                                                           \
-            for (int side = 0; side < 2 && at[side]; side++) {                                                         \
-                T scaled = *at[side] * inverse, whole = RINT(scaled);                                                  \
+            for (int side = 0; side < 2 && from[side]; side++) {                                                       \
+                T scaled = *from[side] * inverse, whole = RINT(scaled);                                                \
                 double total = radius * turn[side] + (double)(scaled - whole), rounded = rint(total);                  \
                 undecided |= !(fabs(total - rounded) <= rule->limit);                                                  \
                 next[side] = (whole + (T)rounded + (T)0) * step;                                                       \
             }                                                                                                          \
             if (undecided) left[still++] = k;                                                                          \
-            else for (int side = 0; side < 2 && at[side]; side++) *at[side] = next[side];                              \
+            else for (int side = 0; side < 2 && to[side]; side++) *to[side] = (R)next[side];                           \
         }                                                                                                              \
         return still;                                                                                                  \
     }
 
-ROUNDED_SUM(rounded_sum_f32, float, rintf)
-ROUNDED_SUM(rounded_sum_f64, double, rint)
+ROUNDED_SUM(rounded_sum_f32, float, float, rintf)
+ROUNDED_SUM(rounded_sum_f64, double, double, rint)
+ROUNDED_SUM(rounded_sum_f64_f32, double, float, rint)
 
 /* AES-256 in counter mode (FIPS 197, SP 800-38A) by the processor's own instructions, whose time does not depend on the
  * key. Block number i is the encryption of i, as a big-endian number of 16 bytes: what OpenSSL makes of zeros from a
@@ -463,11 +472,64 @@ INLINE void panels(const float *restrict from, int64_t stride, int64_t rows, int
                 for (int64_t c = 0; c < width; c++) to[k * width + c] = j + c < columns ? from[k * stride + j + c] : 0;
 }
 
+/* One block of few left columns: rows of the right are read where they lie, four at a time, a strip of STRIP columns that
+ * stays in the nearest cache with the sums (p, STRIP) of the block. */
+enum { STRIP = 512, SLIM = 24 };
+
+INLINE void strip(const float *restrict left, int64_t left_stride, const float *restrict right, int64_t right_stride,
+                  int64_t depth, int64_t p, int64_t width, float *restrict sums) {
+    static const float zeros[STRIP];
+    for (int64_t k = 0; k < depth; k += 4) {
+        const float *restrict x[4], *from[4];
+        for (int64_t r = 0; r < 4; r++) {
+            x[r] = k + r < depth ? right + (k + r) * right_stride : zeros;
+            from[r] = left + (k + r < depth ? k + r : k) * left_stride;
+        }
+        int64_t a = 0;
+        for (; a + 2 <= p; a += 2) {
+            const float v0 = from[0][a], v1 = from[1][a], v2 = from[2][a], v3 = from[3][a];
+            const float w0 = from[0][a + 1], w1 = from[1][a + 1], w2 = from[2][a + 1], w3 = from[3][a + 1];
+            float *restrict to = sums + a * STRIP, *restrict next = to + STRIP;
+            _Pragma("GCC ivdep") for (int64_t j = 0; j < width; j++) {
+                to[j] += (v0 * x[0][j] + v1 * x[1][j]) + (v2 * x[2][j] + v3 * x[3][j]);
+                next[j] += (w0 * x[0][j] + w1 * x[1][j]) + (w2 * x[2][j] + w3 * x[3][j]);
+            }
+        }
+        if (a < p) {
+            const float v0 = from[0][a], v1 = from[1][a], v2 = from[2][a], v3 = from[3][a];
+            float *restrict to = sums + a * STRIP;
+            _Pragma("GCC ivdep") for (int64_t j = 0; j < width; j++)
+                to[j] += (v0 * x[0][j] + v1 * x[1][j]) + (v2 * x[2][j] + v3 * x[3][j]);
+        }
+    }
+}
+
+WIDE void slim_f32(const float *restrict left, const float *restrict right, const int64_t *restrict sizes,
+                   const int64_t *restrict bounds, const double *restrict weights, float *restrict sums,
+                   double *restrict total) {
+    const int64_t blocks = sizes[0], p = sizes[1], q = sizes[2], left_stride = sizes[3], right_stride = sizes[4];
+    for (int64_t x = 0; x < q; x += STRIP) {
+        const int64_t width = x + STRIP < q ? STRIP : q - x;
+        for (int64_t b = 0; b < blocks; b++) {
+            if (weights[b] == 0 || bounds[b + 1] == bounds[b]) continue;
+            memset(sums, 0, (size_t)(p * STRIP) * sizeof *sums);
+            strip(left + bounds[b] * left_stride, left_stride, right + bounds[b] * right_stride + x, right_stride,
+                  bounds[b + 1] - bounds[b], p, width, sums);
+            for (int64_t a = 0; a < p; a++)
+                for (int64_t j = 0; j < width; j++) total[a * q + x + j] += weights[b] * (double)sums[a * STRIP + j];
+        }
+    }
+}
+
 WIDE void blocked_f32(const float *restrict left, const float *restrict right, const int64_t *restrict sizes,
                       const int64_t *restrict bounds, const double *restrict weights, float *restrict room,
                       double *restrict total) {
     const int64_t blocks = sizes[0], p = sizes[1], q = sizes[2], left_stride = sizes[3], right_stride = sizes[4];
     float *lefts = room, *rights = room + HIGH * DEEP;
+    if (p <= SLIM) {
+        slim_f32(left, right, sizes, bounds, weights, room, total);
+        return;
+    }
     for (int64_t x = 0; x < q; x += BROAD)
         for (int64_t y = 0; y < p; y += HIGH) {
             const int64_t high = y + HIGH < p ? HIGH : p - y, broad = x + BROAD < q ? BROAD : q - x;
@@ -487,20 +549,26 @@ WIDE void blocked_f32(const float *restrict left, const float *restrict right, c
         }
 }
 
-int64_t blocked_room(void) { return (HIGH + BROAD) * DEEP; }
+int64_t blocked_room(void) { return (HIGH + BROAD) * DEEP; } /* at least SLIM * STRIP */
 
 /* The largest magnitude: the order of magnitudes is that of their bits, NaN last. */
-WIDE double largest_f32(const Part *parts, int64_t count) {
-    int32_t most = 0;
-    for (int64_t k = 0; k < count; k++) {
-        const int32_t *bits = (const int32_t *)parts[k].at;
-        for (int64_t i = 0; i < parts[k].n; i++) {
-            int32_t magnitude = bits[i] & 0x7FFFFFFF;
-            most = magnitude > most ? magnitude : most;
-        }
+#define LARGEST(NAME, T, BITS, MAGNITUDE)                                                                              \
+    WIDE double NAME(const Part *parts, int64_t count) {                                                               \
+        BITS most = 0;                                                                                                 \
+        for (int64_t k = 0; k < count; k++) {                                                                          \
+            const BITS *bits = (const BITS *)parts[k].at;                                                              \
+            for (int64_t i = 0; i < parts[k].n; i++) {                                                                 \
+                const BITS magnitude = bits[i] & MAGNITUDE;                                                            \
+                most = magnitude > most ? magnitude : most;                                                            \
+            }                                                                                                          \
+        }                                                                                                              \
+        T largest;                                                                                                     \
+        memcpy(&largest, &most, sizeof largest);                                                                       \
+        return largest;                                                                                                \
     }
-    return as_float(most);
-}
+
+LARGEST(largest_f32, float, int32_t, 0x7FFFFFFF)
+LARGEST(largest_f64, double, int64_t, 0x7FFFFFFFFFFFFFFF)
 
 /* (n, C, H, W) -> (n, places, C * kh * kw): the patch under a kernel at each of its places. Rows of the usual kernels
  * are copied as one constant piece. */

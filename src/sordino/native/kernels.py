@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Pair = tuple[int, int]
 Window = tuple[Pair, Pair, Pair]  # stride, dilation, padding
-_OPEN = np.dtype([("cosine", np.int64), ("sine", np.int64), ("u", np.uint32), ("v", np.uint32)])
+_OPEN = np.dtype([("values", np.int64, 2), ("results", np.int64, 2), ("u", np.uint32), ("v", np.uint32)])
 _SUFFIX = {4: "f32", 8: "f64"}  # by the bytes of a number
 
 
@@ -92,6 +92,11 @@ class Parts:
         return self._arrays()
 
 
+def kinds_of(values: Parts, results: Parts) -> Pair:
+    """The bytes of a value, and of a result."""
+    return values.dtype.itemsize, results.dtype.itemsize
+
+
 class Room:
     """What blocks of values are worked in: the random words of one, and what the first stage left open in several.
 
@@ -100,25 +105,25 @@ class Room:
 
     def __init__(self, values: int) -> None:
         self.ready = pairs = (values + 1) // 2
-        self._memory = np.empty(105 * pairs, np.uint8)  # words, then for twice as many pairs the rest, and a mask
+        self._memory = np.empty(137 * pairs, np.uint8)  # words, then for twice as many pairs the rest, and a mask
         self.words_at = at = self._memory.ctypes.data
-        self.open_at, self.counters_at, self.left_at = at + 8 * pairs, at + 56 * pairs, at + 88 * pairs
-        self.mask_at = at + 104 * pairs
+        self.open_at, self.counters_at, self.left_at = at + 8 * pairs, at + 88 * pairs, at + 120 * pairs
+        self.mask_at = at + 136 * pairs
 
     def words(self, pairs: int) -> npt.NDArray[np.uint64]:
         return self._memory[: 8 * pairs].view("<u8")
 
     def open(self, count: int) -> Array:
-        """The open pairs: the addresses of their values, and their digits."""
+        """The open pairs: the addresses of their values and of their results, and their digits."""
         return self._memory[8 * self.ready :][: _OPEN.itemsize * count].view(_OPEN)
 
     def counters(self, count: int) -> bytes:
         """Where in the stream their digits come from, as blocks of 16 bytes."""
-        return self._memory[56 * self.ready :][: 16 * count].tobytes()
+        return self._memory[88 * self.ready :][: 16 * count].tobytes()
 
     def left(self, count: int) -> list[int]:
         """The numbers of those that the second stage left open."""
-        numbers: list[int] = self._memory[88 * self.ready :][: 8 * count].view(np.int64).tolist()
+        numbers: list[int] = self._memory[120 * self.ready :][: 8 * count].view(np.int64).tolist()
         return numbers
 
 
@@ -140,35 +145,37 @@ class Kernels:
     def __init__(self, path: str) -> None:
         library = ctypes.CDLL(path)
 
-        def functions(name: str, result: Any, *arguments: Any) -> dict[int, Any]:
-            found = {}
-            for size, suffix in _SUFFIX.items():
-                found[size] = library[name.replace("*", suffix)]
-                found[size].argtypes, found[size].restype = arguments, result
+        def function(name: str, result: Any, *arguments: Any) -> Any:
+            found = library[name]
+            found.argtypes, found.restype = arguments, result
             return found
+
+        def functions(name: str, result: Any, *arguments: Any) -> dict[int, Any]:
+            return {n: function(name.replace("*", suffix), result, *arguments) for n, suffix in _SUFFIX.items()}
 
         sizes, pointers = [c_int64] * 3, [c_void_p] * 3
         block = c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_uint64, *pointers, c_int64
-        self._sums = functions("rounded_sum_*", c_int64, *block)
-        self._again = functions("rounded_sum_*_again", c_int64, c_void_p, c_int64, *pointers)
+        names = {(4, 4): "rounded_sum_f32", (8, 8): "rounded_sum_f64", (8, 4): "rounded_sum_f64_f32"}
+        self._sums = {sizes_: function(name, c_int64, *block) for sizes_, name in names.items()}
+        again = c_int64, c_void_p, c_int64, *pointers
+        self._again = {sizes_: function(f"{name}_again", *again) for sizes_, name in names.items()}
         self.squares = functions("squares_*", None, c_void_p, *sizes, c_void_p, c_void_p)
         self.scaled = functions("scaled_*", None, c_void_p, *sizes, *pointers)
         self.gathered = functions("gathered_*", None, c_void_p, *sizes, c_void_p, c_void_p)
         self.scattered = functions("scattered_*", None, c_void_p, c_int64, c_int64, *pointers, c_void_p)
         self.crossed = functions("crossed_*", None, c_void_p, c_void_p, *sizes, c_int64, c_void_p)
-        self._blocked, self._blocked_room = library["blocked_f32"], library["blocked_room"]
-        self._blocked.argtypes, self._blocked.restype = [c_void_p] * 7, None
-        self._blocked_room.argtypes, self._blocked_room.restype = [], c_int64
+        self._blocked, self._blocked_room = (
+            function("blocked_f32", None, *[c_void_p] * 7),
+            function("blocked_room", c_int64),
+        )
         self.factors = functions("factors_*", None, c_void_p, c_int64, c_double, c_void_p)
         self.lengths = functions("lengths_*", c_int32, c_void_p, c_int64, c_int64, c_void_p)
         self._patches = functions("patches_*", None, c_void_p, c_void_p, c_int64, c_void_p)
         dots = c_void_p, *sizes, c_void_p, c_int64, c_void_p, c_void_p, c_void_p
         self.few_outputs = functions("few_outputs_*", None, *dots)
         self._depthwise = functions("depthwise_*", None, *pointers, c_int64, c_void_p, c_void_p)
-        self._key_stream = library["key_stream"]
-        self._key_stream.argtypes, self._key_stream.restype = [c_char_p, c_uint64, c_int64, c_void_p], c_int32
-        self._largest = library["largest_f32"]
-        self._largest.argtypes, self._largest.restype = [c_void_p, c_int64], c_double
+        self._key_stream = function("key_stream", c_int32, c_char_p, c_uint64, c_int64, c_void_p)
+        self._largest = functions("largest_*", c_double, c_void_p, c_int64)
 
     def rounded_sum(
         self, parts: Parts, results: Parts, start: int, n: int, rules: Rules, room: Room, address: int, count: int
@@ -176,19 +183,19 @@ class Kernels:
         """results ← step · round(values/spacing + scale · Z), for a block: n values from `start` on among the parts.
 
         Cosines for its first half, sines for the second. `room` has its words, and the pairs that are open: `count`
-        before, and so many after as is returned. Those stay as they were; the last pair of an odd number of values is
-        always open. `address` is that of the first pair's digits. The results may be the parts.
+        before, and so many after as is returned. Their values stay as they were; the last pair of an odd number of
+        values is always open. `address` is that of the first pair's digits. The results may be the parts, or narrower.
         """
-        rest = rules.first_at, address, room.mask_at, room.open_at, room.counters_at, count
-        after: int = self._sums[parts.dtype.itemsize](parts.at, results.at, start, n, room.words_at, *rest)
+        kinds, rest = kinds_of(parts, results), (rules.first_at, address, room.mask_at, room.open_at, room.counters_at)
+        after: int = self._sums[kinds](parts.at, results.at, start, n, room.words_at, *rest, count)
         return after
 
-    def rounded_again(self, dtype: np.dtype[Any], further: bytes, rules: Rules, room: Room, count: int) -> int:
+    def rounded_again(self, kinds: Pair, further: bytes, rules: Rules, room: Room, count: int) -> int:
         """The same for the open pairs, with 32 further digits of U and of V at the beginning of each 16 bytes.
 
-        Returns how many are open even now: `room.left` has their numbers.
+        kinds: as `kinds_of` gives them. Returns how many are open even now: `room.left` has their numbers.
         """
-        left: int = self._again[dtype.itemsize](room.open_at, count, further, rules.second_at, room.left_at)
+        left: int = self._again[kinds](room.open_at, count, further, rules.second_at, room.left_at)
         return left
 
     def key_stream(self, key: bytes, first: int, words: npt.NDArray[np.uint64]) -> bool:
@@ -210,8 +217,8 @@ class Kernels:
         self._blocked(left[0], right[0], *tables, total)
 
     def largest(self, parts: Parts) -> float:
-        """The largest magnitude among float32 values: NaN if there is one, 0 if there is none."""
-        most: float = self._largest(parts.at, parts.count)
+        """The largest magnitude: NaN if there is one, 0 if there is none."""
+        most: float = self._largest[parts.dtype.itemsize](parts.at, parts.count)
         return most
 
     def patches(self, images: Array, kernel: Pair, stride: Pair, dilation: Pair, out: Array) -> bool:
@@ -306,7 +313,7 @@ def _decides(kernels: Kernels, digits: Array, further: Array, values: Array) -> 
     count = kernels.rounded_sum(parts, parts, 0, 2 * pairs, rules, room, 0, 0)
     places, words = np.frombuffer(room.counters(count), np.int64)[::2], np.zeros((count, 4), "<u4")
     words[:, :2] = further[:, places].T
-    left = kernels.rounded_again(values.dtype, words.tobytes(), rules, room, count)
+    left = kernels.rounded_again(kinds_of(parts, parts), words.tobytes(), rules, room, count)
     return (
         places[room.left(left)].tolist() == [0, 1]
         and count < 0.02 * pairs

@@ -33,7 +33,7 @@ from torch import Tensor
 from sordino.errors import InputError
 from sordino.native import boxmuller
 from sordino.native.boxmuller import Pairs
-from sordino.native.kernels import Kernels, Parts, Room, Rules, compiled
+from sordino.native.kernels import Kernels, Parts, Room, Rules, compiled, kinds_of
 from sordino.native.threads import share
 from sordino.randomness import skips
 from sordino.randomness.exact import EXTRA_BITS, exact_exponential, exact_normal
@@ -44,6 +44,7 @@ from sordino.randomness.keystream import Further, Keystream
 _BLOCK = 1 << 15
 _SPAN = 8  # blocks of a rounded sum that a thread takes at a time: about a millisecond
 _rules = functools.lru_cache(Rules)  # a training asks for the same ones at each step
+_KINDS: dict[int, Any] = {4: ctypes.c_float, 8: ctypes.c_double}  # numbers in memory, by their bytes
 _MASK63 = np.uint64((1 << 63) - 1)
 
 # Bounds of the part that double precision may decide, derived in docs/guarantees/noise.md section 3.
@@ -180,12 +181,14 @@ class Stream:
     def rounded_sum_of(self, parts: Parts, results: Parts, scale: float, spacing: float, factor: float = 1.0) -> None:
         """results ← factor · spacing · round(values/spacing + scale · Z): the values are those of the parts, in a row.
 
-        The results may be the parts. Of a dtype with all of them; otherwise as `rounded_sum`.
+        The results may be the parts. They are of their dtype, or float32 where that is float64: then every result is
+        rounded once more, after the noise. Otherwise as `rounded_sum`.
         """
         if not 1.0 <= scale <= boxmuller.MAX_SCALE:
             raise InputError(f"a rounded sum needs a scale (noise over grid) between 1 and 2¹², got {scale}")
-        if (parts.size, parts.dtype) != (results.size, results.dtype):
-            raise InputError("a rounded sum has as many results as values, and their dtype")
+        narrower = parts.dtype == np.float64 and results.dtype == np.float32
+        if parts.size != results.size or not (narrower or parts.dtype == results.dtype):
+            raise InputError("a rounded sum has as many results as values, of their dtype or of a narrower one")
         kernels = compiled()
         if kernels is not None:
             self._sum_by_loops(kernels, parts, results, _rules(scale, spacing, spacing * factor))
@@ -200,7 +203,7 @@ class Stream:
 
     def _sum_by_loops(self, kernels: Kernels, parts: Parts, results: Parts, rules: Rules) -> None:
         """Blocks in threads: which thread works on a block changes none of its digits, and so no result."""
-        begin, span = self._words, _SPAN * boxmuller.BLOCK
+        begin, span, kinds = self._words, _SPAN * boxmuller.BLOCK, kinds_of(parts, results)
 
         def make() -> Callable[[int], None]:
             room, keystream = Room(min(parts.size, boxmuller.BLOCK)), Keystream(self._key)
@@ -211,12 +214,12 @@ class Stream:
                 for start in range(piece * span, last, boxmuller.BLOCK):
                     n, address = min(boxmuller.BLOCK, last - start), begin + start // 2
                     if count > room.ready:
-                        self._decide(kernels, parts.dtype, rules, room, further, count)
+                        self._decide(kernels, kinds, rules, room, further, count)
                         count = 0
                     keystream.fill(room.words((n + 1) // 2), address)
                     count = kernels.rounded_sum(parts, results, start, n, rules, room, address, count)
                 if count:
-                    self._decide(kernels, parts.dtype, rules, room, further, count)
+                    self._decide(kernels, kinds, rules, room, further, count)
 
             return work
 
@@ -224,23 +227,24 @@ class Stream:
         self._words = begin + (parts.size + 1) // 2
 
     def _decide(
-        self, kernels: Kernels, dtype: np.dtype[Any], rules: Rules, room: Room, more: Further, count: int
+        self, kernels: Kernels, kinds: tuple[int, int], rules: Rules, room: Room, more: Further, count: int
     ) -> None:
         """The pairs that the first stage left open: in double precision, and exactly where that is not enough."""
         counters = room.counters(count)
         further = more.digits(counters)
-        left = kernels.rounded_again(dtype, further, rules, room, count)
+        left = kernels.rounded_again(kinds, further, rules, room, count)
         for i in room.left(left):
             here = slice(16 * i, 16 * i + 8)
             self._settle(
-                dtype, room.open(count)[i], int.from_bytes(counters[here], sys.byteorder), further[here], rules
+                kinds, room.open(count)[i], int.from_bytes(counters[here], sys.byteorder), further[here], rules
             )
 
-    def _settle(self, dtype: np.dtype[Any], pair: Any, address: int, further: bytes, rules: Rules) -> None:
+    def _settle(self, kinds: tuple[int, int], pair: Any, address: int, further: bytes, rules: Rules) -> None:
         """One pair that is open after both stages, exactly."""
-        kind = ctypes.c_float if dtype == np.float32 else ctypes.c_double
-        places = [kind.from_address(int(pair[side])) for side in ("cosine", "sine") if pair[side]]
-        scaled = np.array([place.value for place in places], dtype) * dtype.type(1.0 / rules.spacing)
+        dtype = np.dtype(_KINDS[kinds[0]])
+        values = [_KINDS[kinds[0]].from_address(at).value for at in pair["values"].tolist() if at]
+        places = [_KINDS[kinds[1]].from_address(at) for at in pair["results"].tolist() if at]
+        scaled = np.array(values, dtype) * dtype.type(1.0 / rules.spacing)
         whole = np.rint(scaled)
         offsets = [*(scaled - whole).tolist(), 0.0]  # the last sine of an odd block has no coordinate
         digits = np.array([[pair["u"]], [pair["v"]]])

@@ -89,6 +89,7 @@ def shared_sum(inner: Divisible, model: nn.Module, rank: Rank, work: Work) -> Cl
         norms=torch.cat([norms.to(total.norms.device) for _, norms, _ in chunks] or [torch.zeros(0, dtype=kinds)]),
         dropped=sum(one.dropped for one in shares),
         losses=torch.cat([losses.to(total.losses.device) for _, _, losses in chunks] or [torch.zeros(0, dtype=kinds)]),
+        dtype=total.dtype,
     )
 
 

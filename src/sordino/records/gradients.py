@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sordino.clipping import Clipping
 from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.gradients.assurance import Assurance
-from sordino.gradients.engine import Iterates
+from sordino.gradients.engine import Iterates, narrowest
 from sordino.gradients.memory import Pool
 from sordino.gradients.spectral import advance
 from sordino.gradients.survey import trainable
@@ -170,10 +170,10 @@ class RecordGradients:
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         self.prepare()
-        total = empty_sum(self.model)
+        total: ClippedSum | None = None
         for part in self.parts(batch, torch.initial_seed()):
-            total = add_sums(total, part())
-        return total
+            total = part() if total is None else add_sums(total, part())
+        return empty_sum(self.model) if total is None else total
 
     def prepare(self) -> None:
         """What happens to the model once before the chunks of a batch."""
@@ -250,6 +250,7 @@ def empty_sum(model: nn.Module) -> ClippedSum:
         norms=torch.zeros(0),
         dropped=0,
         losses=torch.zeros(0),
+        dtype=narrowest(trainable(model).values()),
     )
 
 
@@ -262,4 +263,5 @@ def add_sums(left: ClippedSum, right: ClippedSum) -> ClippedSum:
         norms=torch.cat([left.norms, right.norms]),
         dropped=left.dropped + right.dropped,
         losses=torch.cat([left.losses, right.losses]),
+        dtype=left.dtype if left.dtype == right.dtype else None,
     )

@@ -45,6 +45,13 @@ def pad_to(length: int, value: float = 0) -> Callable[[list[Any]], Any]:
     """A collate function: every tensor's first dimension is cut or padded with `value` to a public length.
 
     Items are (inputs, target), or dicts; a target (a number) is left as it is.
+
+    Args:
+        length: The public length.
+        value: What is filled in.
+
+    Returns:
+        The collate function.
     """
 
     def padded(item: Any) -> Any:

@@ -55,6 +55,7 @@ from sordino.errors import InputError, Refused, SordinoError
 from sordino.native import boxmuller
 from sordino.native.kernels import Parts, compiled, readable
 from sordino.native.ownership import alone
+from sordino.native.pages import buffer
 from sordino.randomness import RandomSource, Stream
 from sordino.release.ledger import Ledger
 
@@ -133,25 +134,30 @@ def release(
     fine: bool = False,
     factor: float = 1.0,
     in_place: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
     """The values with noise, each with its shape and dtype, after the release is on record.
 
     The caller vouches for `sensitivity` (in `norm`, under `entry.relation`); everything else is checked.
     What is returned is multiplied by `factor`, a public number (one over the plan's divisor): post-processing.
     in_place: the caller gives the values away. Where nothing but `values` holds them, they are overwritten.
+    dtype: of what is returned, where that is not the values' own: rounded to it after the noise, post-processing.
     """
     gaussian = isinstance(noise, Gaussian)
     spent = in_place and gaussian and widths is None and not fine and alone(values)
     _check_request(noise, norm, entry)
     kinds = {value.dtype for value in values.values()}
+    wanted = kinds if dtype is None else {dtype}
     coordinates = _check_values(values, kinds)
+    if dtype is not None and not dtype.is_floating_point:
+        raise InputError(f"what is released has a floating-point type, got {dtype}")
     width = None if widths is None else _check_widths(values, widths)
     if fine and (width is not None or not gaussian):
         raise Refused("a fine release is proven for Gaussian noise alone, without uniform noise or Laplace noise")
     lattice = choose_lattice(noise, sensitivity, coordinates, fine=fine)
     exact = fine or width is not None
     parts, own = _parts(values, torch.float64 if exact else _work_dtype(kinds, noise, lattice))
-    _check_range(values, kinds, parts, lattice, entry, 0.0 if width is None else float(width.max()), factor)
+    _check_range(values, dtype, parts, lattice, entry, 0.0 if width is None else float(width.max()), factor)
     ledger.record(
         {
             "kind": "release",
@@ -177,10 +183,11 @@ def release(
     if width is not None:
         drawn = source.stream(f"release/{entry.purpose}/uniform{salt}", entry.step).uniform(coordinates)
         parts = Parts.of([parts.joined() + width * (drawn - 0.5)])
-    if spent and own:
+    if spent and own and wanted == kinds:
         stream.rounded_sum_of(parts, parts, lattice.scale, lattice.spacing, factor)
         return dict(values)
-    return _shaped(values, kinds, _with_noise(parts, noise, lattice, stream, fine, factor))
+    result = torch.float32 if wanted == {torch.float32} else _TORCH[parts.dtype]
+    return _shaped(values, dtype, _with_noise(parts, noise, lattice, stream, fine, factor, result))
 
 
 def fine_rounding(noise: Gaussian, sensitivity: float, coordinates: int) -> float:
@@ -225,10 +232,13 @@ def _work_dtype(kinds: Set[torch.dtype], noise: Noise, lattice: Lattice) -> torc
     return torch.float64
 
 
-def _with_noise(parts: Parts, noise: Noise, lattice: Lattice, stream: Stream, fine: bool, factor: float) -> Tensor:
-    """The parts in one vector, with noise; that of a coordinate goes by its place."""
+def _with_noise(
+    parts: Parts, noise: Noise, lattice: Lattice, stream: Stream, fine: bool, factor: float, dtype: torch.dtype
+) -> Tensor:
+    """The parts in one vector, with noise; that of a coordinate goes by its place. In this dtype where that is
+    possible without another pass, otherwise in that of the parts."""
     if isinstance(noise, Gaussian) and not fine:  # g · round(v/g + s·Z): the mechanism, rounded
-        out = torch.empty(parts.size, dtype=_TORCH[parts.dtype], device="cpu")
+        out = buffer((parts.size,), dtype)
         stream.rounded_sum_of(parts, _vectors([out]), lattice.scale, lattice.spacing, factor)
         return out
     flat = torch.from_numpy(parts.joined())
@@ -236,15 +246,15 @@ def _with_noise(parts: Parts, noise: Noise, lattice: Lattice, stream: Stream, fi
     return flat if factor == 1.0 else flat.mul_(factor)
 
 
-def _shaped(values: Mapping[str, Tensor], kinds: Set[torch.dtype], flat: Tensor) -> dict[str, Tensor]:
-    """The vector in pieces that have the shapes and dtypes of the values."""
+def _shaped(values: Mapping[str, Tensor], dtype: torch.dtype | None, flat: Tensor) -> dict[str, Tensor]:
+    """The vector in pieces that have the shapes of the values, and their dtypes if no other is wanted."""
     shaped, start = {}, 0
     for name, value in values.items():
         shaped[name] = flat.as_strided(value.shape, _strides(value), start)
         start += value.numel()
-    if kinds == {flat.dtype} and all(value.is_cpu for value in values.values()):
+    if all(value.is_cpu and (dtype or value.dtype) == flat.dtype for value in values.values()):
         return shaped
-    return {name: piece.to(values[name].device, values[name].dtype) for name, piece in shaped.items()}
+    return {name: piece.to(values[name].device, dtype or values[name].dtype) for name, piece in shaped.items()}
 
 
 def _strides(value: Tensor) -> Sequence[int]:
@@ -327,7 +337,7 @@ def _end(kind: torch.dtype) -> float:
 
 def _largest(parts: Parts) -> float:
     """The largest magnitude, NaN with a NaN."""
-    kernels = compiled() if parts.dtype == np.float32 else None
+    kernels = compiled()
     if kernels is not None:
         return kernels.largest(parts)
     return float(np.max([np.maximum(-part.min(), part.max()) for part in parts.arrays() if part.size]))
@@ -335,7 +345,7 @@ def _largest(parts: Parts) -> float:
 
 def _check_range(
     values: Mapping[str, Tensor],
-    kinds: Set[torch.dtype],
+    dtype: torch.dtype | None,
     parts: Parts,
     lattice: Lattice,
     entry: Entry,
@@ -347,7 +357,8 @@ def _check_range(
         raise InputError(f"what is released can be multiplied by a number between 1e-12 and 1e12, got {factor}")
     reach = lattice.spacing * lattice.scale * 64 + width  # no noise ever gets there
     most = _end(_TORCH[parts.dtype]) / 4 * lattice.spacing
-    narrowest = min(map(_end, kinds)) / max(1.0, factor)
+    ends = {name: _end(dtype or value.dtype) / max(1.0, factor) for name, value in values.items()}
+    narrowest = min(ends.values())
     if _largest(parts) <= min(most, narrowest - reach):  # not with a NaN
         return
     for name, value in values.items():
@@ -361,9 +372,9 @@ def _check_range(
                 private=f"min {low}, max {high}",
             )
         here = max(-low, high)
-        if here + reach > _end(value.dtype) / max(1.0, factor) or here > most:
+        if here + reach > ends[name] or here > most:
             raise Refused(
-                f"the value {name!r} is so large that with this noise it leaves the range of {value.dtype}; use a "
-                "wider dtype, or a smaller clip_norm",
+                f"the value {name!r} is so large that with this noise it leaves the range of {dtype or value.dtype}; "
+                "use a wider dtype, or a smaller clip_norm",
                 private=f"it reaches {here:g}",
             )

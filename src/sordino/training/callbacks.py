@@ -40,28 +40,49 @@ class Callback:
     """`told` may end the run. Only then is an early stop accounted for."""
 
     def check(self, names: Collection[str]) -> None:
-        """Called before anything is spent with the names that `evaluate` gives; InputError where one is missing."""
+        """Called before anything is spent with the names that `evaluate` gives; InputError where one is missing.
+
+        Args:
+            names: The names of the metrics that evaluations give.
+        """
 
     def begin(self, plan: Plan, guarantee: Guarantee) -> None:
-        """Called before the first step."""
+        """Called before the first step.
+
+        Args:
+            plan: What is run.
+            guarantee: What it promises.
+        """
 
     def told(self, row: Row) -> bool | None:
-        """Called with each row of the metrics; True ends the run, where `may_stop` says so."""
+        """Called with each row of the metrics; True ends the run, where `may_stop` says so.
+
+        Args:
+            row: The metrics of one evaluation.
+        """
         return None
 
     def seen(self, row: Row) -> None:
-        """Called with the rows of a resumed run's earlier part, whose end they can't be any more."""
+        """Called with the rows of a resumed run's earlier part, whose end they can't be any more.
+
+        Args:
+            row: One row of readings.
+        """
         self.told(row)
 
     def end(self, rows: Sequence[Row]) -> None:
-        """Called after the last step, also of a run that was stopped."""
+        """Called after the last step, also of a run that was stopped.
+
+        Args:
+            rows: All rows of the run.
+        """
 
 
 @dataclass
 class EarlyStopping(Callback):
     """Ends a run when a metric of public or held-out data has not improved for `patience` evaluations.
 
-    Attributes:
+    Args:
         metric: a name that `evaluate` gives.
         patience: evaluations without improvement.
         larger: larger values are better; None: for names that end in "accuracy".

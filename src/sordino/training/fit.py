@@ -76,6 +76,7 @@ class Result:
         skipped_steps: Steps whose release was lost in an interruption: they count for ε and moved no weights.
         not_private: For your eyes only: no guarantee covers it.
         histogram: The released histogram of norms, where the plan has one.
+        stopped_at: The steps that were made, where a callback ended the run.
     """
 
     model: nn.Module

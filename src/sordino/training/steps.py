@@ -122,7 +122,9 @@ def _released(
     for batch in drawn:
         uniform = None if widths is None else _wide_enough(plan, widths(batch.step), batch.step)
         # A new dict, so that a caller who holds the original sums does not see them overwritten.
-        sums = dict(summed(gradient_sum, batch, source).sums)
+        total = summed(gradient_sum, batch, source)
+        sums, dtype = dict(total.sums), total.dtype
+        del total
         noisy = release(
             sums,
             sensitivity=plan.sensitivity,
@@ -134,7 +136,9 @@ def _released(
             widths=uniform,
             factor=1.0 / plan.divisor,
             in_place=True,
+            dtype=dtype,
         )
+        sums.clear()
         yield PrivateStep(batch.step, noisy)
 
 

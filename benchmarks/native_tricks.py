@@ -1,0 +1,171 @@
+"""What each trick that only buys speed is worth: a private step with it, over the same step without it.
+
+    python benchmarks/native_tricks.py                                     all of them: about 15 minutes
+    python benchmarks/native_tricks.py --tricks noise-loops --workloads mlp10 --seconds 2
+    python benchmarks/native_tricks.py --table benchmarks/results/native.json
+
+A trick is switched off by putting its slow form in its place, in this process alone; nothing in sordino asks whether it
+is on. Steps with and without it take turns, and the ratio is that of their processor times, side by side. A trick that
+saves less than 3 % on every workload is not worth its lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from engine import environment, save
+from heldout import WORKLOADS
+from peers import ENGINES, Step
+
+EARNED = 1.03  # time without over time with, on the workload that gains most
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def _no(*args: Any, **kwargs: Any) -> bool:
+    return False
+
+
+TRICKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "noise-loops": (
+        "noise by loops in C and the processor's AES instructions",
+        {"sordino.randomness.stream.compiled": _nothing, "sordino.randomness.keystream.compiled": _nothing},
+        ("mlp10", "words"),
+    ),
+    "sum-loops": (
+        "norms and sums by loops in C",
+        {"sordino.gradients.memory.compiled": _nothing},
+        ("mlp10", "words", "logistic", "W2"),
+    ),
+    "few-outputs": (
+        "linear maps to few outputs with the norms of their inputs, in one pass",
+        {"sordino.gradients.linear.reads_memory": _no},
+        ("logistic", "W1"),
+    ),
+    "patches": (
+        "patches of a convolution copied by a loop in C",
+        {"sordino.gradients.convolution.compiled": _nothing},
+        ("W3", "W4-64"),
+    ),
+    "depthwise": (
+        "gradients of depthwise convolutions by a loop in C",
+        {"sordino.gradients.depthwise.compiled": _nothing},
+        ("convnext", "mobilenet"),
+    ),
+    "huge-pages": (
+        "large results in huge pages",
+        {"sordino.native.pages._LARGE": 1 << 62},
+        ("words", "W4-64", "vit"),
+    ),
+    "in-place": (
+        "scaled rows and released values in the place of what nobody holds",
+        {"sordino.gradients.single.alone": _no, "sordino.release.door.alone": _no},
+        ("mlp10", "W2", "logistic"),
+    ),
+    "pool": (
+        "memory of products handed from step to step",
+        {"sordino.gradients.memory.Pool.give_back": lambda pool: pool._lent.clear()},
+        ("W4-64", "vit", "convnext"),
+    ),
+    "pulled-once": (
+        "gradients of derived tensors held from norms to sums",
+        {"sordino.gradients.pulled.PULLED_BYTES": -1},
+        ("deberta", "maxvit"),
+    ),
+}
+
+
+@contextmanager
+def without(trick: str) -> Iterator[None]:
+    """The trick's slow form in its place."""
+    with ExitStack() as stack:
+        for target, slow in TRICKS[trick][1].items():
+            stack.enter_context(mock.patch(target, slow))
+        yield
+
+
+def _turn(step: Step, seconds: float) -> float:
+    """Processor time of a step, over the steps that fit into so many seconds, or one."""
+    began, deadline, steps = time.process_time(), time.perf_counter() + seconds, 0
+    while not steps or time.perf_counter() < deadline:
+        step()
+        steps += 1
+    return (time.process_time() - began) / steps
+
+
+def measure(trick: str, workload: str, seconds: float) -> dict[str, Any]:
+    """Both forms in turns: the median of the ratios of neighbouring turns, and its quartiles."""
+    steps: list[Step] = []
+    for _ in range(2):
+        model, inputs, targets = WORKLOADS[workload].build()
+        steps.append(ENGINES["sordino"].prepare(model, inputs, targets, WORKLOADS[workload].row_loss))
+    fast, slow = steps
+
+    def slowly(do: Callable[[], Any]) -> Any:
+        with without(trick):
+            return do()
+
+    for _ in range(2):
+        fast()
+        slowly(slow)
+    ratios: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(ratios) < 5 or time.perf_counter() < end:
+        quick = _turn(fast, 0.1)
+        ratios.append(slowly(lambda: _turn(slow, 0.1)) / quick)
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return {"trick": trick, "workload": workload, "ratio": middle, "quartiles": [low, high], "turns": len(ratios)}
+
+
+def table(results: dict[str, Any]) -> str:
+    """Time without the trick over time with it, as a table of Markdown."""
+    lines = ["| trick | without it, time of a step |", "|---|---|"]
+    for trick, (title, _, _) in TRICKS.items():
+        found = [m for m in results["measurements"] if m["trick"] == trick]
+        said = ", ".join(f"{WORKLOADS[m['workload']].title} × {m['ratio']:.2f}" for m in found)
+        if found:
+            lines.append(f"| {title} | {said} |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tricks", nargs="+", choices=TRICKS, default=list(TRICKS))
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, help="in place of each trick's own")
+    parser.add_argument("--seconds", type=float, default=20.0, help="for one trick on one workload")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/native.json"))
+    parser.add_argument("--table", type=Path, metavar="JSON", help="print the table of a results file and stop")
+    options = parser.parse_args(argv)
+    if options.table:
+        print(table(json.loads(options.table.read_text())))
+        return
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {"environment": environment(), "seconds": options.seconds, "measurements": []}
+    for trick in options.tricks:
+        for workload in options.workloads or TRICKS[trick][2]:
+            found = measure(trick, workload, options.seconds)
+            results["measurements"].append(found)
+            print(f"{trick:12s} {workload:9s} without it × {found['ratio']:.3f}", flush=True)
+            save(results, options.out)
+    print("\n" + table(results))
+    for trick in options.tricks:
+        most = max(m["ratio"] for m in results["measurements"] if m["trick"] == trick)
+        if most < EARNED:
+            print(f"{trick} saves less than 3 % on all of these: it can go", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
