@@ -42,8 +42,10 @@ class Scattering2D:
 
     def __post_init__(self) -> None:
         for name, value in (("J", self.J), ("L", self.L), ("chunk", self.chunk)):
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, int) or not 1 <= value < 2**31:
                 raise InputError(f"scattering: {name} must be an integer of at least 1, not {value!r}")
+        if self.J > 16:
+            raise InputError(f"scattering: J = {self.J} octaves need images of 2^J pixels: give at most 16")
 
     @property
     def maps(self) -> int:
