@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable
 
-from sordino.errors import InputError, did_you_mean
+from sordino.errors import InputError, Refused, did_you_mean
 
 RELATIONS = ("add-remove", "replace-one")
 ACCOUNTANTS = ("pld", "rdp")
@@ -52,6 +52,15 @@ def probability(name: str, value: object, *, allow_one: bool) -> float:
 def delta_value(value: object) -> float:
     """δ in (0, 1). δ = 0 has no finite ε for Gaussian noise; δ = 1 says nothing."""
     return probability("delta", value, allow_one=False)
+
+
+def refuse_empty_delta(delta: float, records: int) -> None:
+    """Refuses a δ that promises nothing: to publish one record of n, drawn at random, is (0, 1/n)-private."""
+    if delta * records >= 1:
+        raise Refused(
+            f"δ = {delta:g} is not below 1/{records}, one over the plan's number of records: a program that publishes "
+            f"one record whole, drawn at random, would satisfy it; choose a δ well below, such as {0.1 / records:.0e}"
+        )
 
 
 def count(name: str, value: object, *, minimum: int = 1) -> int:

@@ -14,12 +14,12 @@ import pytest
 
 from small_recipes import small_toml
 from sordino.accounting.account import composed_epsilon
-from sordino.accounting.events import Release
+from sordino.accounting.events import Release, allocated
 from sordino.cli import main
 from sordino.errors import InputError, SordinoError
 from sordino.plan import Plan
 from sordino.release.ledger import Ledger
-from sordino.runs.budget import TOKEN, Budget, Cost, together
+from sordino.runs.budget import TOKEN, Budget, Cost, Limit
 
 DIGEST = "0" * 32
 
@@ -42,16 +42,48 @@ def run_folder(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def test_runs_are_composed_by_the_accountant_and_not_summed() -> None:
+LIMIT = Limit.of(3.0, 1e-5, "add-remove")
+
+
+def test_a_single_run_costs_what_its_guarantee_says_and_several_what_the_filter_says() -> None:
     one = Cost(((Release("gaussian", 4.0), 1),))
-    single, two = together([one], 1e-5, "add-remove"), together([one, one], 1e-5, "add-remove")
-    assert two == pytest.approx(composed_epsilon([(Release("gaussian", 4.0), 2)], 1e-5, "add-remove", "pld")[0])
-    assert single < two < 1.5 * single
-    apart = Cost((), 0.5, 4e-6)
-    mixed = together([one, apart], 1e-5, "add-remove")
-    assert mixed == pytest.approx(0.5 + together([one], 6e-6, "add-remove"))
-    assert together([apart, apart, apart], 1e-5, "add-remove") == float("inf"), "their δ leave nothing"
+    single, two = LIMIT.together([one]), LIMIT.together([one, one])
+    assert single == pytest.approx(composed_epsilon([(Release("gaussian", 4.0), 1)], 1e-5, "add-remove", "pld")[0])
+    fixed_beforehand = composed_epsilon([(Release("gaussian", 4.0), 2)], 1e-5, "add-remove", "pld")[0]
+    assert fixed_beforehand < two < fixed_beforehand + 0.8, "runs that may be chosen adaptively cost more"
+    assert LIMIT.together([one] * 8) < 8 * single, "and less than their sum"
+    apart = Cost((), 0.5, 2e-6)
+    assert LIMIT.together([one]) < LIMIT.together([one, apart]) < LIMIT.filtered([one]) + 0.5 + 1e-9
+    assert LIMIT.together([apart, apart, apart]) == float("inf"), "their δ take more than half"
     assert Cost.from_json(one.to_json()) == one
+
+
+def test_a_mechanism_without_a_renyi_bound_enters_the_filter_by_its_epsilon() -> None:
+    by_epoch = Cost(((allocated(4.0, 5, 5), 1),))
+    both = LIMIT.together([by_epoch, Cost(((Release("gaussian", 9.0), 1),))])
+    assert LIMIT.together([by_epoch]) < both < float("inf")
+
+
+def test_the_only_run_may_use_the_whole_budget_and_then_nothing_is_given_back(tmp_path: Path) -> None:
+    plan = Plan.dpsgd(noise_multiplier=8.0, delta=1e-5, records=100, expected_batch=100, steps=9)
+    limit = plan.guarantee().epsilon * 1.001
+    budget, folder = budget_of(tmp_path, epsilon=limit), run_folder(tmp_path, "a")
+    assert Limit.of(limit, 1e-5, "add-remove").filtered([Cost.of_plan(plan)]) > limit
+    budget.reserve(DIGEST, plan, folder)
+    reserved = budget.accounts()[0].spent
+    _ledger(folder, plan, entries=1)
+    budget.settle(folder)
+    assert budget.accounts()[0].spent == reserved
+    with pytest.raises(InputError, match="would exceed"):
+        budget.reserve(DIGEST, plan_of(100.0), run_folder(tmp_path, "b"))
+
+
+def test_the_order_of_the_filter_stays_when_the_limit_changes_after_runs(tmp_path: Path) -> None:
+    budget = budget_of(tmp_path)
+    budget.reserve(DIGEST, plan_of(20.0), run_folder(tmp_path, "a"))
+    before = budget.accounts()[0].limit.order
+    budget.set(DIGEST, "patients", 30.0, 1e-9, "add-remove", replace=True)
+    assert budget.accounts()[0].limit.order == before != Limit.of(30.0, 1e-9, "add-remove").order
 
 
 def test_a_run_that_would_exceed_the_budget_is_not_reserved(tmp_path: Path) -> None:
@@ -121,7 +153,7 @@ def test_a_killed_run_keeps_its_reservation_until_its_ledger_settles_it(tmp_path
     _ledger(folder, plan, entries=4)
     assert budget.settle_dead() == ([str(folder)], [])
     settled = budget.accounts()[0].spent
-    assert settled == pytest.approx(together([Cost(((Release("gaussian", 8.0), 4),))], 1e-5, "add-remove"))
+    assert settled == pytest.approx(LIMIT.together([Cost(((Release("gaussian", 8.0), 4),))]))
     assert settled < reserved
     budget.reserve(DIGEST, plan, folder)  # resumed: the same run, in full again and not twice
     assert budget.accounts()[0].spent == reserved
@@ -172,3 +204,8 @@ def test_a_file_that_is_no_budget_is_named(tmp_path: Path, content: bytes) -> No
     path.write_bytes(content)
     with pytest.raises(SordinoError, match=r"life\.db"):
         Budget(path)
+
+
+def test_a_run_that_protects_users_is_not_added_to_runs_that_protect_records(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="protects a user"):
+        budget_of(tmp_path).reserve(DIGEST, plan_of(9.0, unit="user"), run_folder(tmp_path, "a"))

@@ -7,12 +7,13 @@
 once it has ended, those that its ledger holds (*settled*). A run that was killed keeps its reservation until it is
 settled from its ledger. So at every moment the file says no less than was released.
 
-**How runs are composed.** Formal guarantee: let runs M_1, …, M_k on the same records be chosen adaptively. If those
-that compose release mechanisms with dominating pairs P_i, and the others are (ε_j, δ_j)-differentially private, then
-seeing all of them is (ε, δ)-differentially private with δ_s = δ − Σ δ_j and ε = ε_P(δ_s) + Σ ε_j, where ε_P is the
-privacy loss of the composed pairs (Zhu, Dong & Wang 2022, Thm 27; basic composition for the others, Dwork & Roth 2014,
-Thm 3.16). All runs have one relation: (ε, δ) under replace-one says nothing under add-remove, so a run under another
-relation than the budget's does not start.
+**How runs are composed.** Later runs may be chosen by looking at earlier ones, so they are not composed as privacy loss
+distributions, which bound mechanisms that are fixed beforehand. Formal guarantee: seeing all runs that a budget of
+(ε, δ) admits is (ε, δ)-differentially private, however they were chosen, by a Rényi filter of an order that is fixed
+when the budget is set (`accounting.adaptive`). A dataset's *only* run may instead cost what its own guarantee says,
+which is less: it is fixed beforehand. Such a run counts in full even where it stopped early, and where it has spent
+more than the filter allows, no other run can follow. All runs have one relation: (ε, δ) under replace-one says nothing
+under add-remove, so a run under another relation than the budget's does not start; nor does one that protects users.
 
 **Two runs at once.** A run is reserved in one transaction that adds up everything first: of two runs that each fit but
 not together, one starts.
@@ -40,6 +41,7 @@ from typing import Any
 
 from sordino import checks, data
 from sordino.accounting.account import checked_releases, composed_epsilon
+from sordino.accounting.adaptive import divergence, filter_order, filtered_epsilon, pure_divergence
 from sordino.accounting.events import Release
 from sordino.accounting.spent import entry_releases
 from sordino.data.own import found
@@ -54,13 +56,14 @@ from sordino.release.ledger import read_ledger
 from sordino.runs.recipe import Recipe
 from sordino.shown import up
 
-VERSION = 1
+VERSION = 2
 WAIT = 120.0  # seconds for other runs that add up their cost
 TOKEN = "budget.json"  # in the run directory: which reservation the run has
 _TABLES = """
 CREATE TABLE about (version INTEGER NOT NULL, key BLOB NOT NULL);
 CREATE TABLE datasets (
-    digest TEXT PRIMARY KEY, name TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL NOT NULL, relation TEXT NOT NULL
+    digest TEXT PRIMARY KEY, name TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL NOT NULL, relation TEXT NOT NULL,
+    filter_order REAL NOT NULL
 );
 CREATE TABLE runs (
     token TEXT PRIMARY KEY, digest TEXT NOT NULL REFERENCES datasets, folder TEXT NOT NULL, state TEXT NOT NULL,
@@ -110,16 +113,45 @@ class Cost:
         return cls(releases, known["epsilon"], known["delta"])
 
 
-def together(costs: Sequence[Cost], delta: float, relation: str) -> float:
-    """ε at δ of all of these runs, an upper bound; infinite where their own δ leave nothing of it."""
-    left = delta - math.fsum(cost.delta for cost in costs) * (1 + 1e-12)
-    apart = math.fsum(cost.epsilon for cost in costs) * (1 + 1e-12)
-    if left <= 0:
-        return math.inf
-    releases = [one for cost in costs for one in cost.releases]
-    if not releases:
-        return apart
-    return composed_epsilon(checked_releases(releases), left, relation, "pld")[0] + apart
+@dataclass(frozen=True)
+class Limit:
+    """What all runs on a dataset may cost together, and the order of the filter that adds them up."""
+
+    epsilon: float
+    delta: float
+    relation: str
+    order: float
+
+    @classmethod
+    def of(cls, epsilon: float, delta: float, relation: str) -> Limit:
+        return cls(epsilon, delta, relation, filter_order(epsilon, delta))
+
+    def filtered(self, costs: Sequence[Cost]) -> float:
+        """ε at δ of runs that were chosen adaptively."""
+        found, failures = [], []
+        for cost in costs:
+            here = divergence(cost.releases, self.order, self.relation)
+            if math.isinf(here):  # no Rényi bound is known: the run's own ε, at a quarter of δ
+                own = self.delta / 4
+                here = pure_divergence(self._alone(cost.releases, own), self.order)
+                failures.append(own)
+            found += [here, pure_divergence(cost.epsilon, self.order)]
+            failures.append(cost.delta)
+        return filtered_epsilon(found, failures, self.order, self.delta)
+
+    def together(self, costs: Sequence[Cost]) -> float:
+        """ε at δ of all of these runs, an upper bound; infinite where their own δ leave nothing of it."""
+        if len(costs) > 1:
+            return self.filtered(costs)
+        if not costs:
+            return 0.0
+        left = self.delta - costs[0].delta * (1 + 1e-12)
+        if costs[0].releases:
+            return min(self.filtered(costs), self._alone(costs[0].releases, left)) if left > 0 else math.inf
+        return costs[0].epsilon if left >= 0 or costs[0].delta <= self.delta else math.inf
+
+    def _alone(self, releases: Sequence[tuple[Release, int]], delta: float) -> float:
+        return composed_epsilon(checked_releases(releases), delta, self.relation, "pld")[0]
 
 
 @dataclass(frozen=True)
@@ -128,27 +160,23 @@ class Account:
 
     digest: str
     name: str
-    epsilon: float
-    delta: float
-    relation: str
+    limit: Limit
     runs: tuple[tuple[str, str, Cost], ...]  # folder, state, cost
 
     @property
     def spent(self) -> float:
         """ε at the account's δ of all runs, reserved ones in full."""
-        return together([cost for _, _, cost in self.runs], self.delta, self.relation)
+        return self.limit.together([cost for _, _, cost in self.runs])
 
     def to_dict(self) -> dict[str, Any]:
         spent = self.spent
         return {
             "dataset": self.digest,
             "name": self.name,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "relation": self.relation,
+            **asdict(self.limit),
             "spent": spent,
             "runs": [
-                {"folder": folder, "state": state, "epsilon": together([cost], self.delta, self.relation)}
+                {"folder": folder, "state": state, "epsilon": self.limit.together([cost])}
                 for folder, state, cost in self.runs
             ],
         }
@@ -222,15 +250,18 @@ class Budget:
             known = self._account(base, digest)
             if known is not None and not replace:
                 raise InputError(
-                    f"{self.path} has a budget for these records already (ε = {up(known.epsilon)}, δ = "
-                    f"{up(known.delta)}, {known.relation}): give --replace to change it"
+                    f"{self.path} has a budget for these records already (ε = {up(known.limit.epsilon)}, δ = "
+                    f"{up(known.limit.delta)}, {known.limit.relation}): give --replace to change it"
                 )
-            if known is not None and known.runs and known.relation != relation:
-                raise InputError(f"runs under {known.relation} are counted there: its relation can't be changed")
+            if known is not None and known.runs and known.limit.relation != relation:
+                raise InputError(f"runs under {known.limit.relation} are counted there: its relation can't be changed")
+            # the order may not follow from what was seen: with runs, it stays
+            order = known.limit.order if known is not None and known.runs else filter_order(epsilon, delta)
             base.execute(
-                "INSERT INTO datasets VALUES (?, ?, ?, ?, ?) ON CONFLICT (digest) DO UPDATE SET name = excluded.name, "
-                "epsilon = excluded.epsilon, delta = excluded.delta, relation = excluded.relation",
-                (digest, name, epsilon, delta, relation),
+                "INSERT INTO datasets VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO UPDATE SET "
+                "name = excluded.name, epsilon = excluded.epsilon, delta = excluded.delta, "
+                "relation = excluded.relation, filter_order = excluded.filter_order",
+                (digest, name, epsilon, delta, relation, order),
             )
 
     def accounts(self) -> list[Account]:
@@ -252,23 +283,29 @@ class Budget:
             known = self._account(base, digest)
             if known is None:
                 raise InputError(f"{self.path} has no budget for these records: set one with `sordino budget set`")
-            if plan.relation != known.relation:
+            limit = known.limit
+            if plan.unit != "record":
                 raise InputError(
-                    f"the budget counts under {known.relation} and this run's guarantee is under {plan.relation}: "
+                    f"the budget counts what protects a record, and this run protects a {plan.unit}: neither follows "
+                    "from the other without loss, so they are not added; run it without --budget, and count it apart"
+                )
+            if plan.relation != limit.relation:
+                raise InputError(
+                    f"the budget counts under {limit.relation} and this run's guarantee is under {plan.relation}: "
                     "neither follows from the other without loss, so they are not added; use privacy.relation = "
-                    f'"{known.relation}", or keep a budget of its own for these runs'
+                    f'"{limit.relation}", or keep a budget of its own for these runs'
                 )
             others = [
                 Cost.from_json(text)
                 for other, text in base.execute("SELECT token, cost FROM runs WHERE digest = ?", (digest,))
                 if other != token or not self._is_of(base, token, digest, folder)
             ]
-            total = together([*others, cost], known.delta, known.relation)
-            if not total <= known.epsilon:
-                spent = together(others, known.delta, known.relation)
+            total = limit.together([*others, cost])
+            if not total <= limit.epsilon:
+                spent = limit.together(others)
                 raise InputError(
-                    f"this run would exceed the budget of its records: ε = {up(spent)} of {up(known.epsilon)} at δ = "
-                    f"{up(known.delta)} is spent or reserved, and {up(total)} it would be with this run. It was not "
+                    f"this run would exceed the budget of its records: ε = {up(spent)} of {up(limit.epsilon)} at δ = "
+                    f"{up(limit.delta)} is spent or reserved, and {up(total)} it would be with this run. It was not "
                     "started. Give it less ε, or settle runs that were killed: sordino budget settle"
                 )
             if token is None or not self._is_of(base, token, digest, folder):
@@ -293,6 +330,10 @@ class Budget:
             return
         cost = Cost.of_ledger(ledger) if ledger.exists() else Cost()
         with self._transaction() as base:
+            row = base.execute("SELECT digest, cost FROM runs WHERE token = ?", (token,)).fetchone()
+            known = self._account(base, row[0]) if row is not None else None
+            if known is not None and known.limit.filtered([c for _, _, c in known.runs]) > known.limit.epsilon:
+                cost = Cost.from_json(row[1])  # admitted as the only run: nothing is given back
             base.execute(
                 "UPDATE runs SET state = 'settled', cost = ? WHERE token = ? AND folder = ? AND state = 'reserved'",
                 (cost.to_json(), token, str(out.resolve())),
@@ -323,13 +364,15 @@ class Budget:
         return bool(row == (digest, folder))
 
     def _account(self, base: sqlite3.Connection, digest: str) -> Account | None:
-        row = base.execute("SELECT name, epsilon, delta, relation FROM datasets WHERE digest = ?", (digest,)).fetchone()
+        row = base.execute(
+            "SELECT name, epsilon, delta, relation, filter_order FROM datasets WHERE digest = ?", (digest,)
+        ).fetchone()
         if row is None:
             return None
         runs = base.execute("SELECT folder, state, cost FROM runs WHERE digest = ? ORDER BY rowid", (digest,))
         costs = tuple((folder, state, Cost.from_json(text)) for folder, state, text in runs)
-        name, epsilon, delta, relation = row
-        return Account(digest, name, epsilon, delta, relation, costs)
+        name, *limit = row
+        return Account(digest, name, Limit(*limit), costs)
 
 
 @contextmanager

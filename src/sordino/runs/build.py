@@ -203,7 +203,9 @@ def plan_from(
     method = method_of(recipe)
     method.check_recipe(recipe)
     check_unit(recipe)
-    return method.from_recipe(Request(recipe, clipping, records, statistics_of(recipe), shape, classes))
+    plan = method.from_recipe(Request(recipe, clipping, records, statistics_of(recipe), shape, classes))
+    checks.refuse_empty_delta(plan.delta, plan.records)
+    return plan
 
 
 def one_of(known: Mapping[str, T], name: str, key: str) -> T:

@@ -199,6 +199,7 @@ def _job(
     """What `train` was asked for, checked; nothing has been written."""
     settings = settings or Settings()
     folder = Path(out) if out is not None else None
+    checks.refuse_empty_delta(plan.delta, plan.records)
     check_declared(plan)
     if isinstance(optimizer, Optimizer):
         raise InputError(
