@@ -58,7 +58,7 @@ def refuse_empty_delta(delta: float, records: int) -> None:
     """Refuses a δ that promises nothing: to publish one record of n, drawn at random, is (0, 1/n)-private."""
     if delta * records >= 1:
         raise Refused(
-            f"δ = {delta:g} is not below 1/{records}, one over the plan's number of records: a program that publishes "
+            f"δ = {delta!r} is not below 1/{records}, one over the plan's number of records: a program that publishes "
             f"one record whole, drawn at random, would satisfy it; choose a δ well below, such as {0.1 / records:.0e}"
         )
 

@@ -154,7 +154,7 @@ def test_a_shared_row_is_found_before_anything_is_written(tmp_path: Path, monkey
     from sordino import data
 
     dataset = replace(data.load("fashion-mnist-mini"), train=whole)
-    monkeypatch.setattr(data, "load", lambda *_: dataset)
+    monkeypatch.setattr(data, "read", lambda *_: dataset)
     recipe = read(tmp_path, 'public.shared="refuse"', f"public.seed={seed}")
     with pytest.raises(InputError, match="some private rows have the same content"):
         run_recipe(recipe, tmp_path / "out", progress=False)

@@ -36,6 +36,7 @@ from sordino.audit.pipeline import Trace, leaked, moved, short, small, told_apar
 from sordino.audit.sampling_check import sampling_findings
 from sordino.audit.tap import Call, Cut, watched
 from sordino.errors import ClaimBroken, InputError, Refused, SordinoError
+from sordino.shown import down, up
 from sordino.split import Split
 
 if TYPE_CHECKING:
@@ -350,7 +351,7 @@ def one_run(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Ou
     return (
         result.canaries,
         wrong,
-        f"ε ≥ {result.epsilon_lower:.3f} of {result.epsilon_claimed:.3f} in {result.steps} steps",
+        f"ε ≥ {down(result.epsilon_lower)} of {up(result.epsilon_claimed)} in {result.steps} steps",
     )
 
 

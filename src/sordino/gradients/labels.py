@@ -105,7 +105,12 @@ class Book:
 
     def state(self, t: Tensor) -> Before:
         """The tensor with its version and label, before an operation."""
-        return t, version(t), self._of.get(id(t))
+        return t, version(t), self._entry(t)
+
+    def _entry(self, t: Tensor) -> Entry | None:
+        """What is known of this tensor; not of one that had its place in memory before."""
+        found = self._of.get(id(t))
+        return found if found is not None and found[0]() is t else None
 
     def put(self, t: Tensor, label: Lineage) -> None:
         if not t.numel():
@@ -249,7 +254,7 @@ class Book:
         """After an operation: every argument that it wrote to has a label for what it holds now, and tensors that share
         its memory hold that as well: their rows are not known any more, unless the label stayed the same."""
         for t, old, entry in before:
-            now, found = version(t), self._of.get(id(t))
+            now, found = version(t), self._entry(t)
             if now == old and (found is entry or (found and entry and found[1] == entry[1])):
                 continue
             if found is not None and found[3] != now:  # no rule said what was written
@@ -262,7 +267,7 @@ class Book:
             self._shared(t, old, entry)
 
     def _shared(self, t: Tensor, old: int, entry: Entry | None) -> None:
-        after = self._of.get(id(t))
+        after = self._entry(t)
         label, was = (None if e is None else e[1] for e in (after, entry))
         same, now, place = label == was and not isinstance(label, Owners), version(t), _place(t)
         if place is None:

@@ -90,6 +90,8 @@ class Plan(metaclass=_Makers):
         statistics: Further releases in the same budget.
         public: Rows that the guarantee does not protect, besides the private ones.
         contribution: What one record's vector is made of.
+        unit: What is protected: a record, or a user with all rows.
+        rows_per_user: Of a user's rows at most so many take part in a step; None: all of them.
 
     Raises:
         InputError: a value is wrong.

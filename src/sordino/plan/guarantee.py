@@ -37,6 +37,7 @@ class Guarantee:
         epsilon_lower: A lower bound on the ε of this mechanism, where one is known.
         secure: False if a known seed drives the noise.
         method: The method's name.
+        unit: What is protected: a record, or a user with all rows.
         beside: Further figures that belong to this ε, by name.
     """
 

@@ -46,7 +46,9 @@ def fitted(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> Any:
     if _classifies(loss) and isinstance(targets, Tensor) and targets.ndim == 1:
         targets = _labels(targets)
     same = inputs is pair[0] and targets is pair[1]
-    return dataset if same and not isinstance(dataset, tuple | list) else Split(inputs, targets)
+    if isinstance(dataset, tuple | list):
+        return inputs, targets
+    return dataset if same else Split(inputs, targets)
 
 
 def _classifies(loss: Any) -> bool:

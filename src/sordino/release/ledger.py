@@ -133,6 +133,13 @@ class Ledger:
         """Refuses a ledger that does not contain everything up to `head`: it was lost, emptied, cut or rolled back.
 
         A ledger that has come further is what a kill leaves, and is accepted.
+
+        Args:
+            head: the number of releases and the hash that another file holds.
+            said_by: that file, for the message.
+
+        Raises:
+            SordinoError: the ledger does not contain them.
         """
         at = {digest.hex(): count for digest, count in zip(self._opened.hashes, self._opened.counts, strict=True)}
         if at.get(head.hash) == head.entries:

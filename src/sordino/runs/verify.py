@@ -263,7 +263,7 @@ def _recipe(found: _Found) -> str:
         raise _Disagreement(f"{RECIPE} gives another plan than the ledger's: {other}")
     asked = recipe.privacy.epsilon
     if found.epsilon is not None and asked is not None and found.epsilon > asked * (1 + EQUAL):
-        raise _Disagreement(f"{RECIPE} asks for ε = {asked:g}, {up(found.epsilon)} was spent")
+        raise _Disagreement(f"{RECIPE} asks for ε = {up(asked)}, {up(found.epsilon)} was spent")
     return "the recipe gives the ledger's plan"
 
 

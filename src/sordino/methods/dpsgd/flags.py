@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from sordino.console import Commands, add_json, emit
-from sordino.shown import up
+from sordino.shown import down, up
 
 SHARED = (
     "steps",
@@ -100,7 +100,7 @@ def _rows(found: dict[str, Any]) -> dict[str, str]:
     rdp = found["epsilon_rdp"]
     return {
         "ε": f"{up(found['epsilon'], 6)} at δ = {up(found['delta'])} ({found['accountant']})",
-        "ε at least": "no bound" if found["epsilon_lower"] is None else f"{found['epsilon_lower']:.6g}",
+        "ε at least": "no bound" if found["epsilon_lower"] is None else down(found["epsilon_lower"], 6),
         "ε by Rényi": "no bound" if rdp is None else up(rdp, 6),
         "relation": found["relation"],
         "sampler": found["sampler"],
