@@ -9,10 +9,11 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from sordino.plan.attack import FALSE_ALARMS
@@ -52,13 +53,8 @@ class Verdict:
 def render(run: Run) -> str:
     """The page as a string of HTML."""
     style = _resource("page.css")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(
-        epsilon=numbers.epsilon, lower=numbers.lower, power=numbers.power, plain=numbers.plain, percent=numbers.percent,
-        seconds=numbers.seconds,
-    )  # fmt: skip
     guarantee = _guarantee(run.result) | {"delta": run.header.get("delta", run.result.get("delta"))}
-    return environment.from_string(_resource("page.html")).render(
+    return _template().render(
         run=run,
         result=run.result,
         guarantee=guarantee,
@@ -284,6 +280,16 @@ def _flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
 
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@lru_cache(maxsize=1)
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(
+        epsilon=numbers.epsilon, lower=numbers.lower, power=numbers.power, plain=numbers.plain, percent=numbers.percent,
+        seconds=numbers.seconds,
+    )  # fmt: skip
+    return environment.from_string(_resource("page.html"))
 
 
 def _resource(name: str) -> str:
