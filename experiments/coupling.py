@@ -39,6 +39,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from provenance import origin
 from sordino import data, features, nets
 from sordino.clipping import AutomaticClip, FlatClip
 from sordino.errors import InputError
@@ -48,7 +49,6 @@ from sordino.methods.coupling import DPMD, AdaMix, Constant, Equation5, LeastErr
 from sordino.plan import Plan
 from sordino.plan.public import PublicSet, drop_shared_rows, split_public
 from sordino.runs.prepared import test_metrics
-from sordino.runs.results import environment
 from sordino.training import Settings, train
 
 EPSILON, DELTA, SHARES, TUNED_AT = 2.0, 1e-5, (0.05, 0.2), 0.05
@@ -352,6 +352,7 @@ def work(part: str, out: Path, columns: tuple[str, ...], seeds: int, epochs: flo
             continue
         runs[job.key] = run(job)
         document = {
+            **origin(f"python experiments/coupling.py --part {part}"),
             "setting": {
                 "part": part, "epsilon": EPSILON, "delta": DELTA, "epochs": length, "batch": PARTS[part].batch,
                 "public_batch": PARTS[part].public_batch, "momentum": 0.9, "schedule": "cosine",
@@ -360,7 +361,6 @@ def work(part: str, out: Path, columns: tuple[str, ...], seeds: int, epochs: flo
             },
             "table": table(runs, length),
             "runs": runs,
-            "environment": environment(),
         }  # fmt: skip
         write_atomically(out, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
         print(job.key, f"{runs[job.key]['accuracy']:.4f}", runs[job.key]["core_seconds"], flush=True)

@@ -12,14 +12,18 @@ from sordino.runs.results import environment
 SOURCE = Path(sordino.__file__).parent
 
 
-def commit() -> str:
+def commit(*further: Path) -> str:
     """The commit of the source that runs, with "+changes" where its tracked files differ from it.
+
+    Args:
+        further: other places of the same checkout whose tracked files count too.
 
     Returns:
         Ten digits of the hash; or why there is none: the package is not in a checkout, or git is missing.
     """
     try:
-        head, changed = _git("rev-parse", "--short=10", "HEAD"), _git("status", "--porcelain", "-uno", "--", ".")
+        head = _git("rev-parse", "--short=10", "HEAD")
+        changed = _git("status", "--porcelain", "-uno", "--", ".", *map(str, further))
     except (OSError, subprocess.SubprocessError):
         return f"no checkout: sordino {sordino.__version__}"
     return head + ("+changes" if changed else "")
