@@ -3,8 +3,8 @@
     python experiments/results_page.py            write the page
     python experiments/results_page.py --check    exit 1 where the page is not what the files say
 
-Everything on the page is read from the files; a test compares the two. A file of trainings that is older than the engine
-that would make it today is marked: its figures stand until they are measured again.
+Everything on the page is read from the files; a test compares the two. A file of trainings that is older than today's
+engine is marked: its figures stand until they are measured again.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def monotonicity(document: Document) -> str:
 
 def plain(document: Document) -> str:
     """The numbers and notes of a file that has no table of accuracies."""
-    left = ("command", "commit", "torch", "written", "origin_note", "environment", "sources")
+    left = ("command", "commit", "torch", "written", "origin_note", "environment", "sources", "note")
     rows = [
         [key, str(value) if not isinstance(value, list | dict) else f"{len(value)} entries"]
         for key, value in document.items()
@@ -206,9 +206,9 @@ def page() -> str:
     paths = sorted(RESULTS.glob("*.json"))
     marked = [path.stem for path in paths if older(path.stem, json.loads(path.read_text(encoding="utf8")))]
     head = (
-        "# Results\n\nMade by `python experiments/results_page.py` from the files in `experiments/results`; nothing here is "
-        "written by hand. ± is one standard deviation over the seeds unless it says otherwise. Where a file's commit was "
-        "not recorded when it was written, it is the commit that added it (`origin_note` in the file).\n\n"
+        "# Results\n\nMade by `python experiments/results_page.py` from the files in `experiments/results`; nothing "
+        "here is written by hand. ± is one standard deviation over the seeds unless it says otherwise. Where a file's "
+        "commit was not recorded when it was written, it is the commit that added it (`origin_note` in the file).\n\n"
         f"{len(marked)} of {len(paths)} files were measured before today's engine ({ENGINE}) and are marked."
     )
     return "\n\n".join([head, *map(section, paths)]) + "\n"

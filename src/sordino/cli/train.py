@@ -25,8 +25,8 @@ def add(commands: Commands) -> None:
         "the best one known for that set: settings chosen on held-out training rows, with the test accuracy that was "
         "measured with them.",
         epilog="example: sordino train experiments/recipes/fashion_mnist_scattering_linear.toml "
-        "--set privacy.epsilon=1 --out runs/eps1; or sordino train --dataset fashion-mnist --epsilon 3. Which method is "
-        "for whom, measured: docs/which_method.md",
+        "--set privacy.epsilon=1 --out runs/eps1; or sordino train --dataset fashion-mnist --epsilon 3. Which method "
+        "is for whom, measured: docs/which_method.md",
     )
     parser.add_argument("recipe", type=Path, metavar="RECIPE.toml", nargs="?", help="or --dataset and --epsilon")
     _add_best_flags(parser)
