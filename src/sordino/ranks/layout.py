@@ -7,7 +7,7 @@ shorter or empty. Parameters are put into groups by the module that fully_shard 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,6 +167,61 @@ def bytes_by(group: Sequence[Divided]) -> list[Divided]:
     return sorted(group, key=lambda one: -one.parameter.element_size())
 
 
-def named(layout: Layout, weights: Mapping[str, Tensor]) -> dict[int, str]:
-    """From the identity of an earlier value of a parameter to its name."""
-    return {id(value): name for name, value in weights.items()}
+def whole_of(tensor: Tensor) -> Tensor:
+    """The whole of a shard, at every rank: all of them ask together. Any other tensor is itself."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[no-any-return]
+
+
+def shard_of(parameter: Any, whole: Tensor) -> Tensor:
+    """This rank's shard of a whole tensor, of the parameter's layout."""
+    one = Divided("", parameter, -1)
+    first, last = one.rows(parameter.device_mesh.get_local_rank(), parameter.device_mesh.size())
+    return one.like(whole[first:last].clone())
+
+
+def shard_blocks(model: nn.Module) -> nn.Module:
+    """Applies fully_shard to the blocks of a model and then to the model itself, over all ranks; returns it.
+
+    Blocks are the members of its outermost lists and sequences (nn.ModuleList, nn.Sequential) that have parameters.
+
+    Raises:
+        Refused: the model can't be sharded; what torch says of it is in the sentence.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    try:
+        for block in _blocks(model):
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    except (ValueError, RuntimeError, AssertionError, NotImplementedError) as error:
+        raise Refused(f"the model can't be sharded: {error}") from error
+    return model
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The outermost members of lists and sequences; none where two of them share a parameter."""
+    found: list[nn.Module] = []
+    waiting: list[nn.Module] = [model]
+    while waiting:
+        module = waiting.pop()
+        for child in module.children():
+            inside = isinstance(module, nn.ModuleList | nn.Sequential)
+            if inside and not isinstance(child, nn.ModuleList) and any(True for _ in child.parameters()):
+                found.append(child)
+            elif not inside or isinstance(child, nn.ModuleList):
+                waiting.append(child)
+    held = [id(p) for block in found for p in block.parameters()]
+    outside = {id(p) for p in model.parameters()} - set(held)
+    shared = len(held) != len(set(held)) or any(id(p) in outside for block in found for p in block.parameters())
+    return [] if shared else found
+
+
+def gather_into(model: nn.Module, plain: nn.Module) -> nn.Module:
+    """`plain`, which is the same model and not sharded, with the weights of `model`: all ranks ask together."""
+    theirs = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    with torch.no_grad():
+        for name, tensor in [*plain.named_parameters(), *plain.named_buffers()]:
+            tensor.copy_(whole_of(theirs[name]))
+    return plain

@@ -44,15 +44,21 @@ def sealed(tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> bytes:
 
 
 def write_sealed(
-    path: Path | None, tensors: Mapping[str, Tensor], document: Mapping[str, Any], whole: Callable[[Tensor], Tensor]
+    path: Path | None,
+    tensors: Mapping[str, Tensor],
+    document: Mapping[str, Any],
+    whole: Callable[[Tensor], Tensor],
+    *,
+    private: bool,
 ) -> None:
-    """`sealed` into a file (mode 0600), one tensor at a time, so that no more than one is in memory whole.
+    """`sealed` into a file, one tensor at a time, so that no more than one is in memory whole.
 
     Args:
         path: Where to; None: the tensors are gathered for another process that writes them.
         tensors: The tensors, or shards of them, in the same order at every process.
         document: As for `sealed`.
         whole: A whole tensor of a shard; called once for each tensor, also if the file can't be written.
+        private: Nobody but its owner may read the file.
 
     Raises:
         SordinoError: the file can't be written.
@@ -62,9 +68,9 @@ def write_sealed(
         if path is not None:
             text = json.dumps({"format": FORMAT, **document})
             header = _header(tensors, {"sha256": _BLANK, "sordino": text})
-            start, end = _place(header)
+            start, _ = _place(header)
             digest = hashlib.sha256(header)
-            with written_atomically(path, private=True) as file:
+            with written_atomically(path, private=private) as file:
                 file.write(header)
                 for tensor in waiting:
                     content = whole(tensor).detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data

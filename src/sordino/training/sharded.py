@@ -19,7 +19,7 @@ from sordino import ranks
 from sordino.errors import InputError, Refused, SordinoError
 from sordino.plan.core import Plan
 from sordino.randomness import RandomSource
-from sordino.ranks.layout import reshard
+from sordino.ranks.layout import reshard, shard_of, whole_of
 from sordino.ranks.run import heard
 from sordino.ranks.sharded import Batch, Done, release_batch, sum_batch
 from sordino.ranks.store import Store
@@ -99,7 +99,7 @@ class ShardedLoop(Loop):
         made = self._state(state, done, average, seconds)
         tensors, document = made.content(self.fingerprint)
         folder = self.checkpoints
-        write_sealed(None if folder is None else made.place(folder), tensors, document, _whole)
+        write_sealed(None if folder is None else made.place(folder), tensors, document, whole_of, private=True)
         if folder is not None:
             remove_older(folder)
 
@@ -135,13 +135,7 @@ class ShardedLoop(Loop):
         one = None if name is None else {one.name: one for one in self.store.layout.all()}[name]
         if one is None or whole.shape != one.shape:  # a number of steps, a buffer
             return whole
-        first, last = one.rows(self.rank.number, self.rank.size)
-        return one.like(whole[first:last].clone())
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """The whole of a shard, at every rank."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[no-any-return]
+        return shard_of(one.parameter, whole)
 
 
 def _sent(rank: ranks.Rank, tensor: Tensor | None) -> Tensor:
