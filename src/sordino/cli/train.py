@@ -42,6 +42,12 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--budget", type=Path, metavar="FILE", help="count the run in this budget (sordino budget), or don't start"
     )
+    parser.add_argument(
+        "--shard",
+        action="store_true",
+        help="under torchrun: divide the model over the processes (fully_shard), for models that are too large for one; "
+        "results are the same",
+    )
     parser.add_argument("--resume", action="store_true", help="go on with the run in the directory, if there is one")
     parser.add_argument(
         "--adopt",
@@ -126,8 +132,11 @@ def _run(arguments: argparse.Namespace, recipe: Recipe, resume: bool) -> int:
     given: Path | None = getattr(arguments, "sign", None)
     key = None if given is None else private_key(given)  # a wrong one is found before anything is spent
     budget, adopt = getattr(arguments, "budget", None), getattr(arguments, "adopt", False)  # the demo has none
+    shard = getattr(arguments, "shard", False)
     with from_environment() as rank:
-        result = run_recipe(recipe, out, resume=resume, data_dir=arguments.data_dir, budget=budget, adopt=adopt)
+        result = run_recipe(
+            recipe, out, resume=resume, data_dir=arguments.data_dir, budget=budget, adopt=adopt, shard=shard
+        )
     if rank is not None and not rank.leads:
         return 0
     if key is not None:
