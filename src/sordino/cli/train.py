@@ -45,8 +45,8 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--shard",
         action="store_true",
-        help="under torchrun: divide the model over the processes (fully_shard), for models that are too large for one; "
-        "results are the same",
+        help="under torchrun: divide the model over the processes (fully_shard), for models that are too large for "
+        "one; results are the same",
     )
     parser.add_argument("--resume", action="store_true", help="go on with the run in the directory, if there is one")
     parser.add_argument(
