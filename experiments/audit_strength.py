@@ -15,7 +15,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from provenance import add_run, read_runs
 from sordino import data
 from sordino.audit import audit_plan
 from sordino.audit.black_box import audit_black_box, fitted
+from sordino.audit.bounds import Curve
 from sordino.audit.one_run import largest_rejected
 from sordino.audit.scores import Scorer, simulate
 from sordino.plan import Plan
@@ -67,7 +69,7 @@ def white() -> Iterator[Job]:
     for rate, steps in SETTINGS:
         for runs in RUNS:
             for seed in SEEDS:
-                yield f"white q={rate} runs={runs} seed={seed}", lambda a=(rate, steps, runs, seed): audited(*a)
+                yield f"white q={rate} runs={runs} seed={seed}", partial(audited, rate, steps, runs, seed)
 
 
 def ceiling_of(rate: float, steps: int, canaries: int) -> Row:
@@ -81,22 +83,27 @@ def ceiling_of(rate: float, steps: int, canaries: int) -> Row:
         true = float((inside > threshold).mean())
         least = float(stats.beta.ppf(0.025, each * true, each * (1 - true) + 1))
         most = float(stats.beta.ppf(0.975, each * false + 1, each * (1 - false)))
-        best = max(best, largest_rejected(plan, lambda c, a=least, b=most: c.least_false(a) > b))  # type: ignore[misc]
+        best = max(best, largest_rejected(plan, partial(_beyond, least, most)))
     return {"rate": rate, "steps": steps, "canaries": canaries, "epsilon_lower": best, "share": best / EPSILON}
+
+
+def _beyond(least: float, most: float, curve: Curve) -> bool:
+    """Whether the curve forbids true alarms of at least `least` with false ones of at most `most`."""
+    return curve.least_false(least) > most
 
 
 def ceiling() -> Iterator[Job]:
     for rate, steps in SETTINGS:
         for runs in RUNS:
             count = runs * CANARIES
-            yield f"ceiling q={rate} canaries={count}", lambda a=(rate, steps, count): ceiling_of(*a)
+            yield f"ceiling q={rate} canaries={count}", partial(ceiling_of, rate, steps, count)
 
 
 def false() -> Iterator[Job]:
     """Full batches, where the accountant is exact and the mechanism lies on its claim."""
     for runs, canaries in ((1, 7800), (4, 1950)):
         for first in range(0, 200, 20):
-            yield f"false runs={runs} seeds={first}", lambda a=(runs, canaries, first): _false(*a)
+            yield f"false runs={runs} seeds={first}", partial(_false, runs, canaries, first)
 
 
 def _false(runs: int, canaries: int, first: int) -> Row:
@@ -110,7 +117,7 @@ def _false(runs: int, canaries: int, first: int) -> Row:
 def black(data_dir: Path | None) -> Iterator[Job]:
     """500 pictures of MNIST, which the initial weights fit; the record is noise, of the class that fits it least."""
     for hidden, epsilon, runs in ((None, 10.0, 1600), (None, 4.0, 800)):
-        yield f"black {hidden or 'linear'} ε={epsilon}", lambda a=(hidden, epsilon, runs): _black(*a, data_dir)
+        yield f"black {hidden or 'linear'} ε={epsilon}", partial(_black, hidden, epsilon, runs, data_dir)
 
 
 def _black(hidden: int | None, epsilon: float, runs: int, data_dir: Path | None) -> Row:
@@ -162,7 +169,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=TARGET)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    made = {"white": white, "ceiling": ceiling, "false": false, "black": lambda: black(arguments.data_dir)}
+    made: Mapping[str, Callable[[], Iterator[Job]]] = {
+        "white": white, "ceiling": ceiling, "false": false, "black": partial(black, arguments.data_dir)
+    }  # fmt: skip
     for part in arguments.parts or made:
         for key, job in made[part]():
             if key not in read_runs(arguments.json):
