@@ -25,6 +25,7 @@ from sordino.gradients.pulled import Pullback, Pulled, Viewed
 from sordino.gradients.refusals import Aside, early, one_pass
 from sordino.gradients.rows import Chunk, call, tensors, tree_map
 from sordino.gradients.rules import RULEBOOK
+from sordino.gradients.shards import Shards
 from sordino.gradients.slots import Slot, Use, check_held, not_implemented
 from sordino.gradients.survey import Held, check_state
 from sordino.gradients.tape import Tape
@@ -44,6 +45,7 @@ class Setup:
     pool: Pool = field(default_factory=Pool)
     once: bool = False  # as in Frame
     memory: PassMemory = field(default_factory=lambda: PassMemory())
+    shards: Shards | None = None  # of a model whose parameters are divided over processes
 
     @property
     def device(self) -> str:
@@ -116,7 +118,8 @@ class Pass:
         memory, model = setup.memory, setup.model
         modules = [m for m in (model, setup.loss) if isinstance(m, nn.Module)]
         held = ModuleTensors(modules)
-        self.tape = Tape(model, setup.parameters, values, rows, RULEBOOK, lambda t: memory.is_constant(t, held))
+        whole = None if setup.shards is None else setup.shards.whole
+        self.tape = Tape(model, setup.parameters, values, rows, RULEBOOK, lambda t: memory.is_constant(t, held), whole)
         self.rows, self.setup = rows, setup
         self.given = [*tensors(inputs), *tensors(targets)]
         before = [held.version for held in setup.state]
