@@ -20,6 +20,7 @@ from sordino.plan.attack import FALSE_ALARMS
 from sordino.report import numbers
 from sordino.report.instruments import instrument_figures
 from sordino.report.ledger_table import group_releases
+from sordino.report.membership import shown_membership
 from sordino.report.pictures import shown
 from sordino.report.plots import Series, bar_plot, line_plot
 from sordino.report.reading import Run
@@ -74,6 +75,7 @@ def render(run: Run) -> str:
         read_private=_read_private(run.recipe),
         histogram=_histogram(run.histogram),
         pictures=shown(run.pictures),
+        membership=shown_membership(run.membership),
         environment=_flat(run.result.get("environment")),
         style=Markup(style),
         style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
