@@ -308,7 +308,7 @@ def _fit(
             widths=job.update.widths(loop.optimizer),
         )  # fmt: skip
         skipped = int(state.scalars.get("skipped_steps", 0)) + start - state.step
-        say(job.said, settings.progress)
+        say(job.said or header(plan, guarantee, None), settings.progress)
         for callback in job.callbacks:
             callback.begin(plan, guarantee)
         ran = loop.run(steps, replace(state, step=start, scalars={**state.scalars, "skipped_steps": skipped}), plan)
