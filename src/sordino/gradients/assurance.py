@@ -34,7 +34,7 @@ from sordino.gradients.interaction import (
     wide,
 )
 from sordino.gradients.measure import NotFinite
-from sordino.gradients.neutral import Neutral
+from sordino.gradients.neutral import neutral
 from sordino.gradients.passes import PassMemory, Setup, contributions
 from sordino.gradients.rows import Chunk, call, take
 from sordino.gradients.survey import Held, check_state
@@ -72,7 +72,7 @@ class Assurance:
             return
         with _undisturbed(setup):
             if new:
-                with Neutral():
+                with neutral():
                     check_attribution(setup, data, chunk)
                     if not independent:
                         check_lengths(setup, data, chunk.rows)
@@ -80,9 +80,9 @@ class Assurance:
             if (new and not independent) or due or not self.grouped:
                 variants = EVERY if new and not independent else FEW
                 for level in (0.5,) if independent else LEVELS:
-                    with Neutral(level) as neutral:
+                    with neutral(level) as mode:
                         check_groups(setup, data, chunk.rows, variants, self.batches)
-                    if not neutral.asked:
+                    if not mode.asked:
                         break
                 check_places(setup, data, chunk.rows, variants, self.batches)
                 self.grouped += 1

@@ -119,7 +119,7 @@ class Pass:
         self.tape = Tape(model, setup.parameters, values, rows, RULEBOOK, lambda t: memory.is_constant(t, held))
         self.rows, self.setup = rows, setup
         self.given = [*tensors(inputs), *tensors(targets)]
-        before = [held.version for held in setup.state]
+        before, seed = [held.version for held in setup.state], torch.initial_seed()
         self.tape.arrived = early
         try:
             self.tape.mark_rows((inputs, targets))
@@ -129,6 +129,7 @@ class Pass:
                 self.losses = setup.loss(outputs, targets)
             _check_losses(self.losses, rows)
             check_state(setup.state, before)
+            _check_seed(seed)
             _check_crossed(self.tape.book.crossed)
             label = self.tape.book.lineage(self.losses) if self.tape.book.holds(self.losses) else None
         except BaseException:
@@ -181,6 +182,15 @@ def _check_crossed(operation: str | None) -> None:
             f"{operation}: combines what belongs to one record with what was computed over several (a mean, a maximum, "
             "a ranking over the batch, or another record), so records interact; make it work row by row, over the "
             "other dimensions only"
+        )
+
+
+def _check_seed(before: int) -> None:
+    if torch.initial_seed() != before:
+        raise Refused(
+            "the forward pass seeds torch's random generator, so the masks of this and later batches are known to "
+            "whoever knows the seed, and a record that is taken out moves those of all later ones; leave out "
+            "torch.manual_seed, then the run's secret randomness is drawn from"
         )
 
 

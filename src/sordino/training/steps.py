@@ -32,6 +32,7 @@ from sordino.plan.contribution import Contribution
 from sordino.plan.core import Plan
 from sordino.plan.explained import Explained
 from sordino.randomness import RandomSource
+from sordino.randomness.masks import masks_of
 from sordino.records.companions import refuse_undeclared
 from sordino.records.gradients import GradientSum
 from sordino.records.reading import as_records, users_of
@@ -149,8 +150,7 @@ def summed(gradient_sum: GradientSum, batch: LogicalBatch, source: RandomSource)
     out would give all later ones other masks, and move the sum by more than a record's share. With secret masks the
     two runs are compared with each record keeping its own (docs/guarantees/clipping_bias.md).
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(source.stream("dropout", batch.step).bits64(1)[0]) >> 1)
+    with masks_of(int(source.stream("dropout", batch.step).bits64(1)[0]) >> 1):
         return gradient_sum(batch)
 
 
