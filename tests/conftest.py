@@ -5,15 +5,25 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from torch import Tensor, nn
 
 torch.set_num_threads(1)
+
+# The same examples in every run, and no limits of wall-clock time: a loaded machine changes no result. To look for new
+# examples: pytest --hypothesis-profile=search.
+TIMED = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile("same", derandomize=True, deadline=None, database=None, suppress_health_check=TIMED)
+settings.register_profile("search", deadline=None, suppress_health_check=TIMED)
+settings.load_profile("same")
 
 HERE = Path(__file__).parent
 SLOW = HERE / "slow.json"
@@ -36,6 +46,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(marker)
         if function_of(item) in slow:
             item.add_marker("slow")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Every test begins with the same global random state, whichever tests ran before it in its process."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - the global state is what libraries draw from
+    torch.manual_seed(0)
 
 
 def function_of(item: pytest.Item) -> str:

@@ -94,7 +94,21 @@ def _refuse_boundless(arguments: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     from sordino import __version__
-    from sordino.cli import account, attack, audit, budget, card, data, doctor, predict, report, sweep, train, verify
+    from sordino.cli import (
+        account,
+        attack,
+        audit,
+        budget,
+        card,
+        compare,
+        data,
+        doctor,
+        predict,
+        report,
+        sweep,
+        train,
+        verify,
+    )
     from sordino.registry import command_modules
 
     parser = argparse.ArgumentParser(
@@ -106,6 +120,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"sordino {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     own = (doctor, audit, attack, verify, report, card, budget, data)
-    for command in (train, predict, sweep, account, *command_modules(), *own):
+    for command in (train, predict, sweep, compare, account, *command_modules(), *own):
         command.add(commands)
     return parser

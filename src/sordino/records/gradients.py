@@ -7,7 +7,7 @@ that `private_steps` can refuse one that is not the plan's. Whoever wraps a grad
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -20,6 +20,7 @@ from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.gradients.assurance import Assurance
 from sordino.gradients.engine import Iterates, narrowest
 from sordino.gradients.memory import Pool
+from sordino.gradients.shards import Shards
 from sordino.gradients.spectral import advance
 from sordino.gradients.survey import trainable
 from sordino.plan.contribution import Augmentation, Contribution, InnerMomentum
@@ -133,6 +134,8 @@ class RecordGradients:
     rows_per_record: int = 1  # the public bound on it, by which the chunks of a batch are divided
     pool: Pool = field(default_factory=Pool, repr=False)  # the memory of the last step's products, for the next one's
     assurance: Assurance = field(default_factory=Assurance, repr=False)  # what was checked of the model's programs
+    shards: Shards | None = field(default=None, repr=False)  # of a model whose parameters are divided over processes
+    most: int = LONGEST_SUM  # records in one chunk, however large the batch's
 
     @property
     def contribution(self) -> Contribution:
@@ -147,9 +150,7 @@ class RecordGradients:
     def parts(self, batch: LogicalBatch, seed: int) -> list[Callable[[], ClippedSum]]:
         """One function for each chunk of the batch, to be called in any order and anywhere: their results add up to the
         sum, whatever the order (`on_grid`). Chunks and their masks (dropout) follow from the batch and `seed`."""
-        rows = self.rows_per_record * (1 if self.views is None else self.views.views)
-        most = LONGEST_SUM if rows == 1 else max(1, min(LONGEST_SUM, batch.chunk) // rows)
-        pieces = stable_chunks(batch, most)
+        pieces = self.pieces(batch)
         iterates = None if self.inner is None else self.past().with_present(self.inner)
         if len(pieces) == 1:
             return [partial(self._part, batch, pieces[0], iterates)]
@@ -161,11 +162,17 @@ class RecordGradients:
 
         return [partial(make, number) for number in range(len(pieces))]
 
+    def pieces(self, batch: LogicalBatch) -> Sequence[Tensor]:
+        """The records of each chunk."""
+        rows = self.rows_per_record * (1 if self.views is None else self.views.views)
+        most = LONGEST_SUM if rows == 1 else max(1, min(LONGEST_SUM, batch.chunk) // rows)
+        return stable_chunks(batch, min(most, self.most))
+
     def _part(self, batch: LogicalBatch, indices: Tensor, iterates: Iterates | None) -> ClippedSum:
         rows, keys = self.rows(indices, batch.step), indices if rising(indices) else None
         return clipped_sum(
             self.model, self.loss, rows, self.clipping, iterates=iterates, pool=self.pool, assurance=self.assurance,
-            keys=keys,
+            keys=keys, shards=self.shards,
         )  # fmt: skip
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
