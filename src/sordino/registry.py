@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -27,6 +28,34 @@ if TYPE_CHECKING:
 
 GROUP = "sordino.methods"
 """The group of entry points, and the package with the table of built-in methods (`METHODS`, …)."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of one method in recipes, so that a misspelling is found before anything slow is loaded.
+
+    Attributes:
+        keys: of [method].
+        choices: the values that keys of [method] may have, where they are names.
+        models: networks of the method's own and their options, which [model] must then name; empty: the common ones.
+        features: likewise for [features].
+        optimizers: likewise for [train] optimizer.
+    """
+
+    keys: tuple[str, ...] = ()
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    optimizers: tuple[str, ...] = ()
+
+
+def words(name: str) -> Words | None:
+    """The words of a built-in method; None for one of another package, whose class checks its recipes itself."""
+    table: Mapping[str, str] = import_module(GROUP).WORDS
+    if name not in table:
+        return None
+    found: Words = import_module(table[name]).WORDS
+    return found
 
 
 def method_class(name: str, key: str = "the method") -> type[Method]:
