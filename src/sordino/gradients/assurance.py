@@ -5,16 +5,18 @@ program of a pass is new, the result is compared with plain autograd at the real
 the sum of w_i times record i's gradient, from the engine's contributions, must be the gradient of Σ w_i L_i.
 
 Interaction. Where the program itself shows that loss i depends on row i alone (``Pass.independent``) nothing remains to
-be tested, but a test is made all the same, for the first chunk (``interaction.py``): the rows are put into other groups
-and another order, one of them is changed, and the losses of the others must not move. Where the program does not show
-it, the test is repeated for every new program and on later batches, chosen by the run's own randomness.
+be tested, but a test is made all the same, for SAMPLE rows of the first chunk (``interaction.py``): the rows are put
+into other groups and another order, one of them is changed, and the losses of the others must not move. Where the
+program does not show it, all rows of the chunk are tested, and again for every new program and on later batches, chosen
+by the run's own randomness.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +45,8 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}  # coarser types are comp
 LEVELS = 0.5, 0.02, 0.98  # of what takes the place of random numbers, so that gates are open in one of them
 LATER = 0.25
 """A batch after the first is tested for interaction with this probability over its number: LATER · log(batches)."""
+SAMPLE = 64
+"""So many rows of the first chunk are tested for interaction where the program itself excludes it."""
 
 
 class Assurance:
@@ -70,29 +74,56 @@ class Assurance:
         due = not independent and chance < LATER / self.batches
         if not (new or due) or chunk.rows < 2:
             return
-        with _undisturbed(setup):
+        with _undisturbed(setup, self._contents):
+            neutral = Neutral if not independent or _draws(setup, data) else nullcontext
             if new:
-                with Neutral():
+                with neutral():
                     check_attribution(setup, data, chunk)
                     if not independent:
                         check_lengths(setup, data, chunk.rows)
                 self.attributed += 1
-            if (new and not independent) or due or not self.grouped:
-                variants = EVERY if new and not independent else FEW
-                for level in (0.5,) if independent else LEVELS:
-                    with Neutral(level) as neutral:
-                        check_groups(setup, data, chunk.rows, variants, self.batches)
-                    if not neutral.asked:
-                        break
-                check_places(setup, data, chunk.rows, variants, self.batches)
-                self.grouped += 1
+            if independent and not self.grouped:
+                self._test_some(setup, data, chunk.rows, neutral)
+            elif not independent and (new or due):
+                self._test_all(setup, data, chunk.rows, EVERY if new else FEW)
         self.programs.add(program)
+
+    def _test_all(self, setup: Setup, data: Data, rows: int, variants: tuple[str, ...]) -> None:
+        """For interaction, with the random numbers at several levels."""
+        for level in LEVELS:
+            with Neutral(level) as neutral:
+                check_groups(setup, data, rows, variants, self.batches)
+            if not neutral.asked:
+                break
+        check_places(setup, data, rows, variants, self.batches)
+        self.grouped += 1
+
+    def _test_some(
+        self, setup: Setup, data: Data, rows: int, neutral: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
+        """The same for some rows of a program that excludes interaction by itself: a test of the labels."""
+        if rows > SAMPLE:
+            first = slice(0, SAMPLE)
+            data, rows = (take(data[0], first, rows), take(data[1], first, rows)), SAMPLE
+        with neutral():
+            check_groups(setup, data, rows, FEW, self.batches)
+        check_places(setup, data, rows, FEW, self.batches)
+        self.grouped += 1
+
+
+def _draws(setup: Setup, data: Data) -> bool:
+    """Does the forward pass ask torch for random numbers? Where it does not, nothing has to be made neutral, which
+    takes longer than a small model."""
+    with Neutral() as neutral, torch.enable_grad():
+        setup.loss(call(setup.model, data[0]), data[1])
+    return neutral.drew
 
 
 @contextmanager
-def _undisturbed(setup: Setup) -> Iterator[None]:
-    """Random numbers and state are afterwards what they were; a pass that wrote to state unseen is refused."""
-    contents = [held.content for held in setup.state]
+def _undisturbed(setup: Setup, known: Sequence[int] | None) -> Iterator[None]:
+    """Random numbers and state are afterwards what they were; a pass that wrote to state unseen is refused. known: the
+    content of the state, where it has just been read."""
+    contents = [held.content for held in setup.state] if known is None else known
     with torch.random.fork_rng(devices=[]):
         yield
     check_state(setup.state, [held.version for held in setup.state])
@@ -159,7 +190,7 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> tuple[str, float] |
     for name, p in setup.parameters.items():
         mine = found[name] if name in found else torch.zeros_like(p, dtype=torch.float64)
         theirs = want.get(name)
-        difference = float((mine - (0 if theirs is None else theirs.double())).norm())
+        difference = float((mine if theirs is None else mine.sub_(theirs)).norm())  # in place: a table is large
         own = float((weight.double().square() * squares[name]).sum().sqrt()) if name in squares else 0.0
         size = own + 1e-4 * scale
         if difference and (not size or difference / size > worst[1]):

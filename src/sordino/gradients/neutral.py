@@ -153,7 +153,8 @@ class Neutral(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, level: float | None = 0.5) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.level = level
-        self.asked = False  # whether anything would have been drawn
+        self.asked = False  # whether the level took the place of anything
+        self.drew = False  # whether anything would have been drawn, inside attention too
         self.draws = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -169,8 +170,9 @@ class Neutral(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.draws += drawn
             return _drawn(func, args, kwargs, self.draws) if drawn else func(*args, **kwargs)
         if name in _NEUTRAL:
-            self.asked = True
+            self.asked = self.drew = True
             return _NEUTRAL[name](func, args, kwargs, self.level)
         if "attention" in name:
+            self.drew = True  # it may have a dropout of its own
             return _attention(func, args, kwargs, self.level)
         return func(*args, **kwargs)
