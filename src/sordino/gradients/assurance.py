@@ -116,7 +116,8 @@ def _draws(setup: Setup, data: Data) -> bool:
     takes longer than a small model."""
     with Neutral() as neutral, torch.enable_grad():
         setup.loss(call(setup.model, data[0]), data[1])
-    return neutral.drew
+    drew: bool = neutral.drew
+    return drew
 
 
 @contextmanager

@@ -209,7 +209,7 @@ def accumulate(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
-PRODUCT_BYTES = 96 << 20  # what the per-record gradients of a chunk may take when no chunk is given
+PRODUCT_BYTES = 192 << 20  # what the per-record gradients of a chunk may take when no chunk is given
 SMALLEST_CHUNK = 16
 
 

@@ -23,7 +23,7 @@ class LSTM(torch.autograd.Function):
         gates, out = torch.empty_like(xp, memory_format=torch.contiguous_format), xp.new_empty(steps, batch, hidden)
         cells, squashed = xp.new_empty(steps + 1, batch, hidden), torch.empty_like(out)
         cells[0] = c0
-        h, w, kernels = h0, w_hh.t(), _kernels(out)
+        h, w, kernels = h0, w_hh.t(), _kernels(gates, cells, w_hh)
         for t in range(steps):
             gate = torch.addmm(xp[t], h, w, out=gates[t])
             if kernels is not None:
@@ -46,11 +46,11 @@ class LSTM(torch.autograd.Function):
         steps, batch, hidden = squashed.shape
         delta, dh = torch.empty_like(gates), d_h + d_out[-1]
         dc = d_c.clone(memory_format=torch.contiguous_format)
-        kernels = _kernels(dc)
+        kernels = _kernels(gates, cells, dc, dh, w_hh, d_out)
         for t in range(steps - 1, -1, -1):
             here = delta[t]
             if kernels is not None:
-                dh = dh.contiguous()
+                dh = dh.to(dc.dtype).contiguous()  # autocast makes products coarser
                 places = [x.data_ptr() for x in (gates[t], cells[t], squashed[t], dh, dc, here)]
                 kernels.lstm_back(*places, batch, hidden)
             else:
@@ -59,15 +59,19 @@ class LSTM(torch.autograd.Function):
         return delta, dh, dc, None
 
 
-def _kernels(like: Tensor) -> Kernels | None:
-    """The compiled loops, for memory that they know."""
-    return compiled() if like.dtype == torch.float32 and readable(like) and like.numel() else None
+def _kernels(*tensors: Tensor) -> Kernels | None:
+    """The compiled loops, where all of it is in single precision and in memory that they can read."""
+    known = all(t.dtype == torch.float32 and readable(t) for t in tensors) and tensors[0].numel()
+    return compiled() if known else None
 
 
 def _back(gates: Tensor, before: Tensor, squashed: Tensor, dh: Tensor, dc: Tensor, delta: Tensor) -> Tensor:
     """One step: what dh and dc put on the gates, into ``delta``; returns the gradient of the cells before."""
-    (batch, hidden), (i, f, g, o) = dc.shape, gates.view(dc.shape[0], 4, -1).unbind(1)
+    i, f, g, o = gates.view(dc.shape[0], 4, -1).unbind(1)
+    di, df, dg, do = delta.view(dc.shape[0], 4, -1).unbind(1)
     total = dc + dh * (o - o * squashed * squashed)
-    parts = total * g * (i - i * i), total * before * (f - f * f), total * (i - i * g * g), dh * squashed * (o - o * o)
-    torch.stack(parts, 1, out=delta.view(batch, 4, hidden))
+    di.copy_(total * g * (i - i * i))
+    df.copy_(total * before * (f - f * f))
+    dg.copy_(total * (i - i * g * g))
+    do.copy_(dh * squashed * (o - o * o))
     return total * f
