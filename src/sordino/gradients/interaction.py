@@ -24,6 +24,7 @@ from sordino.gradients.memory import Pool
 from sordino.gradients.neutral import Neutral
 from sordino.gradients.passes import Setup
 from sordino.gradients.rows import call, take, tree_map
+from sordino.gradients.shards import reading
 from sordino.gradients.survey import survey
 
 Data = tuple[Any, Any]
@@ -63,14 +64,17 @@ def _check(setup: Setup, data: Data, furthest: Callable[[Setup, Data], float]) -
             "record a row of its own, or set what is masked to zero before it is multiplied"
         )
     raise Refused(
-        f"a record's loss is not the same when the others of its batch change (relative difference {gap:.1e}), so "
-        "records interact: look for a layer or a loss that computes over the batch dimension, or that keeps something "
-        "from one batch to the next, and make it work row by row"
+        "a record's loss is not the same when the others of its batch change, so records interact: look for a layer or "
+        "a loss that computes over the batch dimension, or that keeps something from one batch to the next, and make "
+        "it work row by row",
+        private=f"the relative difference is {gap:.1e}",
     )
 
 
-def _losses(setup: Setup, data: Data) -> Tensor:
-    with torch.enable_grad():  # as in training: a model may ask for it, or put hooks on what it computes
+def losses_of(setup: Setup, data: Data) -> Tensor:
+    leaves = () if setup.shards is None else setup.shards.groups[0]
+    # gradients as in training: a model may ask for them, or put hooks on what it computes
+    with torch.enable_grad(), reading(setup.shards, leaves):
         return setup.loss(call(setup.model, data[0]), data[1]).detach()
 
 
@@ -79,7 +83,7 @@ def _fixed(setup: Setup, data: Data) -> Tensor:
     own, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with Neutral(None):
-            return _losses(setup, data)
+            return losses_of(setup, data)
     finally:
         random.setstate(own)
         np.random.set_state(numpys)  # noqa: NPY002
@@ -100,7 +104,7 @@ def _largest(base: Tensor) -> float:
 
 
 def _grouped(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], first: int) -> float:
-    base = _losses(setup, data)
+    base = losses_of(setup, data)
     size, worst = _largest(base), 0.0
     for number, variant in enumerate(variants):
         order, given, extreme = _one_changed(data, rows, variant, first + number)
@@ -109,14 +113,14 @@ def _grouped(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], fir
             if not len(part):
                 continue
             try:
-                found = _losses(setup, tuple(take(t, part, rows) for t in given))
+                found = losses_of(setup, tuple(take(t, part, rows) for t in given))
             except (ValueError, RuntimeError, IndexError, ArithmeticError):
                 if not bool((part == extreme).any()):
                     raise
                 continue  # the model does not take such a row at all: a distribution or a solver checks its arguments
             others = part != extreme
             worst = max(worst, _apart(found[others], base[part][others], size))
-    return max(worst, _apart(_losses(setup, data), base, size))
+    return max(worst, _apart(losses_of(setup, data), base, size))
 
 
 def _in_place(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], first: int) -> float:
@@ -173,6 +177,8 @@ def wide(data: Data) -> Data:
 
 def in_double(setup: Setup) -> Setup | None:
     """The same with a copy of the model in double precision; None where it can't be copied."""
+    if setup.shards is not None:
+        return None
     try:
         twin = copy.deepcopy(setup.model).double()
         loss = copy.deepcopy(setup.loss).double() if isinstance(setup.loss, nn.Module) else setup.loss

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from sordino.errors import Refused
-from sordino.gradients import selections
+from sordino.gradients import selections, shards
 from sordino.gradients.flow import Labels, Rule, flat
 from sordino.gradients.lineage import MANY, Lineage, Many, Owners, aligned, merged
 from sordino.gradients.vocabulary import READS, name_of, rule_for, writes
@@ -118,9 +118,10 @@ class Book:
             return None
         if found[3] != version(t):
             raise Refused(
-                f"a tensor of shape {tuple(t.shape)} that holds data was written to where sordino can't look (z.real = "
+                "a tensor that holds data was written to where sordino can't look (z.real = "
                 "…, z.imag = …, in place by a custom, a scripted or a compiled function), so its records are not known "
-                "any more; make a new tensor instead, by operations of torch: torch.complex(real, imaginary)"
+                "any more; make a new tensor instead, by operations of torch: torch.complex(real, imaginary)",
+                private=f"its shape is {tuple(t.shape)}",
             )
         return found
 
@@ -206,7 +207,7 @@ class Book:
             if kind.own == "__set__":
                 self._attribute(getattr(func.__self__, "__name__", ""), *args)
         # whoever asks for a place in the graph can put a hook there; others change what autograd keeps for its way back
-        if kind.hooks or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        if kind.hooks or shards.hooked(torch._C._autograd._top_saved_tensors_default_hooks(True)):
             self.hooked = True
         results = flat(out)
         if not results:
