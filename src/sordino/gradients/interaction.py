@@ -71,7 +71,7 @@ def _check(setup: Setup, data: Data, furthest: Callable[[Setup, Data], float]) -
     )
 
 
-def _losses(setup: Setup, data: Data) -> Tensor:
+def losses_of(setup: Setup, data: Data) -> Tensor:
     leaves = () if setup.shards is None else setup.shards.groups[0]
     # gradients as in training: a model may ask for them, or put hooks on what it computes
     with torch.enable_grad(), reading(setup.shards, leaves):
@@ -83,7 +83,7 @@ def _fixed(setup: Setup, data: Data) -> Tensor:
     own, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with Neutral(None):
-            return _losses(setup, data)
+            return losses_of(setup, data)
     finally:
         random.setstate(own)
         np.random.set_state(numpys)  # noqa: NPY002
@@ -104,7 +104,7 @@ def _largest(base: Tensor) -> float:
 
 
 def _grouped(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], first: int) -> float:
-    base = _losses(setup, data)
+    base = losses_of(setup, data)
     size, worst = _largest(base), 0.0
     for number, variant in enumerate(variants):
         order, given, extreme = _one_changed(data, rows, variant, first + number)
@@ -113,14 +113,14 @@ def _grouped(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], fir
             if not len(part):
                 continue
             try:
-                found = _losses(setup, tuple(take(t, part, rows) for t in given))
+                found = losses_of(setup, tuple(take(t, part, rows) for t in given))
             except (ValueError, RuntimeError, IndexError, ArithmeticError):
                 if not bool((part == extreme).any()):
                     raise
                 continue  # the model does not take such a row at all: a distribution or a solver checks its arguments
             others = part != extreme
             worst = max(worst, _apart(found[others], base[part][others], size))
-    return max(worst, _apart(_losses(setup, data), base, size))
+    return max(worst, _apart(losses_of(setup, data), base, size))
 
 
 def _in_place(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], first: int) -> float:
