@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from sordino.errors import InputError, SordinoError
 
@@ -33,13 +33,28 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
     Raises:
         SordinoError: the file can't be written.
     """
+    with written_atomically(path, private=private) as file:
+        file.write(content)
+
+
+@contextmanager
+def written_atomically(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
+    """A file to write to, which takes the place of `path` once the block has ended without an error.
+
+    Args:
+        path: the file; its folder exists.
+        private: nobody but its owner may read it (mode 0600), at no moment.
+
+    Raises:
+        SordinoError: the file can't be written.
+    """
     partial = path.with_name(path.name + PARTIAL)
     try:
         if private:
             partial.unlink(missing_ok=True)  # of a killed process, perhaps with another mode
         handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600 if private else 0o666)
         with open(handle, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

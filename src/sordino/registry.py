@@ -12,8 +12,10 @@ the core imports a method.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
@@ -128,7 +130,13 @@ def _built_in() -> Mapping[str, str]:
 def _others() -> list[EntryPoint]:
     """Entry points of other packages. Those that repeat a line of the table are the package's own."""
     own = _built_in()
-    return [point for point in entry_points(group=GROUP) if own.get(point.name) != point.value]
+    return [point for point in _entry_points(tuple(sys.path)) if own.get(point.name) != point.value]
+
+
+@lru_cache(maxsize=4)
+def _entry_points(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """The entry points that `path` holds. Reading the metadata of all packages takes tens of milliseconds, so once."""
+    return tuple(entry_points(group=GROUP))
 
 
 def _checked(found: Any, name: str) -> type[Method]:

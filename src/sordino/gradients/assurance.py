@@ -34,9 +34,10 @@ from sordino.gradients.interaction import (
     wide,
 )
 from sordino.gradients.measure import NotFinite
-from sordino.gradients.neutral import Neutral
+from sordino.gradients.neutral import neutral
 from sordino.gradients.passes import PassMemory, Setup, contributions
 from sordino.gradients.rows import Chunk, call, take
+from sordino.gradients.shards import reading
 from sordino.gradients.survey import Held, check_state
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}  # coarser types are compared to a twentieth
@@ -72,7 +73,7 @@ class Assurance:
             return
         with _undisturbed(setup):
             if new:
-                with Neutral():
+                with neutral():
                     check_attribution(setup, data, chunk)
                     if not independent:
                         check_lengths(setup, data, chunk.rows)
@@ -80,9 +81,9 @@ class Assurance:
             if (new and not independent) or due or not self.grouped:
                 variants = EVERY if new and not independent else FEW
                 for level in (0.5,) if independent else LEVELS:
-                    with Neutral(level) as neutral:
+                    with neutral(level) as mode:
                         check_groups(setup, data, chunk.rows, variants, self.batches)
-                    if not neutral.asked:
+                    if not mode.asked:
                         break
                 check_places(setup, data, chunk.rows, variants, self.batches)
                 self.grouped += 1
@@ -122,8 +123,9 @@ def check_attribution(setup: Setup, data: Data, chunk: Chunk) -> None:
             if finer is None or finer[1] <= 1e-6:
                 return
     raise Refused(
-        f"{gap[0]}: with random weights on the records the engine's gradient differs from autograd's by {gap[1]:.1e}; "
-        "the layer is not supported as it is used here: freeze it, or write it in plain PyTorch"
+        f"{gap[0]}: with random weights on the records the engine's gradient differs from autograd's; the layer is not "
+        "supported as it is used here: freeze it, or write it in plain PyTorch",
+        private=f"it differs by {gap[1]:.1e}",
     )
 
 
@@ -136,7 +138,8 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> tuple[str, float] |
     each = Chunk(slice(0, rows), slice(0, rows), rows, rows, None, None)
     free = replace(setup, once=False)
     try:
-        made = contributions(free, data, each, [({}, 1.0)])
+        with reading(setup.shards):
+            made = contributions(free, data, each, [({}, 1.0)])
     except NotFinite:
         return None
     with torch.no_grad():
@@ -149,31 +152,34 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> tuple[str, float] |
             if len(kept) < 2:
                 return None
             return _attribution_gap(setup, _taken(data, kept, rows), len(kept))
-        found = {name: torch.zeros(setup.parameters[name].shape, dtype=torch.float64) for name in made.gradients}
-        for name, g in made.gradients.items():
-            g.add_to(found[name], weight.double())
-        setup.pool.give_back()
-    want = _plain_gradients(setup, data, weight)
     scale = float((weight.double().square() * total).sum().sqrt())
     worst = ("", 0.0)
-    for name, p in setup.parameters.items():
-        mine = found[name] if name in found else torch.zeros_like(p, dtype=torch.float64)
-        theirs = want.get(name)
-        difference = float((mine - (0 if theirs is None else theirs.double())).norm())
-        own = float((weight.double().square() * squares[name]).sum().sqrt()) if name in squares else 0.0
-        size = own + 1e-4 * scale
-        if difference and (not size or difference / size > worst[1]):
-            worst = name, difference / size if size else float("inf")
+    for group in [list(setup.parameters)] if setup.shards is None else setup.shards.groups:
+        want = _plain_gradients(setup, data, weight, group)
+        for name in group:
+            mine = torch.zeros(setup.parameters[name].shape, dtype=torch.float64)
+            if name in made.gradients:
+                with torch.no_grad():
+                    made.gradients[name].add_to(mine, weight.double())
+            theirs = want.pop(name, None)
+            difference = float((mine - (0 if theirs is None else theirs.double())).norm())
+            own = float((weight.double().square() * squares[name]).sum().sqrt()) if name in squares else 0.0
+            size = own + 1e-4 * scale
+            if difference and (not size or difference / size > worst[1]):
+                worst = name, difference / size if size else float("inf")
+    setup.pool.give_back()
     return worst
 
 
-def _plain_gradients(setup: Setup, data: Data, weight: Tensor) -> dict[str, Tensor]:
+def _plain_gradients(setup: Setup, data: Data, weight: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+    """Those of these parameters; of a sharded model, one group after the other, so that no more is held."""
     inputs, targets = data
-    with torch.enable_grad(), without_checkpoints():
+    with torch.enable_grad(), without_checkpoints(), reading(setup.shards, names) as leaves:
         losses = setup.loss(call(setup.model, inputs), targets)
-        names = list(setup.parameters)
+        if setup.shards is not None and not losses.requires_grad:
+            return {}  # the losses do not depend on this group
         found = torch.autograd.grad(
-            losses, [setup.parameters[n] for n in names], weight.to(losses.dtype), allow_unused=True
+            losses, [leaves.get(n, setup.parameters[n]) for n in names], weight.to(losses.dtype), allow_unused=True
         )
     return {name: g for name, g in zip(names, found, strict=True) if g is not None}
 
@@ -189,8 +195,9 @@ def check_lengths(setup: Setup, data: Data, rows: int) -> None:
         gap = _length_gap(twin, wide(data), rows)
     if gap > TOLERANCE.get(kind, 0.05):
         raise Refused(
-            f"a record's gradient is not the same when the others of its batch change (relative difference {gap:.1e}), "
-            "so records interact: look for a custom backward pass or a hook that computes over the batch dimension"
+            "a record's gradient is not the same when the others of its batch change, so records interact: look for a "
+            "custom backward pass or a hook that computes over the batch dimension",
+            private=f"the relative difference is {gap:.1e}",
         )
 
 
@@ -215,7 +222,8 @@ def _lengths(setup: Setup, data: Data, rows: int) -> Tensor | None:
     """The length of each row's gradient; None where rows can't be told apart."""
     each = Chunk(slice(0, rows), slice(0, rows), rows, rows, None, None)
     try:
-        made = contributions(replace(setup, once=False), data, each, [({}, 1.0)])
+        with reading(setup.shards):
+            made = contributions(replace(setup, once=False), data, each, [({}, 1.0)])
     except NotFinite:
         return None
     with torch.no_grad():

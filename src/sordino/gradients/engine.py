@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ from sordino.gradients.memory import Pool, blocks, by_record, keep_freed_memory,
 from sordino.gradients.passes import Found, Loss, PassMemory, Setup, contributions
 from sordino.gradients.rows import Chunk, ClippedSum, Rows, checked, chunks, take, tensors
 from sordino.gradients.runs import stable
+from sordino.gradients.shards import Shards, reading
 from sordino.gradients.single import Single
 from sordino.gradients.spectral import frozen
 from sordino.gradients.survey import Survey, survey, survey_loss
@@ -44,6 +45,7 @@ def clipped_sum(
     pool: Pool | None = None,
     keys: Tensor | None = None,
     assurance: Assurance | None = None,
+    shards: Shards | None = None,
 ) -> ClippedSum:
     """Σ over records of clip(gradient of the record), for every parameter that requires a gradient.
 
@@ -67,6 +69,8 @@ def clipped_sum(
             when a record is taken out. With them, some sums may be made in single precision, by blocks: faster.
         assurance: Checks the engine against plain autograd, and records for interaction, wherever the program of a pass
             is new, and remembers it.
+        shards: Of a model whose parameters are divided over processes: gathers them, and takes the sums of each chunk,
+            so that none are returned.
 
     Returns:
         The sums by parameter name; norms and losses of single records, which are private.
@@ -90,7 +94,7 @@ def clipped_sum(
     pool = Pool() if pool is None else pool
     state = [*found.state, *(survey_loss(loss) if isinstance(loss, nn.Module) else [])]
     memory = PassMemory() if assurance is None else assurance.memory
-    setup = Setup(model, row_loss(loss), parameters, state, pool, once, memory)
+    setup = Setup(model, row_loss(loss), parameters, state, pool, once, memory, shards)
     steps: Iterates = [({}, 1.0)] if iterates is None else iterates
     first = next(iter(parameters.values()))
     kind = accumulate(first.dtype)
@@ -107,13 +111,13 @@ def clipped_sum(
         if keys is not None and isinstance(part.ids, slice) and part.records == records:
             runs = stable(keys.numpy())
         with torch.no_grad():
-            here, bad = add_clipped(gradients, clipping, parameters, sums, part.records, kind, runs)
+            here, bad = add_clipped(gradients, clipping, parameters, sums, part.records, kind, runs, shards)
         norms.put(part.ids, here)
         dropped += bad
         setup.pool.give_back()
         made.gradients.clear()
     setup.pool.trim()
-    for name, p in parameters.items():
+    for name, p in parameters.items() if shards is None else ():
         sums[name] = sums.pop(name) if name in sums else _zeros(p)
     norm, loss_values = norms.whole(kind, first.device), losses.whole(kind, first.device)
     return ClippedSum(sums, norm, dropped, loss_values, narrowest(parameters.values()))
@@ -140,7 +144,8 @@ def examined(
         data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
         with frozen(powers):
             try:
-                made = contributions(setup, data, part, steps)
+                with reading(setup.shards):
+                    made = contributions(setup, data, part, steps)
             except NotFinite:
                 waiting = [*part.by_record(n, records), *waiting]
                 continue
@@ -216,14 +221,20 @@ def default_chunk(model: nn.Module, found: Survey, rows: Rows, records: int) -> 
 
     Vectors of features have one position per row, and nothing of a record is held but its activations: no chunks.
     """
+    limit = most_records(model, found, rows)
+    parts = 1 if limit is None else -(-records // limit)
+    return max(1, -(-records // max(1, parts)))
+
+
+def most_records(model: nn.Module, found: Survey, rows: Rows) -> int | None:
+    """How many records a chunk has at most where the caller does not say; None: any number."""
     first = next((t for t in tensors(rows.inputs) if t.ndim), None)
     if first is None or (first.ndim <= 2 and first.is_floating_point()):
-        return max(1, records)
+        return None
     limit = max(SMALLEST_CHUNK, PRODUCT_BYTES // max(1, found.dense_bytes))
     if (stack := int(vars(model).get("rows_per_record", 1))) > 1:
         limit = max(1, min(limit, STACKED_ROWS // stack))
-    parts = -(-records // limit)
-    return max(1, -(-records // max(1, parts)))
+    return limit
 
 
 def layers(parameters: Mapping[str, Tensor]) -> dict[str, list[str]]:
@@ -265,11 +276,19 @@ def add_clipped(
     records: int,
     kind: torch.dtype,
     runs: npt.NDArray[np.int64] | None = None,
+    shards: Shards | None = None,
 ) -> tuple[Tensor, int]:
     """Add the clipped gradients of the chunk's records to ``sums``; returns (norms, how many were dropped).
 
-    Norms, factors and sums are in double precision: docs/guarantees/noise.md, section 6.
+    Norms, factors and sums are in double precision: docs/guarantees/noise.md, section 6. With `shards` each parameter's
+    sum goes there, and is not kept.
     """
+
+    def add(name: str, to: Callable[[Tensor], object]) -> None:
+        to(_sum(sums, name, parameters[name]))
+        if shards is not None:
+            shards.put(name, sums.pop(name))
+
     if isinstance(clipping, L1Clip):
         squares = {}
         norms = _l1(gradients, parameters, records)
@@ -296,18 +315,18 @@ def add_clipped(
                 factor = FlatClip(bound).factors(own if bad is None else own.masked_fill(bad, torch.inf))
                 for n in names:
                     if n in gradients:
-                        gradients[n].add_to(_sum(sums, n, parameters[n]), factor)
+                        add(n, functools.partial(gradients[n].add_to, weight=factor))
         return shown, dropped
     factor = clipping.factors(norms)
     limit = clipping.coordinate_bound if isinstance(clipping, L2LinfClip) else None
     for name, gradient in gradients.items():
-        total, size = _sum(sums, name, parameters[name]), parameters[name].numel()
+        size = parameters[name].numel()
         if isinstance(clipping, L1Clip):  # summed from the very numbers that the norm was taken of: parts may cancel
-            add_dense(gradient, total, factor, size)
+            add(name, lambda total, g=gradient, d=size: add_dense(g, total, factor, d))  # type: ignore[misc]
         elif limit is None:
-            gradient.add_to(total, factor)
+            add(name, functools.partial(gradient.add_to, weight=factor))
         else:
-            _truncated(gradient, total, factor, limit, size)
+            add(name, lambda total, g=gradient, d=size: _truncated(g, total, factor, limit, d))  # type: ignore[misc]
     return shown, dropped
 
 

@@ -24,6 +24,7 @@ from sordino.gradients.memory import Pool
 from sordino.gradients.neutral import Neutral
 from sordino.gradients.passes import Setup
 from sordino.gradients.rows import call, take, tree_map
+from sordino.gradients.shards import reading
 from sordino.gradients.survey import survey
 
 Data = tuple[Any, Any]
@@ -63,14 +64,17 @@ def _check(setup: Setup, data: Data, furthest: Callable[[Setup, Data], float]) -
             "record a row of its own, or set what is masked to zero before it is multiplied"
         )
     raise Refused(
-        f"a record's loss is not the same when the others of its batch change (relative difference {gap:.1e}), so "
-        "records interact: look for a layer or a loss that computes over the batch dimension, or that keeps something "
-        "from one batch to the next, and make it work row by row"
+        "a record's loss is not the same when the others of its batch change, so records interact: look for a layer or "
+        "a loss that computes over the batch dimension, or that keeps something from one batch to the next, and make "
+        "it work row by row",
+        private=f"the relative difference is {gap:.1e}",
     )
 
 
 def _losses(setup: Setup, data: Data) -> Tensor:
-    with torch.enable_grad():  # as in training: a model may ask for it, or put hooks on what it computes
+    leaves = () if setup.shards is None else setup.shards.groups[0]
+    # gradients as in training: a model may ask for them, or put hooks on what it computes
+    with torch.enable_grad(), reading(setup.shards, leaves):
         return setup.loss(call(setup.model, data[0]), data[1]).detach()
 
 
@@ -173,6 +177,8 @@ def wide(data: Data) -> Data:
 
 def in_double(setup: Setup) -> Setup | None:
     """The same with a copy of the model in double precision; None where it can't be copied."""
+    if setup.shards is not None:
+        return None
     try:
         twin = copy.deepcopy(setup.model).double()
         loss = copy.deepcopy(setup.loss).double() if isinstance(setup.loss, nn.Module) else setup.loss

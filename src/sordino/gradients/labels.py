@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from sordino.errors import Refused
-from sordino.gradients import selections
+from sordino.gradients import selections, shards
 from sordino.gradients.flow import Labels, flat
 from sordino.gradients.lineage import MANY, Lineage, Many, Owners, aligned, merged
 from sordino.gradients.vocabulary import READS, name_of, rule_for, writes
@@ -88,9 +88,10 @@ class Book:
             return False
         if found[3] != version(t):
             raise Refused(
-                f"a tensor of shape {tuple(t.shape)} that holds data was written to where sordino can't look (z.real = "
+                "a tensor that holds data was written to where sordino can't look (z.real = "
                 "…, z.imag = …, in place by a custom, a scripted or a compiled function), so its records are not known "
-                "any more; make a new tensor instead, by operations of torch: torch.complex(real, imaginary)"
+                "any more; make a new tensor instead, by operations of torch: torch.complex(real, imaginary)",
+                private=f"its shape is {tuple(t.shape)}",
             )
         return True
 
@@ -178,7 +179,7 @@ class Book:
             self.hooked
             or func is Tensor.register_hook
             or name_of(func) == "grad_fn"
-            or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+            or shards.hooked(torch._C._autograd._top_saved_tensors_default_hooks(True))
         )
         results = (out,) if isinstance(out, Tensor) else flat(out)
         if not results:

@@ -130,9 +130,10 @@ class Tape(TorchFunctionMode):
         rows: int,
         rules: Rulebook,
         constants: Callable[[Tensor], bool],
+        whole: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """parameters: the trainable ones. values: the weights to run with, by name. constants: tells whether a tensor
-        that was made before the pass is the same for all rows."""
+        that was made before the pass is the same for all rows. whole: gathers a parameter that is divided."""
         super().__init__()
         self.model, self.rows, self.rules, self.constants = model, rows, rules, constants
         self.uses: list[Use] = []
@@ -146,8 +147,9 @@ class Tape(TorchFunctionMode):
         self.roots: dict[int, Tensor] = {}  # data that requires a gradient and was computed from nothing that does
         self.leaves: dict[str, Tensor] = {}  # of the parameters that something was computed from
         for name, parameter in parameters.items():
-            value = values.get(name, parameter).detach()
-            self._slots[id(parameter)] = Slot(None, value, frozenset((name,)), name)
+            value = values.get(name, parameter)
+            value = value.detach() if whole is None else value
+            self._slots[id(parameter)] = Slot(None, value, frozenset((name,)), name, whole=whole)
 
     # what a rule may ask
 

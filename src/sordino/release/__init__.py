@@ -5,6 +5,7 @@ from __future__ import annotations
 from sordino.release.door import Entry, Gaussian, Laplace, Noise, fine_rounding, release
 from sordino.release.ledger import Ledger, adopt, read_chain, read_ledger
 from sordino.release.ledger_lines import Chain, Head
+from sordino.release.shards import Shard, release_shard
 
 __all__ = [
     "Chain",
@@ -14,9 +15,11 @@ __all__ = [
     "Laplace",
     "Ledger",
     "Noise",
+    "Shard",
     "adopt",
     "fine_rounding",
     "read_chain",
     "read_ledger",
     "release",
+    "release_shard",
 ]

@@ -158,36 +158,42 @@ def release(
     exact = fine or width is not None
     parts, own = _parts(values, torch.float64 if exact else _work_dtype(kinds, noise, lattice))
     _check_range(values, dtype, parts, lattice, entry, 0.0 if width is None else float(width.max()), factor)
-    ledger.record(
-        {
-            "kind": "release",
-            "purpose": entry.purpose,
-            "step": entry.step,
-            "mechanism": noise.name,
-            "noise_multiplier": noise.noise_multiplier,
-            "sensitivity": sensitivity,
-            "norm": norm,
-            "sampling": dict(entry.sampling),
-            "relation": entry.relation,
-            "secure": source.secure,
-            "source": source.fingerprint,
-            "coordinates": coordinates,
-            **({} if width is None else {"least_width": float(width.min())}),
-            **({"fine": True} if fine else {}),
-        }
-    )
-    # Noise that meets two values gives away their difference. A seeded source repeats itself, which is its purpose;
-    # a secure one must not, even if a caller takes it through two ledgers.
-    salt = f"/{os.urandom(16).hex()}" if source.secure else ""
-    stream = source.stream(f"release/{entry.purpose}{salt}", entry.step)
+    more = {} if width is None else {"least_width": float(width.min())}
+    ledger.record(line_of(noise, sensitivity, entry, source, coordinates) | more | ({"fine": True} if fine else {}))
+    fresh = salt(source)
+    stream = source.stream(f"release/{entry.purpose}{fresh}", entry.step)
     if width is not None:
-        drawn = source.stream(f"release/{entry.purpose}/uniform{salt}", entry.step).uniform(coordinates)
+        drawn = source.stream(f"release/{entry.purpose}/uniform{fresh}", entry.step).uniform(coordinates)
         parts = Parts.of([parts.joined() + width * (drawn - 0.5)])
     if spent and own and wanted == kinds:
         stream.rounded_sum_of(parts, parts, lattice.scale, lattice.spacing, factor)
         return dict(values)
     result = torch.float32 if wanted == {torch.float32} else _TORCH[parts.dtype]
     return _shaped(values, dtype, _with_noise(parts, noise, lattice, stream, fine, factor, result))
+
+
+def line_of(noise: Noise, sensitivity: float, entry: Entry, source: RandomSource, coordinates: int) -> dict[str, Any]:
+    """What the ledger says of a release."""
+    return {
+        "kind": "release",
+        "purpose": entry.purpose,
+        "step": entry.step,
+        "mechanism": noise.name,
+        "noise_multiplier": noise.noise_multiplier,
+        "sensitivity": sensitivity,
+        "norm": noise.norm,
+        "sampling": dict(entry.sampling),
+        "relation": entry.relation,
+        "secure": source.secure,
+        "source": source.fingerprint,
+        "coordinates": coordinates,
+    }
+
+
+def salt(source: RandomSource) -> str:
+    """Noise that meets two values gives away their difference. A seeded source repeats itself, which is its purpose; a
+    secure one must not, even if a caller takes it through two ledgers."""
+    return f"/{os.urandom(16).hex()}" if source.secure else ""
 
 
 def fine_rounding(noise: Gaussian, sensitivity: float, coordinates: int) -> float:

@@ -16,6 +16,7 @@ A key that is not known is an error that names the nearest one; nothing is silen
 
 from __future__ import annotations
 
+import copy
 import difflib
 import math
 import tomllib
@@ -234,8 +235,7 @@ class Recipe:
         except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets in brackets in …
             said = error if isinstance(error, tomllib.TOMLDecodeError) else "a number or a nesting beyond all bounds"
             raise InputError(f"{path} is not valid TOML: {said}") from error
-        for override in overrides:
-            _override(document, override)
+        document = with_overrides(document, overrides)
         try:
             return cls.from_dict(document, allow_code=allow_code)
         except InputError as error:
@@ -278,6 +278,14 @@ class Recipe:
                 getattr(value, "options", {})
             )
         return tomli_w.dumps(document)
+
+
+def with_overrides(document: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A recipe's document with `section.key=value` overrides; the one that was given stays as it is."""
+    changed = copy.deepcopy(dict(document))
+    for override in overrides:
+        _override(changed, override)
+    return changed
 
 
 def _refuse_code(data: DataSection, model: ModelSection) -> None:
