@@ -11,7 +11,7 @@ Statistics that must be measured from the records are another matter: see `norma
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,12 @@ from sordino.features.normalise import (
     group_normalise,
     low_frequencies,
     private_statistics,
+    record_normalise,
     standardise,
 )
 from sordino.features.published import one_file
 from sordino.features.scattering import Scattering2D
+from sordino.features.synthetic import whitening
 
 __all__ = [
     "ChannelBudget",
@@ -44,12 +46,13 @@ __all__ = [
     "group_normalise",
     "low_frequencies",
     "private_statistics",
+    "record_normalise",
     "standardise",
 ]
 
 _OPTIONS: dict[str, dict[str, Any]] = {
     "none": {},
-    "scattering": {"J": 2, "L": 8, "normalise": "none", "groups": 27},
+    "scattering": {"J": 2, "L": 8, "normalise": "none", "groups": 27},  # and the AFTER options
     "efficientnet-lite0": {"resolution": 128},
     "minilm": {"tokens": 128},
 }
@@ -57,6 +60,13 @@ _PUBLISHED = {  # where the weights are, and who is asked for them
     "efficientnet-lite0": (efficientnet.FOLDER, efficientnet.FILE, efficientnet.GET),
     "minilm": (minilm.FOLDER, "model.safetensors", minilm.GET),
 }
+AFTER = {
+    "scattering": ("power", "frequencies", "whiten"),
+    "efficientnet-lite0": ("normalise",),
+    "minilm": ("normalise",),
+}
+"""Options that leave what is kept as it is, or that a specification without them does not mention."""
+_RECORD = ("none", "record")
 PART = 5000  # records of a published network that are kept in one file: a killed run goes on from the last part
 _NORMALISE = ("none", "group")
 
@@ -68,10 +78,12 @@ class Extractor:
     spec: Mapping[str, Any]
     chunk: int = 4096
     frequencies: int | None = None  # of each map, the lowest that are kept: cheap, so that the cache holds whole maps
+    whiten: float | None = None  # exponent of the map from synthetic images (sordino.features.synthetic)
+    alone: bool = False  # each record's numbers less their own mean, and scaled to length one
     data_dir: Path | None = None  # of the published networks
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        return _numbers(inputs) if self.spec["name"] == "none" else self._last(self._maps(inputs))
+        return _numbers(inputs) if self.spec["name"] == "none" else self._last(self._maps(inputs), inputs.shape[1:])
 
     def _maps(self, inputs: Tensor) -> Tensor:
         function = self._function()
@@ -97,9 +109,16 @@ class Extractor:
 
     def _scattered(self, images: Tensor) -> Tensor:
         maps = Scattering2D(self.spec["J"], self.spec["L"])(images)
+        if "power" in self.spec:
+            maps = maps.sign() * maps.abs() ** self.spec["power"]
         return group_normalise(maps, self.spec["groups"]) if self.spec["normalise"] == "group" else maps
 
-    def _last(self, maps: Tensor) -> Tensor:
+    def _last(self, maps: Tensor, shape: tuple[int, ...]) -> Tensor:
+        if self.whiten is not None:
+            plain = replace(self, whiten=None)
+            return whitening(plain, tuple(shape), self.whiten)(plain._last(maps, shape))
+        if self.alone:
+            return record_normalise(maps)
         return maps if self.frequencies is None else low_frequencies(maps, self.frequencies)
 
     def cached(self, inputs: Tensor, folder: Path | None, say: Callable[[str], None] | None = None) -> Tensor:
@@ -112,8 +131,8 @@ class Extractor:
                 if say is not None:
                     say(f"{self.spec['name']}: {start:,} of {len(inputs):,} records")
                 out.append(cached(self._maps, self.spec, inputs[start : start + PART], folder))
-            return torch.cat(out)
-        return self._last(cached(self._maps, self.spec, inputs, folder))
+            return self._last(torch.cat(out), inputs.shape[1:])
+        return self._last(cached(self._maps, self.spec, inputs, folder), inputs.shape[1:])
 
 
 def build(spec: Mapping[str, Any], data_dir: Path | None = None) -> Extractor:
@@ -128,10 +147,12 @@ def build(spec: Mapping[str, Any], data_dir: Path | None = None) -> Extractor:
         raise InputError(f"features: unknown name {name!r}; {did_you_mean(name, _OPTIONS)}")
     known = _OPTIONS[name]
     for key in given:
-        if key not in known and (name, key) != ("scattering", "frequencies"):
-            raise InputError(f"features {name!r}: unknown option {key!r}; {did_you_mean(key, known)}")
+        if key not in (*known, *AFTER.get(name, ())):
+            more = [*known, *AFTER.get(name, ())]
+            raise InputError(f"features {name!r}: unknown option {key!r}; {did_you_mean(key, more)}")
     full = {"name": name, **known, **given}
-    frequencies = full.pop("frequencies", None)
+    frequencies, whiten = full.pop("frequencies", None), full.pop("whiten", None)
+    alone = name in _PUBLISHED and _of_record(full.pop("normalise", "none"))
     if name == "scattering":
         Scattering2D(full["J"], full["L"])
         if full["normalise"] not in _NORMALISE:
@@ -144,13 +165,22 @@ def build(spec: Mapping[str, Any], data_dir: Path | None = None) -> Extractor:
             raise InputError(f"features: groups must be an integer of at least 1, not {full['groups']!r}")
         if frequencies is not None and (not isinstance(frequencies, int) or frequencies < 1):
             raise InputError(f"features: frequencies must be an integer of at least 1, not {frequencies!r}")
+        for key, value in (("power", full.get("power", 1.0)), ("whiten", 0.0 if whiten is None else whiten)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 4:
+                raise InputError(f"features: {key} must be a number from 0 to 4, not {value!r}")
         if full["normalise"] != "group" and "groups" in given:
             raise InputError("features: groups is given, but normalise is not 'group': it would be ignored")
     if name in _PUBLISHED:
         _check_published(name, full)
         folder, pattern, get = _PUBLISHED[name]
         full["weights"] = sha256_of_file(one_file(data_directory(data_dir) / folder, pattern, name, get))
-    return Extractor(full, frequencies=frequencies, data_dir=data_dir)
+    return Extractor(full, frequencies=frequencies, whiten=whiten, alone=alone, data_dir=data_dir)
+
+
+def _of_record(normalise: str) -> bool:
+    if normalise not in _RECORD:
+        raise InputError(f"features: unknown normalise {normalise!r}; {did_you_mean(str(normalise), _RECORD)}")
+    return normalise == "record"
 
 
 def _numbers(inputs: Tensor) -> Tensor:
