@@ -4,8 +4,8 @@
 
 The features are the recipe's, read from the cache. A record's gradient is (p − y) ⊗ (x, 1), so its norm is known in
 closed form and a trial is a few products of matrices: what `sordino train` does, without ledger, engine and checks.
-Batches are slices of the rows in random order, of the expected size, in the place of Poisson's; noise is torch's, of the
-multiplier that the plan has. So a trial is good enough to choose by, and nothing else: test rows are not read, and the
+Batches are slices of the rows in random order, of the expected size, in the place of Poisson's; noise is torch's, of
+the plan's multiplier. So a trial is good enough to choose by, and nothing else: test rows are not read, and the
 accuracies that are reported come from `sordino train`.
 
 What the search would cost. The rows here are public. On private rows every trial is a run: k trials at (ε, δ) cost
