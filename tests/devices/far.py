@@ -166,6 +166,12 @@ def _instead(op: Any) -> Any:
 class _Module(_DummyBackendModule):
     """What torch asks of a device's module beside that."""
 
+    def is_available(self) -> bool:
+        return False
+
+    def device_count(self) -> int:
+        return 0
+
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
 
