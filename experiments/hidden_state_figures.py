@@ -20,6 +20,7 @@ from dp_accounting import NeighboringRelation
 from dp_accounting.rdp import rdp_privacy_accountant as google_rdp
 from scipy.special import logsumexp
 
+from provenance import origin
 from sordino.accounting.events import Release
 from sordino.methods.hidden_state import ye_shokri as ys
 from sordino.methods.hidden_state.hull import position_energies
@@ -114,7 +115,8 @@ def curves() -> dict[str, dict[str, list[list[float]]]]:
 
 def main() -> None:
     found = curves()
-    document = {"orders": ORDERS.tolist(), "epochs": EPOCHS, "relation": "replace-one", "curves": found}
+    about = origin("python experiments/hidden_state_figures.py")
+    document = {**about, "orders": ORDERS.tolist(), "epochs": EPOCHS, "relation": "replace-one", "curves": found}
     (ROOT / "experiments/results/hidden_state_figures.json").write_text(json.dumps(document) + "\n")
     figures = ROOT / "docs/figures"
     figures.mkdir(exist_ok=True)

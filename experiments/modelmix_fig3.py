@@ -10,6 +10,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from provenance import origin
 from sordino.methods.modelmix.accountant import MixStep, account_modelmix, modelmix_epsilon
 from sordino.methods.modelmix.sampled import SampledStep, classic
 from sordino.report.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, PlotAxis
@@ -25,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 def main() -> int:
     panels = [panel(tau) for tau in TAUS]
     document = {
-        "command": "python experiments/modelmix_fig3.py",
+        **origin("python experiments/modelmix_fig3.py"),
         "setting": {
             "noise_multiplier": SIGMA, "sampling_rate": RATE, "clip_norm": CLIP, "expected_batch": BATCH,
             "delta": DELTA, "steps": STEPS,

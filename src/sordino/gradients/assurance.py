@@ -34,7 +34,7 @@ from sordino.gradients.interaction import (
     wide,
 )
 from sordino.gradients.measure import NotFinite
-from sordino.gradients.neutral import Neutral
+from sordino.gradients.neutral import neutral
 from sordino.gradients.passes import PassMemory, Setup, contributions
 from sordino.gradients.rows import Chunk, call, take
 from sordino.gradients.shards import reading
@@ -73,7 +73,7 @@ class Assurance:
             return
         with _undisturbed(setup):
             if new:
-                with Neutral():
+                with neutral():
                     check_attribution(setup, data, chunk)
                     if not independent:
                         check_lengths(setup, data, chunk.rows)
@@ -81,9 +81,9 @@ class Assurance:
             if (new and not independent) or due or not self.grouped:
                 variants = EVERY if new and not independent else FEW
                 for level in (0.5,) if independent else LEVELS:
-                    with Neutral(level) as neutral:
+                    with neutral(level) as mode:
                         check_groups(setup, data, chunk.rows, variants, self.batches)
-                    if not neutral.asked:
+                    if not mode.asked:
                         break
                 check_places(setup, data, chunk.rows, variants, self.batches)
                 self.grouped += 1
@@ -123,8 +123,9 @@ def check_attribution(setup: Setup, data: Data, chunk: Chunk) -> None:
             if finer is None or finer[1] <= 1e-6:
                 return
     raise Refused(
-        f"{gap[0]}: with random weights on the records the engine's gradient differs from autograd's by {gap[1]:.1e}; "
-        "the layer is not supported as it is used here: freeze it, or write it in plain PyTorch"
+        f"{gap[0]}: with random weights on the records the engine's gradient differs from autograd's; the layer is not "
+        "supported as it is used here: freeze it, or write it in plain PyTorch",
+        private=f"it differs by {gap[1]:.1e}",
     )
 
 
@@ -194,8 +195,9 @@ def check_lengths(setup: Setup, data: Data, rows: int) -> None:
         gap = _length_gap(twin, wide(data), rows)
     if gap > TOLERANCE.get(kind, 0.05):
         raise Refused(
-            f"a record's gradient is not the same when the others of its batch change (relative difference {gap:.1e}), "
-            "so records interact: look for a custom backward pass or a hook that computes over the batch dimension"
+            "a record's gradient is not the same when the others of its batch change, so records interact: look for a "
+            "custom backward pass or a hook that computes over the batch dimension",
+            private=f"the relative difference is {gap:.1e}",
         )
 
 

@@ -64,9 +64,10 @@ def _check(setup: Setup, data: Data, furthest: Callable[[Setup, Data], float]) -
             "record a row of its own, or set what is masked to zero before it is multiplied"
         )
     raise Refused(
-        f"a record's loss is not the same when the others of its batch change (relative difference {gap:.1e}), so "
-        "records interact: look for a layer or a loss that computes over the batch dimension, or that keeps something "
-        "from one batch to the next, and make it work row by row"
+        "a record's loss is not the same when the others of its batch change, so records interact: look for a layer or "
+        "a loss that computes over the batch dimension, or that keeps something from one batch to the next, and make "
+        "it work row by row",
+        private=f"the relative difference is {gap:.1e}",
     )
 
 

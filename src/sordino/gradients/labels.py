@@ -88,9 +88,10 @@ class Book:
             return False
         if found[3] != version(t):
             raise Refused(
-                f"a tensor of shape {tuple(t.shape)} that holds data was written to where sordino can't look (z.real = "
+                "a tensor that holds data was written to where sordino can't look (z.real = "
                 "…, z.imag = …, in place by a custom, a scripted or a compiled function), so its records are not known "
-                "any more; make a new tensor instead, by operations of torch: torch.complex(real, imaginary)"
+                "any more; make a new tensor instead, by operations of torch: torch.complex(real, imaginary)",
+                private=f"its shape is {tuple(t.shape)}",
             )
         return True
 

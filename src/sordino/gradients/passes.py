@@ -68,9 +68,9 @@ class PassMemory:
         """Was it there before this pass, and is nothing of an earlier batch in it?"""
         if any(ref() is t for ref in self._carried):
             raise Refused(
-                f"a tensor of shape {tuple(t.shape)} that was computed from an earlier batch is used again: what the "
-                "model keeps between batches (a queue, a cache, a moving average) holds records without noise: remove "
-                "it"
+                "a tensor that was computed from an earlier batch is used again: what the model keeps between batches "
+                "(a queue, a cache, a moving average) holds records without noise: remove it",
+                private=f"its shape is {tuple(t.shape)}",
             )
         if held.registered(t):
             return True  # what a pass writes to these is refused
@@ -122,7 +122,7 @@ class Pass:
         self.tape = Tape(model, setup.parameters, values, rows, RULEBOOK, lambda t: memory.is_constant(t, held), whole)
         self.rows, self.setup = rows, setup
         self.given = [*tensors(inputs), *tensors(targets)]
-        before = [held.version for held in setup.state]
+        before, seed = [held.version for held in setup.state], torch.initial_seed()
         self.tape.arrived = early
         try:
             self.tape.mark_rows((inputs, targets))
@@ -132,6 +132,7 @@ class Pass:
                 self.losses = setup.loss(outputs, targets)
             _check_losses(self.losses, rows)
             check_state(setup.state, before)
+            _check_seed(seed)
             _check_crossed(self.tape.book.crossed)
             label = self.tape.book.lineage(self.losses) if self.tape.book.holds(self.losses) else None
         except BaseException:
@@ -187,12 +188,23 @@ def _check_crossed(operation: str | None) -> None:
         )
 
 
+def _check_seed(before: int) -> None:
+    if torch.initial_seed() != before:
+        raise Refused(
+            "the forward pass seeds torch's random generator, so the masks of this and later batches are known to "
+            "whoever knows the seed, and a record that is taken out moves those of all later ones; leave out "
+            "torch.manual_seed, then the run's secret randomness is drawn from"
+        )
+
+
 def _check_losses(losses: Any, rows: int) -> None:
     got: Any = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
     if got != (rows,):
+        kind = f"a tensor with {len(got)} dimensions" if isinstance(got, tuple) else f"a {got}"
         raise Refused(
-            f"the loss returned {got} for {rows} rows; it must return one value per row, shape ({rows},): "
-            "use reduction='none' and reduce each row's own values (for example .flatten(1).mean(1))"
+            f"the loss returned {kind}; it must return one value per row, shape (rows,): use reduction='none' and "
+            "reduce each row's own values (for example .flatten(1).mean(1))",
+            private=f"it returned {got} for {rows} rows",
         )
 
 

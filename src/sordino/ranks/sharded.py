@@ -18,6 +18,7 @@ from sordino.gradients.engine import most_records, narrowest
 from sordino.gradients.survey import survey, trainable
 from sordino.plan.core import Plan
 from sordino.randomness import RandomSource
+from sordino.randomness.masks import masks_of
 from sordino.ranks.group import Rank
 from sordino.ranks.run import heard
 from sordino.ranks.store import Store
@@ -71,8 +72,7 @@ def sum_batch(
     rank = store.rank
     spacing = grid_spacing(inner.clipping.clip_norm, len(batch)) if len(inner.pieces(batch)) > 1 else None
     store.begin(past, spacing)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with masks_of(seed):
         share = own_chunks(inner, rank, batch, seed)[1]
     store.flush()
     shares = rank.collect(share)

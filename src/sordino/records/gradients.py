@@ -26,6 +26,7 @@ from sordino.gradients.spectral import advance
 from sordino.gradients.survey import trainable
 from sordino.plan.contribution import Augmentation, Contribution, InnerMomentum
 from sordino.plan.core import Plan
+from sordino.randomness.masks import masks_of
 from sordino.records.chunks import LONGEST_SUM, rising, stable_chunks
 from sordino.records.companions import companions_of, with_companions
 from sordino.records.momentum import PastIterates, RecordMomenta
@@ -206,8 +207,7 @@ def in_parts(
     spacing = grid_spacing(clipping.clip_norm, records)
 
     def make(number: int) -> ClippedSum:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed((seed + 0x9E3779B97F4A7C15 * number) % (1 << 63))
+        with masks_of((seed + 0x9E3779B97F4A7C15 * number) % (1 << 63)):
             return on_grid(sum_of(pieces[number]), spacing)
 
     return [partial(make, number) for number in range(len(pieces))]

@@ -353,7 +353,7 @@ def _fit(
             drawn = plan_batches(plan, records=records, source=source, chunk=settings.chunk, start=start)
             steps = led_steps(plan, inner, job.store, drawn, source, ledger, loop, counted)
         skipped = int(state.scalars.get("skipped_steps", 0)) + start - state.step
-        say(job.said, settings.progress)
+        say(job.said or header(plan, guarantee, None), settings.progress)
         for callback in job.callbacks:
             callback.begin(plan, guarantee)
         ran = loop.run(steps, replace(state, step=start, scalars={**state.scalars, "skipped_steps": skipped}), plan)
