@@ -160,7 +160,7 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> tuple[str, float] |
     nothing finite is left to be compared."""
     with _disable_current_modes():  # the model's random numbers are neutral, not these
         weight = 0.5 + torch.rand(rows, generator=generator_of(2))
-        weight = torch.where(torch.rand(rows, generator=generator_of(3)) < 0.5, weight, -weight)
+        weight = torch.where(torch.rand(rows, generator=generator_of(3)) < 0.5, weight, -weight).to(setup.device)
     each = Chunk(slice(0, rows), slice(0, rows), rows, rows, None, None)
     free = replace(setup, once=False)
     try:
@@ -170,7 +170,7 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> tuple[str, float] |
         return None
     with torch.no_grad():
         squares = {name: g.norm2().double() for name, g in made.gradients.items()}
-        total = sum(squares.values(), torch.zeros(rows, dtype=torch.float64))
+        total = sum(squares.values(), torch.zeros(rows, dtype=torch.float64, device=setup.device))
         good = torch.isfinite(total) & torch.isfinite(made.losses)
         if not bool(good.all()):
             setup.pool.give_back()
@@ -183,7 +183,7 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> tuple[str, float] |
     for group in [list(setup.parameters)] if setup.shards is None else setup.shards.groups:
         want = _plain_gradients(setup, data, weight, group)
         for name in group:
-            mine = torch.zeros(setup.parameters[name].shape, dtype=torch.float64)
+            mine = torch.zeros(setup.parameters[name].shape, dtype=torch.float64, device=setup.device)
             if name in made.gradients:
                 with torch.no_grad():
                     made.gradients[name].add_to(mine, weight.double())
@@ -253,7 +253,8 @@ def _lengths(setup: Setup, data: Data, rows: int) -> Tensor | None:
     except NotFinite:
         return None
     with torch.no_grad():
-        total = sum((g.norm2().double() for g in made.gradients.values()), torch.zeros(rows, dtype=torch.float64))
+        none = torch.zeros(rows, dtype=torch.float64, device=setup.device)
+        total = sum((g.norm2().double() for g in made.gradients.values()), none)
     setup.pool.give_back()
     return total.sqrt()
 

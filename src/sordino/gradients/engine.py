@@ -297,7 +297,7 @@ def add_clipped(
         finite = bool(torch.isfinite(norms).all())  # one synchronisation for the chunk
     else:
         squares = {name: g.norm2() for name, g in gradients.items()}
-        norms, finite = lengths(list(squares.values())) if squares else (torch.zeros(records, dtype=_SUM), True)
+        norms, finite = lengths(list(squares.values())) if squares else (_none(parameters, records), True)
     bad = None if finite else ~torch.isfinite(norms)
     if bad is not None:
         for gradient in gradients.values():
@@ -340,6 +340,10 @@ def _as(t: Tensor, kind: torch.dtype) -> Tensor:
 _SUM = torch.float64  # of norms, factors and sums, whatever the parameters have
 
 
+def _none(parameters: Mapping[str, Tensor], records: int) -> Tensor:
+    return torch.zeros(records, dtype=_SUM, device=next(iter(parameters.values())).device)
+
+
 def _zeros(parameter: Tensor) -> Tensor:
     """numpy's memory is not touched before somebody writes to it: most of a large table stays as it is."""
     return torch.from_numpy(np.zeros(parameter.shape)).to(parameter.device)
@@ -361,7 +365,7 @@ def _shown(norms: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def _l1(gradients: Mapping[str, Contribution], parameters: Mapping[str, Tensor], records: int) -> Tensor:
-    norms = torch.zeros(records, dtype=_SUM)
+    norms = _none(parameters, records)
     for name, gradient in gradients.items():
         for lo, hi in blocks(records, parameters[name].numel()):
             norms[lo:hi] += torch.linalg.vector_norm(by_record(gradient.dense(lo, hi)), ord=1, dim=1, dtype=_SUM)

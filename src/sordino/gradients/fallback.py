@@ -123,10 +123,10 @@ def per_record(call: Call, position: int, gradient: Tensor, frame: Frame) -> Fou
 
 
 def _one_by_one(call: Call, position: int, gradient: Tensor, frame: Frame, data: Found) -> Found:
-    owner, clean = frame.owner(gradient.shape), {key: _numbers(t) for key, t in data.items()}
+    owner, clean = frame.owner(gradient.shape).to(gradient.device), {key: _numbers(t) for key, t in data.items()}
     parts = [call.vjp(position, torch.where(owner == i, gradient, 0), clean) for i in range(frame.records)]
     found = {key: torch.stack([p[key] for p in parts]) for key in call.slots}
-    own = torch.zeros(frame.records, dtype=torch.bool)
+    own = torch.zeros(frame.records, dtype=torch.bool, device=gradient.device)
     own[owner.expand_as(gradient)[~torch.isfinite(gradient)].clamp_min(0)] = True
     if not all(_finite(g[~own]) for g in found.values()):
         raise Refused(

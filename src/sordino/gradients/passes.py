@@ -48,8 +48,8 @@ class Setup:
     shards: Shards | None = None  # of a model whose parameters are divided over processes
 
     @property
-    def device(self) -> str:
-        return next(iter(self.parameters.values())).device.type
+    def device(self) -> torch.device:
+        return next(iter(self.parameters.values())).device
 
 
 class PassMemory:
@@ -264,7 +264,7 @@ class _Gathered:
         self.leaves_of: dict[Slot, dict[str, Tensor]] = {}
         self.leaves: dict[str, Tensor] = {}
         self.ragged = chunk.slots is not None and bool((chunk.slots < 0).any())
-        self.precise = _full_precision(setup.device)
+        self.precise = _full_precision(setup.device.type)
         self.frames: dict[Layout, Frame] = {}
 
     def frame(self, layout: Layout | None) -> Frame:
