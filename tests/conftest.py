@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor, nn
+
+from sordino.data import files, loading
 
 torch.set_num_threads(1)
 
@@ -81,6 +84,19 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         known = {name: t for name, t in json.loads(SLOW.read_text(encoding="utf8")).items() if name not in times}
         known |= {name: round(seconds, 1) for name, seconds in times.items() if seconds >= LIMIT}
         SLOW.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n", encoding="utf8")
+
+
+@lru_cache
+def _unpacked(path: Path, changed: int) -> bytes:
+    return files.read_bytes(path)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _embedded_data_are_unpacked_once() -> Iterator[None]:
+    """Nearly every run reads them, and unpacking took half of a small run's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "read_bytes", lambda path: _unpacked(path, path.stat().st_mtime_ns))
+        yield
 
 
 @pytest.fixture

@@ -92,10 +92,10 @@ def usable_folder(path: Path) -> None:
         InputError: a file is there, a link that leads nowhere, no permission, a name that is too long.
     """
     try:
-        if path.is_symlink() and not path.exists():
-            raise InputError(f"{path} is a link that leads nowhere: give another directory")
         nearest = path
         while not _exists(nearest):
+            if nearest.is_symlink():
+                raise InputError(f"{nearest} is a link that leads nowhere: give another directory")
             nearest = nearest.parent
         if not nearest.is_dir():
             raise InputError(f"{nearest} is a file, so {path} can't be a directory: give another one")
@@ -111,6 +111,10 @@ def _exists(path: Path) -> bool:
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
         return False
     return True
 

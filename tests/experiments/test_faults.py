@@ -48,6 +48,9 @@ def test_damaged_datasets_are_refused_by_a_sentence(tmp_path: Path) -> None:
         "account dpsgd --noise-multiplier=1 --steps=" + "9" * 400 + " --delta=1e-5 --sampling-rate=0.01",
         "account dpsgd --noise-multiplier=nan --steps=5 --delta=1e-5 --sampling-rate=0.01",
         "plan --records=600 --features=20 --epsilon=3 --delta=1e-5 --feature-norm=2147483648 --max-epochs=20",
+        "plan --records=600 --features=20 --epsilon=3 --delta=1e-5 --feature-norm=1 --weight-norm=1e300 --max-epochs=9",
+        "calibrate hidden-state --records=600 --batch=60 --epochs=5 --lr=1e-17 --strong-convexity=0.02 "
+        "--smoothness=1.02 --delta=1e-5 --epsilon=3",
     ],
 )
 def test_numbers_without_bounds_are_refused_by_a_sentence(line: str, tmp_path: Path) -> None:

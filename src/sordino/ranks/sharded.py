@@ -1,7 +1,7 @@
-"""A batch of a sharded model: every rank sums its chunks, the sums go straight to the shards, each shard gets its noise.
+"""A batch of a sharded model: every rank sums its chunks, the sums go straight to the shards, each gets its noise.
 
-Formal contract. All ranks call these functions together. Sums, ledger and released gradients are, put together, those of
-one process that cuts its batches into the same chunks: chunk sums are on a grid on which additions are exact
+Formal contract. All ranks call these functions together. Sums, ledger and released gradients are, put together, those
+of one process that cuts its batches into the same chunks: chunk sums are on a grid on which additions are exact
 (`records.gradients.grid_spacing`), and the noise of a coordinate depends on its place alone (`release.shards`).
 """
 

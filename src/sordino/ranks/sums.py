@@ -96,7 +96,7 @@ def shared_sum(inner: Divisible, model: nn.Module, rank: Rank, work: Work) -> Cl
 
 
 def own_chunks(inner: Divisible, rank: Rank, batch: LogicalBatch, seed: int) -> tuple[ClippedSum | None, Share]:
-    """The sum of the chunks that fall to this rank, if any; what goes wrong is told to the leader, which ends the run."""
+    """The sum of the chunks that fall to this rank, if any; the leader hears of what goes wrong, and ends the run."""
     total: ClippedSum | None = None
     chunks, dropped = [], 0
     try:

@@ -337,8 +337,9 @@ def _fit(
         records = count_records(dataset)
         start = state.step if not source.secure else _next_start(plan, max(state.step, done))
         gradient_sum = job.update.gradient_sum(dataset, past=lambda: loop.past, seed=settings.seed)
-        if job.store is not None:
-            gradient_sum = sharded(gradient_sum, plan, job.store)
+        inner = None if job.store is None else sharded(gradient_sum, plan, job.store)
+        if inner is not None:
+            gradient_sum = inner
         elif rank is not None:
             gradient_sum = ranks.Divided(_divisible(gradient_sum, plan), job.model, rank, lambda: loop.past)
         counted = Counted(gradient_sum)
@@ -347,12 +348,12 @@ def _fit(
             plan, counted, records=records, source=source, ledger=ledger, chunk=settings.chunk, start=start,
             widths=job.update.widths(loop.optimizer),
         )  # fmt: skip
-        if job.store is not None:
+        if job.store is not None and inner is not None:
             heard(job.store.rank, start)
             drawn = plan_batches(plan, records=records, source=source, chunk=settings.chunk, start=start)
-            steps = led_steps(plan, gradient_sum, job.store, drawn, source, ledger, loop, counted)
+            steps = led_steps(plan, inner, job.store, drawn, source, ledger, loop, counted)
         skipped = int(state.scalars.get("skipped_steps", 0)) + start - state.step
-        say(job.said, settings.progress)
+        say(job.said or header(plan, guarantee, None), settings.progress)
         for callback in job.callbacks:
             callback.begin(plan, guarantee)
         ran = loop.run(steps, replace(state, step=start, scalars={**state.scalars, "skipped_steps": skipped}), plan)

@@ -33,7 +33,7 @@ from sordino.plan.contribution import Contribution
 from sordino.plan.core import Plan
 from sordino.plan.public import refuse_shared_rows, split_public
 from sordino.records.chunks import rising, stable_chunks
-from sordino.records.gradients import add_sums, empty_sum
+from sordino.records.gradients import in_parts, total_of
 from sordino.records.momentum import PastIterates
 from sordino.records.reading import row_reader, splits, tensors_of
 from sordino.sampling import LogicalBatch
@@ -233,23 +233,31 @@ class CoupledGradients:
         return Contribution()
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
+        self.prepare()
+        return total_of(self.update.model, self.parts(batch, torch.initial_seed()))
+
+    def prepare(self) -> None:
+        """What happens to the model once before the chunks of a batch."""
+        advance(self.update.model)
+
+    def parts(self, batch: LogicalBatch, seed: int) -> list[Callable[[], ClippedSum]]:
+        """One function for each chunk; every process that calls some of them has the same public rows and weights."""
         update, centre, scale = self.update, None, 1.0
-        advance(update.model)
         if update.method.centring or update.method.quantile is not None:
             public = update.for_sum(batch.step)
             scale = public.scale
             centre = {k: scale * v for k, v in public.gradient.items()} if update.method.centring else None
-        total = empty_sum(update.model)
-        for indices in stable_chunks(batch):
+
+        def sum_of(indices: Tensor) -> ClippedSum:
             rows, keys = self.fetch(indices), indices if rising(indices) else None
             if scale != 1.0:
                 rows = replace(rows, coefficient=torch.full((len(indices),), scale))
-            part = clipped_sum(
+            return clipped_sum(
                 update.model, update.loss, rows, self.clipping, centre=centre, pool=self.pool,
                 assurance=self.assurance, keys=keys,
             )  # fmt: skip
-            total = add_sums(total, part)
-        return total
+
+        return in_parts(stable_chunks(batch), sum_of, self.clipping, len(batch), seed)
 
 
 def _apart(use: PublicUse) -> tuple[Split, Split | None]:

@@ -1,0 +1,13 @@
+"""The extractors by name, and the options of each with their defaults (None: left out)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "none": {},
+    "scattering": {"J": 2, "L": 8, "normalise": "none", "groups": 27, "frequencies": None},
+    "efficientnet-lite0": {"resolution": 128},
+    "minilm": {"tokens": 128},
+}
