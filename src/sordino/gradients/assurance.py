@@ -5,9 +5,9 @@ program of a pass is new, the result is compared with plain autograd at the real
 the sum of w_i times record i's gradient, from the engine's contributions, must be the gradient of Σ w_i L_i.
 
 Interaction. Where the program itself shows that loss i depends on row i alone (``Pass.independent``) nothing remains to
-be tested, but a test is made all the same, for the first chunk (``interaction.py``): the rows are put into other groups,
-a larger batch and another order, one of them is changed, and the losses of the others must not move. Where the program
-does not show it, the test is repeated for every new program and on later batches, chosen by the run's own randomness.
+be tested, but a test is made all the same, for the first chunk (``interaction.py``): the rows are put into other
+groups, a larger batch and another order, one of them is changed, and the losses of the others must not move. Where the
+program does not show it, the test is repeated for every new program and on later batches, chosen by the run's own randomness.
 A program is also new where a question about several rows (``if x.max() > 3``) has another answer than before.
 """
 
