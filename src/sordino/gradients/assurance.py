@@ -7,8 +7,9 @@ the sum of w_i times record i's gradient, from the engine's contributions, must 
 Interaction. Where the program itself shows that loss i depends on row i alone (``Pass.independent``) nothing remains to
 be tested, but a test is made all the same, for the first chunk (``interaction.py``): the rows are put into other
 groups, a larger batch and another order, one of them is changed, and the losses of the others must not move. Where the
-program does not show it, the test is repeated for every new program and on later batches, chosen by the run's own randomness.
-A program is also new where a question about several rows (``if x.max() > 3``) has another answer than before.
+program does not show it, the test is repeated for every new program and on later batches, chosen by the run's own
+randomness. A program is also new where a question about several rows (``if x.max() > 3``) has another answer than
+before.
 """
 
 from __future__ import annotations

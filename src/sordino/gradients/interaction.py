@@ -1,9 +1,10 @@
 """Do records interact? Their losses are computed again beside other records, and must not move.
 
 In other groups, a larger batch and another order, with random numbers that are neutral (``neutral.py``): what is
-computed over the batch shows. In the same batch and order, with the same random numbers, and one row changed: what random numbers decide
-(who is mixed with whom) shows as well. And once more as it was at first, after all that: what a pass leaves to the next
-shows. A changed row is large, not there (NaN), at the ends of its range, all zero, or the copy of another.
+computed over the batch shows. In the same batch and order, with the same random numbers, and one row changed: what
+random numbers decide (who is mixed with whom) shows as well. And once more as it was at first, after all that: what a
+pass leaves to the next shows. A changed row is large, not there (NaN), at the ends of its range, all zero, or the copy
+of another.
 """
 
 from __future__ import annotations
