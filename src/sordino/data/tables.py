@@ -62,7 +62,9 @@ def _csv(path: Path, delimiter: str) -> Table:
     try:
         content = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8") from error
+        raise InputError(
+            f"{path}: not UTF-8 text: save it as UTF-8", private=f"{error.reason} at byte {error.start}"
+        ) from error
     reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True)
     rows: list[list[str]] = []
     lines: list[int] = []
@@ -73,11 +75,14 @@ def _csv(path: Path, delimiter: str) -> Table:
             if not row or (len(row) == 1 and not row[0].strip() and len(names) > 1):
                 continue
             if len(row) != len(names):
-                raise InputError(f"{path}, line {reader.line_num}: {len(row)} fields, the first line has {len(names)}")
+                raise InputError(
+                    f"{path}: a line has another number of fields than the first line, which has {len(names)}",
+                    private=f"line {reader.line_num}: {len(row)} fields",
+                )
             rows.append(row)
             lines.append(reader.line_num)
     except csv.Error as error:
-        raise InputError(f"{path}, line {reader.line_num}: truncated or not CSV: {error}") from error
+        raise InputError(f"{path}: truncated or not CSV", private=f"line {reader.line_num}: {error}") from error
     return Table(path, {name: [row[at] for row in rows] for at, name in enumerate(names)}, lines)
 
 
