@@ -27,7 +27,6 @@ import fcntl
 import json
 import os
 import stat
-import stat
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
