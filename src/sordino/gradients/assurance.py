@@ -5,10 +5,12 @@ program of a pass is new, the result is compared with plain autograd at the real
 the sum of w_i times record i's gradient, from the engine's contributions, must be the gradient of Σ w_i L_i.
 
 Interaction. Where the program itself shows that loss i depends on row i alone (``Pass.independent``) nothing remains to
-be tested, but a test is made all the same, for the first chunk (``interaction.py``): the rows are put into other groups
-and another order, one of them is changed, and the losses of the others must not move. SAMPLE rows are enough where no
-random numbers are drawn, for it is only the labels that are tested. Where the program does not show it, the test is
-repeated for every new program and on later batches, chosen by the run's own randomness.
+be tested, but a test is made all the same, for the first chunk (``interaction.py``): the rows are put into other
+groups, a larger batch and another order, one of them is changed, and the losses of the others must not move. SAMPLE
+rows are enough where no random numbers are drawn, for it is only the labels that are tested. Where the program does not
+show it, the test is repeated for every new program and on later batches, chosen by the run's own
+randomness. A program is also new where a question about several rows (``if x.max() > 3``) has another answer than
+before.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from sordino.gradients.interaction import (
     generator_of,
     in_double,
     losses_of,
+    most_rows,
     wide,
 )
 from sordino.gradients.measure import NotFinite
@@ -58,6 +61,7 @@ class Assurance:
         self.programs: set[int] = set()
         self._contents: list[int] | None = None
         self.attributed = self.grouped = self.batches = 0  # checks made, and batches seen
+        self.widest = 0  # rows of the largest batch that records were tested in
         self.proven = True  # that records do not interact, by every program so far
 
     def begin(self, setup: Setup) -> None:
@@ -73,7 +77,8 @@ class Assurance:
         new = program not in self.programs
         chance = torch.rand((), generator=generator_of(64 * self.batches)).item()
         due = not independent and chance < LATER / self.batches
-        if not (new or due) or chunk.rows < 2:
+        larger = chunk.rows > self.widest and not (independent and self.grouped)
+        if not (new or due or larger) or chunk.rows < 2:
             return
         with _undisturbed(setup, self._contents):
             still = independent and not _draws(setup, data)
@@ -85,14 +90,16 @@ class Assurance:
                 self.attributed += 1
             if still and not self.grouped:
                 self._test_some(setup, data, chunk.rows)
-            elif (new and not independent) or due or not self.grouped:
+            elif (new and not independent) or due or larger:
                 variants = EVERY if new and not independent else FEW
                 for level in (0.5,) if independent else LEVELS:
                     with neutral(level) as mode:
-                        check_groups(setup, data, chunk.rows, variants, self.batches)
+                        check_groups(setup, data, chunk.rows, variants, self.batches, larger=larger)
                     if not mode.asked:
                         break
+                    larger = False
                 check_places(setup, data, chunk.rows, variants, self.batches)
+                self.widest = max(self.widest, most_rows(chunk.rows))
                 self.grouped += 1
         self.programs.add(program)
 

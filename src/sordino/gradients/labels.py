@@ -87,6 +87,7 @@ class Book:
         self._name = ""
         self._unknown = False  # whether anything is labelled MANY
         self._of: dict[int, Entry] = {}
+        self.answers: list[bool] = []  # to questions about several rows, in their order: they may decide what is done
 
     def suspect(self) -> None:
         """Rows take part in the choice of what others get (an index, a mask)."""
@@ -196,6 +197,8 @@ class Book:
         kind = kind_of(func)
         if kind.reads:
             self.read = True
+            if isinstance(out, bool) and not all(self._one_owner(t) for t in flat(args)):
+                self.answers.append(out)
             return
         if kind.own is not None:
             if kind.own == "requires_grad_" and id(args[0]) in self._of:
@@ -241,6 +244,10 @@ class Book:
         elif self._unknown and any(isinstance(self.lineage(t), Many) for t in (*flat(args), *flat(kwargs))):
             self.mixed = True
         return labels
+
+    def _one_owner(self, t: Tensor) -> bool:
+        label = self.lineage(t)
+        return label is None or (isinstance(label, Owners) and label.own.numel() == 1)
 
     def _of_one_row(self, args: Any, kwargs: Any, out: Any) -> list[Lineage | None] | None:
         """Whatever is computed from one row alone belongs to it; None where the data is of several."""
