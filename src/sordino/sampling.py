@@ -12,9 +12,11 @@ step costs O(batch) on average. The laws that the accountants rely on, given an 
 | WithoutReplacement   | a uniform subset of exactly `batch` records, independent between steps            |
 | Partition            | one uniform shuffle for the whole run, cut into ⌊records/batch⌋ batches, visited   |
 |                      | in the same order every epoch; the remainder is never used                        |
-
 | Allocation           | in every epoch of `batches` steps each record is in exactly one batch, uniformly   |
 |                      | and independently of all other records and epochs; a batch may be empty           |
+| Cyclic               | each record is in one of `batches` groups, drawn uniformly and independently of    |
+|                      | the others, once for the whole run; step t draws each record of group t mod        |
+|                      | `batches` independently with probability `sampling_rate`                          |
 
 Rates, sizes and the number of records are given by the caller as public constants; nothing is read off a
 loader, and no sampler stands in for another. An empty batch is yielded like any other: the step still
@@ -34,7 +36,7 @@ import torch
 from torch import Tensor
 
 from sordino.errors import InputError, Refused, did_you_mean
-from sordino.randomness import RandomSource
+from sordino.randomness import RandomSource, Stream
 from sordino.randomness.skips import RARE
 
 MANY = 1 << 22
@@ -119,10 +121,35 @@ class Allocation(_Named):
         return {**self.to_dict(), "epoch": epoch, "batch": batch}
 
 
-Sampling = Poisson | TruncatedPoisson | Partition | WithoutReplacement | Allocation
+@dataclass(frozen=True)
+class Cyclic(_Named):
+    """A fixed order: each record belongs to one of `batches` groups, and step t draws from group t mod `batches` alone.
+
+    With `sampling_rate` 1 a batch is its whole group, so a record takes part every `batches` steps. The group of a
+    record is drawn uniformly and independently of all others, once for the run; no guarantee counts on its secrecy.
+    """
+
+    batches: int
+    sampling_rate: float = 1.0
+    name: ClassVar[str] = "cyclic"
+
+    def __post_init__(self) -> None:
+        _check_count("batches", self.batches)
+        _check_rate(self.sampling_rate)
+
+
+Sampling = Poisson | TruncatedPoisson | Partition | WithoutReplacement | Allocation | Cyclic
 _KINDS: dict[str, type[Sampling]] = {
-    kind.name: kind for kind in (Poisson, TruncatedPoisson, Partition, WithoutReplacement, Allocation)
+    kind.name: kind for kind in (Poisson, TruncatedPoisson, Partition, WithoutReplacement, Allocation, Cyclic)
 }
+
+
+def cycle(sampling: Sampling) -> int:
+    """The steps whose batches hang together under one key, from a multiple of their number on; 1: none do.
+
+    A run whose key died goes on with the next multiple: before it a record could take part twice.
+    """
+    return sampling.batches if isinstance(sampling, Allocation | Cyclic) else 1
 
 
 def sampling_from_dict(description: Mapping[str, Any]) -> Sampling:
@@ -184,6 +211,8 @@ def _drawer(sampling: Sampling, records: int, source: RandomSource) -> Callable[
         return lambda t: source.stream("sampling", t).subset(records, size)
     if isinstance(sampling, Allocation):
         return _allocation(sampling.batches, records, source)
+    if isinstance(sampling, Cyclic):
+        return _cyclic(sampling, records, source)
     rate = sampling.sampling_rate
     cap = sampling.cap if isinstance(sampling, TruncatedPoisson) else records
     return lambda t: _poisson(rate, cap, records, source, t)
@@ -210,22 +239,38 @@ def _partition(batch: int, records: int, source: RandomSource) -> Callable[[int]
 
 def _allocation(count: int, records: int, source: RandomSource) -> Callable[[int], _Indices]:
     """The records sorted by their batch of the epoch, made anew when the epoch changes."""
-    size = np.min_scalar_type(count - 1)  # a stable sort of small integers takes linear time
 
     @functools.lru_cache(1)
     def epoch(number: int) -> tuple[_Indices, _Indices]:
-        stream = source.stream("allocation", number)
-        labels = np.concatenate(
-            [stream.below(count, min(_BLOCK, records - first)).astype(size) for first in range(0, records, _BLOCK)]
-        )
-        order = np.argsort(labels, kind="stable").astype(np.int64, copy=False)
-        ends = np.cumsum(np.bincount(labels, minlength=count))
-        return order, np.concatenate([[0], ends])
+        return _groups(count, records, source.stream("allocation", number))
 
     def draw(step: int) -> _Indices:
         order, ends = epoch(step // count)
         batch = step % count
         return order[ends[batch] : ends[batch + 1]].copy()
+
+    return draw
+
+
+def _groups(count: int, records: int, stream: Stream) -> tuple[_Indices, _Indices]:
+    """Each record in one of `count` groups, uniformly: the records in the order of their groups, and their ends."""
+    size = np.min_scalar_type(count - 1)  # a stable sort of small integers takes linear time
+    labels = np.concatenate(
+        [stream.below(count, min(_BLOCK, records - first)).astype(size) for first in range(0, records, _BLOCK)]
+    )
+    order = np.argsort(labels, kind="stable").astype(np.int64, copy=False)
+    return order, np.concatenate([[0], np.cumsum(np.bincount(labels, minlength=count))])
+
+
+def _cyclic(sampling: Cyclic, records: int, source: RandomSource) -> Callable[[int], _Indices]:
+    order, ends = _groups(sampling.batches, records, source.stream("cyclic", 0))
+
+    def draw(step: int) -> _Indices:
+        group = step % sampling.batches
+        members = order[ends[group] : ends[group + 1]].copy()
+        if sampling.sampling_rate == 1:
+            return members
+        return members[source.stream("sampling", step).bernoulli(sampling.sampling_rate, len(members))]
 
     return draw
 

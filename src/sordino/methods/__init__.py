@@ -16,6 +16,7 @@ METHODS = {
     "hidden-state": "sordino.methods.hidden_state.method:HiddenState",
     "dp-mac": "sordino.methods.dp_mac.method:DPMAC",
     "coupling": "sordino.methods.coupling.method:Coupling",
+    "correlated": "sordino.methods.correlated.method:Correlated",
 }
 """Where each method's class is: one line for each method."""
 
@@ -23,6 +24,7 @@ FLAGS = {
     "dpsgd": "sordino.methods.dpsgd.flags",
     "modelmix": "sordino.methods.modelmix.flags",
     "hidden-state": "sordino.methods.hidden_state.flags",
+    "correlated": "sordino.methods.correlated.flags",
 }
 """Modules with command-line flags. They import nothing slow, so that help is there at once."""
 
@@ -33,6 +35,7 @@ DEFAULT = "dpsgd"
 """The method of a recipe that names none."""
 
 if TYPE_CHECKING:
+    from sordino.methods.correlated.method import Correlated
     from sordino.methods.coupling.method import Coupling
     from sordino.methods.dp_mac.method import DPMAC
     from sordino.methods.dpsgd.method import DPSGD
@@ -42,6 +45,7 @@ else:
     __getattr__, _ = lazy_names(
         __name__,
         {
+            "correlated.method": ["Correlated"],
             "coupling.method": ["Coupling"],
             "dp_mac.method": ["DPMAC"],
             "dpsgd.method": ["DPSGD"],
@@ -50,4 +54,15 @@ else:
         },
     )
 
-__all__ = ["COMMANDS", "DEFAULT", "DPMAC", "DPSGD", "FLAGS", "METHODS", "Coupling", "HiddenState", "ModelMix"]
+__all__ = [
+    "COMMANDS",
+    "DEFAULT",
+    "DPMAC",
+    "DPSGD",
+    "FLAGS",
+    "METHODS",
+    "Correlated",
+    "Coupling",
+    "HiddenState",
+    "ModelMix",
+]

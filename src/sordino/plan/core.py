@@ -16,7 +16,7 @@ from typing import Any
 
 from sordino import checks
 from sordino.accounting.events import DpEvent, Release, compose_events
-from sordino.accounting.schemes import MECHANISMS, check_scheme, releases_of
+from sordino.accounting.schemes import MECHANISMS, check_scheme
 from sordino.clipping import Clipping, clipping_from_dict
 from sordino.errors import InputError, Refused
 from sordino.plan.contribution import KINDS, Contribution
@@ -26,7 +26,7 @@ from sordino.plan.public import PublicSet
 from sordino.randomness import RandomSource
 from sordino.registry import method_class, method_from_dict, names_with
 from sordino.release import Gaussian, Laplace, Noise
-from sordino.sampling import Allocation, Poisson, Sampling, TruncatedPoisson, sampling_from_dict
+from sordino.sampling import Allocation, Cyclic, Poisson, Sampling, TruncatedPoisson, sampling_from_dict
 
 UNITS = ("record", "user")
 ROUNDING_MARGIN = 2.0**-10  # of norms and sums as computed: theorem 2 of docs/guarantees/noise.md, section 6
@@ -187,6 +187,8 @@ class Plan(metaclass=_Makers):
             return self.sampling.sampling_rate
         if isinstance(self.sampling, Allocation):
             return 1.0 / self.sampling.batches
+        if isinstance(self.sampling, Cyclic):
+            return self.sampling.sampling_rate / self.sampling.batches
         return self.sampling.batch / self.records
 
     @property
@@ -216,10 +218,7 @@ class Plan(metaclass=_Makers):
             Each kind of release and how often it is made, statistics included.
         """
         done = self.steps if steps is None else checks.count("steps", steps, minimum=0)
-        gradients = releases_of(
-            self.sampling.to_dict(), self.noise.name, self.noise.noise_multiplier, self.records, done
-        )
-        return gradients + [statistic.release() for statistic in self.statistics]
+        return self.method.releases(self, done) + [statistic.release() for statistic in self.statistics]
 
     def event(self) -> DpEvent:
         """All releases of the plan as one dp_accounting event."""

@@ -88,6 +88,8 @@ _SAMPLER_ASSUMPTIONS = {
     "truncated-poisson": "Poisson sampling, and a uniform subset of the cap's size where more were drawn",
     "partition": "one secret uniform shuffle, the same disjoint batches every epoch",
     "allocation": "each record is in exactly one batch of every epoch, drawn uniformly and independently of the others",
+    "cyclic": "each record is in one group for the whole run, drawn uniformly and independently of the others, and a "
+    "step draws from one group alone, the groups taking turns",
     "without-replacement": "each batch is a fresh uniform subset of fixed size",
 }
 

@@ -105,10 +105,10 @@ def private_steps(
         Refused, InputError: at the call, before anything is drawn.
     """
     check_records(plan, records)
-    _check_same_plan(plan, gradient_sum, source, ledger, start)
+    since = _check_same_plan(plan, gradient_sum, source, ledger, start)
     _check_uniform(plan, widths)
     drawn = plan_batches(plan, records=records, source=source, chunk=chunk, start=start)
-    return _released(plan, gradient_sum, drawn, source, ledger, widths)
+    return _released(plan, gradient_sum, drawn, source, ledger, widths, since)
 
 
 def _released(
@@ -118,6 +118,7 @@ def _released(
     source: RandomSource,
     ledger: Ledger,
     widths: Widths | None,
+    since: int,
 ) -> Iterator[PrivateStep]:
     for batch in drawn:
         uniform = None if widths is None else _wide_enough(plan, widths(batch.step), batch.step)
@@ -137,6 +138,7 @@ def _released(
             factor=1.0 / plan.divisor,
             in_place=True,
             dtype=dtype,
+            earlier=plan.method.earlier_noise(plan, batch.step, since),
         )
         sums.clear()
         yield PrivateStep(batch.step, noisy)
@@ -177,8 +179,11 @@ def _wide_enough(plan: Plan, given: Mapping[str, Tensor], step: int) -> Mapping[
     return given
 
 
-def _check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource, ledger: Ledger, start: int) -> None:
-    """What is summed and what is written down must belong to the plan that is accounted."""
+def _check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource, ledger: Ledger, start: int) -> int:
+    """What is summed and what is written down must belong to the plan that is accounted.
+
+    Returns the first step whose noise may be used again.
+    """
     if plan.method.publishes is not None:
         raise Refused(
             f"the guarantee of {plan.method.name} covers {plan.method.publishes} alone, and these steps would hand out "
@@ -193,6 +198,7 @@ def _check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource
     explained.require_source(source)
     explained.require_start(start, source)
     ledger.guard(explained)
+    return explained.noise_since(start, source)
 
 
 def check_gradient_sum(plan: Plan, gradient_sum: GradientSum) -> None:

@@ -13,6 +13,8 @@ from sordino.accounting.events import DpEvent, compose_events, grouped
 from sordino.accounting.schemes import check_scheme, default_relation, releases_of, theorem
 from sordino.errors import InputError, Refused
 
+_BY_BATCHES = ("allocation", "cyclic")
+
 
 @dataclass(frozen=True)
 class _Run:
@@ -36,6 +38,8 @@ class _Run:
             return {"name": "truncated-poisson", "sampling_rate": self.sampling_rate, "cap": self.cap}
         if self.sampling == "allocation":
             return {"name": "allocation", "batches": self.batches}
+        if self.sampling == "cyclic":
+            return {"name": "cyclic", "batches": self.batches, "sampling_rate": 1.0}
         assert self.records is not None
         return {"name": self.sampling, "batch": round(self.sampling_rate * self.records)}
 
@@ -132,10 +136,12 @@ def _run(
     relation = default_relation(sampling) if relation is None else relation
     check_scheme(sampling, mechanism, relation)
     size = None if records is None else checks.count("records", records)
-    if batches is not None and sampling != "allocation":
-        raise InputError(f"batches (per epoch) belong to allocation, not to {sampling}: give sampling_rate, or batch")
-    if sampling == "allocation":
-        batches = _batches(batches, sampling_rate, size, batch)
+    if batches is not None and sampling not in _BY_BATCHES:
+        raise InputError(
+            f"batches (per epoch) belong to {' and '.join(_BY_BATCHES)}, not to {sampling}: give sampling_rate or batch"
+        )
+    if sampling in _BY_BATCHES:
+        batches = _batches(sampling, batches, sampling_rate, size, batch)
         rate = 1 / batches
     else:
         rate = _rate(sampling, sampling_rate, size, batch)
@@ -162,10 +168,12 @@ def _steps(steps: int | None, epochs: float | None, sampling: str, rate: float) 
     return max(1, math.ceil(checks.positive("epochs", epochs) * per_epoch - 1e-9))
 
 
-def _batches(batches: int | None, sampling_rate: float | None, records: int | None, batch: int | None) -> int:
-    """Batches per epoch of random allocation, from itself or from records and the expected batch."""
+def _batches(
+    sampling: str, batches: int | None, sampling_rate: float | None, records: int | None, batch: int | None
+) -> int:
+    """Batches per epoch, from themselves or from records and the expected batch."""
     if sampling_rate is not None or (batches is None) == (batch is None):
-        raise InputError("allocation is given by batches (per epoch), or by records and the expected batch")
+        raise InputError(f"{sampling} is given by batches (per epoch), or by records and the expected batch")
     if batches is not None:
         return checks.count("batches", batches)
     if records is None:
