@@ -29,7 +29,7 @@ from sordino.audit.bounds import Curve, GaussianCurve, most_correct, rejects
 from sordino.audit.noise_check import NoiseCheck
 from sordino.plan.core import Plan
 from sordino.release import Laplace
-from sordino.sampling import Allocation, Partition, Poisson
+from sordino.sampling import Allocation, Cyclic, Partition, Poisson
 
 SHARES = ((0.001, 0.0), (0.001, 0.001), (0.0025, 0.0), (0.0025, 0.0025), (0.005, 0.0), (0.005, 0.005), (0.01, 0.0),
           (0.01, 0.01), (0.025, 0.0), (0.025, 0.025), (0.05, 0.0), (0.05, 0.05), (0.1, 0.1))  # fmt: skip
@@ -94,7 +94,7 @@ class Scorer(StepScorer):
             laplace=isinstance(plan.noise, Laplace),
             rate=plan.sampling_rate,
             replace=plan.relation == "replace-one",
-            knows_sum=isinstance(sampling, Poisson | Partition | Allocation),
+            knows_sum=isinstance(sampling, Poisson | Partition | Allocation | Cyclic),
             knows_draws=isinstance(sampling, Partition),
         )
 

@@ -70,8 +70,8 @@ class Explained:
         if known not in (None, source.fingerprint) or not self._steps.issuperset(before):
             raise Refused(
                 f"step {start} is batch {batch} of epoch {epoch} of {self._plan.sampling.name} sampling, and the "
-                "batches before it were not all released under the same key: a record could take part twice in this epoch, or "
-                f"not at all; begin with step {(epoch + bool(batch)) * batches}, the first of an epoch"
+                "batches before it were not all released under the same key: a record could take part twice in this "
+                f"epoch, or not at all; begin with step {(epoch + bool(batch)) * batches}, the first of an epoch"
             )
 
     def noise_since(self, start: int, source: RandomSource) -> int:

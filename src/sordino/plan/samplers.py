@@ -71,7 +71,7 @@ def compare_samplers(
         InputError: a value is wrong.
     """
     records = checks.count("records", records)
-    chosen = _default_batches(records) if batches is None else [checks.count("batches", b) for b in batches]
+    chosen = default_batches(records) if batches is None else [checks.count("batches", b) for b in batches]
     if max(chosen) > records:
         raise InputError(f"{max(chosen)} batches per epoch are more than the {records} records")
     checks.positive("epochs", epochs)
@@ -93,6 +93,7 @@ def compare_samplers(
     return {"recommended": better, "why": why, "relation": "add-remove", "rows": [asdict(row) for row in rows]}
 
 
-def _default_batches(records: int) -> list[int]:
+def default_batches(records: int) -> list[int]:
+    """Steps in an epoch of batches near 4096, 1024 and 256, as far as there are records."""
     sizes = [size for size in (4096, 1024, 256) if size <= records / 2] or [max(1, records // 4)]
     return [math.ceil(records / size) for size in sizes]

@@ -39,7 +39,7 @@ class CorrelatedScorer(StepScorer):
     _blocks: list[Tensor] = field(default_factory=list)  # log-likelihood ratios of a participation in each step
 
     @classmethod
-    def of(cls, plan: Plan, matrix: np.ndarray) -> CorrelatedScorer:  # type: ignore[type-arg]
+    def of(cls, plan: Plan, matrix: np.ndarray) -> CorrelatedScorer:
         """The scorer of a plan with cyclic sampling."""
         assert isinstance(plan.sampling, Cyclic)
         scale = plan.noise.noise_multiplier * plan.sensitivity
