@@ -2,10 +2,10 @@
 
     python experiments/correlated.py --data-dir DIR [--out FILE] [--seeds 3]
 
-A linear classifier, plain SGD with a constant step size, clip norm 1, δ = 10⁻⁵ (add-remove, a record). For each dataset,
-ε and number of epochs each way trains with the noise that meets ε. The step size is the best of `RATES` on a tenth of
-the *training* rows that is held out, tuned alike for each way (one seed); then all training rows are used, and the
-accuracy on the test rows is the mean over the seeds, with their standard deviation. The planner's choice
+A linear classifier, plain SGD with a constant step size, clip norm 1, δ = 10⁻⁵ (add-remove, a record). For each
+dataset, ε and number of epochs each way trains with the noise that meets ε. The step size is the best of `RATES` on a
+tenth of the *training* rows that is held out, tuned alike for each way (one seed); then all training rows are used,
+and the accuracy on the test rows is the mean over the seeds, with their standard deviation. The planner's choice
 (`sordino.methods.planner.compare_ways`) is made without looking at data and is compared with the best mean. Tuning is
 not paid for: these are public datasets. Runs that are in FILE already are not made again.
 """
@@ -102,21 +102,11 @@ def table(runs: dict[str, Any]) -> list[dict[str, Any]]:
                     if row is not None
                 }
                 records = {"adult": 32561}.get(name, 60000)
-                planned = compare_ways(
-                    records=records, batches=BATCHES, epochs=epochs, epsilon=epsilon, delta=DELTA
-                )  # fmt: skip
+                planned = compare_ways(records=records, batches=BATCHES, epochs=epochs, epsilon=epsilon, delta=DELTA)
                 best = max(shown, key=lambda way: shown[way]["accuracy"])
-                found.append(
-                    {
-                        "dataset": name,
-                        "epsilon": epsilon,
-                        "epochs": epochs,
-                        **shown,
-                        "best": best,
-                        "planned": planned["recommended"],
-                        "lost_by_the_plan": shown[best]["accuracy"] - shown[planned["recommended"]]["accuracy"],
-                    }  # fmt: skip
-                )
+                lost = shown[best]["accuracy"] - shown[planned["recommended"]]["accuracy"]
+                row = {"dataset": name, "epsilon": epsilon, "epochs": epochs, **shown, "best": best}
+                found.append(row | {"planned": planned["recommended"], "lost_by_the_plan": lost})
     return found
 
 

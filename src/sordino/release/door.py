@@ -27,9 +27,9 @@ much again. `fine_rounding` is the sum of both; the caller adds it to the sensit
 `earlier` adds noise of earlier steps once more: with the coefficients a_s of steps s < t what is released is
 round((f(D) + σ·(Z_t + Σ_s a_s·Z_s))/g)·g, where Z_s is the very vector of real Gaussians that step s added
 (`mixture`). It is rounded once, exactly, so it is a function of f(D) + σ·(Z_t + Σ a_s Z_s) on real numbers; whoever
-passes `earlier` accounts for the steps together. Noise is regenerated from its address: purpose, step, and a salt that lives as long as
-the ledger is open. Every step s must stand in the ledger with the same key, noise, sensitivity and number of
-coordinates, else its noise is not what was added there, and the release is refused.
+passes `earlier` accounts for the steps together. Noise is regenerated from its address: purpose, step, and a salt
+that lives as long as the ledger is open. Every step s must stand in the ledger with the same key, noise, sensitivity
+and number of coordinates, else its noise is not what was added there, and the release is refused.
 
 The ledger entry is on disk before the value is returned: no entry without noise, no noise without entry.
 
