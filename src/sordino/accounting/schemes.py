@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sordino import checks
-from sordino.accounting.events import Release, allocated
+from sordino.accounting.events import Release, allocated, grouped
 from sordino.errors import InputError, Refused
 
 SAMPLERS = ("poisson", "truncated-poisson", "partition", "without-replacement", "allocation", "cyclic")
@@ -68,6 +68,10 @@ def step_release(sampling: Mapping[str, Any], mechanism: str, noise_multiplier: 
     name = checks.choice("sampling", sampling.get("name"), SAMPLERS)
     if name == "allocation":
         raise InputError("a step of random allocation has no cost of its own: it is a part of its epoch")
+    if sampling.get("examples_per_user") is not None:
+        if name != "poisson" or mechanism != "gaussian":
+            raise Refused("rows of users are accounted for Poisson sampling and Gaussian noise alone")
+        return grouped(noise_multiplier, _rate(sampling), checks.count("rows", sampling["examples_per_user"]))
     if name in ("poisson", "cyclic"):
         return Release(mechanism, noise_multiplier, _rate(sampling))
     if name == "truncated-poisson":
@@ -107,7 +111,7 @@ def allocation_releases(batches: int, noise_multiplier: float, steps: int) -> li
     return whole + ([(allocated(noise_multiplier, batches, rest), 1)] if rest else [])
 
 
-def theorem(sampler: str, mechanism: str, relation: str, accountant: str) -> str:
+def theorem(sampler: str, mechanism: str, relation: str, accountant: str, examples_per_user: int | None = None) -> str:
     """The sentence that a guarantee carries: what is composed, and by which theorem."""
     noise = "Gaussian" if mechanism == "gaussian" else "Laplace"
     pairs = {
@@ -136,6 +140,11 @@ def theorem(sampler: str, mechanism: str, relation: str, accountant: str) -> str
         "rdp": "composed in Rényi divergence, tight conversion (Canonne, Kamath & Steinke 2020, Prop. 12)",
         "gaussian": "composed in closed form (Balle & Wang 2018, Thm 8)",
     }[accountant]
+    if examples_per_user is not None:
+        return (
+            f"a user has at most {examples_per_user} rows, each drawn by itself: the mixture of Gaussians over how "
+            f"many are drawn (Charles et al. 2024, arXiv 2407.07737), {composition}"
+        )
     source = sources.get((sampler, relation))
     return f"{pairs[sampler]}{f' ({source})' if source else ''}, {composition}"
 

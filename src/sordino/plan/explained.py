@@ -84,7 +84,7 @@ class Explained:
         if not isinstance(step, int) or not 0 <= step < plan.steps or step in self._steps:
             return f"the plan has {plan.steps} steps, each of them once"
         self._steps.add(step)
-        stated = json.loads(json.dumps(plan.sampling.at(step)))
+        stated = json.loads(json.dumps(plan.sampled(step)))
         if entry.get("sampling") != stated or entry.get("relation") != plan.relation:
             return f"its steps are drawn by {stated} under {plan.relation}"
         if isinstance(plan.sampling, Partition):

@@ -46,6 +46,7 @@ def make_plan(
     record_momentum: RecordMomentum | None = None,
     unit: str = "record",
     rows_per_user: int | None = None,
+    examples_per_user: int | None = None,
 ) -> Plan:
     """A plan for a target `epsilon` (the smallest noise that meets it) or a given `noise_multiplier`.
 
@@ -74,6 +75,8 @@ def make_plan(
         record_momentum: a record's vector is its momentum over all steps; likewise.
         unit: record, or user: then `records` is the public number of users and `expected_batch` counts users.
         rows_per_user: of a user's rows at most so many take part in a step (default: all of them).
+        examples_per_user: rows are sampled in the place of users, of which a user has at most so many; `records` and
+            `expected_batch` then count rows.
 
     Returns:
         The plan; `plan.guarantee()` says what it promises.
@@ -116,6 +119,7 @@ def make_plan(
         contribution=Contribution(inner=inner, augmentation=augmentation, record_momentum=record_momentum),
         unit=unit,
         rows_per_user=rows_per_user,
+        examples_per_user=examples_per_user,
     )
     return plan if epsilon is None else plan.calibrated(epsilon)
 

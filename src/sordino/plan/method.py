@@ -163,7 +163,7 @@ class Method:
     def releases(self, plan: Plan, steps: int) -> list[tuple[Release, int]]:
         """What the first so many steps release about one record, as releases that compose."""
         noise = plan.noise
-        return releases_of(plan.sampling.to_dict(), noise.name, noise.noise_multiplier, plan.records, steps)
+        return releases_of(plan.sampled(0), noise.name, noise.noise_multiplier, plan.records, steps)
 
     def earlier_noise(self, plan: Plan, step: int, first: int) -> Mapping[int, float] | None:
         """The factors on the noise of earlier steps that this step adds to its own; None: noise is used once.
@@ -180,7 +180,7 @@ class Method:
         found = account(plan.event(), delta, plan.relation, plan.accountant)
         # An adversary who knows the partition attains the bound; for one who does not, no lower bound is known.
         below = None if plan.sampling.name == "partition" else found.epsilon_lower
-        said = theorem(plan.sampling.name, plan.noise.name, plan.relation, found.accountant)
+        said = theorem(plan.sampling.name, plan.noise.name, plan.relation, found.accountant, plan.examples_per_user)
         return Accounted(found.epsilon, found.delta, found.accountant, said, found.epsilon_rdp, below)
 
     def epsilons(self, plan: Plan, steps: Sequence[int]) -> list[float]:

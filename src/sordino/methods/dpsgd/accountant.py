@@ -97,7 +97,7 @@ def _result(run: _Run, sigma: float, delta: float, accountant: str) -> dict[str,
     return {
         **asdict(found),
         "epsilon_lower": None if sampler == "partition" else found.epsilon_lower,
-        "theorem": _theorem(run, found.accountant),
+        "theorem": theorem(run.sampling, run.mechanism, run.relation, found.accountant, run.examples_per_user),
         "unit": "record" if run.examples_per_user is None else "user",
         "sampler": sampler,
         "noise_multiplier": sigma,
@@ -106,17 +106,6 @@ def _result(run: _Run, sigma: float, delta: float, accountant: str) -> dict[str,
             for key in ("mechanism", "sampling_rate", "steps", "records", "batches", "cap", "examples_per_user")
         },
     }
-
-
-def _theorem(run: _Run, accountant: str) -> str:
-    said = theorem(run.sampling, run.mechanism, run.relation, accountant)
-    if run.examples_per_user is None:
-        return said
-    how = said[said.index("composed") :]
-    return (
-        f"a user has at most {run.examples_per_user} rows, each drawn by itself: the mixture of Gaussians over how "
-        f"many are drawn (Charles et al. 2024, arXiv 2407.07737), {how}"
-    )
 
 
 def _run(
