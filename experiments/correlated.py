@@ -22,7 +22,7 @@ import torch
 import sordino
 from provenance import ROOT, add_run, read_runs
 from sordino import data
-from sordino.methods.planner import compare_ways
+from sordino.methods.planner import Budget, compare_ways
 
 DATASETS = ("adult", "fashion-mnist", "mnist")
 EPSILONS = (1.0, 8.0)
@@ -102,7 +102,7 @@ def table(runs: dict[str, Any]) -> list[dict[str, Any]]:
                     if row is not None
                 }
                 records = {"adult": 32561}.get(name, 60000)
-                planned = compare_ways(records=records, batches=BATCHES, epochs=epochs, epsilon=epsilon, delta=DELTA)
+                planned = compare_ways(Budget(records, BATCHES, epochs, epsilon, DELTA))
                 best = max(shown, key=lambda way: shown[way]["accuracy"])
                 lost = shown[best]["accuracy"] - shown[planned["recommended"]]["accuracy"]
                 row = {"dataset": name, "epsilon": epsilon, "epochs": epochs, **shown, "best": best}

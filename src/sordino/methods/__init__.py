@@ -28,7 +28,7 @@ FLAGS = {
 }
 """Modules with command-line flags. They import nothing slow, so that help is there at once."""
 
-COMMANDS = ("sordino.methods.hidden_state.command",)
+COMMANDS = ("sordino.methods.command",)
 """Modules with further commands; likewise."""
 
 DEFAULT = "dpsgd"

@@ -3,103 +3,158 @@
 At equal ε, batch and number of steps the three differ in their noise alone. Plain SGD adds up what is released, so the
 noise in the weights after step t is a prefix sum of the noise of the steps; `noise_in_weights` is its root mean square
 over the steps, per coordinate, in clip norms and for a step size of 1 on sums (for independent noise σ·√((T+1)/2)). The
-way with the least of it is recommended. Looks at no data: it is an estimate of what trains best, and no part of a
-guarantee.
+way with the least of it is recommended. Between batches it is not as simple: `noise_per_step` (σ/B) and `noise_of_run`
+(the noise in the weights for a step size of 1/T on means) fall with the batch, and so does the number of steps of an
+epoch. Looks at no data: it is an estimate of what trains best, and no part of a guarantee.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sordino import checks
+from sordino.accounting.calibration import calibrate, noise_guess
+from sordino.accounting.events import compose_events
+from sordino.accounting.schemes import releases_of
 from sordino.errors import InputError
 from sordino.methods.correlated.choose import best_setting
 from sordino.methods.correlated.strategies import Strategy
 from sordino.methods.correlated.workloads import Workload, noise_in_weights
-from sordino.plan.samplers import SAMPLERS, default_batches, sampler_noise
 
+SAMPLERS = ("poisson", "allocation")
 _LEAST_GAIN = 0.01
-"""Correlated noise costs more time a step, so it has to gain this much."""
+"""Correlated noise takes more time a step, so it has to gain this much; allocation a tenth of it."""
 
 
-def compare_ways(
-    *,
-    records: int,
-    batches: int,
-    epochs: float,
-    epsilon: float,
-    delta: float,
-    momentum: float = 0.0,
-    decay: float = 0.0,
-) -> dict[str, Any]:
-    """The three ways at one batch.
+@dataclass(frozen=True)
+class Budget:
+    """What is compared: `batches` steps in each of `epochs` epochs, at (ε, δ) under add-remove."""
+
+    records: int
+    batches: int
+    epochs: float
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        checks.count("records", self.records)
+        checks.positive("epochs", self.epochs)
+        if checks.count("batches", self.batches) > self.records:
+            raise InputError(f"{self.batches} batches per epoch are more than the {self.records} records")
+
+    @property
+    def steps(self) -> int:
+        """Of all epochs; the last, partial one counts."""
+        return max(1, math.ceil(self.epochs * self.batches - 1e-9))
+
+    @property
+    def batch(self) -> float:
+        """The expected one."""
+        return self.records / self.batches
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way with the smallest noise that meets the budget, and what of it reaches the model, in clip norms."""
+
+    way: str
+    batch: float
+    steps: int
+    noise_multiplier: float
+    noise_per_step: float
+    noise_in_weights: float
+    noise_of_run: float
+    strategy: dict[str, Any] | None = None
+    groups: int | None = None
+    noises_per_step: int = 1
+
+
+def sampler_noise(sampler: str, budget: Budget) -> float:
+    """The smallest noise multiplier of independent noise with this sampler."""
+    name = "poisson" if budget.batches == 1 else sampler
+    sampling: dict[str, Any] = {"name": name} | (
+        {"sampling_rate": 1 / budget.batches} if name == "poisson" else {"batches": budget.batches}
+    )
+    guess = noise_guess(sampling, budget.steps, budget.records, budget.epsilon, budget.delta)
+    sigma, _ = calibrate(
+        lambda s: compose_events(releases_of(sampling, "gaussian", s, budget.records, budget.steps)),
+        budget.epsilon,
+        budget.delta,
+        guess=guess,
+    )
+    return sigma
+
+
+def compare_ways(budget: Budget, workload: Workload | None = None) -> dict[str, Any]:
+    """The three ways at one budget.
 
     Args:
-        records: public number of records.
-        batches: steps in an epoch.
-        epochs: expected passes over the records.
-        epsilon: the target, under add-remove.
-        delta: δ in (0, 1).
-        momentum: of the update that will be used.
-        decay: its step size times its weight decay.
+        budget: records, batches, epochs and (ε, δ).
+        workload: the update that will be used (default: plain SGD).
 
     Returns:
-        JSON-able: `rows`, `recommended`, `why`.
+        JSON-able: `recommended`, `why`, `rows` (Way as mappings).
     """
-    workload = Workload(momentum, decay)
-    steps = max(1, math.ceil(epochs * batches - 1e-9))
-    rows: list[dict[str, Any]] = []
+    update = workload or Workload()
+    ways = []
     for sampler in SAMPLERS:
-        one = sampler_noise(
-            sampler, records=records, batches=batches, epochs=epochs, epsilon=epsilon, delta=delta
-        )  # fmt: skip
-        weights = one.noise_multiplier * noise_in_weights(Strategy("identity"), workload, steps)
-        rows.append(_row(sampler, records / batches, steps, one.noise_multiplier, weights))
+        sigma = sampler_noise(sampler, budget)
+        ways.append(_way(sampler, budget, sigma, sigma * noise_in_weights(Strategy("identity"), update, budget.steps)))
     found = best_setting(
-        records=records, batch=records / batches, steps=steps, epsilon=epsilon, delta=delta, workload=workload
-    )
-    how = {
-        "strategy": found.strategy.to_dict(), "groups": found.pattern.groups, "sampling_rate": found.pattern.rate,
-        "noises_per_step": len(found.strategy.noise(steps)),
-    }  # fmt: skip
-    rows.append(_row("correlated", records / batches, steps, found.noise_multiplier, found.noise_in_weights) | how)
-    return {"rows": rows} | _recommended(rows)
+        records=budget.records, batch=budget.batch, steps=budget.steps, epsilon=budget.epsilon, delta=budget.delta,
+        workload=update,
+    )  # fmt: skip
+    how = {"strategy": found.strategy.to_dict(), "groups": found.pattern.groups}
+    noises = len(found.strategy.noise(budget.steps))
+    sigma, weights = found.noise_multiplier, found.noise_in_weights
+    ways.append(_way("correlated", budget, sigma, weights, noises_per_step=noises, **how))
+    return _recommended(*ways) | {"rows": [asdict(way) for way in ways]}
 
 
-def _row(way: str, batch: float, steps: int, sigma: float, weights: float) -> dict[str, Any]:
-    return {
-        "way": way, "batch": batch, "steps": steps, "noise_multiplier": sigma, "noise_per_step": sigma / batch,
-        "noise_in_weights": weights, "noise_of_run": weights / (batch * steps),
-    }  # fmt: skip
+def _way(way: str, budget: Budget, sigma: float, weights: float, **further: Any) -> Way:
+    of_run = weights / (budget.batch * budget.steps)
+    return Way(way, budget.batch, budget.steps, sigma, sigma / budget.batch, weights, of_run, **further)
 
 
-def _recommended(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    by_way = {row["way"]: row for row in rows}
-    plain = min(SAMPLERS, key=lambda way: by_way[way]["noise_in_weights"])
-    gain = by_way[plain]["noise_in_weights"] / by_way["correlated"]["noise_in_weights"] - 1
+def _recommended(poisson: Way, allocation: Way, correlated: Way) -> dict[str, str]:
+    """The way with the least noise in the weights, and why; near ties go to the simpler way."""
+    saved = poisson.noise_multiplier / allocation.noise_multiplier - 1
+    plain = allocation if saved > _LEAST_GAIN / 10 else poisson
+    gain = plain.noise_in_weights / correlated.noise_in_weights - 1
     if gain > _LEAST_GAIN:
-        found = by_way["correlated"]
         return {
-            "recommended": "correlated",
-            "why": f"{plain} puts {100 * gain:.0f} % more noise into the weights than correlated noise (strategy "
-            f"{found['strategy']['name']}, {found['groups']} groups), which later steps partly take back; a step adds "
-            f"{found['noises_per_step']} Gaussians for each coordinate",
+            "recommended": correlated.way,
+            "why": f"independent noise with {plain.way} sampling puts {100 * gain:.0f} % more noise into the weights "
+            f"than correlated noise ({(correlated.strategy or {})['name']}, {correlated.groups} groups), which later "
+            f"steps partly take back; each step adds {correlated.noises_per_step} Gaussians for each coordinate",
         }
-    other = "poisson" if plain == "allocation" else "allocation"
+    against = f"correlated noise would leave {-100 * gain:.1f} % more in the weights"
+    if gain >= 0:
+        against = "correlated noise would leave no less in the weights worth its time"
+    if plain is poisson:
+        return {
+            "recommended": plain.way,
+            "why": "random allocation needs the same noise, Poisson sampling can be resumed at any step, and "
+            + against,
+        }
     return {
-        "recommended": plain,
-        "why": f"at equal ε, batch and steps {other} needs "
-        f"{100 * (by_way[other]['noise_multiplier'] / by_way[plain]['noise_multiplier'] - 1):.1f} % more noise, and "
-        f"correlated noise leaves {-100 * gain:.0f} % more in the weights"
-        if gain < 0
-        else f"correlated noise would leave only {100 * gain:.1f} % less noise in the weights, for more time a step",
+        "recommended": plain.way,
+        "why": f"at equal ε, batch and steps Poisson sampling needs {100 * saved:.1f} % more noise than random "
+        f"allocation, which uses every record once per epoch, and {against}",
     }
 
 
-def compare_all(
-    *, records: int, epochs: float, epsilon: float, delta: float, batches: Sequence[int] | None = None, **update: float
+def compare_batches(
+    *,
+    records: int,
+    epochs: float,
+    epsilon: float,
+    delta: float,
+    batches: Sequence[int] | None = None,
+    workload: Workload | None = None,
 ) -> dict[str, Any]:
     """`compare_ways` at several batches.
 
@@ -109,32 +164,30 @@ def compare_all(
         epsilon: the target, under add-remove.
         delta: δ in (0, 1).
         batches: steps in an epoch (default: those of batches near 4096, 1024 and 256, as far as there are records).
-        **update: momentum and decay.
+        workload: the update that will be used (default: plain SGD).
 
     Returns:
-        JSON-able: `recommended` and `why` for the largest batch, `rows` of all, `relation`.
+        JSON-able: `recommended` and `why` of the largest batch, whose noise of the run is least; `by_batch`; `rows`.
 
     Raises:
         InputError: a value is wrong.
     """
-    records = checks.count("records", records)
-    chosen = default_batches(records) if batches is None else [checks.count("batches", b) for b in batches]
-    if max(chosen) > records:
-        raise InputError(f"{max(chosen)} batches per epoch are more than the {records} records")
-    checks.positive("epochs", epochs)
-    made = [
-        compare_ways(records=records, batches=count, epochs=epochs, epsilon=epsilon, delta=delta, **update)
-        for count in chosen
-    ]
-    ways = [one["recommended"] for one in made]
-    rows = [row | {"recommended": one["recommended"]} for one in made for row in one["rows"]]
+    chosen = default_batches(checks.count("records", records)) if batches is None else list(batches)
+    budgets = [Budget(records, count, epochs, epsilon, delta) for count in sorted(chosen)]
+    made = [compare_ways(budget, workload) for budget in budgets]
     return {
-        "recommended": ways[0],
-        "why": f"at batch {records / chosen[0]:.5g}: {made[0]['why']}",
+        "recommended": made[0]["recommended"],
+        "why": made[0]["why"],
         "by_batch": [
-            {"batch": records / count, "recommended": one["recommended"], "why": one["why"]}
-            for count, one in zip(chosen, made, strict=True)
+            {"batch": budget.batch, "recommended": one["recommended"], "why": one["why"]}
+            for budget, one in zip(budgets, made, strict=True)
         ],
         "relation": "add-remove",
-        "rows": rows,
+        "rows": [row for one in made for row in one["rows"]],
     }
+
+
+def default_batches(records: int) -> list[int]:
+    """Steps in an epoch of batches near 4096, 1024 and 256, as far as there are records."""
+    sizes = [size for size in (4096, 1024, 256) if size <= records / 2] or [max(1, records // 4)]
+    return [math.ceil(records / size) for size in sizes]
