@@ -21,8 +21,8 @@ def add(commands: Commands) -> None:
         "plan",
         help="which sampler, batch and noise for a budget; composition or hidden state",
         description="With --epochs or --steps, for any model: Poisson sampling, random allocation or correlated noise, "
-        "by the noise that reaches the model at equal ε, batch and steps (relation: add-remove). With --features, for a "
-        "linear classifier: composition or hidden state (only the last iterate is published), which batch size, λ, "
+        "by the noise that reaches the model at equal ε, batch and steps (relation: add-remove). With --features, for "
+        "a linear classifier: composition or hidden state (only the last iterate is published), which batch size, λ, "
         "epochs, step size and noise; ε is exact, which setting is best rests on a model of the excess loss (see "
         "--weight-norm) and is an estimate (relation: replace-one). Looks at no data.",
         epilog="examples: sordino plan --records 60000 --epochs 30 --epsilon 3 --delta 1e-5; "
