@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from provenance import COMMIT
+from provenance import origin
 from sordino.accounting.account import account
 from sordino.accounting.allocation import Epoch, epoch_pmfs
 from sordino.accounting.events import allocated, compose_events
@@ -110,7 +110,12 @@ def main() -> None:
         parts = compared(plan, samples, generator)
         results.append(parts | {"samples": samples})
         print(f"{number + 1}/{arguments.plans} {'WRONG' if parts['wrong'] else 'ok'} {plan}", flush=True)
-    document = {"commit": COMMIT, "plans": results, "wrong": sum(r["wrong"] for r in results), "seed": arguments.seed}
+    document = {
+        **origin("python experiments/allocation.py"),
+        "plans": results,
+        "wrong": sum(r["wrong"] for r in results),
+        "seed": arguments.seed,
+    }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(arguments.out, json_bytes(document))
     print(f"{document['wrong']} of {arguments.plans} wrong, {time.perf_counter() - begin:.0f} s, {arguments.out}")

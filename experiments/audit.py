@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch.nn.functional import cross_entropy
 
+from provenance import origin
 from sordino.audit import audit_plan
 from sordino.runs.prepared import prepare
 from sordino.runs.recipe import Recipe
@@ -31,7 +32,7 @@ def main() -> int:
             runs.append({"seed": seed, "noise_scale": noise_scale, **found.to_dict()})
     broken = {str(s): sum(not r["holds"] for r in runs if r["noise_scale"] == s) for s in (1.0, 0.5)}
     target = Path(__file__).parent / "results" / "audit.json"
-    document = {"command": "python experiments/audit.py", "recipe": "audit.toml", "broken": broken, "runs": runs}
+    document = {**origin("python experiments/audit.py"), "recipe": "audit.toml", "broken": broken, "runs": runs}
     target.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     print(f"{target}: of {len(SEEDS)} seeds broken: {broken}")
     return 0

@@ -1,102 +1,184 @@
 """How much of a true ε an audit shows, and how often it calls a true claim broken: one JSON file.
 
-python experiments/audit_strength.py white     the mechanism at its claim, seen whole: share of ε that is shown
-python experiments/audit_strength.py false     200 audits of mechanisms exactly at their claim
-python experiments/audit_strength.py black     the final model's loss on one record, worst-case initial weights
+    python experiments/audit_strength.py [white] [ceiling] [false] [black] [--data-dir DIR]
+
+white     DP-SGD at ε = 4, every release seen: the share of ε that is shown, for full batches and Poisson samples
+ceiling   what an auditor could show who knows the very pair of distributions, with as many independent trials
+false     audits of a mechanism that lies exactly on its claim: how many call it broken
+black     the final model's loss on one record, with initial weights that the adversary chose; MNIST
+
+Rows that results/audit_strength.json holds are kept, so a run that was stopped goes on; delete the file to begin anew.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
 import statistics
-import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from scipy import stats
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import sordino
+from provenance import add_run, read_runs
 from sordino import data
 from sordino.audit import audit_plan
 from sordino.audit.black_box import audit_black_box, fitted
+from sordino.audit.bounds import Curve
+from sordino.audit.one_run import largest_rejected
+from sordino.audit.scores import Scorer, simulate
+from sordino.plan import Plan
 
-SEEDS = range(3)
 TARGET = Path(__file__).parent / "results" / "audit_strength.json"
+COMMAND = "python experiments/audit_strength.py white ceiling false black --data-dir DIR"
+EPSILON, DELTA, RECORDS, CANARIES = 4.0, 1e-5, 64, 7800
+SETTINGS = ((1.0, 8), (0.25, 16), (0.05, 100))  # sampling rate, steps
+RUNS, SEEDS = (1, 13), range(3)
+Row = dict[str, Any]
+Job = tuple[str, Callable[[], Row]]
 
 
-def white() -> list[dict[str, Any]]:
-    """DP-SGD at ε = 4 on 7,850 weights: one run, and as many as make 100,000 canaries."""
-    rows = []
-    records = torch.randn(64, 784), torch.randint(0, 10, (64,))
-    for batch, steps in ((64, 8), (16, 16)):
-        plan = sordino.dpsgd(epsilon=4.0, delta=1e-5, records=64, expected_batch=batch, steps=steps)
-        for runs in (1, 13):
-            started = time.process_time()
-            found = [
-                audit_plan(plan, nn.Linear(784, 10), cross_entropy, records, canaries=7800, seed=seed, runs=runs)
-                for seed in SEEDS
-            ]
-            lower = sorted(result.epsilon_lower for result in found)
-            rows.append({
-                "epsilon": 4.0, "delta": 1e-5, "rate": batch / 64, "steps": steps, "canaries": found[0].canaries,
-                "guesses": found[0].guesses, "epsilon_lower": lower, "median_share": statistics.median(lower) / 4.0,
-                "processor_seconds_each": round((time.process_time() - started) / len(SEEDS), 2),
-            })  # fmt: skip
-            print(rows[-1], flush=True)
-    return rows
+def plan_of(rate: float, steps: int, epsilon: float = EPSILON) -> Plan:
+    return sordino.dpsgd(epsilon=epsilon, delta=DELTA, records=RECORDS, expected_batch=RECORDS * rate, steps=steps)
 
 
-def false() -> dict[str, Any]:
-    """200 seeds at full batches, where the accountant is exact and the mechanism lies on its claim."""
-    records = torch.randn(64, 784), torch.randint(0, 10, (64,))
-    plan = sordino.dpsgd(epsilon=4.0, delta=1e-5, records=64, expected_batch=64, steps=2)
-    found = [
-        audit_plan(plan, nn.Linear(784, 10), cross_entropy, records, canaries=7800, seed=seed) for seed in range(200)
-    ]
-    shares = [result.epsilon_lower / result.epsilon_claimed for result in found]
+def audited(rate: float, steps: int, runs: int, seed: int, canaries: int = CANARIES) -> Row:
+    """One audit of 7,850 weights, as many runs as are asked for."""
+    started = time.process_time()
+    torch.manual_seed(seed)
+    records = torch.randn(RECORDS, 784), torch.randint(0, 10, (RECORDS,))
+    net = nn.Linear(784, 10)
+    found = audit_plan(plan_of(rate, steps), net, cross_entropy, records, canaries=canaries, seed=seed, runs=runs)
     return {
-        "audits": len(found),
-        "called_broken": sum(not result.holds for result in found),
-        "median_share": statistics.median(shares),
-        "largest_share": max(shares),
-    }
+        "rate": rate, "steps": steps, "runs": runs, "seed": seed, "canaries": found.canaries,
+        "guesses": found.guesses, "correct": found.correct, "epsilon_lower": found.epsilon_lower,
+        "epsilon_claimed": found.epsilon_claimed, "holds": found.holds, "relation": found.relation,
+        "delta": found.delta, "confidence": found.confidence, "share": found.epsilon_lower / EPSILON,
+        "processor_seconds": round(time.process_time() - started, 2),
+    }  # fmt: skip
 
 
-def black() -> list[dict[str, Any]]:
-    """500 of the embedded pictures, which the initial weights fit; the record is noise, of a wrong class."""
-    train = data.load("fashion-mnist-mini", None).train
+def white() -> Iterator[Job]:
+    for rate, steps in SETTINGS:
+        for runs in RUNS:
+            for seed in SEEDS:
+                yield f"white q={rate} runs={runs} seed={seed}", partial(audited, rate, steps, runs, seed)
+
+
+def ceiling_of(rate: float, steps: int, canaries: int) -> Row:
+    """Clopper and Pearson on as many independent trials, at the threshold and counts that the exact pair expects."""
+    plan = plan_of(rate, steps)
+    coins, scores = simulate(Scorer.of(plan), torch.tensor([[plan.clipping.clip_norm]]).double(), steps, 1_000_000)
+    each, inside, outside = canaries / 2, np.sort(scores[coins].numpy()), np.sort(scores[~coins].numpy())
+    best = 0.0
+    for false in np.geomspace(20 / each, 0.2, 12):
+        threshold = outside[int(len(outside) * (1 - false))]
+        true = float((inside > threshold).mean())
+        least = float(stats.beta.ppf(0.025, each * true, each * (1 - true) + 1))
+        most = float(stats.beta.ppf(0.975, each * false + 1, each * (1 - false)))
+        best = max(best, largest_rejected(plan, partial(_beyond, least, most)))
+    return {"rate": rate, "steps": steps, "canaries": canaries, "epsilon_lower": best, "share": best / EPSILON}
+
+
+def _beyond(least: float, most: float, curve: Curve) -> bool:
+    """Whether the curve forbids true alarms of at least `least` with false ones of at most `most`."""
+    return curve.least_false(least) > most
+
+
+def ceiling() -> Iterator[Job]:
+    for rate, steps in SETTINGS:
+        for runs in RUNS:
+            count = runs * CANARIES
+            yield f"ceiling q={rate} canaries={count}", partial(ceiling_of, rate, steps, count)
+
+
+def false() -> Iterator[Job]:
+    """Full batches, where the accountant is exact and the mechanism lies on its claim."""
+    for runs, canaries in ((1, 7800), (4, 1950)):
+        for first in range(0, 200, 20):
+            yield f"false runs={runs} seeds={first}", partial(_false, runs, canaries, first)
+
+
+def _false(runs: int, canaries: int, first: int) -> Row:
+    found = [audited(1.0, 2, runs, seed, canaries) for seed in range(first, first + 20)]
+    return {
+        "runs": runs, "first": first, "audits": len(found), "called_broken": sum(not one["holds"] for one in found),
+        "shares": [round(one["share"], 3) for one in found],
+    }  # fmt: skip
+
+
+def black(data_dir: Path | None) -> Iterator[Job]:
+    """500 pictures of MNIST, which the initial weights fit; the record is noise, of the class that fits it least."""
+    for hidden, epsilon, runs in ((None, 10.0, 1600), (None, 4.0, 800)):
+        yield f"black {hidden or 'linear'} ε={epsilon}", partial(_black, hidden, epsilon, runs, data_dir)
+
+
+def _black(hidden: int | None, epsilon: float, runs: int, data_dir: Path | None) -> Row:
+    train = data.load("mnist", data_dir).train
     inputs, targets = train.inputs[:500], train.targets[:500]
     noise = torch.randn(inputs[0].shape, generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(0)
+    layers = [nn.Linear(784, 10)] if hidden is None else [nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, 10)]
+    net = fitted(nn.Sequential(nn.Flatten(), *layers), cross_entropy, (inputs, targets), lr=0.01)
+    wrong = net(noise[None]).argmin().detach()
+    plan = sordino.dpsgd(epsilon=epsilon, delta=DELTA, records=501, expected_batch=501, steps=10)
+    started = time.process_time()
+    found = audit_black_box(plan, net, cross_entropy, (inputs, targets), (noise, wrong), runs=runs, lr=0.05, seed=0)
+    return found.to_dict() | {
+        "network": "linear" if hidden is None else f"mlp of {hidden}", "data": "mnist", "records": 501,
+        "relation": plan.relation, "share": found.epsilon_lower / epsilon,
+        "processor_seconds": round(time.process_time() - started, 1),
+    }  # fmt: skip
+
+
+def table(runs: dict[str, Any]) -> dict[str, Any]:
+    """What the pages show."""
+    kept = {kind: [row for key, row in runs.items() if key.startswith(kind)] for kind in ("white", "ceiling", "black")}
     rows = []
-    for hidden, epsilon, runs in ((None, 10.0, 600), (None, 4.0, 600), (32, 10.0, 400)):
-        torch.manual_seed(0)
-        layers = [nn.Linear(784, 10)] if hidden is None else [nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, 10)]
-        net = fitted(nn.Sequential(nn.Flatten(), *layers), cross_entropy, (inputs, targets), lr=0.01)
-        wrong = net(noise[None]).argmin().detach()
-        plan = sordino.dpsgd(epsilon=epsilon, delta=1e-5, records=501, expected_batch=501, steps=10)
-        started = time.process_time()
-        found = audit_black_box(plan, net, cross_entropy, (inputs, targets), (noise, wrong), runs=runs, lr=0.05, seed=0)
-        rows.append(found.to_dict() | {
-            "network": "linear" if hidden is None else f"mlp of {hidden}", "records": 501,
-            "share": found.epsilon_lower / epsilon,
-            "processor_seconds": round(time.process_time() - started, 1),
-        })  # fmt: skip
-        print(rows[-1], flush=True)
-    return rows
+    for rate, steps in SETTINGS:
+        for number in RUNS:
+            mine = [row for row in kept["white"] if (row["rate"], row["runs"]) == (rate, number)]
+            most = [r["share"] for r in kept["ceiling"] if (r["rate"], r["canaries"]) == (rate, number * CANARIES)]
+            if mine:
+                shares = sorted(row["share"] for row in mine)
+                rows.append({
+                    "rate": rate, "steps": steps, "runs": number, "canaries": mine[0]["canaries"], "seeds": len(mine),
+                    "shares": shares, "median_share": statistics.median(shares), "ceiling": most[0] if most else None,
+                })  # fmt: skip
+    alarms = {}
+    for number in (1, 4):
+        mine = [row for key, row in runs.items() if key.startswith(f"false runs={number} ")]
+        alarms[str(number)] = {
+            "audits": sum(row["audits"] for row in mine), "called_broken": sum(row["called_broken"] for row in mine),
+            "largest_share": max((share for row in mine for share in row["shares"]), default=None),
+        }  # fmt: skip
+    return {"white": rows, "false": alarms, "black": kept["black"]}
 
 
-def main(parts: list[str]) -> int:
-    document: dict[str, Any] = json.loads(TARGET.read_text()) if TARGET.exists() else {}
-    document["command"] = "python experiments/audit_strength.py white false black"
-    for part in parts or ["white", "false", "black"]:
-        document[part] = {"white": white, "false": false, "black": black}[part]()
-        TARGET.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-    print(TARGET.name, "written")
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=["white", "ceiling", "false", "black", []])
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--json", type=Path, default=TARGET)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    made: Mapping[str, Callable[[], Iterator[Job]]] = {
+        "white": white, "ceiling": ceiling, "false": false, "black": partial(black, arguments.data_dir)
+    }  # fmt: skip
+    for part in arguments.parts or made:
+        for key, job in made[part]():
+            if key not in read_runs(arguments.json):
+                runs = add_run(arguments.json, COMMAND, key, job(), table)
+                print(key, {k: runs[key].get(k) for k in ("share", "called_broken", "processor_seconds")}, flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main())

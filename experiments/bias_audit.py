@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from provenance import origin
 from sordino.audit.faults import iterates_clipped_apart, views_clipped_apart
 from sordino.audit.record_canaries import Gradients, audit_record_vectors
 from sordino.plan import Plan
@@ -52,7 +53,7 @@ def main() -> int:
             runs.append({"case": name, "seed": seed, **found.to_dict()})
     summary = {name: said([run for run in runs if run["case"] == name]) for name in CASES}
     document = {
-        "command": "python experiments/bias_audit.py",
+        **origin("python experiments/bias_audit.py"),
         "seconds": round(time.monotonic() - start),
         "summary": summary,
     }

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LinearLR
 
+from provenance import origin
 from sordino import data, features, nets
 from sordino.clipping import Clipping, FlatClip
 from sordino.data import Split
@@ -38,7 +39,6 @@ from sordino.plan.contribution import Augmentation, InnerMomentum
 from sordino.plan.public import PublicSet, drop_shared_rows
 from sordino.records.companions import companion_model
 from sordino.runs.prepared import test_metrics
-from sordino.runs.results import environment
 from sordino.training import Settings, train
 from sordino.training.updates import Averaging
 
@@ -403,7 +403,7 @@ def complete(part: Part, runs: Runs) -> bool:
 
 def document(name: str, part: Part, runs: Runs) -> dict[str, Any]:
     return {
-        "command": f"python experiments/clipping_bias.py --part {name}",
+        **origin(f"python experiments/clipping_bias.py --part {name}"),
         "title": part.title,
         "notes": part.notes,
         "expected_batch": part.expected_batch,
@@ -417,7 +417,6 @@ def document(name: str, part: Part, runs: Runs) -> dict[str, Any]:
         "complete": complete(part, runs),
         "table": table(part, runs),
         "runs": runs,
-        "environment": environment(),
     }
 
 

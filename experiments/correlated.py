@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import sordino
-from provenance import ROOT, add_run, read_runs
+from provenance import add_run, read_runs
 from sordino import data
 from sordino.methods.planner import Budget, compare_ways
 
@@ -117,7 +117,7 @@ def key(name: str, way: str, epochs: int, epsilon: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=ROOT / "experiments" / "results" / "correlated.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "correlated.json")
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     for name in DATASETS:

@@ -13,6 +13,8 @@ probe on frozen MiniLM sentence embeddings. A twentieth or a fifth of the traini
     Coupling      the α of equation (5), or a constant one where that was better on held-out rows
     MSE           the least-error rule over a horizon, private gradients scaled back
     Coupling+, MSE+   the same after a warm-up of twice as many steps on public rows
+    OnlyPriv+     their control: OnlyPriv after the same warm-up
+    AdaMix+, DPMD+, DOPE+   the other columns after the same warm-up
     OnlyPub+      OnlyPub with three times the steps: all the public steps that Coupling+ and MSE+ have
     DOPE          the public gradient as the centre that records are clipped around (flat), α = 0
 
@@ -39,6 +41,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from provenance import origin
 from sordino import data, features, nets
 from sordino.clipping import AutomaticClip, FlatClip
 from sordino.errors import InputError
@@ -48,7 +51,6 @@ from sordino.methods.coupling import DPMD, AdaMix, Constant, Equation5, LeastErr
 from sordino.plan import Plan
 from sordino.plan.public import PublicSet, drop_shared_rows, split_public
 from sordino.runs.prepared import test_metrics
-from sordino.runs.results import environment
 from sordino.training import Settings, train
 
 EPSILON, DELTA, SHARES, TUNED_AT = 2.0, 1e-5, (0.05, 0.2), 0.05
@@ -68,9 +70,14 @@ COLUMNS = (
     "MSE",
     "MSE+",
     "DOPE",
+    "OnlyPriv+",
+    "AdaMix+",
+    "DPMD+",
+    "DOPE+",
 )
 WITHOUT_SHARE = ("NonPriv", "FullPriv")  # all rows, whatever the share of public ones
-TUNED_AS = {"FullPriv": "OnlyPriv", "NonPriv": "OnlyPub", "OnlyPub+": "OnlyPub"}  # they take the step size of
+TUNED_AS = {"FullPriv": "OnlyPriv", "OnlyPub+": "OnlyPub"}  # they take the step size of
+STAND_IN = {"NonPriv": "OnlyPub"}  # in files that hold no search of their own for a column
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,8 @@ PARTS = {
     "mnist": Part(
         "mnist", "none", "mnist-cnn", 4.0, 500, 100,
         {
-            "OnlyPub": {0: 0.05}, "OnlyPriv": {0: 1.0}, "AdaMix": {0: 0.05}, "DPMD": {0: 0.1},
+            "NonPriv": {0: 0.05}, "OnlyPub": {0: 0.05}, "OnlyPriv": {0: 1.0}, "AdaMix": {0: 0.05}, "DPMD": {0: 0.1},
+            "OnlyPriv+": {0: 0.25}, "AdaMix+": {0: 0.05}, "DPMD+": {0: 0.1}, "DOPE+": {8: 0.025, 2: 0.05},
             "Coupling": {0.03: 0.25, -1: 0.2}, "MSE": {100: 0.05}, "DOPE": {8: 0.05, 2: 0.1, 0.5: 0.2},
             "Coupling+": {0.03: 0.5}, "MSE+": {100: 0.05},
         },
@@ -100,7 +108,8 @@ PARTS = {
     "cifar10": Part(
         "cifar10", "efficientnet-lite0", "linear", 10.0, 1000, 200,
         {
-            "OnlyPub": {0: 0.1}, "OnlyPriv": {0: 0.5}, "AdaMix": {0: 0.1}, "DPMD": {0: 0.2},
+            "NonPriv": {0: 0.1}, "OnlyPub": {0: 0.1}, "OnlyPriv": {0: 0.5}, "AdaMix": {0: 0.1}, "DPMD": {0: 0.2},
+            "OnlyPriv+": {0: 0.4}, "AdaMix+": {0: 0.1}, "DPMD+": {0: 0.4}, "DOPE+": {4: 0.05, 1: 0.1},
             "Coupling": {0.1: 0.4, -1: 0.2}, "MSE": {100: 0.1, 10: 0.1}, "DOPE": {4: 0.1, 1: 0.1},
             "Coupling+": {0.1: 0.4}, "MSE+": {100: 0.1},
         },
@@ -108,7 +117,8 @@ PARTS = {
     "imdb": Part(
         "imdb-texts", "minilm", "linear", 10.0, 1000, 200,
         {
-            "OnlyPub": {0: 4.0}, "OnlyPriv": {0: 4.0}, "AdaMix": {0: 4.0}, "DPMD": {0: 4.0},
+            "NonPriv": {0: 4.0}, "OnlyPub": {0: 4.0}, "OnlyPriv": {0: 4.0}, "AdaMix": {0: 4.0}, "DPMD": {0: 4.0},
+            "OnlyPriv+": {0: 4.0}, "AdaMix+": {0: 4.0}, "DPMD+": {0: 4.0}, "DOPE+": {0.5: 4.0, 0.1: 4.0},
             "Coupling": {0.1: 4.0, -1: 4.0}, "MSE": {100: 4.0, 10: 4.0}, "DOPE": {0.5: 4.0, 0.1: 4.0},
             "Coupling+": {0.1: 4.0}, "MSE+": {100: 4.0},
         },
@@ -133,12 +143,13 @@ class Job:
     seed: int
     epochs: float
     held_out: bool
+    redrawn: bool = False  # the public rows are drawn anew for every seed
 
     @property
     def key(self) -> str:
         return (
             f"{'held-out' if self.held_out else 'test'} {self.column} r_pub={self.share:g} lr={self.lr:g} "
-            f"variant={self.variant:g} seed={self.seed} epochs={self.epochs:g}"
+            f"variant={self.variant:g} seed={self.seed} epochs={self.epochs:g}{' redrawn' if self.redrawn else ''}"
         )
 
 
@@ -158,7 +169,7 @@ def dataset(name: str) -> data.Dataset:
 
 
 @lru_cache(maxsize=4)
-def splits(name: str, share: float, held_out: bool) -> tuple[data.Split, data.Split, data.Split]:
+def splits(name: str, share: float, held_out: bool, seed: int = 0) -> tuple[data.Split, data.Split, data.Split]:
     """(public rows, private rows, rows to measure on). Private rows whose content is public are left out."""
     whole = dataset(name)
     rows, measured = whole.train, whole.test
@@ -166,7 +177,7 @@ def splits(name: str, share: float, held_out: bool) -> tuple[data.Split, data.Sp
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
         cut = len(rows) - len(rows) // 12
         rows, measured = (data.Split(rows.inputs[at], rows.targets[at]) for at in (order[:cut], order[cut:]))
-    public, private = split_public(rows, fraction=share, seed=0)
+    public, private = split_public(rows, fraction=share, seed=seed)
     return public, drop_shared_rows(public, private), measured
 
 
@@ -186,7 +197,7 @@ def rule_of(job: Job) -> Rule:
 
 def run(job: Job) -> dict[str, Any]:
     part = PARTS[job.part]
-    public, private, measured = splits(job.part, job.share, job.held_out)
+    public, private, measured = splits(job.part, job.share, job.held_out, job.seed if job.redrawn else 0)
     torch.manual_seed(job.seed)
     model = nets.build(part.net, tuple(public.inputs.shape[1:]), dataset(job.part).classes)
     started = time.process_time()
@@ -251,11 +262,12 @@ def with_privacy(job: Job, model: nn.Module, public: data.Split, private: data.S
     if job.column in ("FullPriv", "OnlyPriv"):
         plan, use = calibrated(None, options), None
     else:
-        if job.column == "AdaMix":
+        plain = job.column.rstrip("+")
+        if plain == "AdaMix":
             options |= {"clipping": FlatClip(1.0), "quantile": 0.9}
-        elif job.column == "DOPE":
+        elif plain == "DOPE":
             options |= {"clipping": FlatClip(job.variant)}
-        plan = calibrated(public, options | {"centring": job.column == "DOPE"})
+        plan = calibrated(public, options | {"centring": plain == "DOPE"})
         warm_up = WarmUp(WARM_UP * steps, part.first["OnlyPub"][0] / 2) if job.column.endswith("+") else None
         use = PublicUse(public, rule=rule_of(job), expected_batch=part.public_batch, warm_up=warm_up, seed=job.seed)
     found = train(model, LOSS, rows, plan, optimizer=torch.optim.SGD, lr=job.lr, settings=settings, public=use)
@@ -281,8 +293,12 @@ def calibrated(public: data.Split | None, options: Mapping[str, Any]) -> Plan:
 def tuned(runs: Mapping[str, Mapping[str, Any]], column: str, epochs: float) -> tuple[float, float]:
     """(step size, variant) that was best on the held-out rows."""
     name = TUNED_AS.get(column, column)
-    tried = [r for r in runs.values() if r["held_out"] and r["column"] == name and r["epochs"] == epochs / SHORTER]
-    best = max(tried, key=lambda r: float(r["accuracy"]))
+
+    def tried(column: str) -> list[Mapping[str, Any]]:
+        held_out = [r for r in runs.values() if r["held_out"] and r["epochs"] == epochs / SHORTER]
+        return [r for r in held_out if r["column"] == column]
+
+    best = max(tried(name) or tried(STAND_IN.get(name, name)), key=lambda r: float(r["accuracy"]))
     return float(best["lr"]) * STEADIER.get((best["part"], column), 1.0), float(best["variant"])
 
 
@@ -307,7 +323,12 @@ def _held_out(part: str, column: str, variant: float, epochs: float, lr: float) 
 
 
 def jobs(
-    part: str, runs: Mapping[str, Mapping[str, Any]], columns: tuple[str, ...], seeds: int, epochs: float
+    part: str,
+    runs: Mapping[str, Mapping[str, Any]],
+    columns: tuple[str, ...],
+    seeds: int,
+    epochs: float,
+    redrawn: bool = False,
 ) -> Iterator[Job]:
     for column in dict.fromkeys(TUNED_AS.get(column, column) for column in columns):
         yield from search(part, runs, column, epochs)
@@ -315,7 +336,7 @@ def jobs(
         for column in columns:
             for share in SHARES[:1] if column in WITHOUT_SHARE else SHARES:
                 lr, variant = tuned(runs, column, epochs)
-                yield Job(part, column, share, lr, variant, seed, epochs, held_out=False)
+                yield Job(part, column, share, lr, variant, seed, epochs, held_out=False, redrawn=redrawn)
 
 
 def table(runs: Mapping[str, Mapping[str, Any]], epochs: float) -> list[dict[str, Any]]:
@@ -343,15 +364,18 @@ def table(runs: Mapping[str, Mapping[str, Any]], epochs: float) -> list[dict[str
     return rows
 
 
-def work(part: str, out: Path, columns: tuple[str, ...], seeds: int, epochs: float | None) -> None:
+def work(
+    part: str, out: Path, columns: tuple[str, ...], seeds: int, epochs: float | None, redrawn: bool = False
+) -> None:
     """Makes what is not in the file yet; the file is whole after every run."""
     runs: dict[str, Any] = json.loads(out.read_text("utf8"))["runs"] if out.exists() else {}
     length = PARTS[part].epochs if epochs is None else epochs
-    for job in jobs(part, runs, columns, seeds, length):
+    for job in jobs(part, runs, columns, seeds, length, redrawn):
         if job.key in runs:
             continue
         runs[job.key] = run(job)
         document = {
+            **origin(f"python experiments/coupling.py --part {part}{' --redraw' if redrawn else ''}"),
             "setting": {
                 "part": part, "epsilon": EPSILON, "delta": DELTA, "epochs": length, "batch": PARTS[part].batch,
                 "public_batch": PARTS[part].public_batch, "momentum": 0.9, "schedule": "cosine",
@@ -360,7 +384,6 @@ def work(part: str, out: Path, columns: tuple[str, ...], seeds: int, epochs: flo
             },
             "table": table(runs, length),
             "runs": runs,
-            "environment": environment(),
         }  # fmt: skip
         write_atomically(out, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
         print(job.key, f"{runs[job.key]['accuracy']:.4f}", runs[job.key]["core_seconds"], flush=True)
@@ -373,15 +396,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=float)
     parser.add_argument("--only-columns", nargs="+", choices=COLUMNS, default=COLUMNS)
+    parser.add_argument("--redraw", action="store_true", help="draw the public rows anew for every seed (another file)")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    options.out = options.out or Path(__file__).parent / "results" / f"coupling_{options.part}.json"
+    name = f"coupling_{options.part}{'_redrawn' if options.redraw else ''}.json"
+    options.out = options.out or Path(__file__).parent / "results" / name
     if options.part == "monotonicity":
         from coupling_monotonicity import measure
 
         measure(options.out)
     else:
-        work(options.part, options.out, tuple(options.only_columns), options.seeds, options.epochs)
+        work(options.part, options.out, tuple(options.only_columns), options.seeds, options.epochs, options.redraw)
 
 
 if __name__ == "__main__":

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from provenance import origin
 from sordino.files import write_atomically
 from sordino.methods.coupling import rules
 from sordino.plan import Plan
-from sordino.runs.results import environment
 
 Array = npt.NDArray[np.float64]
 ALPHAS = tuple(round(0.1 * i, 1) for i in range(11))
@@ -123,6 +123,6 @@ def measure(out: Path) -> None:
         "claimed": CLAIMED,
         "seeds": SEEDS,
         "varied": found,
-        "environment": environment(),
+        **origin("python experiments/coupling.py --part monotonicity"),
     }
     write_atomically(out, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from hidden_state_baselines import objective_perturbation, output_perturbation
+from provenance import origin
 from sordino.runs.recipe import Recipe
-from sordino.runs.results import environment
 from sordino.runs.run import run_recipe
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -120,8 +120,8 @@ def main() -> int:
             for (d, e, r), found in runs.items()
         ]
         document = {
-            "command": "python experiments/hidden_state.py --out experiments/results/hidden_state.json",
-            "search": SEARCH, "rows": rows, "environment": environment(),
+            **origin("python experiments/hidden_state.py --out experiments/results/hidden_state.json"),
+            "search": SEARCH, "rows": rows,
         }  # fmt: skip
         arguments.out.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     return 0

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from provenance import origin
 from sordino import data, nets
 from sordino.clipping import FlatClip
 from sordino.diagnostics.instruments import measure, noise_vectors, p_averaged, windowed_noise
@@ -61,7 +62,7 @@ def main() -> int:
     dataset = data.load("fashion-mnist-mini")
     runs = {setting.name: train(setting, dataset, steps) for setting in SETTINGS}
     document = {
-        "command": f"python experiments/instruments_figures.py --steps {steps}",
+        **origin(f"python experiments/instruments_figures.py --steps {steps}"),
         "setting": {
             "data": f"fashion-mnist-mini: {len(dataset.train)} records, readings of the first {ROWS}",
             "model": "mnist-cnn, 26,010 parameters", "batch": BATCH, "steps": steps, "seed": SEED,

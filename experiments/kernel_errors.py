@@ -16,6 +16,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from provenance import origin
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "experiments" / "results" / "kernel_errors.json"
 FLAGS = ["-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math"]
@@ -73,7 +75,17 @@ def main() -> None:
     for name, extra in BUILDS.items():
         results[name] = measured(extra)
         print(f"{name:10s}", *(f"{k} 2^{v:.2f}" if v < 0 else f"{v:,} {k}" for k, v in results[name].items()))
-        RESULTS.write_text(json.dumps({"allowed": -21, "largest relative errors, log2": results}, indent=1) + "\n")
+        RESULTS.write_text(
+            json.dumps(
+                {
+                    **origin("python experiments/kernel_errors.py"),
+                    "allowed": -21,
+                    "largest relative errors, log2": results,
+                },
+                indent=1,
+            )
+            + "\n"
+        )
 
 
 if __name__ == "__main__":

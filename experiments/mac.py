@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from mac_tables import audited, paper_noise, sensitivity_table
+from provenance import origin
 from sordino import data
 from sordino.methods.dp_mac.coefficients import Expansion, layer_terms
 from sordino.methods.dp_mac.network import Network, chain, loss
@@ -34,7 +35,6 @@ from sordino.methods.dp_mac.zsteps import ZSteps
 from sordino.plan import Plan
 from sordino.randomness import RandomSource
 from sordino.runs.recipe import Recipe
-from sordino.runs.results import environment
 from sordino.training import train
 from sordino.training.steps import plan_batches
 
@@ -315,7 +315,7 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     document: Row = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    document["command"] = "python experiments/mac.py --out experiments/results/mac.json"
+    document |= origin("python experiments/mac.py --out experiments/results/mac.json")
     for section, runs in work().items():
         if arguments.only and section not in arguments.only:
             continue
@@ -323,7 +323,7 @@ def main() -> int:
             if name in document.setdefault(section, {}):
                 continue
             document[section][name] = run()
-            document |= {"summary": summary(document), "environment": environment()}
+            document |= {"summary": summary(document)}
             arguments.out.parent.mkdir(parents=True, exist_ok=True)
             arguments.out.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
             row = document[section][name]

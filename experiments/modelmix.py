@@ -34,11 +34,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from provenance import origin
 from sordino import data, features, nets
 from sordino.files import write_atomically
 from sordino.plan import Plan
 from sordino.runs.prepared import test_metrics
-from sordino.runs.results import environment
 from sordino.schedule import Schedule, pieces
 from sordino.training import Settings, train
 from sordino.training.updates import Averaging, AveragingSGD
@@ -259,10 +259,9 @@ def main() -> int:
             continue
         runs[job.key] = run(job)
         document = {
-            "command": "python experiments/modelmix.py --out experiments/results/modelmix.json",
+            **origin("python experiments/modelmix.py --out experiments/results/modelmix.json"),
             "table": table(runs),
             "runs": runs,
-            "environment": environment(),
         }
         write_atomically(arguments.out, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
         print(f"{time.monotonic() - started:7.0f} s  {job.key}: {runs[job.key]['accuracy']:.2%}", flush=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from provenance import origin
 from sordino.audit import audit_plan
 from sordino.files import write_atomically
 from sordino.methods import modelmix
@@ -36,7 +37,7 @@ def main() -> int:
                 named = {"noise_multiplier": sigma, "width": width, "width_scale": scale, "seed": seed}
                 runs.append({**named, **found.to_dict()})
                 print(f"{named}: {found.sentence} p = {found.noise_p_value:.2g}", flush=True)
-                document = {"command": "python experiments/modelmix_audit.py", "runs": runs}
+                document = {**origin("python experiments/modelmix_audit.py"), "runs": runs}
                 write_atomically(TARGET, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
     return 0
 

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sordino.files import write_atomically
+from sordino.runs.origin import commit
 from sordino.runs.results import environment
 
-ROOT = Path(__file__).parents[1]
-
-
-def commit() -> str:
-    """The commit of the source that runs, with "+changes" where tracked files under src or experiments differ."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", "src", "experiments/*.py")
-    return git("rev-parse", "--short=10", "HEAD") + ("+changes" if changed else "")
-
-
-COMMIT = commit()  # of the source as it was when this process began
+COMMIT = commit(*sorted(Path(__file__).parent.glob("*.py")))  # of the source as it was when this process began
 
 
 def origin(command: str) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from provenance import origin
+
 KEYS = (
     "test_accuracy",
     "noise_free_accuracy",
@@ -49,12 +51,11 @@ def summary(recipe: Path, results: list[dict[str, Any]], overrides: list[str]) -
     return {
         "recipe": recipe.name,
         "overrides": overrides,
-        "command": f"python experiments/run.py {recipe.as_posix()} --seeds {' '.join(str(r['seed']) for r in results)}",
+        **origin(f"python experiments/run.py {recipe.as_posix()} --seeds {' '.join(str(r['seed']) for r in results)}"),
         "mean_test_accuracy": statistics.fmean(accuracies),
         "spread": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
         "runs": [{key: result[key] for key in KEYS} for result in results],
         "guarantee": results[0]["guarantee"],
-        "environment": results[0]["environment"],
     }
 
 

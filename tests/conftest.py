@@ -5,15 +5,28 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 from collections.abc import Iterator
-from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from torch import Tensor, nn
 
+from small_recipes import shorten_test_rows
+from sordino.data import files, loading
+
 torch.set_num_threads(1)
+
+# The same examples in every run, and no limits of wall-clock time: a loaded machine changes no result. To look for new
+# examples: pytest --hypothesis-profile=search.
+TIMED = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile("same", derandomize=True, deadline=None, database=None, suppress_health_check=TIMED)
+settings.register_profile("search", deadline=None, suppress_health_check=TIMED)
+settings.load_profile("same")
 
 HERE = Path(__file__).parent
 SLOW = HERE / "slow.json"
@@ -36,6 +49,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(marker)
         if function_of(item) in slow:
             item.add_marker("slow")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Every test begins with the same global random state, whichever tests ran before it in its process."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - the global state is what libraries draw from
+    torch.manual_seed(0)
 
 
 def function_of(item: pytest.Item) -> str:
@@ -65,18 +86,23 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         SLOW.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n", encoding="utf8")
 
 
+@lru_cache
+def _unpacked(path: Path, changed: int) -> bytes:
+    return files.read_bytes(path)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _embedded_data_are_unpacked_once() -> Iterator[None]:
+    """Nearly every run reads them, and unpacking took half of a small run's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "read_bytes", lambda path: _unpacked(path, path.stat().st_mtime_ns))
+        yield
+
+
 @pytest.fixture
 def few_test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recipes evaluate on 100 test rows: with a convolutional net, thousands of them take longer than the steps do."""
-    from sordino import data
-
-    read = data.read
-
-    def shortened(*args: object, **options: object) -> data.Dataset:
-        found = read(*args, **options)  # type: ignore[arg-type]
-        return replace(found, test=data.Split(found.test.inputs[:100], found.test.targets[:100]))
-
-    monkeypatch.setattr(data, "read", shortened)
+    shorten_test_rows(monkeypatch)
 
 
 @pytest.fixture

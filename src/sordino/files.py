@@ -10,11 +10,31 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from sordino.errors import InputError, SordinoError
 
 PARTIAL = ".partial"  # ends the name of a file that is being written; a kill may leave one behind
+
+
+def strict_json(text: str) -> Any:
+    """The value of a JSON text in which no object has a key twice: readers disagree on which of the two counts.
+
+    Args:
+        text: One JSON document.
+
+    Raises:
+        ValueError: it is no JSON, or a key is there twice.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(key for key in found if sum(other == key for other, _ in pairs) > 1)
+            raise ValueError(f"the key {twice!r} is there twice")
+        return found
+
+    return json.loads(text, object_pairs_hook=once)
 
 
 def json_bytes(document: Mapping[str, Any]) -> bytes:
@@ -33,13 +53,28 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
     Raises:
         SordinoError: the file can't be written.
     """
+    with written_atomically(path, private=private) as file:
+        file.write(content)
+
+
+@contextmanager
+def written_atomically(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
+    """A file to write to, which takes the place of `path` once the block has ended without an error.
+
+    Args:
+        path: the file; its folder exists.
+        private: nobody but its owner may read it (mode 0600), at no moment.
+
+    Raises:
+        SordinoError: the file can't be written.
+    """
     partial = path.with_name(path.name + PARTIAL)
     try:
         if private:
             partial.unlink(missing_ok=True)  # of a killed process, perhaps with another mode
         handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600 if private else 0o666)
         with open(handle, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -57,10 +92,10 @@ def usable_folder(path: Path) -> None:
         InputError: a file is there, a link that leads nowhere, no permission, a name that is too long.
     """
     try:
-        if path.is_symlink() and not path.exists():
-            raise InputError(f"{path} is a link that leads nowhere: give another directory")
         nearest = path
         while not _exists(nearest):
+            if nearest.is_symlink():
+                raise InputError(f"{nearest} is a link that leads nowhere: give another directory")
             nearest = nearest.parent
         if not nearest.is_dir():
             raise InputError(f"{nearest} is a file, so {path} can't be a directory: give another one")
@@ -76,6 +111,10 @@ def _exists(path: Path) -> bool:
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
         return False
     return True
 

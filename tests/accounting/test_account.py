@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordino.accounting import account, epsilon
+from sordino.accounting.account import composed_epsilon
+from sordino.accounting.events import Release
 from sordino.errors import InputError, Refused
 
 GRID = [
@@ -276,3 +278,15 @@ def test_relation_and_accountant_are_checked() -> None:
         epsilon(dpsgd(0.01, 1.0, 10), 1e-5, accountant="gdp")
     with pytest.raises(Refused, match="Rényi"):
         epsilon(dpsgd(0.01, 1.0, 10), 1e-5, "replace-one", "rdp")
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+def test_a_tiny_delta_and_rate_never_have_an_epsilon_of_zero(mechanism: str) -> None:
+    """Weights that were too large for a double were once cut, and three steps had ε = 0 where two had more."""
+    one = Release(mechanism, 10.13, 1.237e-05)
+    for delta in (3e-113, 1e-113):
+        found = [composed_epsilon([(one, count)], delta, "add-remove", "pld")[0] for count in (2, 3, 4, 5, 6)]
+        assert min(found) > 1e-6
+        if mechanism == "laplace":  # the largest loss of a step is reached: Σ of them is ε at such a δ
+            largest = math.log1p(1.237e-05 * math.expm1(1 / 10.13))
+            assert found == pytest.approx([count * largest for count in (2, 3, 4, 5, 6)], rel=1e-6)

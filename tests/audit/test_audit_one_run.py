@@ -15,7 +15,7 @@ from small_audits import RECORDS, small_data, small_model, small_plan
 from sordino.audit import AuditResult, audit_plan, run_audit
 from sordino.audit.bounds import p_value_curve
 from sordino.audit.canaries import CanaryGradients, make_canaries
-from sordino.audit.one_run import claim_curve
+from sordino.audit.one_run import claim_curve, claim_family
 from sordino.audit.scores import Guesses, Scorer, choose_guesses, least_rejected, simulate
 from sordino.clipping import FlatClip, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import ClaimBroken, InputError
@@ -240,10 +240,10 @@ class TestScores:
 
     def test_the_number_of_guesses_depends_on_public_constants_only(self) -> None:
         plan = small_plan()
-        scorer, curve = Scorer.of(plan), claim_curve(plan)
+        scorer, family = Scorer.of(plan), claim_family(plan)
         value = torch.ones(1, 1, dtype=torch.float64)
-        chosen = choose_guesses(scorer, value, plan.steps, 5000, curve, 0.05)
-        assert chosen == choose_guesses(scorer, value, plan.steps, 5000, curve, 0.05)
+        chosen = choose_guesses(scorer, value, plan.steps, 5000, family, 0.05)
+        assert chosen == choose_guesses(scorer, value, plan.steps, 5000, family, 0.05)
         assert 100 <= chosen.total <= 3000
 
     def test_least_rejected_is_the_boundary(self) -> None:

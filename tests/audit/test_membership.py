@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
 
-from small_audits import small_plan
+from small_recipes import small_recipe, small_toml
 from sordino.audit.bounds import GaussianCurve
-from sordino.audit.membership import allowed, membership, membership_figure
+from sordino.audit.membership import Membership, allowed, membership
+from sordino.cli import main
 from sordino.errors import InputError
+from sordino.report.membership import shown_membership
+from sordino.runs.prepared import work_of
+from sordino.runs.work import Work
 
 
-def data() -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(40, 60, generator=generator), torch.randint(0, 4, (40,), generator=generator)
+def work(noise_multiplier: float) -> Work:
+    """Full batches of a linear model on 12,000 records; of its 4,000 test rows the first are told apart."""
+    return work_of(
+        small_recipe(
+            privacy={"noise_multiplier": noise_multiplier, "insecure_seed": None},
+            sampling={"expected_batch": 12000},
+            train={"lr": 5.0},
+        )
+    )
 
 
 def test_what_is_allowed_is_the_inverse_of_the_trade_off_curve() -> None:
@@ -26,15 +35,40 @@ def test_what_is_allowed_is_the_inverse_of_the_trade_off_curve() -> None:
 
 
 def test_without_much_noise_members_are_told_apart_and_the_guarantee_says_that_they_may_be() -> None:
-    plan = small_plan(noise_multiplier=0.05, records=20, expected_batch=20, steps=3)
-    found = membership(plan, nn.Linear(60, 4), cross_entropy, data(), shadows=12, targets=2, lr=5.0)
+    found = membership(work(0.05), rows=40, shadows=12, targets=2)
     at = found.false.index(0.15)
     assert found.true[at] > 0.5
     assert all(a <= b + 1e-9 for a, b in zip(found.true, found.allowed, strict=True))
-    assert ElementTree.fromstring(membership_figure(found)).tag.endswith("svg")
 
 
-def test_too_few_shadows_are_refused() -> None:
-    plan = small_plan(noise_multiplier=1.0, records=20, expected_batch=20, steps=2)
+def test_what_it_cannot_attack_is_refused_by_a_sentence() -> None:
     with pytest.raises(InputError, match="shadows"):
-        membership(plan, nn.Linear(60, 4), cross_entropy, data(), shadows=2)
+        membership(work(1.0), shadows=2)
+    statistics = small_recipe(privacy={"norm_histogram": 20.0})
+    with pytest.raises(InputError, match="without statistics"):
+        membership(work_of(statistics), rows=40, shadows=8)
+
+
+def test_the_command_writes_what_the_runs_report_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe.write_text(small_toml())
+    assert main(["train", str(recipe), "--out", str(run)]) == 0
+    assert "Membership inference was not tried" in (run / "report.html").read_text()
+    assert main(["audit", "--membership", "--models", "9", "--out", str(run), "--json"]) == 0
+    assert main(["report", str(run)]) == 0
+    page = (run / "report.html").read_text()
+    assert "of 1000 public test rows" in page
+    assert "LiRA recognises" in page
+    assert main(["verify", str(run)]) == 0
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    "change", [{"true": [0.5]}, {"true": ["<b>", 1.0]}, {"models": "<b>"}, {"allowed": [2.0, 1.0]}]
+)
+def test_a_damaged_file_is_not_drawn(change: dict[str, object]) -> None:
+    whole = Membership((0.01, 1.0), (0.02, 1.0), (0.4, 1.0), 40, 9).to_dict()
+    made = shown_membership(whole)
+    assert made is not None
+    assert ElementTree.fromstring(str(made.svg)).tag == "svg"
+    assert shown_membership(json.loads(json.dumps({**whole, **change}))) is None

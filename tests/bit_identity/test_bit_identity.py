@@ -1,6 +1,7 @@
 """Nothing changes for users: every method's runs give the same ledgers, metrics and weights, bit for bit.
 
-Where a change of the numbers is meant, `python tests/bit_identity/make.py` writes the record anew.
+Where a change of the numbers is meant, `python tests/bit_identity/make.py` writes the record anew. On another processor
+than the record's the last bits may differ, and nothing else (make.py says why).
 """
 
 from __future__ import annotations
@@ -8,15 +9,24 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import make
 import pytest
-import torch
 
 from sordino import report
 from sordino.runs.run import run_recipe
 
+pytestmark = pytest.mark.usefixtures("few_test_rows")
 RECORD = json.loads(make.RECORD.read_text("utf8"))
+SAME_ARITHMETIC = RECORD["arithmetic"] == make.arithmetic()
+
+
+def agree(found: dict[str, Any], recorded: dict[str, Any]) -> None:
+    if SAME_ARITHMETIC:
+        assert found == recorded
+    else:
+        assert make.rounded_alike(found, recorded), (found, recorded)
 
 
 def test_the_record_covers_every_method() -> None:
@@ -24,10 +34,24 @@ def test_the_record_covers_every_method() -> None:
     assert {"dpsgd", "modelmix", "hidden-state", "dp-mac", "coupling"} <= set(make.KINDS)
 
 
-@pytest.mark.skipif(RECORD["torch"] != torch.__version__, reason="another torch may add in another order")
 @pytest.mark.parametrize("kind", make.KINDS)
 def test_a_run_gives_the_recorded_bits(kind: str, tmp_path: Path) -> None:
-    assert make.outcome(kind, tmp_path / "run") == RECORD["runs"][kind]
+    found, target = make.outcome(kind, tmp_path / "run"), make.recipe(kind).privacy.epsilon
+    agree(found, RECORD["runs"][kind])
+    assert target is None or found["epsilon"] <= target
+
+
+def test_on_another_processor_nothing_but_rounding_may_differ() -> None:
+    recorded = RECORD["runs"]["dpsgd"]
+    name, value = next(iter(recorded["norms"].items()))
+    assert make.rounded_alike(recorded | {"digests": {}, "epsilon": recorded["epsilon"] * (1 + 1e-13)}, recorded)
+    for other in (
+        {"epsilon": recorded["epsilon"] * (1 + 1e-8)},
+        {"norms": recorded["norms"] | {name: 1.01 * value}},
+        {"entries": recorded["entries"][:-1]},
+        {"entries": [entry | {"sensitivity": 2.0} for entry in recorded["entries"]]},
+    ):
+        assert not make.rounded_alike(recorded | other, recorded)
 
 
 def test_a_run_directory_of_an_earlier_version_is_resumed_and_reported(tmp_path: Path) -> None:
@@ -41,7 +65,6 @@ def test_a_run_directory_of_an_earlier_version_is_resumed_and_reported(tmp_path:
     assert after[: len(before)] == before, "what was released before is neither released again nor changed"
     assert len(after) - 1 == 4
     assert result["skipped_steps"] == 0
-    if RECORD["torch"] == torch.__version__:
-        assert make.described(out) == RECORD["old_run"]
+    agree(make.described(out), RECORD["old_run"])
     (out / "report.html").unlink()
     assert "agrees with the plan" in report.write(out).read_text("utf8")

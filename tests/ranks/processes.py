@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -45,6 +46,7 @@ def _rank(number: int, size: int, place: Path, function: Any, arguments: Any, qu
     try:
         found = function(number, *arguments)
     except Exception as error:
+        traceback.print_exc()
         found = error
     queue.put((number, found))
     queue.close()

@@ -70,14 +70,14 @@ def _dies(number: int, out: Path, who: int, at: int) -> bytes:
     """Rank `who` is killed while the sum of step `at` is made."""
     from sordino.ranks import sums
 
-    whole = sums._own_chunks
+    whole = sums.own_chunks
 
-    def own(inner: Any, model: Any, rank: Any, batch: Any, seed: int) -> Any:
+    def own(inner: Any, rank: Any, batch: Any, seed: int) -> Any:
         if rank.number == who and batch.step == at:
             os.kill(os.getpid(), signal.SIGKILL)
-        return whole(inner, model, rank, batch, seed)
+        return whole(inner, rank, batch, seed)
 
-    sums._own_chunks = own
+    sums.own_chunks = own
     return _train(out)
 
 

@@ -6,13 +6,16 @@ import json
 import multiprocessing
 import os
 import shutil
+import sqlite3
 import stat
+import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from small_recipes import small_toml
+from small_recipes import small_recipe, small_toml
 from sordino.accounting.account import composed_epsilon
 from sordino.accounting.events import Release, allocated
 from sordino.cli import main
@@ -107,9 +110,12 @@ def test_a_run_under_another_relation_or_on_other_records_does_not_start(tmp_pat
 
 
 def _race(path: Path, folder: Path, barrier: Any, answers: Any) -> None:
+    """Also the file is made by all of them at once."""
     folder.mkdir()
-    budget, plan = Budget(path), plan_of(2.0)
+    plan = plan_of(10.0)
     barrier.wait()
+    budget = Budget(path, create=True)
+    budget.set(DIGEST, "patients", 1.2, 1e-5, "add-remove", replace=True)
     try:
         budget.reserve(DIGEST, plan, folder)
         answers.put("started")
@@ -117,20 +123,126 @@ def _race(path: Path, folder: Path, barrier: Any, answers: Any) -> None:
         answers.put("refused")
 
 
-def test_of_runs_that_fit_one_by_one_but_not_together_exactly_one_starts(tmp_path: Path) -> None:
-    budget_of(tmp_path, epsilon=2.5)
+def test_of_twenty_runs_that_start_at_once_as_many_start_as_one_after_the_other(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    barrier, answers = context.Barrier(4), context.Queue()
+    barrier, answers = context.Barrier(20), context.Queue()
     runs = [
         context.Process(target=_race, args=(tmp_path / "life.db", tmp_path / str(number), barrier, answers))
-        for number in range(4)
+        for number in range(20)
     ]
     for run in runs:
         run.start()
-    found = sorted(answers.get(timeout=120) for _ in runs)
+    found = [answers.get(timeout=120) for _ in runs]
     for run in runs:
         run.join()
-    assert found == ["refused", "refused", "refused", "started"]
+    (account,) = Budget(tmp_path / "life.db").accounts()
+    alone = [Cost.of_plan(plan_of(10.0))]
+    fit = max(n for n in range(1, 20) if account.limit.together(alone * n) <= 1.2)
+    assert found.count("started") == len(account.runs) == fit
+    assert 2 <= fit < 20
+    assert account.spent <= 1.2
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["life.db"], "nothing is left beside it"
+
+
+def _reserve_for_ever(path: Path, folder: Path) -> None:
+    for number in range(10_000):
+        out = folder / str(number)
+        out.mkdir(parents=True)
+        Budget(path).reserve(DIGEST, plan_of(1000.0), out)
+        (out / "started").touch()
+
+
+def test_a_process_that_is_killed_leaves_a_budget_that_counts_every_run_that_started(tmp_path: Path) -> None:
+    budget, context = budget_of(tmp_path, epsilon=50.0), multiprocessing.get_context("fork")
+    for number in range(6):
+        run = context.Process(target=_reserve_for_ever, args=(budget.path, tmp_path / f"p{number}"))
+        run.start()
+        while not (tmp_path / f"p{number}" / str(number) / "started").exists():
+            time.sleep(0.001)
+        run.kill()  # SIGKILL, wherever it is
+        run.join()
+    counted = {folder for folder, _, _ in budget.accounts()[0].runs}
+    started = {str(path.parent.resolve()) for path in tmp_path.rglob("started")}
+    assert len(started) >= 21
+    assert started <= counted
+    assert len(counted - started) <= 6, "at most the one under way when each was killed"
+
+
+FORGERIES = (
+    "UPDATE runs SET cost = replace(cost, '2.0', '9.0')",
+    "UPDATE runs SET cost = 'null'",
+    "DELETE FROM runs",
+    "UPDATE datasets SET epsilon = 99",
+    "UPDATE datasets SET epsilon = x'00'",
+    "UPDATE datasets SET delta = 0.5",
+    "UPDATE datasets SET relation = 'replace-one'",
+    "UPDATE runs SET digest = 'another'",
+    "UPDATE about SET key = 'text'",
+    "UPDATE about SET key = x'00'",
+    "UPDATE about SET seal = NULL",
+    "DELETE FROM about",
+    "DROP TABLE runs",
+    "INSERT INTO runs VALUES ('t', 'd', 'f', 'settled', '{}')",
+)
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_cell_that_was_edited_is_noticed_and_nothing_starts(tmp_path: Path, forgery: str) -> None:
+    budget = budget_of(tmp_path)
+    budget.reserve(DIGEST, plan_of(2.0), run_folder(tmp_path, "a"))
+    with closing(sqlite3.connect(budget.path, isolation_level=None)) as base:
+        base.execute(forgery)
+    with pytest.raises(SordinoError, match=r"life\.db"):
+        budget.reserve(DIGEST, plan_of(20.0), run_folder(tmp_path, "b"))
+    with pytest.raises(SordinoError, match=r"life\.db"):
+        Budget(budget.path)
+
+
+def test_no_byte_of_the_file_can_lower_what_was_spent(tmp_path: Path) -> None:
+    budget = budget_of(tmp_path)
+    budget.reserve(DIGEST, plan_of(2.0), run_folder(tmp_path, "a"))
+    before, content = budget.accounts(), budget.path.read_bytes()
+    noticed = 0
+    for place in range(0, len(content), 131):
+        changed = bytearray(content)
+        changed[place] ^= 0x15
+        budget.path.write_bytes(changed)
+        try:
+            assert Budget(budget.path).accounts() == before, place
+        except SordinoError:
+            noticed += 1
+    assert noticed >= 3  # most of a small file is empty pages
+
+
+def test_a_file_from_before_the_seals_is_read_and_sealed(tmp_path: Path) -> None:
+    budget = budget_of(tmp_path)
+    budget.reserve(DIGEST, plan_of(2.0), run_folder(tmp_path, "a"))
+    before = budget.accounts()
+    with closing(sqlite3.connect(budget.path, isolation_level=None)) as base:
+        base.execute("ALTER TABLE about DROP COLUMN seal")
+        base.execute("UPDATE about SET version = 2")
+    assert Budget(budget.path).accounts() == before
+    with closing(sqlite3.connect(budget.path, isolation_level=None)) as base:
+        base.execute("DELETE FROM runs")
+    with pytest.raises(SordinoError, match="seal"):
+        Budget(budget.path)
+
+
+def test_datasets_are_told_apart_by_content_and_not_by_name_order_or_place(tmp_path: Path) -> None:
+    budget = Budget(tmp_path / "life.db", create=True)
+    rows = ["a,b,y", *(f"{i}.5,{i * i},{i % 2}" for i in range(12))]
+    (tmp_path / "one.csv").write_text("\n".join(rows))
+    (tmp_path / "same.csv").write_text("\n".join(rows))
+    (tmp_path / "other.csv").write_text("\n".join([*rows[:-1], "3.5,1,1"]))
+    columns = {name: {"kind": "number", "low": 0, "high": 200} for name in ("a", "b")}
+    table = {"name": "csv", "target": "y", "classes": ["0", "1"], "columns": columns}
+    digests = [
+        budget.digest(small_recipe(data={**table, "path": str(tmp_path / name)}), None)
+        for name in ("one.csv", "same.csv", "other.csv")
+    ]
+    assert digests[0] == digests[1] != digests[2]
+    some = [budget.digest(small_recipe(data={"records": n}), None) for n in (50, 60)]
+    assert some[0] == some[1], "all records of a dataset have one budget, however many a run takes"
 
 
 def _ledger(folder: Path, plan: Plan, entries: int) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.optimize import minimize_scalar
 from scipy.signal import lfilter
@@ -27,6 +28,7 @@ from sordino.accounting.pairs import MAX_CELLS, Array, GridTooLarge, Pmf
 
 _LOG_CUT = math.log(1e-18)  # tilted mass that may lie outside of the window
 _UNIT = 2.0**-52
+_LARGEST = 340.0  # exponent of a weight whose square is still a double
 
 
 class Repeated:
@@ -135,15 +137,20 @@ class Composition:
         target = _safe_exp(math.log(delta) - tail.log_scale)
         beyond = _safe_exp(_LOG_CUT + tail.log_last) + _safe_exp(_log(self.infinity) - tail.log_scale)
         shape = tail.after + beyond + tail.rounding, tail.discounted
-        met = shape[0] - shape[1] <= target
-        return self._solve(tail.first, int(np.argmax(met)), shape, target) if bool(met[-1]) else math.inf
+        met = (shape[0] - shape[1] <= target) & tail.known
+        if not bool(met[-1]):
+            return math.inf
+        index = int(np.argmax(met))
+        if index and not tail.known[index - 1]:
+            return max((tail.first + index) * self.interval, 0.0)
+        return self._solve(tail.first, index, shape, target)
 
     def epsilon_from_below(self, delta: float, tilt: float) -> float:
         """The largest grid point whose δ, with every error subtracted, still exceeds δ (0 when there is none)."""
         tail = self._tail(tilt)
         wrapped = 2 * math.exp(_LOG_CUT) * tail.untilt  # mass that may have been folded into the window
         surely = tail.after - tail.discounted - tail.rounding - wrapped
-        above = np.flatnonzero(surely > _safe_exp(math.log(delta) - tail.log_scale))
+        above = np.flatnonzero((surely > _safe_exp(math.log(delta) - tail.log_scale)) & tail.known)
         return max(0.0, (tail.first + int(above[-1])) * self.interval - self.drift) if len(above) else 0.0
 
     def _solve(self, first: int, index: int, shape: tuple[Array, Array], target: float) -> float:
@@ -166,7 +173,8 @@ class Composition:
         first, last = self._window(tilt, cumulant)
         probs, error = self._composed(tilt, first, last)
         losses = np.arange(first, last + 1, dtype=np.float64) * self.interval
-        untilt: Array = np.exp(np.clip(-tilt * (losses - mean), -700.0, 340.0))
+        exponents = -tilt * (losses - mean)
+        untilt: Array = np.exp(np.clip(exponents, -700.0, _LARGEST))
         # rounding errors e change δ(l_k) = Σ_{j>k} (1 − e^{l_k−l_j})·w_j·p_j by at most ‖e‖₂·√Σ (1 − e^{l_k−l_j})²·w_j²
         width = -np.expm1(losses - losses[-1])  # the largest 1 − e^{l_k−l_j}
         rounding = error * np.sqrt(width * np.maximum(_after(untilt**2) - self._discounted(untilt**2), 0.0))
@@ -177,6 +185,7 @@ class Composition:
             discounted=self._discounted(weights),
             rounding=rounding,
             untilt=untilt,
+            known=exponents <= _LARGEST,
             log_scale=cumulant - tilt * mean,
             log_last=-tilt * (float(losses[-1]) - mean),
         )
@@ -233,13 +242,17 @@ class Composition:
 
 @dataclass(frozen=True)
 class _Tail:
-    """Tails of the composed loss at the grid points from `first` on, divided by e^{log_scale}."""
+    """Tails of the composed loss at the grid points from `first` on, divided by e^{log_scale}.
+
+    known: where no mass beyond the point was too large for a double; elsewhere the tails are too small.
+    """
 
     first: int
     after: Array
     discounted: Array
     rounding: Array
     untilt: Array
+    known: npt.NDArray[np.bool_]
     log_scale: float
     log_last: float
 

@@ -135,7 +135,7 @@ def upper_envelope(lines: Sequence[tuple[float, float]]) -> tuple[list[float], l
     return breaks, kept
 
 
-def p_value_curve(curve: Curve, correct: int, guesses: int, canaries: int) -> float:
+def p_value_curve(curve: Curve, correct: int, guesses: int, canaries: float) -> float:
     """Bound on the probability of at least `correct` right guesses under the curve's f-DP (bisection)."""
     check_counts(correct, guesses, canaries)
     low, high = -40.0, 0.0  # log of the probability
@@ -143,7 +143,7 @@ def p_value_curve(curve: Curve, correct: int, guesses: int, canaries: int) -> fl
         return 1.0
     if rejects(curve, correct, guesses, canaries, level=math.exp(low)):
         return math.exp(low)
-    for _ in range(40):
+    for _ in range(30):
         middle = 0.5 * (low + high)
         if rejects(curve, correct, guesses, canaries, level=math.exp(middle)):
             high = middle
@@ -152,7 +152,12 @@ def p_value_curve(curve: Curve, correct: int, guesses: int, canaries: int) -> fl
     return math.exp(high)
 
 
-def rejects(curve: Curve, correct: int, guesses: int, canaries: int, level: float) -> bool:
+def combined(p_values: Sequence[float]) -> float:
+    """Fisher's p-value of independent tests of one claim: −2·Σ log p is at most a χ² variable with 2K degrees."""
+    return float(stats.chi2.sf(-2.0 * sum(map(math.log, p_values)), 2 * len(p_values)))
+
+
+def rejects(curve: Curve, correct: int, guesses: int, canaries: float, level: float) -> bool:
     """Whether P[N ≥ correct] ≥ level is impossible for every mechanism that satisfies the curve.
 
     With t_j = P[N ≥ j], f-DP and averaging over the canaries give for every j < r (docs/guarantees/audit.md)
@@ -160,7 +165,8 @@ def rejects(curve: Curve, correct: int, guesses: int, canaries: int, level: floa
         (r−j)·t_j ≥ Σ_{i>j} t_i + m·g( ((j+1)·t_{j+1} + Σ_{i>j+1} t_i)/m ),     g = curve.least_false.
 
     The right-hand side grows with every t_i, so the least sequence with t_v = level is found greedily, from
-    v down to 0; when it passes 1 no distribution of N exists.
+    v down to 0; when it passes 1 no distribution of N exists. Where all guesses say the same, m is half of the canaries
+    (`Guesses.places`).
     """
     if correct == 0:
         return False
@@ -228,7 +234,7 @@ def most_correct(curve: Curve, guesses: int, canaries: int) -> float:
     return float(optimize.brentq(gap, 0.0, guesses, xtol=1e-9))
 
 
-def check_counts(correct: int, guesses: int, canaries: int) -> None:
+def check_counts(correct: int, guesses: int, canaries: float) -> None:
     if not 0 <= correct <= guesses <= canaries or canaries < 1:
         raise InputError(
             f"correct = {correct}, guesses = {guesses}, canaries = {canaries}: they must satisfy "

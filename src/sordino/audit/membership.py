@@ -1,38 +1,42 @@
-"""Membership inference against released models (LiRA), beside what the guarantee allows.
+"""Membership inference against models of a recipe (LiRA), beside what its guarantee allows.
 
 Carlini et al., "Membership inference attacks from first principles", 2022, the online attack: `shadows` models are
-trained by the plan, each on every record with probability a half; for each record the losses of the models with and
+trained by the recipe, two on each of some random splits into halves; for each record the losses of the models with and
 without it are fitted by two normal distributions, and a further model's loss is scored by their log-likelihood ratio.
 The curve of true over false alarms is what this adversary achieves over all records together; no adversary whatever
 achieves more than 1 − f(false alarms) on one record, f the trade-off function of the guarantee.
 
 It is a reading of an ordinary adversary on ordinary records: it may lie far below the curve that is allowed, and is no
-bound on anything. It uses the records without protection: for public data, or for the owner's eyes.
+bound on anything. **Whose records.** What it measures is a function of the records without noise. So the models are
+trained on the recipe's *test* rows, which are taken to be public, by the recipe's own pipeline with the plan's noise,
+sampling rate and steps; the private records, and the model that was trained on them, are not looked at.
 """
 
 from __future__ import annotations
 
-import copy
-import math
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from sordino import checks
 from sordino.audit.bounds import Curve
 from sordino.audit.one_run import claim_curve
+from sordino.errors import InputError
+from sordino.files import json_bytes, make_folder, write_atomically
 from sordino.plan import Plan
-from sordino.records.gradients import plan_gradients
-from sordino.release.ledger import Ledger
-from sordino.training.steps import private_steps
+from sordino.split import Split
+
+if TYPE_CHECKING:
+    from sordino.runs.work import Work
 
 Floats = npt.NDArray[np.float64]
-Loss = Callable[..., Tensor]
 FALSE = tuple(float(x) for x in np.concatenate([np.geomspace(1e-3, 0.1, 21), np.linspace(0.15, 1.0, 18)]))
 
 
@@ -55,54 +59,69 @@ class Membership:
 
 
 def membership(
-    plan: Plan,
-    model: nn.Module,
-    loss: Loss,
-    dataset: tuple[Tensor, Tensor],
+    work: Work,
     *,
+    rows: int = 1000,
     shadows: int = 32,
     targets: int = 4,
-    lr: float = 0.1,
     seed: int = 0,
+    say: Callable[[str], None] | None = None,
 ) -> Membership:
-    """Trains `shadows` + `targets` models by the plan, each on a random half of the dataset.
+    """Trains `shadows` + `targets` models as the recipe says, each on a random half of its first test rows.
 
     Args:
-        plan: for about half as many records as the dataset has.
-        model: its weights are where each model starts.
-        loss: `loss(outputs, targets)`, one value per row.
-        dataset: inputs and targets of the records that are told apart.
+        work: what the recipe comes to.
+        rows: test rows that are told apart, at most.
         shadows: models that the adversary fits its distributions to, at least 8.
         targets: models that are attacked.
-        lr: the step size of plain SGD.
-        seed: of the halves.
+        seed: of the halves; the noise stays secret.
+        say: called with a line of progress.
 
     Raises:
-        InputError: a number is too small, or the plan is for another number of records.
+        InputError: a number is too small, the recipe has fewer than 20 test rows, or releases private statistics.
     """
     checks.whole("shadows", shadows, minimum=8)
     checks.whole("targets", targets, minimum=1)
+    split = work.dataset.test
+    count, models = min(checks.whole("rows", rows, minimum=20), len(split)), shadows + targets
+    if count < 20:
+        raise InputError(f"the recipe has {count} public test rows: membership inference needs at least 20")
+    if work.plan.statistics or work.plan.public is not None or work.plan.unit != "record":
+        raise InputError("membership inference is made for plans without statistics, public rows and users")
+    split = Split(split.inputs[:count], split.targets[:count])
+    plan = _sized(work.plan, count // 2)
     generator = np.random.default_rng(seed)
-    count, models = len(dataset[1]), shadows + targets
-    inside = np.stack([generator.permutation(count) < count // 2 for _ in range(models)])
-    scores = np.stack([_scores(plan, model, loss, dataset, inside[k], lr) for k in range(models)])
-    ratios, members = _ratios(scores, inside, shadows)
+    halves = [generator.permutation(count) < count // 2 for _ in range((models + 1) // 2)]
+    inside = np.stack([side for half in halves for side in (half, ~half)])[:models]  # each record as often in as out
+    scores = []
+    for number in range(models):
+        scores.append(_scores(work, plan, split, inside[number]))
+        if say is not None:
+            say(f"{number + 1} of {models} models")
+    ratios, members = _ratios(np.stack(scores), inside, shadows)
     return Membership(FALSE, _true(ratios, members), allowed(claim_curve(plan), FALSE), count, models)
 
 
-def _scores(plan: Plan, model: nn.Module, loss: Loss, dataset: Any, inside: npt.NDArray[np.bool_], lr: float) -> Floats:
+def _sized(plan: Plan, records: int) -> Plan:
+    """The same noise, steps and sampling rate on another number of records."""
+    share = records / plan.records
+    known = {one.name for one in fields(plan.sampling)}
+    counts = {name: max(1, round(getattr(plan.sampling, name) * share)) for name in ("batch", "cap") if name in known}
+    sampling = replace(plan.sampling, **counts)
+    divisor = float(counts["batch"]) if "batch" in counts else plan.divisor * share
+    return replace(plan, records=records, sampling=sampling, divisor=divisor, insecure_seed=None)
+
+
+def _scores(work: Work, plan: Plan, split: Split, inside: npt.NDArray[np.bool_]) -> Floats:
     """The logit of the probability exp(−loss) of each record under one model trained on some of them."""
-    copied, rows = copy.deepcopy(model), torch.from_numpy(np.flatnonzero(inside))
-    some = tuple(part[rows] for part in dataset)
-    optimizer = torch.optim.SGD(copied.parameters(), lr=lr)
-    source = plan.source()
-    with Ledger.open(None, plan.to_dict()) as ledger:
-        made = plan_gradients(plan, copied, loss, some)
-        for private in private_steps(plan, made, records=len(rows), source=source, ledger=ledger):
-            private.assign(copied)
-            optimizer.step()
+    rows = torch.from_numpy(np.flatnonzero(inside))
+    some = Split(split.inputs[rows], split.targets[rows])
+    few = Split(split.inputs[:1], split.targets[:1])  # what is evaluated on the way does not count
+    with tempfile.TemporaryDirectory(prefix="sordino-membership-") as folder:
+        made = work.changed(plan, replace(work.dataset, train=some, test=few))
+        model = made.train(Path(folder), resume=False).model.eval()
     with torch.no_grad():
-        values = loss(copied(dataset[0]), dataset[1], reduction="none").double().clamp(1e-12, 50.0)
+        values = cross_entropy(model(split.inputs).double(), split.targets, reduction="none").clamp(1e-12, 50.0)
         found: Floats = (-values - torch.log(-torch.expm1(-values))).numpy()
     return found
 
@@ -137,30 +156,9 @@ def allowed(curve: Curve, false: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(found)
 
 
-def membership_figure(found: Membership) -> str:
-    """An SVG of both curves, on logarithmic axes from 0.001 to 1; colours are the page's."""
-    size, left, top = 240, 46, 14
-
-    def place(false: float, true: float) -> str:
-        x, y = (min(max(math.log10(max(value, 1e-3)) / 3 + 1, 0.0), 1.0) for value in (false, true))
-        return f"{left + size * x:.1f},{top + size * (1 - y):.1f}"
-
-    def line(true: tuple[float, ...], style: str) -> str:
-        points = " ".join(place(a, b) for a, b in zip(found.false, true, strict=True))
-        return f'<polyline fill="none" stroke="currentColor" {style} points="{points}"/>'
-
-    ticks = "".join(
-        f'<text x="{left + size * k / 3:.0f}" y="{top + size + 16}" text-anchor="middle">{label}</text>'
-        f'<text x="{left - 6}" y="{top + size * (1 - k / 3) + 4:.0f}" text-anchor="end">{label}</text>'
-        for k, label in enumerate(("0.001", "0.01", "0.1", "1"))
-    )
-    title = (
-        f"True over false alarms: the most that the guarantee allows (solid), LiRA with {found.models} models (dashed)"
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + size + 20} {top + size + 26}" font-size="11" '
-        f'fill="currentColor" role="img"><title>{title}</title>'
-        f'<rect x="{left}" y="{top}" width="{size}" height="{size}" fill="none" stroke="currentColor" opacity="0.3"/>'
-        + line(found.allowed, 'stroke-width="2"') + line(found.true, 'stroke-dasharray="6 4"')
-        + line(found.false, 'stroke-dasharray="1 4"') + ticks + "</svg>"
-    )  # fmt: skip
+def write_membership(found: Membership, out: Path | str) -> Path:
+    """Writes `out/membership.json`, whole or not at all; a report of that directory then shows it."""
+    path = Path(out) / "membership.json"
+    make_folder(path.parent)
+    write_atomically(path, json_bytes(found.to_dict()))
+    return path

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,10 @@ from torch import Tensor, nn
 
 from sordino import checks
 from sordino.accounting.account import checked_releases, composed_epsilon
-from sordino.audit.bounds import Curve, ProfileCurve, check_confidence, one_run_epsilon, rejects
+from sordino.audit.bounds import Curve, ProfileCurve, check_confidence, one_run_epsilon
 from sordino.audit.canaries import Canaries, CanaryGradients, make_canaries, most_canaries
 from sordino.audit.noise_check import LEVEL
-from sordino.audit.scores import Guesses, Scorer, StepScorer, choose_guesses, scorer_of
+from sordino.audit.scores import Family, Guesses, Scorer, StepScorer, choose_guesses, least_noise, scorer_of
 from sordino.audit.updates import audited_update
 from sordino.errors import ClaimBroken, InputError
 from sordino.files import json_bytes, make_folder, write_atomically
@@ -44,7 +45,7 @@ from sordino.training.steps import DEFAULT_CHUNK, private_steps
 
 DEFAULT_CANARIES = 5000
 BOUND = "f-DP in one run (Mahloujifar et al. 2024), against the claim's privacy profile"
-_DELTAS = tuple(10.0**exponent for exponent in torch.linspace(-5, -0.2, 17).tolist())
+_DELTAS = tuple(10.0**exponent for exponent in torch.linspace(-5, -0.2, 33).tolist())
 """Where the claim's profile is looked at: thousands of canaries see nothing rarer than this."""
 _TOLERANCE = 0.005
 """Relative excess of ε that a coarse grid may cost there. It makes the claim weaker, never too strong."""
@@ -128,8 +129,8 @@ def audit_plan(
     the model has room for. `seed`: repeatable (and then insecure). `noise_scale`, `width_scale` (of uniform noise,
     where the method adds some; 0: the gap is not enforced) and `tamper` break the run without the accountant's
     knowledge: they test the audit, not the plan. `public`: public rows, for what they do before the noise; the update
-    does without them. `runs`: so many independent runs count as one with so many times the canaries, which shows more
-    (each coin enters one run, so together they are one mechanism that meets the same claim for every coin).
+    does without them. `runs`: so many independent runs, each with its own canaries; their p-values are combined, which
+    shows more than one run with all canaries.
     `rows_per_canary`: how many records a canary has (default: as many as a user may have under the plan); more than the
     claim counts shows users that are counted as rows.
     """
@@ -142,14 +143,14 @@ def audit_plan(
     records = _real_records(plan, count_records(dataset), count)
     rows = checks.whole("rows_per_canary", rows_per_canary or plan.examples_per_user or 1, minimum=1)
     claim = _claim(plan, records, count * rows, steps)
-    scorer, curve, level = scorer_of(claim), claim_curve(claim), 1.0 - confidence
+    scorer, family, level = scorer_of(claim), claim_family(claim), 1.0 - confidence
     if rows > 1:
         if not isinstance(scorer, Scorer) or not isinstance(plan.sampling, Poisson):
             raise InputError("rows_per_canary belongs to Poisson sampling and independent noise")
         scorer = replace(scorer, rows=rows)
     # the values of all canaries are alike up to their signs, so any run's will do
     like = make_canaries(shapes, plan.clipping, count, plan.relation, RandomSource.seeded(0)).values
-    guesses = choose_guesses(scorer, like, claim.steps, runs * count, curve, level)
+    guesses = choose_guesses(scorer, like, claim.steps, count, family, level, runs)
     parts: list[Played] = []
     for number in range(runs):
         own = None if seed is None else seed + _APART * number
@@ -165,8 +166,7 @@ def audit_plan(
             lr=lr, width_scale=width_scale, chunk=chunk, before_update=trail.keep,
         )  # fmt: skip
         parts.append((scores, marked.coins, noise_p_value))
-    scores = torch.cat([part[0] for part in parts])
-    found = judge(claim, torch.cat([part[1] for part in parts]), guesses, scores, confidence)
+    found = judge(claim, [(scores, coins) for scores, coins, _ in parts], guesses, confidence, family)
     p_values = [part[2] for part in parts if part[2] is not None]
     return replace(found, noise_p_value=min(1.0, runs * min(p_values)) if p_values else None)
 
@@ -256,25 +256,33 @@ def play(
     return scorer.final(total), noise.p_value() if noise is not None else None
 
 
-def judge(claim: Plan, coins: Tensor, guesses: Guesses, scores: Tensor, confidence: float) -> AuditResult:
-    """The verdict on a claim from the coins and scores of all canaries; `guesses` must not depend on them."""
-    correct, canaries = guesses.correct(scores, coins), len(coins)
+def judge(
+    claim: Plan,
+    runs: Sequence[tuple[Tensor, Tensor]],
+    guesses: Guesses,
+    confidence: float,
+    family: Family | None = None,
+) -> AuditResult:
+    """The verdict on a claim from (scores, coins) of each run; `guesses` must not depend on them."""
+    right = [guesses.correct(scores, coins) for scores, coins in runs]
+    each = len(runs[0][1])
+    canaries, total, correct = len(runs) * each, len(runs) * guesses.total, sum(right)
     claimed = claim.guarantee().epsilon
-    lower = largest_rejected(claim, lambda curve: rejects(curve, correct, guesses.total, canaries, 1.0 - confidence))
+    lower = largest_rejected(claim, lambda curve: guesses.rejects(curve, right, each, 1.0 - confidence), family)
     return AuditResult(
         epsilon_lower=lower,
         epsilon_claimed=claimed,
         delta=claim.delta,
         confidence=confidence,
         canaries=canaries,
-        guesses=guesses.total,
+        guesses=total,
         correct=correct,
         steps=claim.steps,
         relation=claim.relation,
         sampler=claim.sampling.name,
         holds=lower <= claimed,
         bound=BOUND,
-        epsilon_lower_point=one_run_epsilon(correct, guesses.total, canaries, claim.delta, confidence),
+        epsilon_lower_point=one_run_epsilon(correct, total, canaries, claim.delta, confidence),
     )
 
 
@@ -290,20 +298,20 @@ def claim_curve(plan: Plan) -> ProfileCurve:
     return ProfileCurve(tuple(epsilons), _DELTAS)
 
 
-def largest_rejected(claim: Plan, rejected_curve: Callable[[Curve], bool]) -> float:
+def claim_family(claim: Plan, curve: Callable[[Plan], Curve] = claim_curve) -> Family:
+    """The plan's curve with 2ˣ times its noise, each computed once."""
+
+    @cache
+    def scaled(log_scale: float) -> Curve:
+        return curve(_scaled(claim, 2.0**log_scale))
+
+    return scaled
+
+
+def largest_rejected(claim: Plan, rejected: Callable[[Curve], bool], family: Family | None = None) -> float:
     """ε of the plan with the least noise whose curve is rejected (more noise is a stronger claim); 0 if none is."""
-
-    def rejected(log_scale: float) -> bool:
-        return rejected_curve(claim_curve(_scaled(claim, 2.0**log_scale)))
-
-    # noise between an eighth of the plan's and four times as much; is the claim itself rejected?
-    low, high = (-3.0, 0.0) if rejected(0.0) else (0.0, 2.0)
-    if high > 0.0 and not rejected(high):
-        return 0.0
-    for _ in range(8):
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if rejected(middle) else (middle, high)
-    return _scaled(claim, 2.0**high).guarantee().epsilon
+    scale = least_noise(rejected, family or claim_family(claim), 8)
+    return 0.0 if math.isinf(scale) else _scaled(claim, 2.0**scale).guarantee().epsilon
 
 
 def _scaled(plan: Plan, factor: float) -> Plan:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sordino.audit.bounds import check_confidence
 from sordino.audit.canaries import Canaries
-from sordino.audit.one_run import AuditResult, Trail, claim_curve, judge
+from sordino.audit.one_run import AuditResult, Trail, claim_family, judge
 from sordino.audit.scores import Scorer, choose_guesses
 from sordino.errors import InputError
 from sordino.plan import Plan
@@ -63,11 +63,12 @@ def audit_record_vectors(
     members = torch.nonzero(canaries.coins).flatten()
     claim = replace(plan, records=len(canaries), statistics=(), insecure_seed=None)
     scorer = Scorer.of(claim)
-    guesses = choose_guesses(scorer, canaries.values, claim.steps, len(canaries), claim_curve(claim), 1.0 - confidence)
+    family = claim_family(claim)
+    guesses = choose_guesses(scorer, canaries.values, claim.steps, len(canaries), family, 1.0 - confidence)
     run = replace(claim, records=len(members), insecure_seed=seed)
     model = nn.Sequential(nn.Flatten(), nn.Linear(height * width, 1, bias=False))
     scores = _play(run, model, _pictures(canaries, members, height, width), scorer, canaries, lr, source, gradients)
-    return judge(claim, canaries.coins, guesses, scores, confidence)
+    return judge(claim, [(scores, canaries.coins)], guesses, confidence, family)
 
 
 def _marked(plan: Plan, count: int, source: RandomSource) -> Canaries:

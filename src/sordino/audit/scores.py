@@ -19,6 +19,7 @@ What the auditor may know without stepping outside the claim (docs/guarantees/au
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,22 +27,27 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
-from sordino.audit.bounds import Curve, GaussianCurve, most_correct, rejects
+from sordino.audit.bounds import Curve, combined, most_correct, p_value_curve, rejects
 from sordino.audit.noise_check import NoiseCheck
 from sordino.plan.core import Plan
 from sordino.release import Laplace
 from sordino.sampling import Allocation, Cyclic, Partition, Poisson
 
-SHARES = ((0.001, 0.0), (0.001, 0.001), (0.0025, 0.0), (0.0025, 0.0025), (0.005, 0.0), (0.005, 0.005), (0.01, 0.0),
-          (0.01, 0.01), (0.025, 0.0), (0.025, 0.025), (0.05, 0.0), (0.05, 0.05), (0.1, 0.1))  # fmt: skip
-"""Shares of the canaries that may be guessed to be in, and to be out."""
+MOST_SHARE = 0.2
+"""Of the canaries that may be guessed. Guesses in the middle are nearly coin tosses."""
 
 LEAST_GUESSES = 350
 """Where there are canaries enough. Fewer guesses show hardly more, and then a verdict hangs on a handful of coins: a
 mechanism at its claim is called broken once in 600 runs with 156 guesses of 7,800, once in 280,000 with 390."""
 
-MOST_GUESSES = 6000
+MOST_GUESSES = 12_000
 """The bound is a recursion over the right guesses; more of them are weaker anyway."""
+
+SIMULATED = 20_000, 1_000_000
+"""Canaries that are simulated, at least and at most: as many as there are, between these."""
+
+Family = Callable[[float], Curve]
+"""The claim's curve with the noise multiplied by 2ˣ: a stronger claim for larger x."""
 
 ALTERNATIVE = 1.0
 """The number of guesses is chosen to show the most of a mechanism whose noise is this factor of the claim's."""
@@ -63,8 +69,8 @@ class StepScorer:
         """From the sum over the steps to the score of each canary."""
         raise NotImplementedError
 
-    def simulate(self, values: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-        """Coins and scores of simulated canaries under the alternative that guesses are chosen for."""
+    def simulate(self, values: Tensor, steps: int, count: int) -> tuple[Tensor, Tensor]:
+        """Coins and scores of `count` simulated canaries under the alternative that guesses are chosen for."""
         raise NotImplementedError
 
     def noise_check(self) -> NoiseCheck | None:
@@ -122,8 +128,8 @@ class Scorer(StepScorer):
         """From the sum over the steps to the score: it is that sum."""
         return total
 
-    def simulate(self, values: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-        return simulate(self, values, steps)
+    def simulate(self, values: Tensor, steps: int, count: int = SIMULATED[0]) -> tuple[Tensor, Tensor]:
+        return simulate(self, values, steps, count)
 
     def _likelihood(self, observed: Tensor, mean: Tensor) -> Tensor:
         if self.laplace:
@@ -151,7 +157,7 @@ def scorer_of(plan: Plan) -> StepScorer:
 
 @dataclass(frozen=True)
 class Guesses:
-    """How many canaries are guessed to be in (those with the highest scores) and to be out (the lowest)."""
+    """How many canaries of a run are guessed to be in (those with the highest scores) and to be out (the lowest)."""
 
     inside: int
     outside: int
@@ -160,6 +166,17 @@ class Guesses:
     def total(self) -> int:
         return self.inside + self.outside
 
+    def places(self, canaries: int) -> float:
+        """The m of the bound: half of the canaries where all guesses say the same (docs/guarantees/audit.md)."""
+        return canaries if self.inside and self.outside else canaries / 2
+
+    def rejects(self, curve: Curve, correct: Sequence[int], canaries: int, level: float) -> bool:
+        """Whether so many right guesses, in each of some independent runs, are too many for the curve."""
+        if len(correct) == 1:
+            return rejects(curve, correct[0], self.total, self.places(canaries), level)
+        values = {v: p_value_curve(curve, v, self.total, self.places(canaries)) for v in set(correct)}
+        return combined([values[v] for v in correct]) < level
+
     def correct(self, scores: Tensor, coins: Tensor) -> int:
         order = torch.argsort(scores)
         top, bottom = order[len(order) - self.inside :], order[: self.outside]
@@ -167,40 +184,49 @@ class Guesses:
 
 
 def choose_guesses(
-    scorer: StepScorer, values: Tensor, steps: int, canaries: int, curve: Curve, level: float
+    scorer: StepScorer, values: Tensor, steps: int, canaries: int, family: Family, level: float, runs: int = 1
 ) -> Guesses:
-    """The numbers of guesses that promise the largest bound, by a simulation that sees public constants only.
+    """The numbers of guesses in each run that promise the largest bound, by a simulation of public constants only.
 
     Fixed before the run and independent of it, so the test stays valid without a correction. What they promise is
-    judged by the bound on a Gaussian's μ, which is quick, at a standard deviation below the expected right guesses.
+    the bound itself, for the claim's own curves, at a standard deviation below the expected right guesses.
     """
-    coins, scores = scorer.simulate(values, steps)
-    best, found = -math.inf, Guesses(max(1, canaries // 20), max(1, canaries // 20))
-    for inside, outside in SHARES:
-        guesses = Guesses(round(inside * canaries), round(outside * canaries))
-        share = Guesses(round(inside * len(scores)), round(outside * len(scores)))
-        least = min(LEAST_GUESSES, max(10, canaries // 10))
-        if not least <= guesses.total <= min(canaries, MOST_GUESSES) or share.total == 0:
-            continue
+    coins, scores = scorer.simulate(values, steps, min(max(SIMULATED[0], canaries), SIMULATED[1]))
+    best, found = math.inf, Guesses(max(1, canaries // 20), max(1, canaries // 20))
+    for guesses in _numbers(canaries, runs):
+        part = len(scores) / canaries
+        share = Guesses(round(guesses.inside * part), round(guesses.outside * part))
         accuracy = min(share.correct(scores, coins) / share.total, 1.0 - 1.0 / share.total)
-        spread = math.sqrt(guesses.total * accuracy * (1.0 - accuracy))
-        promised = promised_mu(math.floor(guesses.total * accuracy - spread), guesses.total, canaries, level)
-        if promised > best:
+        spread = math.sqrt(guesses.total * accuracy * (1.0 - accuracy) / runs)
+        right = [max(0, math.floor(guesses.total * accuracy - spread))] * runs
+        promised = least_noise(lambda curve: guesses.rejects(curve, right, canaries, level), family, 5)  # noqa: B023
+        if promised < best:
             best, found = promised, guesses
     return found
 
 
-def promised_mu(correct: int, guesses: int, canaries: int, level: float) -> float:
-    """The bound on μ, to a hundredth."""
-    low, high = 0.0, 8.0
-    while high - low > 0.01:
+def _numbers(canaries: int, runs: int) -> Iterator[Guesses]:
+    """Numbers of guesses, each √2 times the one before: all `in`, or half of them `out`."""
+    least = min(max(10, LEAST_GUESSES // runs), max(10, canaries // 10))
+    total = float(least)
+    while total <= max(least, min(MOST_SHARE * canaries, MOST_GUESSES)):
+        yield Guesses(round(total), 0)
+        yield Guesses(round(total / 2), round(total / 2))
+        total *= math.sqrt(2)
+
+
+def least_noise(rejected: Callable[[Curve], bool], family: Family, halvings: int) -> float:
+    """The least x for which the claim with 2ˣ times the noise is rejected, by bisection; inf if none is.
+
+    Between an eighth of the plan's noise and four times as much. `rejected` must be monotone along the family.
+    """
+    low, high = (-3.0, 0.0) if rejected(family(0.0)) else (0.0, 2.0)
+    if high > 0.0 and not rejected(family(high)):
+        return math.inf
+    for _ in range(halvings):
         middle = 0.5 * (low + high)
-        low, high = (
-            (middle, high)
-            if rejects(GaussianCurve(middle), max(0, correct), guesses, canaries, level)
-            else (low, middle)
-        )
-    return low
+        low, high = (low, middle) if rejected(family(middle)) else (middle, high)
+    return high
 
 
 def least_rejected(curve: Curve, guesses: int, canaries: int, level: float) -> int:
@@ -217,7 +243,7 @@ def least_rejected(curve: Curve, guesses: int, canaries: int, level: float) -> i
 
 
 def simulate(
-    scorer: Scorer, values: Tensor, steps: int, count: int = 20_000, noise: float = ALTERNATIVE
+    scorer: Scorer, values: Tensor, steps: int, count: int = SIMULATED[0], noise: float = ALTERNATIVE
 ) -> tuple[Tensor, Tensor]:
     """Coins and scores of independent canaries when the noise is `noise` times what it should be."""
     generator = np.random.default_rng(20231)
@@ -230,7 +256,8 @@ def simulate(
     draw = generator.laplace if scorer.laplace else generator.normal
     for _ in range(steps):
         rate = 1.0 if scorer.knows_draws else scorer.rate
-        drawn = torch.from_numpy(generator.binomial(scorer.rows, rate, count)).double()
+        taken = generator.random(count) < rate if scorer.rows == 1 else generator.binomial(scorer.rows, rate, count)
+        drawn = torch.from_numpy(taken).double()
         noisy = torch.from_numpy(draw(scale=scorer.scale * noise, size=tuple(own.shape)))
         observed = drawn[:, None] * mean + noisy
         scores += scorer.step(observed, own, drawn > 0 if scorer.knows_draws else None)

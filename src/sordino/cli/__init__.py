@@ -38,6 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"sordino: {error}", file=sys.stderr)
             _show_private(error.private)
         return error.exit_code
+    except ArithmeticError as error:
+        if os.environ.get("SORDINO_TRACEBACK") and not _computes(arguments):
+            raise
+        print(f"sordino: {_beyond_double(arguments, error)}", file=sys.stderr)
+        return 2 if _computes(arguments) else 1
     except KeyboardInterrupt:
         print("sordino: interrupted; a run that writes checkpoints goes on with --resume", file=sys.stderr)
         return 1
@@ -71,6 +76,21 @@ def _show_private(text: str) -> None:
         print("what was found in the records is private: it is shown on a terminal only", file=sys.stderr)
 
 
+def _computes(arguments: argparse.Namespace) -> bool:
+    """Whether the command only computes from the numbers on its line: no records, no files."""
+    return getattr(arguments, "command", None) in ("account", "calibrate", "plan")
+
+
+def _beyond_double(arguments: argparse.Namespace, error: ArithmeticError) -> str:
+    """A formula left double precision. With nothing but the user's numbers in it, that is for the user to hear."""
+    if not _computes(arguments):
+        return _unforeseen(error)
+    return (
+        "these numbers are too large, too small or too far apart for double precision, so no ε can be stated for them: "
+        "give less extreme ones"
+    )
+
+
 def _unforeseen(error: Exception) -> str:
     """An error that nothing in the package expects: its kind and place. Its message may hold private values."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "sordino" in Path(f.filename).parts]
@@ -94,7 +114,21 @@ def _refuse_boundless(arguments: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     from sordino import __version__
-    from sordino.cli import account, attack, audit, budget, card, data, doctor, predict, report, sweep, train, verify
+    from sordino.cli import (
+        account,
+        attack,
+        audit,
+        budget,
+        card,
+        compare,
+        data,
+        doctor,
+        predict,
+        report,
+        sweep,
+        train,
+        verify,
+    )
     from sordino.registry import command_modules
 
     parser = argparse.ArgumentParser(
@@ -104,8 +138,8 @@ def _parser() -> argparse.ArgumentParser:
         "or run not genuine",
     )
     parser.add_argument("--version", action="version", version=f"sordino {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="command")
     own = (doctor, audit, attack, verify, report, card, budget, data)
-    for command in (train, predict, sweep, account, *command_modules(), *own):
+    for command in (train, predict, sweep, compare, account, *command_modules(), *own):
         command.add(commands)
     return parser

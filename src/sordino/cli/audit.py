@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,8 +44,15 @@ def add(commands: Commands) -> None:
         help="scale the real uniform noise, where the method adds some, not the claim (0: the gap is not enforced)",
     )  # fmt: skip
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="write audit.json there; if it is a run, its report shows it"
+        "--membership",
+        action="store_true",
+        help="instead: membership inference (LiRA) against models trained as the recipe says, on its public test rows",
     )
+    parser.add_argument("--models", type=int, default=36, metavar="K", help="for --membership (default: 36)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR",
+        help="write audit.json (or membership.json) there; if it is a run, its report shows it",
+    )  # fmt: skip
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the datasets are (default: $SORDINO_DATA)")
     add_json(parser)
     parser.set_defaults(run=_audit)
@@ -53,6 +61,8 @@ def add(commands: Commands) -> None:
 def _audit(arguments: argparse.Namespace) -> int:
     from sordino.audit import write_audit
 
+    if arguments.membership:
+        return _membership(arguments)
     result = _result(arguments, _recipe(arguments))
     if arguments.out is not None:
         write_audit(result, arguments.out)
@@ -66,6 +76,26 @@ def _audit(arguments: argparse.Namespace) -> int:
         rows["noise"] = f"{'as' if result.noise_fits else 'NOT as'} the plan states (p = {result.noise_p_value:.2g})"
     emit(arguments, result.to_dict(), rows)
     result.check()
+    return 0
+
+
+def _membership(arguments: argparse.Namespace) -> int:
+    from sordino.audit.membership import membership, write_membership
+    from sordino.runs.prepared import work_of
+
+    work = work_of(_recipe(arguments), arguments.data_dir)
+    targets = max(1, arguments.models // 9)
+    seed = arguments.seed or 0
+    say = (lambda text: print(text, file=sys.stderr, flush=True)) if sys.stderr.isatty() else None
+    found = membership(work, shadows=arguments.models - targets, targets=targets, seed=seed, say=say)
+    if arguments.out is not None:
+        write_membership(found, arguments.out)
+    rows = {
+        f"{found.false[k]:.2%} false alarms": f"LiRA recognises {found.true[k]:.2%} of the members, the guarantee "
+        f"allows {up(100 * found.allowed[k])} %"
+        for k in range(0, len(found.false), 10)
+    }
+    emit(arguments, found.to_dict(), rows)
     return 0
 
 

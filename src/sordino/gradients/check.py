@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -13,8 +14,9 @@ from sordino.clipping import Clipping, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import Refused
 from sordino.gradients.checkpoints import without_checkpoints
 from sordino.gradients.engine import Iterates, accumulate, clipped_sum, layers, row_loss
-from sordino.gradients.neutral import Neutral
+from sordino.gradients.neutral import neutral
 from sordino.gradients.rows import ClippedSum, Rows, call, checked, take, tree_map
+from sordino.gradients.shards import Shards
 from sordino.gradients.spectral import frozen, power_iterations
 from sordino.gradients.survey import checked_parameters, survey
 
@@ -163,14 +165,13 @@ def verify(
     try:
         twin, wide = copy.deepcopy(model).double(), _rows_double(some)
         steps = None if iterates is None else [({k: v.double() for k, v in w.items()}, f) for w, f in iterates]
-        engine, oracle = _both(twin, loss, wide, clipping, reduction, steps)
+        engine, oracle = _both(twin, loss, wide, clipping, reduction, steps, tolerance)
         some = wide
     except Refused:
         raise
     except (RuntimeError, TypeError):  # a model that can't be copied or does not run in float64: in its own precision
         twin = model
-        engine, oracle = _both(model, loss, some, clipping, reduction, iterates)
-    _compare(engine, oracle, tolerance)
+        engine, oracle = _both(model, loss, some, clipping, reduction, iterates, tolerance)
     silent = [k for k, s in engine.sums.items() if not bool(s.any()) and not bool(oracle.sums[k].any())]
     unused = _never_used(twin, loss, some, silent) if silent else []
     if unused:
@@ -187,10 +188,13 @@ def _both(
     clipping: Clipping,
     reduction: Literal["sum", "mean"],
     iterates: Iterates | None,
+    tolerance: float,
 ) -> tuple[ClippedSum, ClippedSum]:
-    with Neutral(), torch.random.fork_rng(devices=[]):
+    """The engine's and the loop's sums; Refused where they differ."""
+    with neutral(), torch.random.fork_rng(devices=[]):
         engine = clipped_sum(model, loss, rows, clipping, reduction=reduction, iterates=iterates)
         oracle = brute_force(model, loss, rows, clipping, reduction=reduction, iterates=iterates)
+        _compare(engine, oracle, tolerance)
     return engine, oracle
 
 
@@ -216,7 +220,7 @@ def _rows_double(rows: Rows) -> Rows:
 
 def _compare(engine: ClippedSum, oracle: ClippedSum, tolerance: float) -> None:
     def gap(a: Tensor, b: Tensor) -> float:
-        a, b = (t.double().nan_to_num(0.0, 0.0, 0.0) for t in (a, b))
+        a, b = (t.double().cpu().nan_to_num(0.0, 0.0, 0.0) for t in (a, b))
         return float((a - b).abs().max() / b.abs().max().clamp_min(1e-12)) if a.numel() else 0.0
 
     alone = gap(engine.losses, oracle.losses)
@@ -231,7 +235,7 @@ def _compare(engine: ClippedSum, oracle: ClippedSum, tolerance: float) -> None:
             "the engine drops other records as not finite than a plain loop does",
             private=f"{engine.dropped} records, the plain loop {oracle.dropped}",
         )
-    largest = max(float(s.abs().max()) for s in oracle.sums.values())
+    largest = max((float(s.abs().max()) for s in oracle.sums.values()), default=0.0)
     for name, want in oracle.sums.items():
         off = float((engine.sums[name].double() - want.double()).abs().max()) / max(largest, 1e-12)
         if off > tolerance:
@@ -256,3 +260,58 @@ def _never_used(model: nn.Module, loss: Any, rows: Rows, names: Sequence[str]) -
         _, found = _row_gradient(model, row_loss(loss), rows, r, n, names)
         unused -= {k for k, g in zip(names, found, strict=True) if g is not None}
     return [k for k in names if k in unused]
+
+
+class _Unsummed:
+    """Shards that take no sums: for a comparison, whose sums go nowhere."""
+
+    def __init__(self, shards: Shards) -> None:
+        self.groups, self.whole, self.reading = shards.groups, shards.whole, shards.reading
+
+    def put(self, name: str, total: Tensor) -> None:
+        """Lets go of it."""
+
+
+def verify_shards(
+    model: nn.Module, loss: Any, rows: Rows, clipping: Clipping, shards: Shards, *, records: int = 3
+) -> None:
+    """`verify` for a model whose parameters are divided over processes: losses and norms of the first few records.
+
+    The plain loop takes one group of parameters at a time, so that no more is whole at once. Sums are compared with
+    plain autograd for every new program (``assurance.py``). In the model's own precision: no copy of it is made.
+
+    Raises:
+        Refused: they differ, or a trainable parameter takes no part.
+    """
+    some = _first(rows, records)
+    n, count = checked(some)
+    if n == 0:
+        return
+    owner = torch.arange(n) if some.record is None else some.record
+    per_row, l1 = row_loss(loss), isinstance(clipping, L1Clip)
+    with neutral(), torch.random.fork_rng(devices=[]):
+        engine = clipped_sum(model, loss, some, clipping, shards=_Unsummed(shards))
+        norms, losses, used = torch.zeros(count, dtype=torch.float64), torch.zeros(n, dtype=torch.float64), set()
+        for i, group in itertools.product(range(count), shards.groups):
+            total = torch.zeros(())
+            with torch.enable_grad(), without_checkpoints(), shards.reading(group) as leaves:
+                for r in torch.nonzero(owner == i).flatten().tolist():
+                    scale = 1.0 if some.coefficient is None else float(some.coefficient[r])
+                    inputs, targets = (take(t, torch.tensor([r]), n) for t in (some.inputs, some.targets))
+                    value = per_row(call(model, inputs), targets)
+                    losses[r] = value.detach().double().sum()
+                    total = total + scale * value.sum()
+                if not total.requires_grad:
+                    continue
+                found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+            used |= {name for name, g in zip(leaves, found, strict=True) if g is not None}
+            norms[i] += sum(
+                float(g.double().abs().sum() if l1 else g.double().square().sum()) for g in found if g is not None
+            )
+    oracle = ClippedSum({}, norms if l1 else norms.sqrt(), engine.dropped, losses)
+    _compare(engine, oracle, 1e-3)
+    if unused := [name for group in shards.groups for name in group if name not in used]:
+        raise Refused(
+            f"these trainable parameters received no gradient: {', '.join(unused)}; if the model does not use "
+            "them, freeze them with requires_grad_(False)"
+        )

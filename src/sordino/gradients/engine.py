@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ from sordino.gradients.memory import Pool, blocks, by_record, keep_freed_memory,
 from sordino.gradients.passes import Found, Loss, PassMemory, Setup, contributions
 from sordino.gradients.rows import Chunk, ClippedSum, Rows, checked, chunks, take, tensors
 from sordino.gradients.runs import stable
+from sordino.gradients.shards import Shards, reading
 from sordino.gradients.single import Single
 from sordino.gradients.spectral import frozen
 from sordino.gradients.survey import Survey, survey, survey_loss
@@ -44,6 +45,7 @@ def clipped_sum(
     pool: Pool | None = None,
     keys: Tensor | None = None,
     assurance: Assurance | None = None,
+    shards: Shards | None = None,
 ) -> ClippedSum:
     """Σ over records of clip(gradient of the record), for every parameter that requires a gradient.
 
@@ -67,6 +69,8 @@ def clipped_sum(
             when a record is taken out. With them, some sums may be made in single precision, by blocks: faster.
         assurance: Checks the engine against plain autograd, and records for interaction, wherever the program of a pass
             is new, and remembers it.
+        shards: Of a model whose parameters are divided over processes: gathers them, and takes the sums of each chunk,
+            so that none are returned.
 
     Returns:
         The sums by parameter name; norms and losses of single records, which are private.
@@ -80,17 +84,17 @@ def clipped_sum(
         raise InputError(f"reduction must be 'sum' or 'mean', got {reduction!r}")
     if chunk is not None and chunk < 1:
         raise InputError(f"chunk must be at least 1 record, got {chunk}")
-    if keys is not None and keys.shape != (checked(rows)[1],):
-        raise InputError(f"keys has one number for each of {checked(rows)[1]} records, got {tuple(keys.shape)}")
+    n, records = checked(rows)
+    if keys is not None and keys.shape != (records,):
+        raise InputError(f"keys has one number for each of {records} records, got {tuple(keys.shape)}")
     keep_freed_memory()
     found = survey(model)
     parameters = found.parameters
-    n, records = checked(rows)
     once = centre is None and not isinstance(clipping, PerLayerClip)
     pool = Pool() if pool is None else pool
     state = [*found.state, *(survey_loss(loss) if isinstance(loss, nn.Module) else [])]
     memory = PassMemory() if assurance is None else assurance.memory
-    setup = Setup(model, row_loss(loss), parameters, state, pool, once, memory)
+    setup = Setup(model, row_loss(loss), parameters, state, pool, once, memory, shards)
     steps: Iterates = [({}, 1.0)] if iterates is None else iterates
     first = next(iter(parameters.values()))
     kind = accumulate(first.dtype)
@@ -98,7 +102,7 @@ def clipped_sum(
     norms, losses, dropped = Scattered(records), Scattered(n), 0
     size = chunk or default_chunk(model, found, rows, records)
     parts = chunks(rows, n, records, size, reduction == "mean")
-    for part, made in examined(setup, rows, parts, steps, found.powers, assurance):
+    for part, made in examined(setup, rows, (n, records), parts, steps, found.powers, assurance):
         gradients = made.gradients
         losses.put(part.index, _as(made.losses, kind))
         if centre is not None:
@@ -107,13 +111,13 @@ def clipped_sum(
         if keys is not None and isinstance(part.ids, slice) and part.records == records:
             runs = stable(keys.numpy())
         with torch.no_grad():
-            here, bad = add_clipped(gradients, clipping, parameters, sums, part.records, kind, runs)
+            here, bad = add_clipped(gradients, clipping, parameters, sums, part.records, kind, runs, shards)
         norms.put(part.ids, here)
         dropped += bad
         setup.pool.give_back()
         made.gradients.clear()
     setup.pool.trim()
-    for name, p in parameters.items():
+    for name, p in parameters.items() if shards is None else ():
         sums[name] = sums.pop(name) if name in sums else _zeros(p)
     norm, loss_values = norms.whole(kind, first.device), losses.whole(kind, first.device)
     return ClippedSum(sums, norm, dropped, loss_values, narrowest(parameters.values()))
@@ -122,6 +126,7 @@ def clipped_sum(
 def examined(
     setup: Setup,
     rows: Rows,
+    sizes: tuple[int, int],
     parts: Iterable[Chunk],
     steps: Iterates,
     powers: Sequence[Any],
@@ -129,9 +134,10 @@ def examined(
 ) -> Iterator[tuple[Chunk, Found]]:
     """Every chunk with its contributions, and what the assurance finds once the caller has summed them.
 
-    A chunk whose rows can't be told apart because one of them is not finite is taken record by record.
+    sizes: how many rows and records there are. A chunk whose rows can't be told apart because one of them is not
+    finite is taken record by record.
     """
-    n, records = checked(rows)
+    n, records = sizes
     if assurance is not None:
         assurance.begin(setup)
     waiting = list(parts)
@@ -140,7 +146,8 @@ def examined(
         data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
         with frozen(powers):
             try:
-                made = contributions(setup, data, part, steps)
+                with reading(setup.shards):
+                    made = contributions(setup, data, part, steps)
             except NotFinite:
                 waiting = [*part.by_record(n, records), *waiting]
                 continue
@@ -187,7 +194,7 @@ def per_record_gradients(
     losses = torch.zeros(n, dtype=accumulate(first.dtype), device=first.device)
     whole = {k: torch.zeros(records, *p.shape, dtype=accumulate(p.dtype)) for k, p in parameters.items()}
     parts = chunks(rows, n, records, default_chunk(model, found, rows, records), False)
-    for part, made in examined(setup, rows, parts, [({}, 1.0)], found.powers, assurance):
+    for part, made in examined(setup, rows, (n, records), parts, [({}, 1.0)], found.powers, assurance):
         losses[part.index] = made.losses.to(losses.dtype)
         with torch.no_grad():
             for name, gradient in made.gradients.items():
@@ -207,7 +214,7 @@ def accumulate(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
-PRODUCT_BYTES = 96 << 20  # what the per-record gradients of a chunk may take when no chunk is given
+PRODUCT_BYTES = 192 << 20  # what the per-record gradients of a chunk may take when no chunk is given
 SMALLEST_CHUNK = 16
 
 
@@ -216,14 +223,20 @@ def default_chunk(model: nn.Module, found: Survey, rows: Rows, records: int) -> 
 
     Vectors of features have one position per row, and nothing of a record is held but its activations: no chunks.
     """
+    limit = most_records(model, found, rows)
+    parts = 1 if limit is None else -(-records // limit)
+    return max(1, -(-records // max(1, parts)))
+
+
+def most_records(model: nn.Module, found: Survey, rows: Rows) -> int | None:
+    """How many records a chunk has at most where the caller does not say; None: any number."""
     first = next((t for t in tensors(rows.inputs) if t.ndim), None)
     if first is None or (first.ndim <= 2 and first.is_floating_point()):
-        return max(1, records)
+        return None
     limit = max(SMALLEST_CHUNK, PRODUCT_BYTES // max(1, found.dense_bytes))
     if (stack := int(vars(model).get("rows_per_record", 1))) > 1:
         limit = max(1, min(limit, STACKED_ROWS // stack))
-    parts = -(-records // limit)
-    return max(1, -(-records // max(1, parts)))
+    return limit
 
 
 def layers(parameters: Mapping[str, Tensor]) -> dict[str, list[str]]:
@@ -265,18 +278,26 @@ def add_clipped(
     records: int,
     kind: torch.dtype,
     runs: npt.NDArray[np.int64] | None = None,
+    shards: Shards | None = None,
 ) -> tuple[Tensor, int]:
     """Add the clipped gradients of the chunk's records to ``sums``; returns (norms, how many were dropped).
 
-    Norms, factors and sums are in double precision: docs/guarantees/noise.md, section 6.
+    Norms, factors and sums are in double precision: docs/guarantees/noise.md, section 6. With `shards` each parameter's
+    sum goes there, and is not kept.
     """
+
+    def add(name: str, to: Callable[[Tensor], object]) -> None:
+        to(_sum(sums, name, parameters[name]))
+        if shards is not None:
+            shards.put(name, sums.pop(name))
+
     if isinstance(clipping, L1Clip):
         squares = {}
         norms = _l1(gradients, parameters, records)
         finite = bool(torch.isfinite(norms).all())  # one synchronisation for the chunk
     else:
         squares = {name: g.norm2() for name, g in gradients.items()}
-        norms, finite = lengths(list(squares.values())) if squares else (torch.zeros(records, dtype=_SUM), True)
+        norms, finite = lengths(list(squares.values())) if squares else (_none(parameters, records), True)
     bad = None if finite else ~torch.isfinite(norms)
     if bad is not None:
         for gradient in gradients.values():
@@ -296,18 +317,18 @@ def add_clipped(
                 factor = FlatClip(bound).factors(own if bad is None else own.masked_fill(bad, torch.inf))
                 for n in names:
                     if n in gradients:
-                        gradients[n].add_to(_sum(sums, n, parameters[n]), factor)
+                        add(n, functools.partial(gradients[n].add_to, weight=factor))
         return shown, dropped
     factor = clipping.factors(norms)
     limit = clipping.coordinate_bound if isinstance(clipping, L2LinfClip) else None
     for name, gradient in gradients.items():
-        total, size = _sum(sums, name, parameters[name]), parameters[name].numel()
+        size = parameters[name].numel()
         if isinstance(clipping, L1Clip):  # summed from the very numbers that the norm was taken of: parts may cancel
-            add_dense(gradient, total, factor, size)
+            add(name, lambda total, g=gradient, d=size: add_dense(g, total, factor, d))  # type: ignore[misc]
         elif limit is None:
-            gradient.add_to(total, factor)
+            add(name, functools.partial(gradient.add_to, weight=factor))
         else:
-            _truncated(gradient, total, factor, limit, size)
+            add(name, lambda total, g=gradient, d=size: _truncated(g, total, factor, limit, d))  # type: ignore[misc]
     return shown, dropped
 
 
@@ -317,6 +338,10 @@ def _as(t: Tensor, kind: torch.dtype) -> Tensor:
 
 
 _SUM = torch.float64  # of norms, factors and sums, whatever the parameters have
+
+
+def _none(parameters: Mapping[str, Tensor], records: int) -> Tensor:
+    return torch.zeros(records, dtype=_SUM, device=next(iter(parameters.values())).device)
 
 
 def _zeros(parameter: Tensor) -> Tensor:
@@ -340,7 +365,7 @@ def _shown(norms: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def _l1(gradients: Mapping[str, Contribution], parameters: Mapping[str, Tensor], records: int) -> Tensor:
-    norms = torch.zeros(records, dtype=_SUM)
+    norms = _none(parameters, records)
     for name, gradient in gradients.items():
         for lo, hi in blocks(records, parameters[name].numel()):
             norms[lo:hi] += torch.linalg.vector_norm(by_record(gradient.dense(lo, hi)), ord=1, dim=1, dtype=_SUM)

@@ -28,6 +28,16 @@ FLAGS = {
 }
 """Modules with command-line flags. They import nothing slow, so that help is there at once."""
 
+WORDS = {
+    "dpsgd": "sordino.methods.dpsgd.words",
+    "modelmix": "sordino.methods.modelmix.words",
+    "hidden-state": "sordino.methods.hidden_state.words",
+    "dp-mac": "sordino.methods.dp_mac.words",
+    "coupling": "sordino.methods.coupling.words",
+    "correlated": "sordino.methods.correlated.words",
+}
+"""Modules with the words of recipes; likewise."""
+
 COMMANDS = ("sordino.methods.command",)
 """Modules with further commands; likewise."""
 
@@ -61,6 +71,7 @@ __all__ = [
     "DPSGD",
     "FLAGS",
     "METHODS",
+    "WORDS",
     "Correlated",
     "Coupling",
     "HiddenState",

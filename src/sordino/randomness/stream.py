@@ -66,6 +66,17 @@ class Stream:
         self._pairs: Pairs | None = None
         self._words = 0  # 64-bit words read so far: the address under which a draw finds its extra digits
 
+    @property
+    def keys(self) -> tuple[bytes, bytes]:
+        """What this stream is made of, for another process that draws a part of it. Secret."""
+        return self._key, self._refine_key
+
+    def skip_to(self, coordinate: int) -> None:
+        """The next rounded sum begins at this coordinate of the stream's noise: a multiple of `boxmuller.BLOCK`."""
+        if coordinate % boxmuller.BLOCK:
+            raise InputError(f"noise is drawn in blocks of {boxmuller.BLOCK}, and {coordinate} begins none")
+        self._words = coordinate // 2
+
     def bits64(self, n: int) -> npt.NDArray[np.uint64]:
         """n independent uniform 64-bit words."""
         words = np.empty(n, dtype="<u8")

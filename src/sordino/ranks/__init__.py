@@ -1,6 +1,6 @@
 """Several processes, one run: one process leads, the others sum chunks of its batches (torch.distributed)."""
 
-from sordino.ranks.group import Lost, Rank, current, from_environment
+from sordino.ranks.group import Lost, Rank, current, from_environment, of_group
 from sordino.ranks.run import Begin, Ended, end, leading
 from sordino.ranks.sums import Divided, SentPast, follow
 
@@ -16,4 +16,5 @@ __all__ = [
     "follow",
     "from_environment",
     "leading",
+    "of_group",
 ]

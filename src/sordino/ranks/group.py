@@ -43,20 +43,20 @@ class Rank:
     def tell(self, message: Any = None) -> Any:
         """The leader's message, at every rank."""
         box = [message]
-        with _noticing_loss(self):
+        with noticing_loss(self):
             dist.broadcast_object_list(box, src=0)
         return box[0]
 
     def collect(self, message: Any) -> list[Any]:
         """The messages of all ranks, at the leader; elsewhere an empty list."""
         box: list[Any] | None = [None] * self.size if self.leads else None
-        with _noticing_loss(self):
+        with noticing_loss(self):
             dist.gather_object(message, box, dst=0)
         return box or []
 
     def copy_from_leader(self, tensors: Sequence[Tensor]) -> None:
         """The leader's values, into the tensors of every rank, in place."""
-        with _noticing_loss(self), torch.no_grad():
+        with noticing_loss(self), torch.no_grad():
             for kind in sorted({t.dtype for t in tensors}, key=str):
                 here = [t for t in tensors if t.dtype == kind]
                 flat = torch.cat([t.detach().reshape(-1).cpu() for t in here])
@@ -68,7 +68,7 @@ class Rank:
     def add_up(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The sums over all ranks, at the leader, in double precision: exact where they are multiples of one grid."""
         flat = torch.cat([t.reshape(-1).double().cpu() for t in tensors])
-        with _noticing_loss(self):
+        with noticing_loss(self):
             dist.reduce(flat, dst=0)
         shapes = zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True)
         return [values.view(tensor.shape).to(tensor.device) for tensor, values in shapes]
@@ -78,6 +78,11 @@ def current() -> Rank | None:
     """This process's rank in the initialised process group; None for a process on its own."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
+    return Rank(dist.get_rank(), dist.get_world_size())
+
+
+def of_group() -> Rank:
+    """This process's rank in the initialised process group, also where it is the only one."""
     return Rank(dist.get_rank(), dist.get_world_size())
 
 
@@ -99,7 +104,7 @@ def from_environment() -> Iterator[Rank | None]:
 
 
 @contextmanager
-def _noticing_loss(rank: Rank) -> Iterator[None]:
+def noticing_loss(rank: Rank) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # what gloo raises when a connection closes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from sordino.errors import SordinoError
 from sordino.ranks.group import Lost, Rank
@@ -35,6 +36,15 @@ class Stopped(SordinoError):
     def __init__(self, code: int) -> None:
         super().__init__("the leader of the run has ended it, and says why")
         self.exit_code = code
+
+
+def heard(rank: Rank, message: object = None) -> Any:
+    """The leader's message at every rank, where it is not the end of the run; Stopped where the run failed."""
+    found = rank.tell(message)
+    if isinstance(found, Ended) and not rank.leads:
+        end(found)
+        raise SordinoError("the ranks of the run are out of step: its end came where work was due")
+    return found
 
 
 @contextmanager

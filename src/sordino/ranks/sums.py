@@ -24,7 +24,8 @@ from sordino.clipping import Clipping
 from sordino.errors import SordinoError
 from sordino.gradients import ClippedSum
 from sordino.plan.contribution import Contribution
-from sordino.ranks.group import Rank
+from sordino.randomness.masks import masks_of
+from sordino.ranks.group import Lost, Rank
 from sordino.records.gradients import Divisible, add_sums, empty_sum
 from sordino.records.momentum import PastIterates
 from sordino.sampling import LogicalBatch
@@ -74,7 +75,8 @@ class Divided:
 def shared_sum(inner: Divisible, model: nn.Module, rank: Rank, work: Work) -> ClippedSum:
     """This rank's part of a batch, and at the leader the whole; called by all ranks at once."""
     rank.copy_from_leader(_state(model, work.whole))
-    total, share = _own_chunks(inner, model, rank, work.batch, work.seed)
+    total, share = own_chunks(inner, rank, work.batch, work.seed)
+    total = empty_sum(model) if total is None else total
     shares = rank.collect(share)
     failed = next((one.error for one in shares if one.error is not None), None)
     if rank.tell(failed is not None):
@@ -93,11 +95,10 @@ def shared_sum(inner: Divisible, model: nn.Module, rank: Rank, work: Work) -> Cl
     )
 
 
-def _own_chunks(
-    inner: Divisible, model: nn.Module, rank: Rank, batch: LogicalBatch, seed: int
-) -> tuple[ClippedSum, Share]:
-    """The sum of the chunks that fall to this rank; what goes wrong is told to the leader, which ends the run."""
-    total, chunks, dropped = empty_sum(model), [], 0
+def own_chunks(inner: Divisible, rank: Rank, batch: LogicalBatch, seed: int) -> tuple[ClippedSum | None, Share]:
+    """The sum of the chunks that fall to this rank, if any; the leader hears of what goes wrong, and ends the run."""
+    total: ClippedSum | None = None
+    chunks, dropped = [], 0
     try:
         inner.prepare()
         for number, part in enumerate(inner.parts(batch, seed)):
@@ -105,9 +106,11 @@ def _own_chunks(
                 made = part()
                 chunks.append((number, made.norms.cpu(), made.losses.cpu()))
                 dropped += made.dropped
-                total = add_sums(total, made)
+                total = made if total is None else add_sums(total, made)
+    except Lost:
+        raise
     except Exception as error:  # whatever it is, the others must hear of it, or they would wait for ever
-        return empty_sum(model), Share((), 0, _sendable(error))
+        return None, Share((), 0, _sendable(error))
     return total, Share(tuple(chunks), dropped)
 
 
@@ -124,8 +127,7 @@ def follow(inner: Divisible, model: nn.Module, rank: Rank, past: SentPast) -> An
     """Sums chunks for the leader until it sends something else than work; returns that."""
     while isinstance(message := rank.tell(), Work):
         past.held = message.past
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(message.seed)
+        with masks_of(message.seed):
             shared_sum(inner, model, rank, message)
     return message
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sordino.release.door import Entry, Gaussian, Laplace, Noise, described_earlier, fine_rounding, release
 from sordino.release.ledger import Ledger, adopt, read_chain, read_ledger
 from sordino.release.ledger_lines import Chain, Head
+from sordino.release.shards import Shard, release_shard
 
 __all__ = [
     "Chain",
@@ -14,10 +15,12 @@ __all__ = [
     "Laplace",
     "Ledger",
     "Noise",
+    "Shard",
     "adopt",
     "described_earlier",
     "fine_rounding",
     "read_chain",
     "read_ledger",
     "release",
+    "release_shard",
 ]

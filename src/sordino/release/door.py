@@ -178,35 +178,18 @@ def release(
     exact = fine or width is not None or earlier is not None
     parts, own = _parts(values, torch.float64 if exact else _work_dtype(kinds, noise, lattice))
     _check_range(values, dtype, parts, lattice, entry, 0.0 if width is None else float(width.max()), factor)
-    ledger.record(
-        {
-            "kind": "release",
-            "purpose": entry.purpose,
-            "step": entry.step,
-            "mechanism": noise.name,
-            "noise_multiplier": noise.noise_multiplier,
-            "sensitivity": sensitivity,
-            "norm": norm,
-            "sampling": dict(entry.sampling),
-            "relation": entry.relation,
-            "secure": source.secure,
-            "source": source.fingerprint,
-            "coordinates": coordinates,
-            **({} if width is None else {"least_width": float(width.min())}),
-            **({"fine": True} if fine else {}),
-            **({} if earlier is None else {"earlier": described_earlier(earlier, entry.step)}),
-        }
-    )
+    more: dict[str, Any] = {} if width is None else {"least_width": float(width.min())}
+    if earlier is not None:
+        more = {"earlier": described_earlier(earlier, entry.step)}
+    ledger.record(line_of(noise, sensitivity, entry, source, coordinates) | more | ({"fine": True} if fine else {}))
     if earlier is not None:
         mixed = torch.from_numpy(parts.joined())
         _add_mixture(mixed, earlier, lattice, source, ledger, entry, factor)
         return _shaped(values, dtype, mixed)
-    # Noise that meets two values gives away their difference. A seeded source repeats itself, which is its purpose;
-    # a secure one must not, even if a caller takes it through two ledgers.
-    salt = f"/{os.urandom(16).hex()}" if source.secure else ""
-    stream = source.stream(f"release/{entry.purpose}{salt}", entry.step)
+    fresh = salt(source)
+    stream = source.stream(f"release/{entry.purpose}{fresh}", entry.step)
     if width is not None:
-        drawn = source.stream(f"release/{entry.purpose}/uniform{salt}", entry.step).uniform(coordinates)
+        drawn = source.stream(f"release/{entry.purpose}/uniform{fresh}", entry.step).uniform(coordinates)
         parts = Parts.of([parts.joined() + width * (drawn - 0.5)])
     if spent and own and wanted == kinds:
         stream.rounded_sum_of(parts, parts, lattice.scale, lattice.spacing, factor)
@@ -233,9 +216,9 @@ def _add_mixture(
     factor: float,
 ) -> None:
     """This step's noise and that of the earlier steps, from their addresses; rounded once."""
-    salt = f"/{ledger.salt}" if source.secure else ""
+    own = f"/{ledger.salt}" if source.secure else ""
     terms = [(1.0, entry.step), *((float(a), s) for s, a in sorted(earlier.items(), reverse=True))]
-    streams = [(a, source.stream(f"release/{entry.purpose}/again{salt}", s)) for a, s in terms]
+    streams = [(a, source.stream(f"release/{entry.purpose}/again{own}", s)) for a, s in terms]
     rounded_mixture(flat.numpy(), streams, lattice.scale, lattice.spacing, factor)
 
 
@@ -263,6 +246,30 @@ def _check_earlier(
                 "with the same key, noise and coordinates, made since it was opened: that noise is gone. Begin anew "
                 "from the first step of a round, without earlier noise"
             )
+
+
+def line_of(noise: Noise, sensitivity: float, entry: Entry, source: RandomSource, coordinates: int) -> dict[str, Any]:
+    """What the ledger says of a release."""
+    return {
+        "kind": "release",
+        "purpose": entry.purpose,
+        "step": entry.step,
+        "mechanism": noise.name,
+        "noise_multiplier": noise.noise_multiplier,
+        "sensitivity": sensitivity,
+        "norm": noise.norm,
+        "sampling": dict(entry.sampling),
+        "relation": entry.relation,
+        "secure": source.secure,
+        "source": source.fingerprint,
+        "coordinates": coordinates,
+    }
+
+
+def salt(source: RandomSource) -> str:
+    """Noise that meets two values gives away their difference. A seeded source repeats itself, which is its purpose; a
+    secure one must not, even if a caller takes it through two ledgers."""
+    return f"/{os.urandom(16).hex()}" if source.secure else ""
 
 
 def fine_rounding(noise: Gaussian, sensitivity: float, coordinates: int) -> float:

@@ -37,6 +37,7 @@ class Run:
     attack: float | None = None  # the success of any attack at plan.attack.FALSE_ALARMS, at most
     head: Head | None = None  # where the ledger ends
     adopted: int = 0
+    membership: Mapping[str, Any] | None = None
 
     @property
     def epsilon(self) -> Any:
@@ -80,6 +81,7 @@ def read_run(folder: Path) -> Run:
         attack=_attack(header),
         head=chain.head,
         adopted=max(0, len(chain.places) - 1),
+        membership=_optional(folder / "membership.json"),
     )
 
 

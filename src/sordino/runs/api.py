@@ -20,6 +20,7 @@ from sordino.errors import InputError
 from sordino.files import write_atomically
 from sordino.gradients.rows import tensors
 from sordino.plan.core import Plan
+from sordino.ranks.layout import shard_of, whole_of
 from sordino.records.reading import tensors_of
 from sordino.release.ledger import read_ledger
 from sordino.runs.finished import read_result
@@ -29,7 +30,7 @@ from sordino.training import fit
 from sordino.training.fit import First, Loss, Result
 from sordino.training.loop import Evaluate, Reader, Settings
 from sordino.training.metrics import read_metrics
-from sordino.training.state import load_model
+from sordino.training.state import load_model, model_tensors
 
 
 def train(
@@ -105,7 +106,9 @@ def train(
     result = fit.train(model, loss, dataset, plan, out=folder, resume=resume, users=users, **given)
     rank = ranks.current()
     if rank is not None and not rank.leads:
-        return result  # the directory is the leader's
+        for tensor in model_tensors(result.model).values():
+            whole_of(tensor)  # for the leader, whose the directory is
+        return result
     seed = settings.seed if settings is not None else 0
     write_atomically(folder / "recipe.toml", _described(folder, model, loss, plan, given).encode())
     described = Described(folder.resolve().name, seed, _inputs(dataset, labels), {"stopped_at": result.stopped_at})
@@ -119,7 +122,10 @@ def _read_back(folder: Path, model: nn.Module, plan: Plan) -> Result:
     if Plan.from_dict({key: value for key, value in header.items() if key != "kind"}) != plan:
         raise InputError(f"{folder} was made under another plan: give another directory")
     document = read_result(folder / "result.json")
-    load_model(model, read_weights(folder)[0])
+    weights = read_weights(folder)[0]
+    own = model_tensors(model)
+    load_model(model, {name: shard_of(own[name], w) if hasattr(own.get(name), "placements") else w
+                       for name, w in weights.items()})  # fmt: skip
     rows = tuple(read_metrics(folder / "metrics.jsonl"))
     return Result(model, plan.guarantee(), rows, float(document["seconds"]), int(document["skipped_steps"]), {})
 

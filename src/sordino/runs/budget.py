@@ -34,7 +34,7 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ from sordino.accounting.spent import entry_releases
 from sordino.data.own import found
 from sordino.data.sources import source_of
 from sordino.errors import InputError, SordinoError
-from sordino.files import json_bytes, locked, read_json, write_atomically
+from sordino.files import json_bytes, locked, read_json, sync_folder, write_atomically
 from sordino.plan.core import Plan
 from sordino.plan.method import Method
 from sordino.plan.spent import from_ledger
@@ -56,11 +56,11 @@ from sordino.release.ledger import read_ledger
 from sordino.runs.recipe import Recipe
 from sordino.shown import up
 
-VERSION = 2
+VERSION = 3
 WAIT = 120.0  # seconds for other runs that add up their cost
 TOKEN = "budget.json"  # in the run directory: which reservation the run has
 _TABLES = """
-CREATE TABLE about (version INTEGER NOT NULL, key BLOB NOT NULL);
+CREATE TABLE about (version INTEGER NOT NULL, key BLOB NOT NULL, seal BLOB);
 CREATE TABLE datasets (
     digest TEXT PRIMARY KEY, name TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL NOT NULL, relation TEXT NOT NULL,
     filter_order REAL NOT NULL
@@ -108,9 +108,15 @@ class Cost:
 
     @classmethod
     def from_json(cls, text: str) -> Cost:
-        known = json.loads(text)
-        releases = tuple((Release(**values), int(count)) for values, count in known["releases"])
-        return cls(releases, known["epsilon"], known["delta"])
+        try:
+            known = json.loads(text)
+            releases = checked_releases([(Release(**values), int(count)) for values, count in known["releases"]])
+            epsilon, delta = (checks.real(name, known[name]) for name in ("epsilon", "delta"))
+            if epsilon < 0.0 or delta < 0.0:
+                raise ValueError("a cost below zero")
+        except (KeyError, TypeError, ValueError, InputError) as error:
+            raise InputError(f"a run's cost in the budget file is damaged: {error}") from error
+        return cls(tuple(releases), epsilon, delta)
 
 
 @dataclass(frozen=True)
@@ -182,6 +188,39 @@ class Account:
         }
 
 
+class _Bent(Exception):
+    """The file holds what this package did not write there."""
+
+
+def _content(base: sqlite3.Connection) -> bytes:
+    tables = [base.execute(f"SELECT * FROM {name} ORDER BY 1").fetchall() for name in ("datasets", "runs")]
+    return json.dumps(tables).encode()
+
+
+def _seal(base: sqlite3.Connection, key: bytes) -> None:
+    base.execute("UPDATE about SET seal = ?", (hmac.digest(key, _content(base), "sha256"),))
+
+
+def _opened(base: sqlite3.Connection) -> bytes:
+    """The key of a file whose seal fits. It finds damage and edits, not a forger who reads the key beside it."""
+    rows = base.execute("SELECT * FROM about").fetchall()
+    if len(rows) == 1 and rows[0][0] == 2:  # made before there were seals
+        base.execute("ALTER TABLE about ADD COLUMN seal BLOB")
+        base.execute("UPDATE about SET version = ?", (VERSION,))
+        _seal(base, rows[0][1])
+        rows = base.execute("SELECT * FROM about").fetchall()
+    if len(rows) != 1 or rows[0][0] != VERSION or not isinstance(rows[0][1], bytes) or len(rows[0][1]) != 32:
+        raise _Bent("it is not of this version of sordino")
+    _, key, seal = rows[0]
+    try:
+        content = _content(base)
+    except TypeError as error:
+        raise _Bent("a cell has a type that it never has") from error
+    if not isinstance(seal, bytes) or not hmac.compare_digest(seal, hmac.digest(key, content, "sha256")):
+        raise _Bent("its rows do not fit its seal")
+    return bytes(key)
+
+
 class Budget:
     """A budget file. Every method is one transaction.
 
@@ -199,23 +238,29 @@ class Budget:
             if not create or path.exists():
                 raise InputError(f"there is no budget file {path}: make one with `sordino budget set`")
             self._create()
-        with self._transaction() as base:
-            version, key = base.execute("SELECT version, key FROM about").fetchone() or (None, b"")
-        if version != VERSION:
-            raise InputError(f"{path} is no budget file of this version of sordino")
-        self._key: bytes = key
+        with self._transaction():
+            pass  # it can be read, and its seal fits
 
     def _create(self) -> None:
+        """Made aside and then linked into its place: whoever finds the file finds it whole."""
+        aside = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
         try:
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            os.close(os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            try:
+                with closing(sqlite3.connect(aside, isolation_level=None)) as base:
+                    for statement in _TABLES.split(";"):
+                        base.execute(statement)
+                    key = secrets.token_bytes(32)
+                    base.execute("INSERT INTO about VALUES (?, ?, NULL)", (VERSION, key))
+                    _seal(base, key)
+                os.link(aside, self.path)
+            finally:
+                os.unlink(aside)
+            sync_folder(self.path.absolute().parent)
         except FileExistsError:
-            return  # another process makes it
+            return  # another process has made it
         except OSError as error:
             raise InputError(f"the budget file {self.path} can't be made: {error.strerror or error}") from error
-        with self._transaction() as base:
-            for statement in _TABLES.split(";"):
-                base.execute(statement)
-            base.execute("INSERT INTO about VALUES (?, ?)", (VERSION, secrets.token_bytes(32)))
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -226,7 +271,9 @@ class Budget:
                 base.execute("PRAGMA synchronous = EXTRA")
                 base.execute("BEGIN IMMEDIATE")
                 try:
+                    self._key = _opened(base)
                     yield base
+                    _seal(base, self._key)
                 except BaseException:
                     base.execute("ROLLBACK")
                     raise
@@ -235,8 +282,11 @@ class Budget:
                 base.close()
         except sqlite3.OperationalError as error:
             raise SordinoError(f"the budget file {self.path} can't be used: {error}") from error
-        except sqlite3.DatabaseError as error:
-            raise InputError(f"{self.path} is no budget file, or is damaged: {error}") from error
+        except (sqlite3.DatabaseError, _Bent) as error:
+            raise InputError(
+                f"{self.path} is no budget file, or was damaged or edited: {error}. Nothing was counted; use the "
+                "newest copy that you have, and count what was run since"
+            ) from error
 
     def digest(self, recipe: Recipe, data_dir: Path | None) -> str:
         """The dataset of a recipe, keyed by this file's secret."""

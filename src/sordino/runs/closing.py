@@ -21,9 +21,10 @@ from torch import Tensor
 from sordino.errors import SordinoError
 from sordino.files import json_bytes, write_atomically
 from sordino.plan.spent import from_ledger
+from sordino.ranks.layout import whole_of
 from sordino.release.ledger import read_chain
 from sordino.shown import up
-from sordino.training.sealed import sealed
+from sordino.training.sealed import sealed, write_sealed
 
 LEDGER, MODEL, RESULT, REPORT = "ledger.jsonl", "model.safetensors", "result.json", "report.html"
 SIGNATURE = "signature.json"
@@ -42,7 +43,7 @@ def write_closed(
     Args:
         out: the run directory; all other published files are written already.
         result: what result.json says, with epsilon, delta and relation.
-        tensors: the published weights and buffers.
+        tensors: the published weights and buffers; shards are gathered, one after the other, by all ranks together.
         stated: what the model's own file says of it, beside the ledger's head and the digest of the result.
 
     Raises:
@@ -58,9 +59,14 @@ def write_closed(
         )
     bound = {path.name: file_digest(path) for path in sorted(out.iterdir()) if is_bound(path)}
     document = {**result, "ledger": {"format": chain.format, **chain.head.to_dict()}, "files": bound}
-    content = sealed(tensors, {**stated, "ledger": chain.head.to_dict(), "result": result_digest(document)})
-    write_atomically(out / MODEL, content)
-    document["files"] = {**bound, MODEL: hashlib.sha256(content).hexdigest()}
+    said = {**stated, "ledger": chain.head.to_dict(), "result": result_digest(document)}
+    if any(hasattr(tensor, "full_tensor") for tensor in tensors.values()):
+        write_sealed(out / MODEL, tensors, said, whole_of, private=False)
+        document["files"] = {**bound, MODEL: file_digest(out / MODEL)}
+    else:
+        content = sealed(tensors, said)
+        write_atomically(out / MODEL, content)
+        document["files"] = {**bound, MODEL: hashlib.sha256(content).hexdigest()}
     write_atomically(out / RESULT, json_bytes(document))
     return document
 

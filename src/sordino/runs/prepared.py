@@ -20,6 +20,7 @@ from sordino.errors import InputError, Refused
 from sordino.features.private import Normaliser
 from sordino.plan.core import Plan
 from sordino.plan.public import PublicSet, drop_shared_rows, refuse_shared_rows, split_public
+from sordino.ranks.layout import gather_into, shard_blocks
 from sordino.records.companions import answers, companion_model, majority
 from sordino.runs.build import (
     check_companions,
@@ -75,8 +76,14 @@ class Prepared:
         settings = private_normalisation(self.recipe)
         return Normaliser(settings, self.plan, out) if settings is not None else None
 
-    def train(self, out: Path, *, resume: bool) -> Result:
-        """The private run; a method with a training of its own carries it out itself."""
+    def train_sharded(self, out: Path, *, resume: bool) -> Result:
+        """The private run of the model divided over the ranks of the process group; all of them call it."""
+        result = self.train(out, resume=resume, model=shard_blocks(self.model()))
+        return replace(result, model=gather_into(result.model, self.model()))
+
+    def train(self, out: Path, *, resume: bool, model: nn.Module | None = None) -> Result:
+        """The private run, of a model of one's own where one is given; a method with a training of its own carries it
+        out itself."""
         normaliser = self.normaliser(out)
         object.__setattr__(self, "_normaliser", normaliser)  # its statistics serve the run without noise as well
         first = {} if normaliser is None else {"first": normaliser.first}
@@ -87,7 +94,8 @@ class Prepared:
             return self.plan.method.train(self.plan, self.dataset.train, **options)
         if self.recipe.instruments.given:
             options["watch"] = _watch(self, normaliser)
-        return train(self.model(), cross_entropy, self._private(), self.plan, **options, **self._chosen())
+        module = self.model() if model is None else model
+        return train(module, cross_entropy, self._private(), self.plan, **options, **self._chosen())
 
     def _private(self) -> Any:
         """The private rows with the plan's unit as their record."""

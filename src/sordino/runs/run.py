@@ -13,7 +13,7 @@ Everything that can be wrong with the input is found before the directory is mad
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,17 @@ from sordino.files import (
     usable_folder,
     write_atomically,
 )
+from sordino.plan.core import Plan
 from sordino.release.ledger import adopt as adopt_ledger
 from sordino.runs.budget import TOKEN, charged
 from sordino.runs.build import check_companions, private_records
 from sordino.runs.closing import LEDGER
 from sordino.runs.finished import read_result
-from sordino.runs.prepared import work_of
+from sordino.runs.prepared import Prepared, work_of
 from sordino.runs.recipe import Recipe
 from sordino.runs.results import Described, write_results
 from sordino.runs.work import Work
+from sordino.training.fit import Result
 
 
 def run_recipe(
@@ -49,6 +51,8 @@ def run_recipe(
     progress: bool | None = None,
     adopt: bool = False,
     budget: Path | None = None,
+    shard: bool = False,
+    begin: Callable[[Plan], None] | None = None,
 ) -> dict[str, Any]:
     """Trains as the recipe says, writes the run directory, and returns what result.json holds.
 
@@ -63,6 +67,8 @@ def run_recipe(
         adopt: `out` was copied, moved or restored, and no other copy of it is or will be resumed: the ledger records
             that you state so.
         budget: a budget file (sordino.runs.budget) that the run is counted in.
+        shard: in a process group, divide the model over its ranks (torch's fully_shard); the results are the same.
+        begin: is told the plan when all is checked, before anything is written or released.
 
     Raises:
         InputError: the recipe is wrong, or the run would exceed the budget; nothing was written.
@@ -70,15 +76,17 @@ def run_recipe(
     """
     rank = ranks.current()
     if rank is not None and not rank.leads:
-        return _followed(recipe, out, rank, data_dir)
+        return _followed(recipe, out, rank, data_dir, shard)
+    if shard and rank is None:
+        raise InputError("--shard divides the model over several processes: start them with torchrun")
     with ranks.leading(rank):
-        done = _made(recipe, out, resume, data_dir, progress, budget, adopt)
+        done = _made(recipe, out, resume, data_dir, progress, budget, adopt, shard, begin)
     if rank is not None:
         rank.tell(ranks.Ended())
     return done
 
 
-def _followed(recipe: Recipe, out: Path, rank: ranks.Rank, data_dir: Path | None) -> dict[str, Any]:
+def _followed(recipe: Recipe, out: Path, rank: ranks.Rank, data_dir: Path | None, shard: bool) -> dict[str, Any]:
     """A follower's run: nothing is written, and nothing is read of the run directory."""
     try:
         work = work_of(recipe, data_dir, False)
@@ -88,7 +96,7 @@ def _followed(recipe: Recipe, out: Path, rank: ranks.Rank, data_dir: Path | None
         ranks.end(message)  # the leader has found the same, and says it
         raise
     if isinstance(message := rank.tell(), ranks.Begin):
-        work.train(out, resume=False)
+        _trained(work, out, False, shard)
         message = rank.tell()
     ranks.end(message)
     return {}
@@ -102,6 +110,8 @@ def _made(
     progress: bool | None,
     budget: Path | None,
     adopt: bool,
+    shard: bool,
+    begin: Callable[[Plan], None] | None,
 ) -> dict[str, Any]:
     """The run itself, by the only process or the leader."""
     usable_folder(out)
@@ -116,6 +126,8 @@ def _made(
     rank = ranks.current()
     if rank is not None and work.plan.method.trained_by is not None:
         raise Refused(f"the method {work.plan.method.name} trains in one process: run it without torchrun")
+    if begin is not None:
+        begin(work.plan)
     made = make_folder(out)
     with locked(out):
         # another process may have begun or finished the run since: what is there counts once it is locked
@@ -125,17 +137,25 @@ def _made(
             adopt_ledger(out / LEDGER)
         try:
             with charged(budget, recipe, work.plan, out, data_dir):
-                return _carried_out(recipe, work, out, resume)
+                return _carried_out(recipe, work, out, resume, shard)
         except InputError:
             _take_back(out, made)
             raise
 
 
-def _carried_out(recipe: Recipe, work: Work, out: Path, resume: bool) -> dict[str, Any]:
+def _trained(work: Work, out: Path, resume: bool, shard: bool) -> Result:
+    if not shard:
+        return work.train(out, resume=resume)
+    if not isinstance(work, Prepared):
+        raise Refused(f"the method {work.plan.method.name} trains in one process: run it without torchrun")
+    return work.train_sharded(out, resume=resume)
+
+
+def _carried_out(recipe: Recipe, work: Work, out: Path, resume: bool, shard: bool) -> dict[str, Any]:
     write_atomically(out / "recipe.toml", recipe.to_toml().encode())
     if (rank := ranks.current()) is not None:
         rank.tell(ranks.Begin())
-    result = work.train(out, resume=resume)
+    result = _trained(work, out, resume, shard)
     noise_free = work.without_noise() if recipe.run.noise_free else None
     described = Described(recipe.run.name, recipe.run.seed, work.inputs, _companions(recipe))
     return write_results(out, work.plan, result, described, noise_free)

@@ -31,10 +31,15 @@ from sordino import checks, ranks
 from sordino.errors import InputError, Refused
 from sordino.files import make_folder
 from sordino.gradients import verify
+from sordino.gradients.check import verify_shards
 from sordino.plan.core import Plan
 from sordino.plan.explained import Explained, missing_step
 from sordino.plan.guarantee import Guarantee
 from sordino.randomness import RandomSource
+from sordino.ranks.layout import is_sharded
+from sordino.ranks.run import heard
+from sordino.ranks.sharded import copy_buffers, sharded
+from sordino.ranks.store import Store
 from sordino.records.companions import companions_of, refuse_shared_companions, refuse_undeclared
 from sordino.records.fitting import check_fits, fitted
 from sordino.records.gradients import Counted, Divisible, GradientSum, record_gradients
@@ -43,10 +48,12 @@ from sordino.records.reading import Collated, count_records, refuse_dependent_ro
 from sordino.release.ledger import Ledger
 from sordino.sampling import Partition, cycle
 from sordino.training.announced import header, seconds_per_step
+from sordino.training.asked import check_asked
 from sordino.training.callbacks import Callback, checked, stopped
 from sordino.training.histogram import NormHistogram, check_declared, release_histogram
 from sordino.training.loop import Evaluate, Loop, Reader, Settings
 from sordino.training.progress import say
+from sordino.training.sharded import ShardedLoop, followed_steps, led_steps
 from sordino.training.steps import (
     PrivateStep,
     check_records,
@@ -105,8 +112,14 @@ class Job:
     watch: Reader | None = None
     callbacks: tuple[Callback, ...] = ()
     said: str = ""  # before the first step, on the terminal
+    store: Store | None = None  # of a sharded model
 
     def loop(self) -> Loop:
+        if self.store is not None:
+            return ShardedLoop(
+                self.store, self.folder, self.model, self.update, self.settings, self.plan, self.evaluate,
+                self.fingerprint, self.label, self.watch, self.callbacks,
+            )  # fmt: skip
         return Loop(
             self.model, self.update, self.settings, self.plan, self.evaluate, self.folder, self.fingerprint,
             self.label, self.watch, self.callbacks,
@@ -167,6 +180,9 @@ def train(
         Refused: no guarantee covers what is asked for.
         InputError: a value is wrong; nothing was written.
     """
+    check_asked(
+        model, loss, dataset, plan, optimizer=optimizer, lr=lr, settings=settings, callbacks=callbacks
+    )  # fmt: skip
     if collate is not None or num_workers:
         dataset = Collated(dataset, collate or default_collate, checks.whole("num_workers", num_workers))
     dataset = unit_dataset(plan, dataset, users)
@@ -201,11 +217,6 @@ def _job(
     folder = Path(out) if out is not None else None
     checks.refuse_empty_delta(plan.delta, plan.records)
     check_declared(plan)
-    if isinstance(optimizer, Optimizer):
-        raise InputError(
-            "optimizer is an instance: give its class and lr=… (its options in Settings(optimizer_options=…)), for the "
-            "run makes it itself, so that it can be rehearsed, saved and resumed"
-        )
     dataset = fitted(model, loss, dataset)
     check_records(plan, count_records(dataset))
     refuse_undeclared(plan, replace(plan.contribution, companions=companions_of(model)))
@@ -220,8 +231,10 @@ def _job(
     check_fits(model, loss, dataset)
     fingerprint = _fingerprint(plan, settings, update, public)
     source = plan.source()
+    store = Store(model, ranks.of_group()) if is_sharded(model) else None
     job = Job(
-        model, dataset, plan, update, settings, evaluate, folder, fingerprint, watch=watch, callbacks=watching
+        model, dataset, plan, update, settings, evaluate, folder, fingerprint, watch=watch, callbacks=watching,
+        store=store,
     )  # fmt: skip
     job.loop().rehearse()  # an optimizer that fails on its settings is found before anything is written
     if watching:
@@ -230,7 +243,7 @@ def _job(
             callback.check(names)
     rank, seconds = ranks.current(), None
     if rank is None or rank.leads:
-        seconds = check_first_batch(model, loss, dataset, plan, source, settings)
+        seconds = check_first_batch(model, loss, dataset, plan, source, settings, store)
     return replace(job, said=header(plan, guarantee, seconds)), source
 
 
@@ -241,6 +254,8 @@ def fit(job: Job, source: RandomSource, guarantee: Guarantee, *, resume: bool, f
     and get its weights and metrics in the end.
     """
     rank = ranks.current()
+    if job.store is not None and first is None:
+        return _fit_sharded(job, job.store, source, guarantee, resume=resume)
     if rank is None:
         return _fit(job, source, guarantee, None, resume=resume, first=first)
     if first is not None:
@@ -255,6 +270,28 @@ def fit(job: Job, source: RandomSource, guarantee: Guarantee, *, resume: bool, f
     rank.tell(ranks.Ended(None, result.metrics, result.seconds, result.skipped_steps))
     rank.copy_from_leader([*job.model.parameters(), *job.model.buffers()])
     return result
+
+
+def _fit_sharded(job: Job, store: Store, source: RandomSource, guarantee: Guarantee, *, resume: bool) -> Result:
+    """The run of a sharded model: all ranks make it together, and each has its shards in the end."""
+    rank = store.rank
+    copy_buffers(job.model, rank)
+    if rank.leads:
+        with ranks.leading(rank):
+            result = _fit(job, source, guarantee, rank, resume=resume, first=None)
+        rank.tell(ranks.Ended(None, result.metrics, result.seconds, result.skipped_steps))
+        store.close()
+        return result
+    loop = job.loop()
+    state = loop.restore()
+    made = job.update.gradient_sum(job.dataset, past=lambda: loop.past, seed=job.settings.seed)
+    inner = sharded(made, job.plan, store)
+    job.update.begin(state.scalars, None)
+    state = replace(state, step=heard(rank))
+    loop.run(followed_steps(job.plan, inner, store, source, loop), state, None)
+    told = ranks.end(rank.tell())
+    store.close()
+    return Result(job.model, guarantee, told.metrics, told.seconds, told.skipped_steps, {})
 
 
 def _followed(job: Job, rank: ranks.Rank, guarantee: Guarantee) -> Result:
@@ -299,7 +336,10 @@ def _fit(
         records = count_records(dataset)
         start = state.step if not source.secure else _next_start(plan, max(state.step, done))
         gradient_sum = job.update.gradient_sum(dataset, past=lambda: loop.past, seed=settings.seed)
-        if rank is not None:
+        inner = None if job.store is None else sharded(gradient_sum, plan, job.store)
+        if inner is not None:
+            gradient_sum = inner
+        elif rank is not None:
             gradient_sum = ranks.Divided(_divisible(gradient_sum, plan), job.model, rank, lambda: loop.past)
         counted = Counted(gradient_sum)
         job.update.begin(state.scalars, Running(source, ledger, records, settings.chunk))
@@ -307,8 +347,12 @@ def _fit(
             plan, counted, records=records, source=source, ledger=ledger, chunk=settings.chunk, start=start,
             widths=job.update.widths(loop.optimizer),
         )  # fmt: skip
+        if job.store is not None and inner is not None:
+            heard(job.store.rank, start)
+            drawn = plan_batches(plan, records=records, source=source, chunk=settings.chunk, start=start)
+            steps = led_steps(plan, inner, job.store, drawn, source, ledger, loop, counted)
         skipped = int(state.scalars.get("skipped_steps", 0)) + start - state.step
-        say(job.said, settings.progress)
+        say(job.said or header(plan, guarantee, None), settings.progress)
         for callback in job.callbacks:
             callback.begin(plan, guarantee)
         ran = loop.run(steps, replace(state, step=start, scalars={**state.scalars, "skipped_steps": skipped}), plan)
@@ -435,7 +479,13 @@ def _checkpoints(plan: Plan, settings: Settings) -> Settings:
 
 
 def check_first_batch(
-    model: nn.Module, loss: Loss, dataset: Any, plan: Plan, source: RandomSource, settings: Settings
+    model: nn.Module,
+    loss: Loss,
+    dataset: Any,
+    plan: Plan,
+    source: RandomSource,
+    settings: Settings,
+    store: Store | None = None,
 ) -> float | None:
     """The engine against a brute-force loop on the first batch, with the plan's views, and with iterates made up where
     the plan needs past ones; nothing is written if they differ. Gives the seconds that a step will take."""
@@ -447,6 +497,9 @@ def check_first_batch(
         refuse_dependent_rows(dataset, some[:8])
         made = record_gradients(model, loss, dataset, plan.clipping, views=views, seed=settings.seed)
         rows = made.rows(some, first.step)
+        if store is not None:
+            verify_shards(model, loss, rows, plan.clipping, store)
+            return None
         iterates = None if stated.inner is None else made_up_past(model, stated.inner).with_present(stated.inner)
         verify(model, loss, rows, plan.clipping, iterates=iterates)
         if settings.progress is not False:

@@ -148,10 +148,7 @@ class Loop:
 
     def evaluated(self) -> dict[str, float]:
         """What `evaluate` gives of the weights as they are: of public data, so it costs nothing."""
-        if self.evaluate is None:
-            return {}
-        with _evaluating(self.model, None):
-            return {name: float(value) for name, value in self.evaluate(self.model).items()}
+        return self._measured(None)
 
     def restore(self) -> TrainState:
         """The last checkpoint, put into model and optimizer; or the state before the first step.
@@ -159,9 +156,7 @@ class Loop:
         What was measured after it, of weights that are lost, is dropped. A ledger that does not hold what the
         checkpoint was written after is refused first.
         """
-        saved = TrainState.load(self.checkpoints, self.fingerprint) if self.checkpoints else None
-        if saved is not None and self.ledger is not None:
-            _require_ledger(self.ledger, saved)
+        saved = self._saved()
         for log in (self.metrics, self.readings):
             log.cut(0 if saved is None else saved.step)
         if saved is None:
@@ -171,6 +166,13 @@ class Loop:
         if self.scheduler is not None and saved.scheduler is not None:
             self.scheduler.load_state_dict(dict(saved.scheduler))
         self.past = PastIterates(saved.past)
+        return saved
+
+    def _saved(self) -> TrainState | None:
+        """The last checkpoint, held against the ledger."""
+        saved = TrainState.load(self.checkpoints, self.fingerprint) if self.checkpoints else None
+        if saved is not None and self.ledger is not None:
+            require_ledger(self.ledger, saved.step, saved.ledger)
         return saved
 
     def run(self, steps: Iterator[PrivateStep], state: TrainState, plan: Plan | None) -> Ran:
@@ -198,8 +200,8 @@ class Loop:
                     self._save(state, done, average, earlier + time.monotonic() - started)
                     last_saved = time.monotonic()
                 bar.advance(done, self.metrics.latest, last=stopped_at is not None)
-                if stopping.signal is not None:
-                    stopping.end(stopping.signal)
+                if (signal := self._signal(stopping)) is not None:
+                    stopping.end(signal)
                 if stopped_at is not None:
                     break
         seconds = earlier + time.monotonic() - started
@@ -230,8 +232,12 @@ class Loop:
     def _due(self, done: int, every: int) -> bool:
         return every > 0 and (done % every == 0 or done == self.steps)
 
+    def _signal(self, stopping: Stopping) -> int | None:
+        """The signal that ends the run after this step."""
+        return stopping.signal
+
     def _save_now(self, done: int, minutes: float, stopping: Stopping, ended: bool) -> bool:
-        if stopping.signal is not None or ended:
+        if self._signal(stopping) is not None or ended:
             return self.settings.saves
         return self._due(done, self.settings.checkpoint_every) or minutes >= self.settings.checkpoint_minutes
 
@@ -251,19 +257,26 @@ class Loop:
         row: dict[str, float] = {"step": done}
         if done in spent:
             row["epsilon"] = spent[done]
-        if self.evaluate is not None:
-            values = average.values() if average is not None else None
-            with _evaluating(self.model, values):
-                row |= {name: float(value) for name, value in self.evaluate(self.model).items()}
+        row |= self._measured(average.values() if average is not None else None)
         row |= self.update.logged()
         row |= {"lr": float(self.optimizer.param_groups[0]["lr"]), "seconds": round(seconds, 3)}
         self.metrics.append(row)
         return self._tell(row)
 
+    def _measured(self, values: Mapping[str, Tensor] | None) -> dict[str, float]:
+        """What `evaluate` gives of these weights; None: of those in the model."""
+        if self.evaluate is None:
+            return {}
+        with _evaluating(self.model, values):
+            return {name: float(value) for name, value in self.evaluate(self.model).items()}
+
     def _save(self, state: TrainState, done: int, average: Average | None, seconds: float) -> None:
-        if self.checkpoints is None:
-            return
-        TrainState(
+        if self.checkpoints is not None:
+            self._state(state, done, average, seconds).save(self.checkpoints, self.fingerprint)
+
+    def _state(self, state: TrainState, done: int, average: Average | None, seconds: float) -> TrainState:
+        """What a checkpoint holds."""
+        return TrainState(
             step=done,
             model=model_tensors(self.model),
             optimizer=self.optimizer.state_dict(),
@@ -272,7 +285,7 @@ class Loop:
             scalars={**state.scalars, **self.update.kept(), "seconds": seconds},
             past=self.past.weights,
             ledger=None if self.ledger is None else self.ledger.head,
-        ).save(self.checkpoints, self.fingerprint)
+        )
 
     def _no_average(self) -> Average | None:
         return Average.empty(self.model) if self.settings.averaging.kind != "none" else None
@@ -283,13 +296,13 @@ class Loop:
             load_model(self.model, model_tensors(self.model) | values)
 
 
-def _require_ledger(ledger: Ledger, saved: TrainState) -> None:
+def require_ledger(ledger: Ledger, step: int, head: Head | None) -> None:
     """Refuses a ledger that is behind the checkpoint; one that is ahead of it is what a kill leaves."""
-    said_by = f"the checkpoint of step {saved.step}"
-    if saved.ledger is not None:
-        ledger.require_reached(saved.ledger, said_by)
-    elif saved.step > ledger.last_step("gradient") + 1:  # of a version that kept no head of the ledger
-        ledger.require_reached(Head(saved.step, ""), said_by)
+    said_by = f"the checkpoint of step {step}"
+    if head is not None:
+        ledger.require_reached(head, said_by)
+    elif step > ledger.last_step("gradient") + 1:  # of a version that kept no head of the ledger
+        ledger.require_reached(Head(step, ""), said_by)
 
 
 @contextmanager

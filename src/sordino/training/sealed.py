@@ -13,15 +13,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
 from sordino.errors import SordinoError
+from sordino.files import written_atomically
 
 FORMAT = 2
 _BLANK = "0" * 64
@@ -34,11 +36,95 @@ class Damaged(SordinoError):
 
 def sealed(tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> bytes:
     """The bytes of the file. The document must not have a key `format`: it is added."""
-    plain = {name: value.detach().contiguous().clone() for name, value in tensors.items()}
+    plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     text = json.dumps({"format": FORMAT, **document})
     content = save(plain, metadata={"sordino": text, "sha256": _BLANK})
     start, end = _place(content)
     return b"".join((content[:start], _digest(content, start, end), content[end:]))
+
+
+def write_sealed(
+    path: Path | None,
+    tensors: Mapping[str, Tensor],
+    document: Mapping[str, Any],
+    whole: Callable[[Tensor], Tensor],
+    *,
+    private: bool,
+) -> None:
+    """`sealed` into a file, one tensor at a time, so that no more than one is in memory whole.
+
+    Args:
+        path: Where to; None: the tensors are gathered for another process that writes them.
+        tensors: The tensors, or shards of them, in the same order at every process.
+        document: As for `sealed`.
+        whole: A whole tensor of a shard; called once for each tensor, also if the file can't be written.
+        private: Nobody but its owner may read the file.
+
+    Raises:
+        SordinoError: the file can't be written.
+    """
+    waiting = iter(tensors.values())
+    try:
+        if path is not None:
+            text = json.dumps({"format": FORMAT, **document})
+            header = _header(tensors, {"sha256": _BLANK, "sordino": text})
+            start, _ = _place(header)
+            digest = hashlib.sha256(header)
+            with written_atomically(path, private=private) as file:
+                file.write(header)
+                for tensor in waiting:
+                    content = whole(tensor).detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data
+                    digest.update(content)
+                    file.write(content)
+                file.seek(start)
+                file.write(digest.hexdigest().encode())
+    finally:
+        for tensor in waiting:
+            whole(tensor)
+
+
+_KINDS = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """The header of a safetensors file: eight bytes of length and JSON, padded so that the tensors are aligned."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    begin = 0
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _KINDS:
+            raise SordinoError(f"{name}: a tensor of {tensor.dtype} can't be saved")
+        end = begin + tensor.numel() * tensor.element_size()
+        entries[name] = {"dtype": _KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def open_sealed(path: Path) -> tuple[dict[str, Any], Callable[[str], Tensor], list[str]]:
+    """(document, a reader of single tensors, their names) of a file that `sealed` or `write_sealed` made.
+
+    Raises:
+        Damaged: a byte is not as it was written, or it is no such file.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = length.to_bytes(8, "little") + file.read(min(length, 1 << 28))
+            start, end = _place(header)
+            found = hashlib.sha256(header[:start] + _BLANK.encode() + header[end:])
+            while block := file.read(1 << 22):
+                found.update(block)
+        document = json.loads(_metadata(header)["sordino"])
+        reader = safe_open(path, "pt")
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise Damaged(f"{path} is damaged, or no file of sordino: {error}") from error
+    if header[start:end] != found.hexdigest().encode() or document.get("format") != FORMAT:
+        raise Damaged(f"{path} is damaged: its checksum does not fit its bytes")
+    return document, reader.get_tensor, list(reader.keys())  # type: ignore[no-untyped-call]
 
 
 def read_sealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

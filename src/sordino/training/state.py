@@ -43,6 +43,19 @@ class TrainState:
 
     def save(self, folder: Path, fingerprint: str) -> Path:
         """Writes `folder/step-….safetensors`; on return it is on disk. Older ones are removed."""
+        tensors, document = self.content(fingerprint)
+        path = self.place(folder)
+        write_atomically(path, sealed(tensors, document), private=True)
+        remove_older(folder)
+        return path
+
+    def place(self, folder: Path) -> Path:
+        """The file of this state, in a folder that is made where there is none."""
+        make_folder(folder, private=True)
+        return folder / f"step-{self.step:09d}.safetensors"
+
+    def content(self, fingerprint: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The tensors of the file, and the document in its header."""
         tensors: dict[str, Tensor] = {f"model/{name}": value for name, value in self.model.items()}
         document: dict[str, Any] = {
             "step": self.step,
@@ -59,13 +72,7 @@ class TrainState:
         document["past"] = len(self.past)
         if self.ledger is not None:
             document["ledger"] = self.ledger.to_dict()
-        path = folder / f"step-{self.step:09d}.safetensors"
-        make_folder(folder, private=True)
-        write_atomically(path, sealed(tensors, document), private=True)
-        for old in sorted(folder.glob("step-*.safetensors"))[:-KEEP]:
-            with contextlib.suppress(OSError):  # one too many does no harm
-                old.unlink()
-        return path
+        return tensors, document
 
     @classmethod
     def load(cls, folder: Path, fingerprint: str) -> TrainState | None:
@@ -95,11 +102,12 @@ class TrainState:
     @classmethod
     def _read(cls, path: Path, fingerprint: str) -> TrainState:
         tensors, document = read_sealed(path)
-        if document["fingerprint"] != fingerprint:
-            raise InputError(
-                f"{path} was written under another plan or recipe: resume with the settings it was started with, "
-                "or start anew in another directory"
-            )
+        require_fingerprint(path, document, fingerprint)
+        return cls.of(tensors, document)
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> TrainState:
+        """The inverse of `content`."""
         average = None
         if "average_total" in document:
             average = Average(_under("average/", tensors), document["average_total"])
@@ -113,6 +121,22 @@ class TrainState:
             past=tuple(_under(f"past/{age}/", tensors) for age in range(document.get("past", 0))),
             ledger=Head(**document["ledger"]) if "ledger" in document else None,
         )
+
+
+def require_fingerprint(path: Path, document: Mapping[str, Any], fingerprint: str) -> None:
+    """InputError where a checkpoint belongs to another run."""
+    if document["fingerprint"] != fingerprint:
+        raise InputError(
+            f"{path} was written under another plan or recipe: resume with the settings it was started with, "
+            "or start anew in another directory"
+        )
+
+
+def remove_older(folder: Path) -> None:
+    """Leaves the newest checkpoints."""
+    for old in sorted(folder.glob("step-*.safetensors"))[:-KEEP]:
+        with contextlib.suppress(OSError):  # one too many does no harm
+            old.unlink()
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from sordino.checks import fewest_records
@@ -32,6 +31,7 @@ from sordino.plan.contribution import Contribution
 from sordino.plan.core import Plan
 from sordino.plan.explained import Explained
 from sordino.randomness import RandomSource
+from sordino.randomness.masks import masks_of
 from sordino.records.companions import refuse_undeclared
 from sordino.records.gradients import GradientSum
 from sordino.records.reading import as_records, rows_of_users, users_of
@@ -105,8 +105,8 @@ def private_steps(
         Refused, InputError: at the call, before anything is drawn.
     """
     check_records(plan, records)
-    since = _check_same_plan(plan, gradient_sum, source, ledger, start)
-    _check_uniform(plan, widths)
+    since = check_same_plan(plan, gradient_sum, source, ledger, start)
+    check_uniform(plan, widths)
     drawn = plan_batches(plan, records=records, source=source, chunk=chunk, start=start)
     return _released(plan, gradient_sum, drawn, source, ledger, widths, since)
 
@@ -151,12 +151,16 @@ def summed(gradient_sum: GradientSum, batch: LogicalBatch, source: RandomSource)
     out would give all later ones other masks, and move the sum by more than a record's share. With secret masks the
     two runs are compared with each record keeping its own (docs/guarantees/clipping_bias.md).
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(source.stream("dropout", batch.step).bits64(1)[0]) >> 1)
+    with masks_of(mask_seed(source, batch.step)):
         return gradient_sum(batch)
 
 
-def _check_uniform(plan: Plan, widths: Widths | None) -> None:
+def mask_seed(source: RandomSource, step: int) -> int:
+    """The secret seed of a step's masks."""
+    return int(source.stream("dropout", step).bits64(1)[0]) >> 1
+
+
+def check_uniform(plan: Plan, widths: Widths | None) -> None:
     """Uniform noise where the guarantee counts on it, and only there."""
     if plan.method.adds_uniform_noise and widths is None:
         raise Refused(
@@ -179,7 +183,7 @@ def _wide_enough(plan: Plan, given: Mapping[str, Tensor], step: int) -> Mapping[
     return given
 
 
-def _check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource, ledger: Ledger, start: int) -> int:
+def check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource, ledger: Ledger, start: int) -> int:
     """What is summed and what is written down must belong to the plan that is accounted.
 
     Returns the first step whose noise may be used again.

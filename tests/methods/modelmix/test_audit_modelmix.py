@@ -16,7 +16,7 @@ from small_audits import RECORDS, small_data, small_model
 from sordino.audit import AuditResult, audit_plan
 from sordino.audit.canaries import make_canaries
 from sordino.audit.noise_check import NoiseCheck, distribution
-from sordino.audit.one_run import claim_curve, judge
+from sordino.audit.one_run import claim_family, judge
 from sordino.audit.scores import choose_guesses
 from sordino.clipping import FlatClip, L2LinfClip
 from sordino.errors import ClaimBroken, InputError
@@ -109,9 +109,9 @@ class TestMomentum:
         canaries = make_canaries({"w": torch.Size([5000])}, FlatClip(1.0), 5000, "add-remove", source)
         seen = printed_with_momentum(momentum, canaries.coins, STEPS, np.random.default_rng(0))
         values = torch.ones(5000, 1, dtype=torch.float64)
-        guesses = choose_guesses(MixedScorer.of(claim), values, STEPS, 5000, claim_curve(claim), 0.05)
+        guesses = choose_guesses(MixedScorer.of(claim), values, STEPS, 5000, claim_family(claim), 0.05)
         scores = torch.from_numpy(best_linear_score(seen, momentum))
-        assert judge(claim, canaries.coins, guesses, scores, 0.95).holds == holds
+        assert judge(claim, [(scores, canaries.coins)], guesses, 0.95).holds == holds
 
     def test_and_so_does_the_look_at_the_noise(self) -> None:
         coins = torch.arange(5000) % 2

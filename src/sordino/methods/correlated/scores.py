@@ -21,7 +21,7 @@ from sordino.audit.scores import ALTERNATIVE, StepScorer
 from sordino.plan.core import Plan
 from sordino.sampling import Cyclic
 
-_SIMULATED = 4000
+_SIMULATED = 20_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,19 +84,20 @@ class CorrelatedScorer(StepScorer):
             rows = torch.stack([rows[group :: self.groups].sum(0) for group in range(min(self.groups, len(rows)))])
         return torch.logsumexp(rows, 0) - math.log(len(rows))
 
-    def simulate(self, values: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    def simulate(self, values: Tensor, steps: int, count: int) -> tuple[Tensor, Tensor]:
         """Canaries whose noise is what it should be."""
+        count = min(count, _SIMULATED)
         generator = np.random.default_rng(20231)
-        coins = torch.from_numpy(generator.random(_SIMULATED) < 0.5)
-        own = values[:1].expand(_SIMULATED, -1)
+        coins = torch.from_numpy(generator.random(count) < 0.5)
+        own = values[:1].expand(count, -1)
         vectors = torch.where(coins[:, None], own, -own if self.replace else torch.zeros_like(own))
-        group = torch.from_numpy(generator.integers(0, self.groups, _SIMULATED))
+        group = torch.from_numpy(generator.integers(0, self.groups, count))
         undo = _inverse(self.matrix[:steps])
         noises = torch.from_numpy(generator.normal(scale=self.scale * ALTERNATIVE, size=(steps, *own.shape)))
-        total = torch.zeros(_SIMULATED, dtype=torch.float64)
+        total = torch.zeros(count, dtype=torch.float64)
         for step in range(steps):
             noise = torch.einsum("t,tms->ms", undo[: step + 1].flip(0), noises[: step + 1])
-            taken = (group == step % self.groups) & torch.from_numpy(generator.random(_SIMULATED) < self.rate)
+            taken = (group == step % self.groups) & torch.from_numpy(generator.random(count) < self.rate)
             observed = torch.where(taken[:, None], vectors, 0.0) + noise
             total = total + self.step(observed, own, None, own, step)
         return coins, self.final(total)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sordino.audit.bounds import check_confidence
 from sordino.audit.canaries import Canaries, CanaryGradients, make_canaries, most_canaries
-from sordino.audit.one_run import DEFAULT_CANARIES, AuditResult, claim_curve, judge
+from sordino.audit.one_run import DEFAULT_CANARIES, AuditResult, claim_family, judge
 from sordino.audit.scores import Scorer, choose_guesses
 from sordino.errors import InputError
 from sordino.methods.dp_mac.coefficients import Coefficients, polynomials
@@ -62,15 +62,15 @@ def audit_mac(
     marked = make_canaries(shapes, plan.clipping, count, plan.relation, source)
     records = len(dataset[1])
     claim = replace(plan, records=records + count, steps=steps or plan.steps, statistics=(), insecure_seed=None)
-    scorer, curve = Scorer.of(claim), claim_curve(claim)
-    guesses = choose_guesses(scorer, marked.values, claim.steps, count, curve, 1.0 - confidence)
+    scorer, family = Scorer.of(claim), claim_family(claim)
+    guesses = choose_guesses(scorer, marked.values, claim.steps, count, family, 1.0 - confidence)
     run = replace(
         claim.with_noise(claim.noise.noise_multiplier * noise_scale),
         records=records + len(marked.members),
         insecure_seed=seed,
     )
     scores = _play(run, coefficients, marked, scorer, mac, records, source, chunk)
-    return judge(claim, marked.coins, guesses, scores, confidence)
+    return judge(claim, [(scores, marked.coins)], guesses, confidence, family)
 
 
 def _play(

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sordino.audit.bounds import ProfileCurve, check_confidence, one_run_epsilon, rejects
-from sordino.audit.one_run import AuditResult
+from sordino.audit.bounds import Curve, ProfileCurve, check_confidence, one_run_epsilon, rejects
+from sordino.audit.one_run import AuditResult, claim_family, largest_rejected
 from sordino.errors import InputError
 from sordino.methods.hidden_state.losses import OneVsRest
 from sordino.methods.hidden_state.training import Records, descend
@@ -106,20 +106,13 @@ def judge_last_iterate(claim: Plan, scores: Tensor, coins: Tensor, confidence: f
     order = torch.argsort(scores)
     correct = int(coins[order[-side:]].sum()) + int((~coins[order[:side]]).sum())
 
-    def rejected(log_scale: float) -> bool:  # monotone: more noise is a stronger claim
-        return rejects(profile(_scaled(claim, 2.0**log_scale)), correct, 2 * side, count, level)
+    def rejected(curve: Curve) -> bool:
+        return rejects(curve, correct, 2 * side, count, level)
 
-    broken = rejected(0.0)
-    low, high = (-3.0, 0.0) if broken else (0.0, 2.0)
-    lower = 0.0
-    if broken or rejected(high):
-        for _ in range(7):
-            middle = 0.5 * (low + high)
-            low, high = (low, middle) if rejected(middle) else (middle, high)
-        lower = _scaled(claim, 2.0**high).guarantee().epsilon
+    lower, claimed = largest_rejected(claim, rejected, claim_family(claim, profile)), claim.guarantee().epsilon
     return AuditResult(
         epsilon_lower=lower,
-        epsilon_claimed=claim.guarantee().epsilon,
+        epsilon_claimed=claimed,
         delta=claim.delta,
         confidence=confidence,
         canaries=count,
@@ -128,7 +121,7 @@ def judge_last_iterate(claim: Plan, scores: Tensor, coins: Tensor, confidence: f
         steps=claim.steps,
         relation=claim.relation,
         sampler=claim.sampling.name,
-        holds=not broken,
+        holds=lower <= claimed,
         bound=BOUND,
         epsilon_lower_point=one_run_epsilon(correct, 2 * side, count, claim.delta, confidence),
     )
@@ -137,10 +130,6 @@ def judge_last_iterate(claim: Plan, scores: Tensor, coins: Tensor, confidence: f
 def profile(plan: Plan) -> ProfileCurve:
     """The plan's privacy profile as a trade-off curve: ε at some values of δ, each from its accountant."""
     return ProfileCurve(tuple(plan.method.account(plan, delta).epsilon for delta in _DELTAS), _DELTAS)
-
-
-def _scaled(plan: Plan, factor: float) -> Plan:
-    return plan.with_noise(plan.noise.noise_multiplier * factor)
 
 
 def _method(plan: Plan) -> HiddenState:

@@ -1,0 +1,225 @@
+"""experiments/RESULTS.md: every result file with its command, commit, versions, age and figures.
+
+    python experiments/results_page.py            write the page
+    python experiments/results_page.py --check    exit 1 where the page is not what the files say
+
+Everything on the page is read from the files; a test compares the two. A file of trainings that is older than today's
+engine is marked: its figures stand until they are measured again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS, PAGE = ROOT / "experiments" / "results", ROOT / "experiments" / "RESULTS.md"
+ENGINE = (
+    "2026-11-17"  # sums in double precision, rows followed by version: trainings before this day used another engine
+)
+NO_TRAINING = ("allocation", "hidden_state_figures", "kernel_errors", "modelmix_fig3", "modelmix_theory")
+
+Document = Mapping[str, Any]
+
+
+def torch_version(document: Document) -> str | None:
+    """The version of torch that a result file names."""
+    found = document.get("torch") or document.get("environment", {}).get("torch")
+    return None if found is None else str(found)
+
+
+def day(document: Document) -> str | None:
+    """The day on which the figures were finished."""
+    found = document.get("written") or document.get("environment", {}).get("finished")
+    return None if found is None else str(found)[:10]
+
+
+def older(name: str, document: Document) -> bool:
+    """Whether trainings of this file ran on an earlier engine. Runs that name their own commit count by themselves."""
+    return name not in NO_TRAINING and (day(document) or "") < ENGINE
+
+
+def percent(mean: float | None, spread: float | None = None) -> str:
+    if mean is None:
+        return "–"
+    return f"{100 * mean:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}")
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    heads = list(head)
+    lines = [heads, ["---"] * len(heads), *(list(row) for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def accuracies(document: Document) -> str:
+    """The `table` of a file: a row for each setting, its accuracy with its spread, and the number of seeds."""
+    rows = document["table"]
+    names = [
+        key for key in ("column", "arm", "method", "share", "target_epsilon", "epsilon") if any(key in r for r in rows)
+    ]
+    if "target_epsilon" in names and "epsilon" in names:
+        names.remove("epsilon")
+
+    def label(value: Any) -> str:
+        return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+    def shown(row: Mapping[str, Any]) -> list[str]:
+        scale = 0.01 if row["mean"] is not None and row["mean"] > 1.5 else 1.0  # some files hold per cent
+        spread = row.get("spread")
+        mean = None if row["mean"] is None else scale * row["mean"]
+        return [*(label(row.get(n)) for n in names), percent(mean, None if spread is None else scale * spread),
+                str(row["seeds"])]  # fmt: skip
+
+    heads = {"target_epsilon": "ε", "epsilon": "ε", "share": "public share"}
+    return table([*(heads.get(n, n) for n in names), "test accuracy, %", "seeds"], map(shown, rows))
+
+
+def compared(document: Document) -> str:
+    """A comparison: methods by ε, then the paired differences."""
+    epsilons = document["epsilons"]
+    rows, pairs = [], []
+    for method in document["methods"]:
+        name = method["name"]
+        own = {row["epsilon"]: row for row in document["table"] if row["method"] == name}
+        cells = [own.get(None, own.get(epsilon)) for epsilon in epsilons]
+        shown = ["–" if c is None else percent(c["mean"], c["spread"]) for c in cells]
+        seconds = [row["core_seconds"] for row in own.values() if row["core_seconds"] is not None]
+        rows.append([name, *shown, f"{sum(seconds) / len(seconds):.0f}" if seconds else "–", method["assumes"] or "–"])
+        found = {d["epsilon"]: d for d in document["differences"] if d["method"] == name}
+        if found:
+            some = [found.get(epsilon) for epsilon in epsilons]
+            pairs.append([name, *("–" if d is None else _difference(d) for d in some)])
+    heads = [f"ε = {epsilon:g}" for epsilon in epsilons]
+    said = [
+        f"{document['title']}: test accuracy in per cent, δ = {document['delta']:g}, {document['relation']}, seeds "
+        f"{', '.join(map(str, document['seeds']))}"
+        + ("." if document["complete"] else f"; {len(document['runs'])} of {document['planned']} runs.")
+        + (f" {document['notes']}" if document["notes"] else ""),
+        table(["method", *heads, "core s", "assumes"], rows),
+    ]
+    if pairs:
+        said += [f"Points above *{document['baseline']}*, seed by seed (half width of the 95 % interval):",
+                 table(["method", *heads], pairs)]  # fmt: skip
+    return "\n\n".join(said)
+
+
+def _difference(row: Mapping[str, Any]) -> str:
+    interval = "" if row["interval"] is None else f" ± {100 * row['interval']:.2f}"
+    return f"{100 * row['mean']:+.2f}{interval}"
+
+
+def hidden_state(document: Document) -> str:
+    rows = [
+        [r["dataset"], r["row"], f"{r['target_epsilon']:g}", r["relation"],
+         percent(r["mean_test_accuracy"], r["spread"]), str(len(r["runs"]))]
+        for r in document["rows"]
+    ]  # fmt: skip
+    return table(["dataset", "row", "ε", "relation", "test accuracy, %", "seeds"], rows)
+
+
+def mac(document: Document) -> str:
+    rows = [
+        [part, *key.split(", "), f"{v['mean']:.4f}" + ("" if v["spread"] is None else f" ± {v['spread']:.4f}"),
+         str(v["seeds"])]
+        for part, found in document["summary"].items()
+        for key, v in found.items()
+        if isinstance(v, dict) and {"mean", "spread", "seeds"} <= set(v) and key.count(", ") == 1
+    ]  # fmt: skip
+    return table(["part", "ε", "method", "accuracy (MNIST) or squared error (USPS)", "seeds"], rows)
+
+
+def one_recipe(document: Document) -> str:
+    return table(
+        ["recipe", "ε", "relation", "test accuracy, %", "seeds"],
+        [[document["recipe"], f"{document['runs'][0]['epsilon']:.4g}", document["runs"][0]["relation"],
+          percent(document["mean_test_accuracy"], document["spread"]), str(len(document["runs"]))]],
+    )  # fmt: skip
+
+
+def audits(document: Document) -> str:
+    if "summary" in document:
+        rows = [
+            [name, f"{v['epsilon_claimed']:.3g}", ", ".join(f"{e:.2f}" for e in v["epsilon_lower"]), str(v["broken"])]
+            for name, v in document["summary"].items()
+        ]
+        return table(["case", "ε claimed", "lower bounds", "broken"], rows)
+    return "Claims broken, by factor on the noise: " + ", ".join(f"{k}: {v}" for k, v in document["broken"].items())
+
+
+def monotonicity(document: Document) -> str:
+    rows = [
+        [
+            key,
+            document["claimed"][key],
+            ", ".join(f"{r[key]:g}" for r in some),
+            ", ".join(f"{r['best']:g}" for r in some),
+        ]
+        for key, some in document["varied"].items()
+    ]
+    return table(["varied", "the paper: α", "values", "best α measured"], rows)
+
+
+def plain(document: Document) -> str:
+    """The numbers and notes of a file that has no table of accuracies."""
+    left = ("command", "commit", "torch", "written", "origin_note", "environment", "sources", "note")
+    rows = [
+        [key, str(value) if not isinstance(value, list | dict) else f"{len(value)} entries"]
+        for key, value in document.items()
+        if key not in left
+    ]
+    return table(["entry", "value"], rows)
+
+
+def figures(name: str, document: Document) -> str:
+    """What a file found, as Markdown."""
+    shown: dict[str, Callable[[Document], str]] = {
+        "hidden_state": hidden_state, "mac": mac, "audit": audits, "bias_audit": audits,
+        "coupling_monotonicity": monotonicity, "fashion_mnist_scattering_linear": one_recipe,
+    }  # fmt: skip
+    if name in shown:
+        return shown[name](document)
+    if "differences" in document and "methods" in document:
+        return compared(document)
+    return accuracies(document) if document.get("table") and "mean" in document["table"][0] else plain(document)
+
+
+def section(path: Path) -> str:
+    document = json.loads(path.read_text(encoding="utf8"))
+    name = path.stem
+    origin = (
+        f"`{document.get('command') or 'no single command'}` · commit {document.get('commit') or '–'} · "
+        f"torch {torch_version(document) or '–'} · {day(document) or '–'}"
+    )
+    parts = [f"## [{name}.json](results/{name}.json)", origin]
+    if older(name, document):
+        parts.append("**Older than today's engine**: measured before it, to be run again.")
+    if document.get("note"):
+        parts.append(f"*{document['note']}*")
+    return "\n\n".join([*parts, figures(name, document)])
+
+
+def page() -> str:
+    """The whole page."""
+    paths = sorted(RESULTS.glob("*.json"))
+    marked = [path.stem for path in paths if older(path.stem, json.loads(path.read_text(encoding="utf8")))]
+    head = (
+        "# Results\n\nMade by `python experiments/results_page.py` from the files in `experiments/results`; nothing "
+        "here is written by hand. ± is one standard deviation over the seeds unless it says otherwise. Where a file's "
+        "commit was not recorded when it was written, it is the commit that added it (`origin_note` in the file).\n\n"
+        f"{len(marked)} of {len(paths)} files were measured before today's engine ({ENGINE}) and are marked."
+    )
+    return "\n\n".join([head, *map(section, paths)]) + "\n"
+
+
+def main() -> int:
+    if "--check" in sys.argv[1:]:
+        return 0 if PAGE.read_text(encoding="utf8") == page() else 1
+    PAGE.write_text(page(), encoding="utf8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

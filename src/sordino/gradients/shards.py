@@ -1,0 +1,140 @@
+"""Models whose parameters are divided over processes: a shard of each is here, the whole is gathered when it is used.
+
+The engine works on whole parameters, one group (a transformer block) at a time. `Shards` is what it asks for: the
+whole of a parameter, and a place for its sum. `Reading` is a mode of torch under which every operation gets the whole
+of a parameter in the place of its shard. Under `Packing` autograd keeps the name of a whole parameter instead of its
+memory, and it is gathered once more in the backward pass.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from sordino.errors import Refused
+from sordino.gradients.vocabulary import ASKS
+
+
+class Shards(Protocol):
+    """The shards of a model's parameters, and how they become whole."""
+
+    @property
+    def groups(self) -> Sequence[Sequence[str]]:
+        """Names of the trained parameters, in groups that are gathered together; each name once."""
+
+    def whole(self, shard: Tensor) -> Tensor:
+        """The whole of a parameter (or of an earlier value of it), without a gradient."""
+
+    def reading(self, leaves: Sequence[str] = ()) -> AbstractContextManager[Mapping[str, Tensor]]:
+        """Inside, operations get whole parameters. Those of `leaves` require a gradient, and are what it yields."""
+
+    def put(self, name: str, total: Tensor) -> None:
+        """Takes the sum of one chunk for one parameter, to be added to that of the others; overwrites it."""
+
+
+def reading(shards: Shards | None, leaves: Sequence[str] = ()) -> AbstractContextManager[Any]:
+    """`shards.reading`, and nothing at all for a model that is not divided."""
+    return nullcontext({}) if shards is None else shards.reading(leaves)
+
+
+class Reading(TorchFunctionMode):
+    """Replaces shards by whole parameters in every operation.
+
+    Args:
+        holds: Is this tensor a shard?
+        whole: The whole of a shard.
+        leaves: What stands for some shards, by their identity, instead.
+    """
+
+    def __init__(
+        self, holds: Callable[[Tensor], bool], whole: Callable[[Tensor], Tensor], leaves: Mapping[int, Tensor]
+    ) -> None:
+        super().__init__()
+        self.holds, self.whole, self.leaves = holds, whole, leaves
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in ASKS or func in _AS_THEY_ARE or _is_attribute(func):
+            return func(*args, **(kwargs or {}))
+        return func(*self._whole(args), **{key: self._whole(value) for key, value in (kwargs or {}).items()})
+
+    def _whole(self, tree: Any) -> Any:
+        if isinstance(tree, Tensor):
+            if not self.holds(tree):
+                return tree
+            leaf = self.leaves.get(id(tree))
+            return self.whole(tree) if leaf is None else leaf
+        if type(tree) in (list, tuple):
+            return type(tree)(self._whole(item) for item in tree)
+        if type(tree) is dict:
+            return {key: self._whole(value) for key, value in tree.items()}
+        return tree
+
+
+_AS_THEY_ARE = frozenset((torch.autograd.grad, torch.autograd.backward, Tensor.requires_grad_, Tensor.detach))
+_VALUES = frozenset(("T", "mT", "H", "mH", "data", "real", "imag"))
+
+
+def _is_attribute(func: Any) -> bool:
+    """A property that is no view of the values: .grad, .grad_fn, ._version and the like."""
+    name = getattr(func, "__name__", "")
+    return name in ("__get__", "__set__") and getattr(func.__self__, "__name__", "") not in _VALUES
+
+
+class Named(NamedTuple):
+    """What autograd keeps of a whole parameter, or of a view of it."""
+
+    shard: Tensor
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+class Packing:
+    """What autograd saves of whole parameters, by their names (torch.autograd.graph.saved_tensors_hooks).
+
+    A whole parameter is known by its memory as long as somebody else holds it, so that the memory can't be another's.
+    """
+
+    def __init__(self, whole: Callable[[Tensor], Tensor]) -> None:
+        self._whole = whole
+        self._known: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+
+    def know(self, shard: Tensor, whole: Tensor) -> None:
+        if whole.numel():
+            self._known[whole.untyped_storage().data_ptr()] = weakref.ref(whole), shard
+
+    def __call__(self, t: Tensor) -> Any:
+        known = self._known.get(t.untyped_storage().data_ptr()) if _plain(t) else None
+        whole = None if known is None else known[0]()
+        if known is None or whole is None or t.dtype != whole.dtype:
+            return t
+        return Named(known[1], tuple(t.shape), tuple(t.stride()), int(t.storage_offset()))
+
+    def unpack(self, kept: Any) -> Tensor:
+        if not isinstance(kept, Named):
+            return kept  # type: ignore[no-any-return]
+        return self._whole(kept.shard).as_strided(kept.size, kept.stride, kept.offset)
+
+    def entered(self) -> AbstractContextManager[Any]:
+        """Refused where somebody else's hooks would not be seen under these."""
+        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            raise Refused(
+                "hooks on what autograd saves (saved_tensors_hooks, save_on_cpu) are in place, and the parameters of a "
+                "sharded model are gathered by such hooks: train outside of them"
+            )
+        return torch.autograd.graph.saved_tensors_hooks(self, self.unpack)
+
+
+def _plain(t: Tensor) -> bool:
+    return t.layout == torch.strided and not t.is_nested and type(t) in (Tensor, torch.nn.Parameter)
+
+
+def hooked(top: Any) -> bool:
+    """Are these hooks on what autograd saves (None: there are none) somebody else's than ours?"""
+    return top is not None and not isinstance(top[0], Packing)

@@ -1,0 +1,247 @@
+"""The shards of all ranks as one store: a rank reads whole parameters from it and adds sums to it when it needs to.
+
+Every rank serves its shards to the others from threads, one for each other rank. So ranks need not be in step: a rank
+may make any number of passes (checks of a new program, records that are not finite) while others have none to make,
+and an error of one is told to the others at the end of the batch. Sums lie on a grid on which additions are exact
+(`records.gradients.grid_spacing`), so the order in which they arrive changes no bit.
+
+    FETCH group, version    → the rows of the group's parameters that are here
+    ADD   parameter, rows   added to the sums of the rows that are here
+    FLUSH                   → an answer, once everything that was sent before is added
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from sordino.errors import Refused
+from sordino.gradients.shards import Packing, Reading
+from sordino.ranks.group import PATIENCE, Rank, noticing_loss
+from sordino.ranks.layout import Divided, bytes_by, is_fsdp, layout_of, reshard, sharding_modules
+from sordino.records.momentum import PastIterates
+
+FETCH, ADD, FLUSH, STOP = range(4)
+_ASK, _GIVE, _SUM, _DONE = 1, 2, 3, 4  # tags
+_KEPT = 2  # groups that are whole at a time: the one in use, and the one before it
+
+
+class Store:
+    """Whole parameters for this rank, and its part of the sums of all ranks (a `gradients.shards.Shards`).
+
+    Made and closed by all ranks of the process group at once.
+
+    Args:
+        model: A model that fully_shard was applied to.
+        rank: This process's place.
+    """
+
+    def __init__(self, model: nn.Module, rank: Rank) -> None:
+        reshard(model)
+        self.model, self.rank, self.layout = model, rank, layout_of(model)
+        self.trained = self.layout.trained
+        self.sums = {
+            name: torch.zeros(one.local().shape, dtype=torch.float64, device=one.local().device)
+            for name, one in self.trained.items()
+        }
+        self.spacing: float | None = None  # of the grid of sums; None: a single chunk, which is not rounded
+        self.sent = self.received = 0  # bytes, by this rank's own requests
+        self._group_of = {id(one.parameter): k for k, group in enumerate(self.layout.groups) for one in group}
+        self._name_of = {id(one.parameter): (0, one.name) for one in self.layout.all()}
+        self._past: tuple[Mapping[str, Tensor], ...] = ()
+        self._whole: dict[tuple[int, int], dict[str, tuple[Tensor, int]]] = {}
+        self._packing = Packing(self.whole)
+        self._places = {name: k for k, name in enumerate(self.trained)}
+        self._lock = threading.Lock()
+        self._channel: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self._peers = [k for k in range(rank.size) if k != rank.number]
+        self._threads = [
+            threading.Thread(target=self._serve, args=(peer,), name=f"sordino-shards-{peer}", daemon=True)
+            for peer in self._peers
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # what the engine asks for
+
+    @property
+    def groups(self) -> Sequence[Sequence[str]]:
+        named = [[one.name for one in group if one.begin >= 0] for group in self.layout.groups]
+        return [group for group in named if group]
+
+    def whole(self, shard: Tensor) -> Tensor:
+        version, name = self._name_of[id(shard)]
+        group = self._group_of[id(shard)]
+        held = self._whole.get((version, group)) or self._gathered(version, group)
+        return held[name][0]
+
+    def holds(self, t: Tensor) -> bool:
+        return id(t) in self._name_of
+
+    @contextmanager
+    def reading(self, leaves: Sequence[str] = ()) -> Iterator[Mapping[str, Tensor]]:
+        made = {name: self.whole(self.trained[name].parameter).detach().requires_grad_() for name in leaves}
+        mode = Reading(self.holds, self.whole, {id(self.trained[name].parameter): leaf for name, leaf in made.items()})
+        with _without_fsdp(self.model), self._packing.entered(), mode:
+            yield made
+        for held in self._whole.values():
+            _refuse_written(held)
+
+    def put(self, name: str, total: Tensor) -> None:
+        one = self.trained[name]
+        if self.spacing is not None:
+            magic = 1.5 * self.spacing * 2.0**52
+            total.add_(magic).sub_(magic)
+        total = total.reshape(one.shape)  # a parameter without dimensions can't be sharded
+        with noticing_loss(self.rank):
+            for peer in self._peers:
+                first, last = one.rows(peer, self.rank.size)
+                if first < last:
+                    self._ask(peer, ADD, self._places[name])
+                    self._send(total[first:last].contiguous(), peer, _SUM)
+        first, last = one.rows(self.rank.number, self.rank.size)
+        with self._lock:
+            self.sums[name] += total[first:last]
+
+    # between the batches
+
+    def begin(self, past: PastIterates, spacing: float | None) -> None:
+        """Before a batch: sums of zero, and the iterates that it is made at. Called by all ranks at once."""
+        with self._lock:
+            for value in self.sums.values():
+                value.zero_()
+        self.spacing, self._past = spacing, past.weights
+        self._whole.clear()
+        self._name_of = {id(one.parameter): (0, one.name) for one in self.layout.all()}
+        for age, weights in enumerate(self._past):
+            for name, value in weights.items():
+                self._name_of[id(value)] = age + 1, name
+                self._group_of[id(value)] = self._group_of[id(self.trained[name].parameter)]
+        with noticing_loss(self.rank):
+            dist.barrier()
+
+    def flush(self) -> None:
+        """Returns when everything that this rank has put is added at the others; lets go of whole parameters."""
+        self._whole.clear()
+        with noticing_loss(self.rank):
+            for peer in self._peers:
+                self._ask(peer, FLUSH)
+            for peer in self._peers:
+                self._receive(torch.empty(3, dtype=torch.int64), peer, _DONE)
+
+    def close(self) -> None:
+        """Ends the threads of all ranks. Called by all ranks at once, after a run that was no failure."""
+        with noticing_loss(self.rank):
+            for peer in self._peers:
+                self._ask(peer, STOP)
+        for thread in self._threads:
+            thread.join()
+
+    # messages
+
+    def _ask(self, peer: int, kind: int, what: int = 0, version: int = 0) -> None:
+        self._send(torch.tensor([kind, what, version]), peer, _ASK)
+
+    def _send(self, values: Tensor, peer: int, tag: int) -> None:
+        self.sent += values.numel() * values.element_size()
+        dist.send(values, dst=peer, group=self._channel, tag=tag)
+
+    def _receive(self, into: Tensor, peer: int, tag: int) -> None:
+        self.received += into.numel() * into.element_size()
+        dist.recv(into, src=peer, group=self._channel, tag=tag)
+
+    def _gathered(self, version: int, group: int) -> dict[str, tuple[Tensor, int]]:
+        """A whole group of parameters; the one that was gathered before the last is let go of."""
+        while len(self._whole) >= _KEPT:
+            _refuse_written(self._whole.pop(next(iter(self._whole))))
+        ordered = self._sendable(version, group)
+        whole = {one.name: torch.empty(one.shape, dtype=one.parameter.dtype) for one in ordered}
+        with noticing_loss(self.rank):
+            for peer in self._peers:
+                self._ask(peer, FETCH, group, version)
+            for peer in self._peers:
+                sizes = [(one, *one.rows(peer, self.rank.size)) for one in ordered]
+                sent = [(last - first) * one.row * one.parameter.element_size() for one, first, last in sizes]
+                buffer = torch.empty(sum(sent), dtype=torch.uint8)
+                if len(buffer):
+                    self._receive(buffer, peer, _GIVE)
+                for (one, first, last), part in zip(sizes, torch.split(buffer, sent), strict=True):
+                    if first < last:
+                        whole[one.name][first:last] = part.view(one.parameter.dtype).view(last - first, *one.shape[1:])
+        for one in ordered:
+            first, last = one.rows(self.rank.number, self.rank.size)
+            whole[one.name][first:last] = self._local(one, version)
+        held = {}
+        for one in ordered:
+            value = whole[one.name].to(one.parameter.device)
+            held[one.name] = value, value._version
+            self._packing.know(one.parameter if version == 0 else self._past[version - 1][one.name], value)
+        self._whole[version, group] = held
+        return held
+
+    def _sendable(self, version: int, group: int) -> list[Divided]:
+        """The parameters of a group that have a value of this version: earlier ones only where they are trained."""
+        return [one for one in bytes_by(self.layout.groups[group]) if version == 0 or one.begin >= 0]
+
+    def _local(self, one: Divided, version: int) -> Tensor:
+        return one.local(None if version == 0 else self._past[version - 1][one.name])
+
+    # the others' requests
+
+    def _serve(self, peer: int) -> None:
+        try:
+            while self._answered(peer):
+                pass
+        except Exception:  # the other rank is gone, or this one ends: its own thread says so
+            return
+
+    def _answered(self, peer: int) -> bool:
+        header = torch.empty(3, dtype=torch.int64)
+        dist.recv(header, src=peer, group=self._channel, tag=_ASK)
+        kind, what, version = header.tolist()
+        if kind == FETCH:
+            mine = [self._local(one, version).cpu().contiguous() for one in self._sendable(version, what)]
+            flat = torch.cat([t.reshape(-1).view(torch.uint8) for t in mine])
+            if len(flat):
+                dist.send(flat, dst=peer, group=self._channel, tag=_GIVE)
+        elif kind == ADD:
+            name = list(self._places)[what]
+            added = torch.empty(self.sums[name].shape, dtype=torch.float64)
+            dist.recv(added, src=peer, group=self._channel, tag=_SUM)
+            with self._lock:
+                self.sums[name] += added
+        elif kind == FLUSH:
+            dist.send(header, dst=peer, group=self._channel, tag=_DONE)
+        return bool(kind != STOP)
+
+
+def _refuse_written(held: Mapping[str, tuple[Tensor, int]]) -> None:
+    for name, (value, version) in held.items():
+        if value._version != version:
+            raise Refused(
+                f"{name}: the forward pass writes to this parameter, so what it stores of the data leaves unprotected; "
+                "remove the update"
+            )
+
+
+@contextmanager
+def _without_fsdp(model: nn.Module) -> Iterator[None]:
+    """The hooks by which fully_shard gathers parameters are off: they would wait for the other ranks."""
+    kept = []
+    for module in sharding_modules(model):
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            kept.append((hooks, dict(hooks)))
+            for key in [key for key, hook in hooks.items() if is_fsdp(hook)]:
+                del hooks[key]
+    try:
+        yield
+    finally:
+        for hooks, before in kept:
+            hooks.clear()
+            hooks.update(before)

@@ -1,0 +1,290 @@
+"""Methods under equal ε, δ and relation, over several seeds: `sordino compare SUITE.toml`.
+
+    runs/NAME-compare/runs/METHOD/eps=1,seed=0.toml           the recipe of each run
+    runs/NAME-compare/runs/METHOD/eps=1,seed=0/               its run directory (private methods)
+    runs/NAME-compare/runs/METHOD/eps=1,seed=0.outcome.json   what it found
+    runs/NAME-compare/compare.json                            all of it, with command, commit, versions and settings
+    runs/NAME-compare/compare.html                            the page, made from compare.json alone
+
+Each run is a process of its own with one thread. Whatever is wrong with a recipe is found before anything runs. A
+comparison that is killed goes on where it stopped: finished runs are not made again, private ones are resumed.
+Looking at all runs costs their composition, as with a sweep; the suites here are about public data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import t as student
+
+from sordino import features
+from sordino.errors import InputError, SordinoError
+from sordino.files import json_bytes, make_folder, read_json, usable_folder, write_atomically
+from sordino.plan import Plan
+from sordino.report.compare import write_page
+from sordino.runs.build import method_of, optimizer_of, settings_of
+from sordino.runs.compare_suite import KINDS, Job, Suite
+from sordino.runs.origin import origin
+from sordino.runs.prepared import work_of
+from sordino.runs.recipe import Recipe
+from sordino.runs.sweep import plan_of
+
+RESULT, PAGE = "compare.json", "compare.html"
+Shown = Callable[[Mapping[str, Any]], None]
+
+
+def run_suite(
+    suite: Suite, out: Path, *, command: str, jobs: int = 1, data_dir: Path | None = None, show: Shown | None = None
+) -> dict[str, Any]:
+    """Carries the suite out into `out` and returns what compare.json holds.
+
+    Args:
+        suite: what is compared.
+        out: a new directory, or that of the same suite, which then goes on.
+        command: for the result: how to make it again.
+        jobs: runs at a time, each in a process with one thread.
+        data_dir: where the datasets are.
+        show: called with the document at the start and after every run.
+    """
+    if jobs < 1:
+        raise InputError(f"--jobs must be at least 1, got {jobs}")
+    usable_folder(out)
+    recipes = checked(suite, data_dir)
+    _refuse_others(out, recipes)
+    about = origin(command)
+    make_folder(out / "runs")
+    outcomes = {job: found for job in recipes if (found := _outcome(out, job)) is not None}
+    document = result_of(suite, recipes, outcomes, about)
+    if show is not None:
+        show(document)
+    waiting = {job: recipe for job, recipe in recipes.items() if job not in outcomes}
+    for job, found in _all(out, waiting, jobs, data_dir):
+        outcomes[job] = found
+        document = result_of(suite, recipes, outcomes, about)
+        write_atomically(out / RESULT, json_bytes(document))
+        if show is not None:
+            show(document)
+    write_atomically(out / RESULT, json_bytes(document))
+    write_page(out / PAGE, document)
+    return document
+
+
+def checked(suite: Suite, data_dir: Path | None = None) -> dict[Job, Recipe]:
+    """Every run's recipe, after its plan was made at the suite's ε, δ and relation; errors name the method."""
+    recipes = {}
+    for job in suite.jobs():
+        recipes[job] = recipe = job.recipe()
+        if job.seed != suite.seeds[0]:
+            continue  # the seed is all that differs
+        try:
+            plan = _plan(recipe, data_dir)
+        except InputError as error:
+            raise error.within(f"{job.method.name} at ε = {job.epsilon:g}") from error
+        if job.method.kind == "private" and (plan.delta, plan.relation) != (suite.delta, suite.relation):
+            raise InputError(
+                f"{job.method.name} has δ = {plan.delta:g} and {plan.relation}, the suite δ = {suite.delta:g} and "
+                f"{suite.relation}: what is compared must have both in common"
+            )
+    return recipes
+
+
+def _plan(recipe: Recipe, data_dir: Path | None) -> Plan:
+    """The plan, after everything was checked that needs no data: optimizer, schedule, features."""
+    method = method_of(recipe)
+    if method.reads_own_data:
+        return work_of(recipe, data_dir, False).plan
+    optimizer, plan = optimizer_of(recipe), plan_of(recipe, data_dir)
+    settings_of(recipe, optimizer, plan.steps, False)
+    features.build({"name": recipe.features.name, **recipe.features.options}, data_dir)
+    return plan
+
+
+def _places(out: Path, job: Job) -> tuple[Path, Path, Path]:
+    """(run directory, recipe, outcome) of a run."""
+    folder = out / "runs" / job.folder
+    return folder, folder.with_name(folder.name + ".toml"), folder.with_name(folder.name + ".outcome.json")
+
+
+def _outcome(out: Path, job: Job) -> dict[str, Any] | None:
+    """What a finished run found; None where it has to be made, or failed before."""
+    path = _places(out, job)[2]
+    if not path.exists():
+        return None
+    found = read_json(path, "an outcome")
+    return None if "error" in found else found
+
+
+def _refuse_others(out: Path, recipes: Mapping[Job, Recipe]) -> None:
+    """A run in the directory that was made with another recipe: what it found is not this suite's."""
+    if out.exists() and any(out.iterdir()) and not (out / "runs").is_dir():
+        raise InputError(f"{out} is not empty and holds no comparison: give another directory with --out")
+    for job, recipe in recipes.items():
+        path = _places(out, job)[1]
+        if path.exists() and Recipe.read(path, allow_code=True) != recipe:
+            raise InputError(
+                f"{path} was made with another recipe: give another directory with --out, or delete this run"
+            )
+
+
+def _all(
+    out: Path, recipes: Mapping[Job, Recipe], jobs: int, data_dir: Path | None
+) -> Iterator[tuple[Job, dict[str, Any]]]:
+    """Each run with what it found, in the order in which they end."""
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        waiting = {pool.submit(_made, out, job, recipe, data_dir): job for job, recipe in recipes.items()}
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # else every run that waits would still be made
+
+
+def _made(out: Path, job: Job, recipe: Recipe, data_dir: Path | None) -> dict[str, Any]:
+    """One run in a process of its own."""
+    folder, path, outcome = _places(out, job)
+    make_folder(folder.parent)
+    outcome.unlink(missing_ok=True)
+    write_atomically(path, recipe.to_toml().encode())
+    command = [sys.executable, "-m", "sordino.runs.compare_job", job.method.kind, str(folder)]
+    single = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, *([str(data_dir)] if data_dir else [])], env=single, stdin=subprocess.DEVNULL, capture_output=True
+    )
+    if not outcome.exists():
+        ended = f"ended with exit code {done.returncode} and left nothing"
+        return {"error": f"the process of this run {ended}: start the comparison again, it goes on"}
+    try:
+        return read_json(outcome, "an outcome")
+    except SordinoError as error:
+        return {"error": str(error)}
+
+
+def result_of(
+    suite: Suite, recipes: Mapping[Job, Recipe], outcomes: Mapping[Job, Mapping[str, Any]], about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What compare.json holds: all that the page needs."""
+    runs = [
+        {
+            "method": job.method.name,
+            "target_epsilon": None if job.method.kind == "plain" else job.epsilon,
+            "seed": job.seed,
+            **{key: value for key, value in outcomes[job].items() if key != "environment"},
+        }
+        for job in recipes
+        if job in outcomes
+    ]
+    return {
+        **about,
+        "suite": suite.path.name,
+        "title": suite.title,
+        "notes": suite.notes,
+        **{key: getattr(suite, key) for key in ("delta", "relation", "insecure_seeds")},
+        "epsilons": list(suite.epsilons),
+        "seeds": list(suite.seeds),
+        "complete": len(runs) == len(recipes) and not any("error" in run for run in runs),
+        "planned": len(recipes),
+        "baseline": suite.reference,
+        "methods": [_described(suite, one.name, recipes) for one in suite.methods],
+        "table": table(suite, runs),
+        "differences": differences(suite, runs),
+        "runs": runs,
+    }
+
+
+def _described(suite: Suite, name: str, recipes: Mapping[Job, Recipe]) -> dict[str, Any]:
+    """A method with its settings at every ε, as its recipes have them."""
+    (method,) = [one for one in suite.methods if one.name == name]
+    settings = {f"{job.epsilon:g}": recipe for job, recipe in recipes.items() if job.method.name == name}
+    return {
+        "name": name,
+        "kind": method.kind,
+        "means": KINDS[method.kind],
+        "assumes": method.assumes,
+        "recipe": method.recipe or f"sordino/recipes/best/{method.best}.toml",
+        "settings": {key: _settings(recipe) for key, recipe in settings.items()},
+    }
+
+
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    document = tomllib.loads(recipe.to_toml())
+    document["run"].pop("seed")
+    document["privacy"].pop("insecure_seed", None)
+    return document
+
+
+def table(suite: Suite, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Mean, standard deviation and seconds for each method and ε; methods without privacy have one row."""
+    rows = []
+    for method in suite.methods:
+        for epsilon in (None,) if method.kind == "plain" else suite.epsilons:
+            some = [r for r in runs if (r["method"], r["target_epsilon"]) == (method.name, epsilon)]
+            reached = [r["test_accuracy"] for r in some if "error" not in r]
+            seconds = [r["core_seconds"] for r in some if r.get("core_seconds") is not None]
+            if not some:
+                continue
+            rows.append(
+                {
+                    "method": method.name,
+                    "epsilon": epsilon,
+                    "mean": statistics.fmean(reached) if reached else None,
+                    "spread": statistics.stdev(reached) if len(reached) > 1 else None,
+                    "seeds": len(reached),
+                    "failed": len(some) - len(reached),
+                    "largest_epsilon": max((r["epsilon"] for r in some if r.get("epsilon") is not None), default=None),
+                    "core_seconds": statistics.fmean(seconds) if seconds else None,
+                }
+            )
+    return rows
+
+
+def differences(suite: Suite, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each private method less the baseline, seed by seed; with the half width of Student's 95 % interval."""
+    by_key = {(r["method"], r["target_epsilon"], r["seed"]): r["test_accuracy"] for r in runs if "error" not in r}
+    rows = []
+    for method in suite.methods:
+        if method.name == suite.reference or method.kind == "plain":
+            continue
+        for epsilon in suite.epsilons:
+            pairs = [
+                by_key[method.name, epsilon, seed] - by_key[suite.reference, epsilon, seed]
+                for seed in suite.seeds
+                if (method.name, epsilon, seed) in by_key and (suite.reference, epsilon, seed) in by_key
+            ]
+            if not pairs:
+                continue
+            several = len(pairs) > 1
+            spread = statistics.stdev(pairs) if several else None
+            half = float(student.ppf(0.975, len(pairs) - 1)) * (spread or 0.0) / len(pairs) ** 0.5 if several else None
+            rows.append(
+                {
+                    "method": method.name,
+                    "epsilon": epsilon,
+                    "mean": statistics.fmean(pairs),
+                    "spread": spread,
+                    "interval": half,
+                    "seeds": len(pairs),
+                }
+            )
+    return rows
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A compare.json, for its page; InputError where it is none."""
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} can't be read: {error}") from error
+    needed = ("title", "table", "differences", "methods", "runs", "baseline", "commit", "environment")
+    missing = [key for key in needed if not isinstance(document, dict) or key not in document]
+    if missing:
+        raise InputError(f"{path} is no result of a comparison: it has no {missing[0]}")
+    return dict(document)

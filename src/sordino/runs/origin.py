@@ -1,0 +1,39 @@
+"""What a result says of its origin: the command, the commit of the source, and the versions it was measured with."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import sordino
+from sordino.runs.results import environment
+
+SOURCE = Path(sordino.__file__).parent
+
+
+def commit(*further: Path) -> str:
+    """The commit of the source that runs, with "+changes" where its tracked files differ from it.
+
+    Args:
+        further: other places of the same checkout whose tracked files count too.
+
+    Returns:
+        Ten digits of the hash; or why there is none: the package is not in a checkout, or git is missing.
+    """
+    try:
+        head = _git("rev-parse", "--short=10", "HEAD")
+        changed = _git("status", "--porcelain", "-uno", "--", ".", *map(str, further))
+    except (OSError, subprocess.SubprocessError):
+        return f"no checkout: sordino {sordino.__version__}"
+    return head + ("+changes" if changed else "")
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=SOURCE, capture_output=True, text=True, check=True, timeout=30)
+    return done.stdout.strip()
+
+
+def origin(command: str) -> dict[str, Any]:
+    """The entries that every result file begins with."""
+    return {"command": command, "commit": commit(), "environment": environment()}

@@ -1,0 +1,52 @@
+"""experiments/RESULTS.md says what the result files say, and every result file says where it comes from."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "experiments"))
+
+import results_page  # noqa: E402
+
+FILES = sorted(results_page.RESULTS.glob("*.json"))
+
+
+def test_the_page_is_what_the_result_files_say() -> None:
+    assert results_page.PAGE.read_text(encoding="utf8") == results_page.page(), (
+        "run: python experiments/results_page.py"
+    )
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_result_file_names_its_command_commit_and_torch_or_says_that_no_command_wrote_it(path: Path) -> None:
+    document = json.loads(path.read_text(encoding="utf8"))
+    if document.get("command") is None:
+        assert "NOT written by" in document["note"]
+        return
+    assert document["command"].startswith(("python experiments/", "sordino "))
+    script = ROOT / document["command"].split()[1]
+    assert document["command"].startswith("sordino ") or script.exists()
+    assert document["commit"]
+    assert results_page.torch_version(document)
+
+
+def test_a_changed_figure_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for path in FILES:
+        text = path.read_text(encoding="utf8")
+        (tmp_path / path.name).write_text(
+            text.replace("0.8967666666666667", "0.9067666666666667") if "scattering_linear" in path.name else text
+        )
+    monkeypatch.setattr(results_page, "RESULTS", tmp_path)
+    assert results_page.PAGE.read_text(encoding="utf8") != results_page.page()
+
+
+def test_trainings_before_the_engine_are_marked_and_accounting_is_not() -> None:
+    old = {"environment": {"finished": "2026-11-16T07:00:00Z"}}
+    assert results_page.older("mac", old)
+    assert not results_page.older("modelmix_fig3", old)
+    assert not results_page.older("mac", {"written": results_page.ENGINE})
