@@ -7,7 +7,7 @@ import math
 import os
 import random
 from collections.abc import Iterator
-from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor, nn
+
+from small_recipes import shorten_test_rows
+from sordino.data import files, loading
 
 torch.set_num_threads(1)
 
@@ -83,18 +86,23 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         SLOW.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n", encoding="utf8")
 
 
+@lru_cache
+def _unpacked(path: Path, changed: int) -> bytes:
+    return files.read_bytes(path)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _embedded_data_are_unpacked_once() -> Iterator[None]:
+    """Nearly every run reads them, and unpacking took half of a small run's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "read_bytes", lambda path: _unpacked(path, path.stat().st_mtime_ns))
+        yield
+
+
 @pytest.fixture
 def few_test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recipes evaluate on 100 test rows: with a convolutional net, thousands of them take longer than the steps do."""
-    from sordino import data
-
-    read = data.read
-
-    def shortened(*args: object, **options: object) -> data.Dataset:
-        found = read(*args, **options)  # type: ignore[arg-type]
-        return replace(found, test=data.Split(found.test.inputs[:100], found.test.targets[:100]))
-
-    monkeypatch.setattr(data, "read", shortened)
+    shorten_test_rows(monkeypatch)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ def refused_places(folder: Path) -> dict[str, Path]:
         "a file": folder / "file",
         "below a file": folder / "file" / "run",
         "dangling": folder / "dangling",
+        "below a dangling link": folder / "dangling" / "run",
         "too long a name": folder / ("n" * 300),
         "too long a path": folder.joinpath(*["n" * 200] * 25),
         "of the kernel": Path("/proc/x"),

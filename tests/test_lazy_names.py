@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import multiprocessing
 import pickle
 import pkgutil
 import subprocess
@@ -34,13 +35,21 @@ assert sordino.methods.modelmix.plan
 """
 
 
-EACH = """
-import sys
-for code in sys.argv[1:]:
-    for name in [name for name in sys.modules if name.split(".")[0] == "sordino"]:
-        del sys.modules[name]  # torch stays: loading it anew would take most of the time
-    exec(code, {})
-"""
+def _each(codes: list[str]) -> None:
+    for code in codes:
+        for name in [name for name in sys.modules if name.split(".")[0] == "sordino"]:
+            del sys.modules[name]  # torch stays: loading it anew would take most of the time
+        exec(code, {})
+
+
+def anew(*codes: str) -> None:
+    """Runs each code as if the package had not been imported, in a process of their own."""
+    process = multiprocessing.get_context("fork").Process(target=_each, args=(codes,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
 SUBMODULES = [
     module.name for module in pkgutil.iter_modules(sordino.__path__) if module.name not in ("_kernels", "__main__")
 ]
@@ -54,11 +63,11 @@ def fresh(code: str, *arguments: str) -> str:
 
 
 def test_names_mean_the_same_in_every_order_of_imports() -> None:
-    fresh(EACH, *("\n".join(order) + CHECK for order in ORDERS))
+    anew(*("\n".join(order) + CHECK for order in ORDERS))
 
 
 def test_each_submodule_can_be_the_first_one_imported() -> None:
-    fresh(EACH, *(f"import sordino.{name}" for name in SUBMODULES))
+    anew(*(f"import sordino.{name}" for name in SUBMODULES))
 
 
 def test_no_submodule_has_a_public_name() -> None:

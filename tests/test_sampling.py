@@ -17,8 +17,9 @@ from scipy import stats
 
 from sordino import sampling as module
 from sordino.errors import InputError
-from sordino.randomness import RandomSource
+from sordino.randomness import RandomSource, Stream
 from sordino.sampling import (
+    Allocation,
     LogicalBatch,
     Partition,
     Poisson,
@@ -301,3 +302,31 @@ def test_a_batch_larger_than_the_records_is_refused_at_the_call() -> None:
 def test_an_unknown_description_is_refused(description: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="sampling"):
         sampling_from_dict(description)
+
+
+def test_allocation_draws_the_same_batches_whatever_is_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn() -> list[list[int]]:
+        made = batches(Allocation(37), records=5_000, steps=74, source=RandomSource.seeded(1), chunk=10, start=5)
+        return [batch.indices.tolist() for batch in made]
+
+    whole = drawn()
+    monkeypatch.setattr(module, "WINDOW", 700)  # five batches at a time
+    assert drawn() == whole
+
+
+def test_allocation_of_many_records_reads_its_labels_once_for_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels that are drawn for 10⁸ records at a rate of 10⁻⁵: fewer than 50,000 a step; here for a hundredth of it."""
+    counted: list[int] = []
+
+    def below(self: Stream, bound: int, n: int) -> Any:
+        counted.append(n)
+        return np.arange(n, dtype=np.int64) % bound
+
+    assert 10**8 / (module.WINDOW * 10**5 // 10**8) < 50_000
+    monkeypatch.setattr(Stream, "below", below)
+    monkeypatch.setattr(module, "WINDOW", module.WINDOW // 100)
+    drawn = batches(Allocation(10**3), records=10**6, steps=10**3, source=RandomSource.seeded(0), chunk=64)
+    assert [len(next(drawn)) for _ in range(20)] == [10**3] * 20
+    assert sum(counted) == 10**6  # each record's label once, for the 20 batches of the window
+    next(drawn)
+    assert sum(counted) == 2 * 10**6

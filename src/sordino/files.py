@@ -17,6 +17,26 @@ from sordino.errors import InputError, SordinoError
 PARTIAL = ".partial"  # ends the name of a file that is being written; a kill may leave one behind
 
 
+def strict_json(text: str) -> Any:
+    """The value of a JSON text in which no object has a key twice: readers disagree on which of the two counts.
+
+    Args:
+        text: One JSON document.
+
+    Raises:
+        ValueError: it is no JSON, or a key is there twice.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(key for key in found if sum(other == key for other, _ in pairs) > 1)
+            raise ValueError(f"the key {twice!r} is there twice")
+        return found
+
+    return json.loads(text, object_pairs_hook=once)
+
+
 def json_bytes(document: Mapping[str, Any]) -> bytes:
     """The document as indented JSON with a newline at the end."""
     return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
@@ -72,10 +92,10 @@ def usable_folder(path: Path) -> None:
         InputError: a file is there, a link that leads nowhere, no permission, a name that is too long.
     """
     try:
-        if path.is_symlink() and not path.exists():
-            raise InputError(f"{path} is a link that leads nowhere: give another directory")
         nearest = path
         while not _exists(nearest):
+            if nearest.is_symlink():
+                raise InputError(f"{nearest} is a link that leads nowhere: give another directory")
             nearest = nearest.parent
         if not nearest.is_dir():
             raise InputError(f"{nearest} is a file, so {path} can't be a directory: give another one")
@@ -91,6 +111,10 @@ def _exists(path: Path) -> bool:
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
         return False
     return True
 

@@ -12,7 +12,10 @@ the core imports a method.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
@@ -25,6 +28,34 @@ if TYPE_CHECKING:
 
 GROUP = "sordino.methods"
 """The group of entry points, and the package with the table of built-in methods (`METHODS`, …)."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of one method in recipes, so that a misspelling is found before anything slow is loaded.
+
+    Attributes:
+        keys: of [method].
+        choices: the values that keys of [method] may have, where they are names.
+        models: networks of the method's own and their options, which [model] must then name; empty: the common ones.
+        features: likewise for [features].
+        optimizers: likewise for [train] optimizer.
+    """
+
+    keys: tuple[str, ...] = ()
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    optimizers: tuple[str, ...] = ()
+
+
+def words(name: str) -> Words | None:
+    """The words of a built-in method; None for one of another package, whose class checks its recipes itself."""
+    table: Mapping[str, str] = import_module(GROUP).WORDS
+    if name not in table:
+        return None
+    found: Words = import_module(table[name]).WORDS
+    return found
 
 
 def method_class(name: str, key: str = "the method") -> type[Method]:
@@ -99,7 +130,13 @@ def _built_in() -> Mapping[str, str]:
 def _others() -> list[EntryPoint]:
     """Entry points of other packages. Those that repeat a line of the table are the package's own."""
     own = _built_in()
-    return [point for point in entry_points(group=GROUP) if own.get(point.name) != point.value]
+    return [point for point in _entry_points(tuple(sys.path)) if own.get(point.name) != point.value]
+
+
+@lru_cache(maxsize=4)
+def _entry_points(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """The entry points that `path` holds. Reading the metadata of all packages takes tens of milliseconds, so once."""
+    return tuple(entry_points(group=GROUP))
 
 
 def _checked(found: Any, name: str) -> type[Method]:

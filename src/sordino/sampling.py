@@ -2,8 +2,9 @@
 
 Formal contract. Batch t is a function of (sampling, records, source, t) alone: it can be drawn again, drawn
 first, or not drawn at all, and the others stay the same; `start` resumes anywhere; leaving the loop early
-leaves nothing behind. With allocation the batches of an epoch are drawn together when its first one is asked for: a
-step costs O(batch) on average. The laws that the accountants rely on, given an ideal generator:
+leaves nothing behind. With allocation the next batches of an epoch, `WINDOW` records of them, are drawn together when
+the first one is asked for: a step costs O(batch) on average. The laws that the accountants rely on, given an ideal
+generator:
 
 | sampling             | law of batch t                                                                   |
 |----------------------|----------------------------------------------------------------------------------|
@@ -39,6 +40,9 @@ from sordino.randomness.skips import RARE
 
 MANY = 1 << 22
 """Records above which rare ones are found by skipping to them: a step then costs O(batch) instead of O(records)."""
+
+WINDOW = 1 << 21
+"""Records of random allocation that are held at a time, in whole batches: about 16 MB, and as much again to sort."""
 
 _BLOCK = 1 << 20  # records decided at a time, so that memory does not grow with the data set
 
@@ -209,23 +213,31 @@ def _partition(batch: int, records: int, source: RandomSource) -> Callable[[int]
 
 
 def _allocation(count: int, records: int, source: RandomSource) -> Callable[[int], _Indices]:
-    """The records sorted by their batch of the epoch, made anew when the epoch changes."""
-    size = np.min_scalar_type(count - 1)  # a stable sort of small integers takes linear time
+    """The records of some batches of an epoch at a time, sorted by their batch: as many batches as WINDOW records fill.
+
+    The labels of an epoch are read once for each window, block by block: memory is bounded, and a step costs O(batch)
+    on average as long as a window has many more batches than a record has bytes.
+    """
+    width = max(1, min(count, WINDOW * count // records))  # batches in a window
 
     @functools.lru_cache(1)
-    def epoch(number: int) -> tuple[_Indices, _Indices]:
-        stream = source.stream("allocation", number)
-        labels = np.concatenate(
-            [stream.below(count, min(_BLOCK, records - first)).astype(size) for first in range(0, records, _BLOCK)]
-        )
-        order = np.argsort(labels, kind="stable").astype(np.int64, copy=False)
-        ends = np.cumsum(np.bincount(labels, minlength=count))
-        return order, np.concatenate([[0], ends])
+    def window(epoch: int, number: int) -> tuple[_Indices, _Indices]:
+        stream, first = source.stream("allocation", epoch), number * width
+        labels, places = [], []
+        for start in range(0, records, _BLOCK):
+            drawn = stream.below(count, min(_BLOCK, records - start))
+            here = np.flatnonzero((drawn >= first) & (drawn < first + width))
+            labels.append((drawn[here] - first).astype(np.min_scalar_type(width - 1)))
+            places.append(here + start)
+        held = np.concatenate(labels)
+        order = np.argsort(held, kind="stable")  # of small integers: linear time
+        ends = np.cumsum(np.bincount(held, minlength=width))
+        return np.concatenate(places)[order].astype(np.int64, copy=False), np.concatenate([[0], ends])
 
     def draw(step: int) -> _Indices:
-        order, ends = epoch(step // count)
-        batch = step % count
-        return order[ends[batch] : ends[batch + 1]].copy()
+        epoch, batch = divmod(step, count)
+        chosen, ends = window(epoch, batch // width)
+        return chosen[ends[batch % width] : ends[batch % width + 1]].copy()
 
     return draw
 

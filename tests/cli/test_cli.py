@@ -105,6 +105,16 @@ def test_wrong_input_exits_2_with_the_remedy_and_writes_nothing(
     assert not out.exists()
 
 
+def test_a_large_epsilon_does_not_pass_without_a_word(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--set", "train.steps=1", "--set", "privacy.noise_multiplier=0.05", "--set", "privacy.epsilon="]
+    assert main(["train", str(recipe), "--out", str(tmp_path / "run"), *flags]) == 0
+    said = capsys.readouterr().err
+    assert "content to accuse wrongly in 1 of 100 cases, can recognise at most" in said
+    assert "is large" in said
+
+
 def test_a_directory_with_other_things_in_it_is_left_alone(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

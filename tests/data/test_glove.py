@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sordino.data import load
+from sordino.data import entry, load
+from sordino.data.catalogue import Content
+from sordino.data.checking import verify_entry
 from sordino.data.glove import INDEX, TABLE, TEXTS, VectorTokenizer, WordVectors, read_glove, standardised
 from sordino.errors import InputError
 
@@ -107,3 +110,17 @@ def test_absent_or_broken_vectors_are_an_error_that_says_what_to_do(tmp_path: Pa
         read_glove(tmp_path / "d")
     with pytest.raises(InputError, match="keep 'end' or 'start'"):
         VectorTokenizer(WORDS, 4, "middle")  # type: ignore[arg-type]
+
+
+def test_verifying_the_reviews_as_glove_words_takes_the_vectors_too(tmp_path: Path) -> None:
+    whole = replace(entry("imdb-glove"), layouts=((Content("reviews"),),), remotes=())
+    (tmp_path / "reviews").mkdir()
+    *_, vectors = verify_entry(whole, tmp_path)
+    assert vectors.status == "missing"
+    assert "no GloVe vectors" in vectors.detail
+    (tmp_path / "glove.6B.50d.txt").write_text("the 0.5 1\nfilm 1 nonsense\n")
+    *_, vectors = verify_entry(whole, tmp_path)
+    assert (vectors.status, vectors.path) == ("wrong", tmp_path / "glove.6B.50d.txt")
+    (tmp_path / "glove.6B.50d.txt").write_text("the 0.5 1\nfilm 1 2\n")
+    *_, vectors = verify_entry(whole, tmp_path)
+    assert (vectors.status, vectors.detail) == ("ok", "reads as vectors of 2 words")

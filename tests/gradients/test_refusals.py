@@ -44,7 +44,7 @@ def test_instance_norm_with_running_statistics() -> None:
     "loss", [F.mse_loss, lambda o, t: squared(o, t).mean(), lambda o, t: 1.0], ids=["2d", "scalar", "float"]
 )
 def test_losses_without_one_value_per_row(loss: Any) -> None:
-    with pytest.raises(Refused, match=r"one value per row, shape \(6,\).*reduction='none'"):
+    with pytest.raises(Refused, match=r"one value per row, shape \(rows,\).*reduction='none'"):
         run(nn.Linear(4, 6), (lambda o, t: loss(o, t[:, None].expand(6, 6))) if loss is F.mse_loss else loss)
 
 
@@ -201,3 +201,31 @@ def test_a_plain_loop_takes_models_in_bfloat16() -> None:
     found = [f(model, F.cross_entropy, Rows(x, torch.arange(5) % 3), FlatClip(0.5)) for f in (brute_force, clipped_sum)]
     for name, want in found[0].sums.items():
         torch.testing.assert_close(found[1].sums[name].float(), want, rtol=0.02, atol=0.02)
+
+
+def test_what_a_refusal_says_in_public_has_no_count_of_rows_and_no_value() -> None:
+    """Batch sizes and differences of losses are private: messages are logged."""
+    programs: list[tuple[nn.Module, Any]] = [
+        (nn.Linear(4, 3), lambda o, t: squared(o, t)[:, None].expand(-1, 2)),
+        (Fn(lambda s, x: s.l(x) * (0.5 if len(x) > 2 else 1.0), l=nn.Linear(4, 3)), squared),
+        (Fn(_keeps, l=nn.Linear(4, 3)), squared),
+    ]
+    for model, loss in programs:
+        with pytest.raises(Refused) as found:
+            _twice(model.double(), loss)
+        assert found.value.private
+        assert str(len(X)) not in str(found.value).replace("float32", "")
+        assert "e-0" not in str(found.value)
+
+
+def _twice(model: nn.Module, loss: Any) -> None:
+    assurance = Assurance()
+    for _ in range(2):
+        clipped_sum(model, loss, Rows(X, Y), FlatClip(1.0), assurance=assurance)
+
+
+def _keeps(s: Any, x: Tensor) -> Tensor:
+    kept = s.__dict__.get("kept", x)
+    s.__dict__["kept"] = x * 2
+    out: Tensor = s.l(x + 0 * kept[: len(x)])
+    return out

@@ -95,7 +95,6 @@ def _bytes(model: nn.Module) -> bytes:
 CASES: dict[str, dict[str, Any]] = {
     "adam": {},
     "inner momentum": {"inner": InnerMomentum(length=2, decay=0.5), "optimizer": torch.optim.SGD, "momentum": 0.9},
-    "allocation": {"expected_batch": 30, "sampling": "allocation", "optimizer": torch.optim.SGD},
 }
 
 
@@ -113,9 +112,9 @@ def alone() -> dict[str, bytes]:
     return _run(0, list(CASES), None, shard=False)
 
 
-@pytest.mark.parametrize(("size", "cases"), [(2, ["inner momentum", "allocation"]), (4, ["adam"])])
+@pytest.mark.parametrize(("size", "cases"), [(2, ["inner momentum"]), (4, ["adam"])])
 def test_shards_end_with_the_weights_of_a_run_alone(size: int, cases: list[str], alone: Any, tmp_path: Path) -> None:
-    out = tmp_path / "run" if len(cases) == 1 else None
+    out = tmp_path / "run" if "adam" in cases else None
     assert in_ranks(size, tmp_path, _run, cases, out) == [{case: alone[case] for case in cases}] * size
     if out is not None:
         weights = load_file(out / "model.safetensors")
@@ -167,11 +166,13 @@ def test_three_ranks_go_on_with_a_run_of_one_process(alone: Any, tmp_path: Path)
 
 
 def _refusals(number: int) -> list[str]:
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     half, part, written = _words(), _words(), _words()
-    fully_shard(half, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
-    fully_shard(part.head)
+    mesh = init_device_mesh("cpu", (1,))
+    fully_shard(half, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    fully_shard(part.head, mesh=mesh)
 
     def writes(x: Tensor) -> Tensor:
         with torch.no_grad():

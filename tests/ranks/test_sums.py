@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,22 @@ from torch.nn.functional import cross_entropy
 
 from sordino import ranks
 from sordino.clipping import FlatClip, PerLayerClip
+from sordino.data import Split
 from sordino.errors import Refused
+from sordino.methods import coupling
+from sordino.methods.coupling import Constant, CoupledUpdate, PublicUse
 from sordino.plan.contribution import Augmentation, InnerMomentum
+from sordino.plan.public import PublicSet
 from sordino.ranks.sums import Work
-from sordino.records.gradients import RecordGradients, add_sums, empty_sum, grid_spacing, on_grid, record_gradients
+from sordino.records.gradients import (
+    Divisible,
+    RecordGradients,
+    add_sums,
+    empty_sum,
+    grid_spacing,
+    on_grid,
+    record_gradients,
+)
 from sordino.records.momentum import PastIterates
 from sordino.sampling import LogicalBatch
 
@@ -45,12 +58,26 @@ CASES: dict[str, dict[str, Any]] = {
     "views": {"views": Augmentation(views=2, flip=True, crop=1)},
     "inner momentum": {"inner": InnerMomentum(length=2, decay=0.5)},
     "per layer": {"clipping": PerLayerClip(0.7)},
+    "coupling": {"dropout": 0.5, "coupled": {"centring": True, "quantile": 0.5}},
 }
 
 
-def _gradients(case: str) -> tuple[RecordGradients, nn.Module, PastIterates]:
+def _coupled(net: nn.Module, options: dict[str, Any]) -> Divisible:
+    """The sum of a coupling with public rows, which centre and scale the private ones."""
+    x, y = _data()
+    public = Split(x[:20] + 1, y[:20])
+    plan = coupling.plan(
+        public=PublicSet.of(public, "made for this test"), noise_multiplier=1.0, delta=1e-3, records=ROWS,
+        expected_batch=ROWS, steps=4, clip_norm=0.7, **options,
+    )  # fmt: skip
+    return CoupledUpdate(PublicUse(public, rule=Constant(0.3)), plan, net, cross_entropy).gradient_sum(_data())
+
+
+def _gradients(case: str) -> tuple[Any, nn.Module, PastIterates]:
     options = dict(CASES[case])
     net = _net(options.pop("dropout", 0.0))
+    if "coupled" in options:
+        return _coupled(net, options["coupled"]), net, PastIterates()
     past = _past(net) if "inner" in options else PastIterates()
     clipping = options.pop("clipping", FlatClip(0.7))
     return record_gradients(net, cross_entropy, _data(), clipping, past=lambda: past, **options), net, past
@@ -93,9 +120,7 @@ def _ask(number: int, cases: list[str]) -> Any:
             with torch.no_grad():
                 for p in net.parameters():
                     p.zero_()  # a follower's own weights do not matter
-            changed = RecordGradients(
-                net, gradients.loss, gradients.fetch, gradients.clipping, gradients.views, gradients.inner, sent
-            )
+            changed = replace(gradients, past=sent) if isinstance(gradients, RecordGradients) else gradients
             ranks.end(ranks.follow(changed, net, rank, sent))
     return found
 

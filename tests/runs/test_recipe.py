@@ -73,7 +73,7 @@ def test_overrides_take_toml_values_and_bare_words(path: Path) -> None:
 
 def test_a_missing_key_is_named_with_its_near_miss(path: Path) -> None:
     path.write_text(MINIMAL.replace("lr = 1", "l_r = 1"))
-    with pytest.raises(InputError, match=r"\[train\] needs lr .*'l_r'"):
+    with pytest.raises(InputError, match=r"unknown key in .train.: 'l_r': did you mean 'lr'"):
         Recipe.read(path)
 
 

@@ -101,6 +101,7 @@ def test_what_is_wrong_with_the_data_leaves_no_file(folder: Path) -> None:
     (folder / "visits.csv").write_text(text + "\nsecret-value,f,no", encoding="utf8")
     with pytest.raises(InputError, match=r"spent\. a: not a number") as error:
         run_recipe(recipe(), folder / "run", progress=False)
+    assert "line 242" in error.value.private
     assert "secret-value" not in str(error.value)
     assert "242" not in str(error.value), "how many records there are is private"
     assert error.value.private.startswith("line 242, a")

@@ -57,8 +57,11 @@ def _is_here(entry: Entry, data_dir: Path | None) -> bool:
     """Every file of one layout is there (whether they are right is what `verify` says)."""
     from sordino.data import data_directory
     from sordino.data.files import find_content
+    from sordino.data.glove import TABLE, TEXTS
 
     root = data_directory(data_dir)
+    if entry.vectors and not any((root / name).is_file() for name in (*TEXTS, TABLE)):
+        return False
     return entry.embedded or any(all(find_content(root, c.path) for c in layout) for layout in entry.layouts)
 
 

@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sordino.console import Commands, add_code, add_json, emit
-from sordino.errors import InputError
+from sordino.errors import InputError, SordinoError
 from sordino.shown import up
 
 if TYPE_CHECKING:
+    from sordino.plan.core import Plan
     from sordino.runs.recipe import Recipe
+
+
+LARGE = 10.0
+"""Above this ε a run is announced with a word on what it does not promise."""
 
 
 def add(commands: Commands) -> None:
@@ -35,7 +40,7 @@ def add(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="SECTION.KEY=VALUE",
-        help="override a key of the recipe (may be given several times)",
+        help="override a key of the recipe (may be given several times); SECTION.KEY= takes the key out",
     )
     add_code(parser)
     _add_run_flags(parser)
@@ -45,8 +50,8 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--shard",
         action="store_true",
-        help="under torchrun: divide the model over the processes (fully_shard), for models that are too large for one; "
-        "results are the same",
+        help="under torchrun: divide the model over the processes (fully_shard), for models that are too large for "
+        "one; results are the same",
     )
     parser.add_argument("--resume", action="store_true", help="go on with the run in the directory, if there is one")
     parser.add_argument(
@@ -135,7 +140,14 @@ def _run(arguments: argparse.Namespace, recipe: Recipe, resume: bool) -> int:
     shard = getattr(arguments, "shard", False)
     with from_environment() as rank:
         result = run_recipe(
-            recipe, out, resume=resume, data_dir=arguments.data_dir, budget=budget, adopt=adopt, shard=shard
+            recipe,
+            out,
+            resume=resume,
+            data_dir=arguments.data_dir,
+            budget=budget,
+            adopt=adopt,
+            shard=shard,
+            begin=_promise,
         )
     if rank is not None and not rank.leads:
         return 0
@@ -143,6 +155,24 @@ def _run(arguments: argparse.Namespace, recipe: Recipe, resume: bool) -> int:
         sign(out, key)
     emit(arguments, {**result, "run": str(out)}, _rows(result, out))
     return 0
+
+
+def _promise(plan: Plan) -> None:
+    """What the guarantee will mean, in words, before anything is spent; a large ε does not pass without one."""
+    from sordino.plan.attack import in_words, success_rate
+
+    try:
+        rate = success_rate(plan)
+    except SordinoError:  # the plan has no guarantee at the other δ that the bound is made of
+        return
+    print(in_words(rate, plan.unit), file=sys.stderr)
+    if (epsilon := plan.guarantee().epsilon) > LARGE:
+        print(
+            f"ε = {up(epsilon)} is large. That is an average over all that may be published: some of it may make it "
+            f"e^{up(epsilon, 3)} times likelier that a given {plan.unit} took part, more often than δ. "
+            "If the data is sensitive, stop here and choose a smaller ε (1 to 10 is common).",
+            file=sys.stderr,
+        )
 
 
 def _skipped(result: dict[str, Any]) -> str:

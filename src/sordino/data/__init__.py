@@ -8,17 +8,37 @@
 Nothing here measures a constant from the records: scaling, categories and vocabularies are public.
 """
 
+from typing import TYPE_CHECKING
+
 from sordino.data.catalogue import Entry, catalogue, entry
-from sordino.data.checking import Finding, verify
-from sordino.data.code import function_of, is_code
-from sordino.data.download import fetch
-from sordino.data.files import data_directory
-from sordino.data.loading import load, load_texts
-from sordino.data.sources import is_own, published, read, source_of
-from sordino.data.tabular import Encoding
-from sordino.data.text import HashingTokenizer
-from sordino.data.types import Dataset, TextSplit
+from sordino.lazy import lazy_names
 from sordino.split import Split
+
+if TYPE_CHECKING:
+    from sordino.data.checking import Finding, verify
+    from sordino.data.code import function_of, is_code
+    from sordino.data.download import fetch
+    from sordino.data.files import data_directory
+    from sordino.data.loading import load, load_texts
+    from sordino.data.sources import is_own, published, read, source_of
+    from sordino.data.tabular import Encoding
+    from sordino.data.text import HashingTokenizer
+    from sordino.data.types import Dataset, TextSplit
+else:  # the names of datasets are known before torch is loaded
+    __getattr__, _ = lazy_names(
+        __name__,
+        {
+            "checking": ["Finding", "verify"],
+            "code": ["function_of", "is_code"],
+            "download": ["fetch"],
+            "files": ["data_directory"],
+            "loading": ["load", "load_texts"],
+            "sources": ["is_own", "published", "read", "source_of"],
+            "tabular": ["Encoding"],
+            "text": ["HashingTokenizer"],
+            "types": ["Dataset", "TextSplit"],
+        },
+    )
 
 __all__ = [
     "Dataset",

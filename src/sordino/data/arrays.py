@@ -138,7 +138,7 @@ class ImagesSource(Source):
                 scaled = picture.convert("L" if self.channels == 1 else "RGB").resize((width, height))
                 values = np.asarray(scaled, dtype=np.float32) / np.float32(255)
         except (OSError, UnidentifiedImageError, ValueError, Image.DecompressionBombError):
-            problems.add(row, file.name, "not a picture that can be read")
+            problems.add(row, "images", "not a picture that can be read", file.name)
             return torch.zeros(self.shape)
         return torch.from_numpy(values).reshape(height, width, self.channels).permute(2, 0, 1).contiguous()
 

@@ -50,6 +50,7 @@ class Entry:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     embedded: bool = False
+    vectors: bool = False  # reading it takes GloVe's word vectors as well (sordino.data.glove), which are not fetched
 
 
 def catalogue() -> tuple[Entry, ...]:
@@ -289,6 +290,7 @@ _ENTRIES = (
         name="imdb-glove",
         title="IMDb movie reviews as ids of GloVe's 30,000 most frequent words, with their vectors",
         shape=(64,),
+        vectors=True,
     ),
     replace(
         _IMDB,

@@ -8,6 +8,7 @@ from typing import Literal
 
 from sordino.data.catalogue import Content, Entry, entry
 from sordino.data.files import data_directory, find_content, read_bytes, sha256_of_bytes, sha256_of_file
+from sordino.data.glove import TABLE, TEXTS, read_glove
 from sordino.data.loading import embedded_findings, load, load_texts
 from sordino.data.types import Dataset
 from sordino.errors import SordinoError
@@ -38,6 +39,22 @@ _CHECKED = "SHA-256 as expected"
 
 
 def verify_entry(known: Entry, root: Path) -> tuple[Finding, ...]:
+    """As `verify`, of an entry that need not be in the catalogue."""
+    return file_findings(known, root) + ((_word_vectors(root),) if known.vectors else ())
+
+
+def _word_vectors(root: Path) -> Finding:
+    """GloVe's vectors, read through: they have no canonical checksum here."""
+    path = next((root / name for name in (*TEXTS, TABLE) if (root / name).is_file()), None)
+    try:
+        words = read_glove(root)
+    except SordinoError as error:
+        return Finding(path or root / TEXTS[0], "missing" if path is None else "wrong", str(error))
+    return Finding(path or root, "ok", f"reads as vectors of {len(words.ids):,} words")
+
+
+def file_findings(known: Entry, root: Path) -> tuple[Finding, ...]:
+    """One finding for each file of the set itself, without the vectors that it is read with."""
     layout = max(known.layouts, key=lambda one: sum(find_content(root, c.path) is not None for c in one) / len(one))
     findings = tuple(_finding(known, root, content) for content in layout)
     if any(f.status != "ok" for f in findings) or all(f.detail == _CHECKED for f in findings):

@@ -18,7 +18,7 @@ from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 
 from sordino.data.catalogue import Entry, Remote, entry
-from sordino.data.checking import Finding, verify, verify_entry
+from sordino.data.checking import Finding, file_findings, verify, verify_entry
 from sordino.data.files import VARIABLE, data_directory, sha256_of_file
 from sordino.errors import SordinoError
 
@@ -41,9 +41,8 @@ def fetch(name: str, data_dir: Path | str | None = None, progress: Progress | No
 
 
 def fetch_entry(known: Entry, root: Path, progress: Progress | None = None) -> tuple[Finding, ...]:
-    findings = verify_entry(known, root)
-    if all(finding.status == "ok" for finding in findings):
-        return findings
+    if all(finding.status == "ok" for finding in file_findings(known, root)):
+        return verify_entry(known, root)
     for remote in known.remotes:
         if remote.members is None and _is_right(root / remote.path, remote):
             continue

@@ -62,9 +62,7 @@ def source_of(section: Section) -> Source | None:
     if section.name not in known:
         raise InputError(f"unknown dataset {section.name!r}: {did_you_mean(section.name, known)}, or module:function")
     for key in section.options:
-        raise InputError(
-            f"unknown key in [data]: {key!r}: {section.name} is read by its name; known are name, records, unit"
-        )
+        raise InputError(f"unknown key in [data]: {key!r}: {section.name} is read by its name; known are name, records")
     return None
 
 

@@ -55,11 +55,12 @@ class Problems:
     kinds: dict[str, None] = field(default_factory=dict)
     count: int = 0
 
-    def add(self, row: int, column: str, what: str) -> None:
+    def add(self, row: int, column: str, what: str, name: str = "") -> None:
+        """name: of the file that the row is, where it is one."""
         self.count += 1
         self.kinds[f"{column}: {what}"] = None
         if len(self.found) < _SHOWN:
-            self.found.append(f"line {self.lines[row]}, {column}: {what}")
+            self.found.append(f"line {self.lines[row]}, {name or column}: {what}")
 
     def raise_any(self) -> None:
         """InputError with the kinds of problems; nothing was spent."""

@@ -10,31 +10,40 @@ Statistics that must be measured from the records are another matter: see `norma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from sordino.features.words import OPTIONS
+from sordino.lazy import lazy_names
 
-from sordino.data.files import data_directory, sha256_of_file
-from sordino.errors import InputError, did_you_mean
-from sordino.features import efficientnet, minilm
-from sordino.features.cache import cached, default_folder
-from sordino.features.normalise import (
-    ChannelBudget,
-    ChannelStatistics,
-    group_normalise,
-    low_frequencies,
-    private_statistics,
-    standardise,
-)
-from sordino.features.published import one_file
-from sordino.features.scattering import Scattering2D
+if TYPE_CHECKING:
+    from sordino.features.cache import default_folder
+    from sordino.features.extractor import Extractor, build
+    from sordino.features.normalise import (
+        ChannelBudget,
+        ChannelStatistics,
+        group_normalise,
+        low_frequencies,
+        private_statistics,
+        record_normalise,
+        standardise,
+    )
+    from sordino.features.scattering import Scattering2D
+else:  # the names of extractors are known before torch is loaded
+    __getattr__, _ = lazy_names(
+        __name__,
+        {
+            "cache": ["default_folder"],
+            "extractor": ["Extractor", "build"],
+            "normalise": [
+                "ChannelBudget", "ChannelStatistics", "group_normalise", "low_frequencies", "private_statistics",
+                "record_normalise", "standardise",
+            ],
+            "scattering": ["Scattering2D"],
+        },
+    )  # fmt: skip
 
 __all__ = [
+    "OPTIONS",
     "ChannelBudget",
     "ChannelStatistics",
     "Extractor",
@@ -44,123 +53,6 @@ __all__ = [
     "group_normalise",
     "low_frequencies",
     "private_statistics",
+    "record_normalise",
     "standardise",
 ]
-
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "scattering": {"J": 2, "L": 8, "normalise": "none", "groups": 27},
-    "efficientnet-lite0": {"resolution": 128},
-    "minilm": {"tokens": 128},
-}
-_PUBLISHED = {  # where the weights are, and who is asked for them
-    "efficientnet-lite0": (efficientnet.FOLDER, efficientnet.FILE, efficientnet.GET),
-    "minilm": (minilm.FOLDER, "model.safetensors", minilm.GET),
-}
-PART = 5000  # records of a published network that are kept in one file: a killed run goes on from the last part
-_NORMALISE = ("none", "group")
-
-
-@dataclass(frozen=True)
-class Extractor:
-    """A callable (n, ...) → (n, ...). `spec` is complete: all defaults are filled in, and the hash of the weights."""
-
-    spec: Mapping[str, Any]
-    chunk: int = 4096
-    frequencies: int | None = None  # of each map, the lowest that are kept: cheap, so that the cache holds whole maps
-    data_dir: Path | None = None  # of the published networks
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        return _numbers(inputs) if self.spec["name"] == "none" else self._last(self._maps(inputs))
-
-    def _maps(self, inputs: Tensor) -> Tensor:
-        function = self._function()
-        parts = (function(inputs[start : start + self.chunk]) for start in range(0, len(inputs), self.chunk))
-        first = next(parts, None)
-        if first is None:
-            return function(inputs)
-        out = first.new_empty(len(inputs), *first.shape[1:])  # one copy of the result, whatever its size
-        out[: len(first)] = first
-        for index, part in enumerate(parts, 1):
-            out[index * self.chunk : index * self.chunk + len(part)] = part
-        return out
-
-    def _function(self) -> Callable[[Tensor], Tensor]:
-        match self.spec["name"]:
-            case "efficientnet-lite0":
-                network = efficientnet.read(data_directory(self.data_dir))
-                return partial(efficientnet.embed, network, resolution=self.spec["resolution"])
-            case "minilm":
-                return partial(minilm.read(data_directory(self.data_dir)).embed, tokens=self.spec["tokens"])
-            case _:
-                return self._scattered
-
-    def _scattered(self, images: Tensor) -> Tensor:
-        maps = Scattering2D(self.spec["J"], self.spec["L"])(images)
-        return group_normalise(maps, self.spec["groups"]) if self.spec["normalise"] == "group" else maps
-
-    def _last(self, maps: Tensor) -> Tensor:
-        return maps if self.frequencies is None else low_frequencies(maps, self.frequencies)
-
-    def cached(self, inputs: Tensor, folder: Path | None, say: Callable[[str], None] | None = None) -> Tensor:
-        """The features from the folder, else computed and kept there; `say` hears how far it is."""
-        if self.spec["name"] == "none":
-            return _numbers(inputs)
-        if self.spec["name"] in _PUBLISHED:
-            out = []
-            for start in range(0, max(len(inputs), 1), PART):
-                if say is not None:
-                    say(f"{self.spec['name']}: {start:,} of {len(inputs):,} records")
-                out.append(cached(self._maps, self.spec, inputs[start : start + PART], folder))
-            return torch.cat(out)
-        return self._last(cached(self._maps, self.spec, inputs, folder))
-
-
-def build(spec: Mapping[str, Any], data_dir: Path | None = None) -> Extractor:
-    """An extractor from a recipe's section: `name`, and that extractor's own options; anything else is an error.
-
-    The weights of a published network are looked for in `data_dir`, else $SORDINO_DATA, else ./data. Their hash
-    becomes part of the specification, so that other weights never read an old cache.
-    """
-    given = dict(spec)
-    name = given.pop("name", "none")
-    if name not in _OPTIONS:
-        raise InputError(f"features: unknown name {name!r}; {did_you_mean(name, _OPTIONS)}")
-    known = _OPTIONS[name]
-    for key in given:
-        if key not in known and (name, key) != ("scattering", "frequencies"):
-            raise InputError(f"features {name!r}: unknown option {key!r}; {did_you_mean(key, known)}")
-    full = {"name": name, **known, **given}
-    frequencies = full.pop("frequencies", None)
-    if name == "scattering":
-        Scattering2D(full["J"], full["L"])
-        if full["normalise"] not in _NORMALISE:
-            raise InputError(
-                f"features: unknown normalise {full['normalise']!r}; "
-                f"{did_you_mean(full['normalise'], _NORMALISE)}. Statistics of the private records are "
-                "released by sordino.features.private_statistics"
-            )
-        if not isinstance(full["groups"], int) or full["groups"] < 1:
-            raise InputError(f"features: groups must be an integer of at least 1, not {full['groups']!r}")
-        if frequencies is not None and (not isinstance(frequencies, int) or frequencies < 1):
-            raise InputError(f"features: frequencies must be an integer of at least 1, not {frequencies!r}")
-        if full["normalise"] != "group" and "groups" in given:
-            raise InputError("features: groups is given, but normalise is not 'group': it would be ignored")
-    if name in _PUBLISHED:
-        _check_published(name, full)
-        folder, pattern, get = _PUBLISHED[name]
-        full["weights"] = sha256_of_file(one_file(data_directory(data_dir) / folder, pattern, name, get))
-    return Extractor(full, frequencies=frequencies, data_dir=data_dir)
-
-
-def _numbers(inputs: Tensor) -> Tensor:
-    if inputs.dtype == torch.uint8:
-        raise InputError('texts come as bytes, which no model here takes: give [features] name = "minilm"')
-    return inputs
-
-
-def _check_published(name: str, spec: Mapping[str, Any]) -> None:
-    key, least, most = ("tokens", 4, 512) if name == "minilm" else ("resolution", 32, 512)
-    value = spec[key]
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise InputError(f"features {name!r}: {key} must be an integer from {least} to {most}, not {value!r}")

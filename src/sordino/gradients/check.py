@@ -14,7 +14,7 @@ from sordino.clipping import Clipping, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import Refused
 from sordino.gradients.checkpoints import without_checkpoints
 from sordino.gradients.engine import Iterates, accumulate, clipped_sum, layers, row_loss
-from sordino.gradients.neutral import Neutral
+from sordino.gradients.neutral import neutral
 from sordino.gradients.rows import ClippedSum, Rows, call, checked, take, tree_map
 from sordino.gradients.shards import Shards
 from sordino.gradients.spectral import frozen, power_iterations
@@ -165,14 +165,13 @@ def verify(
     try:
         twin, wide = copy.deepcopy(model).double(), _rows_double(some)
         steps = None if iterates is None else [({k: v.double() for k, v in w.items()}, f) for w, f in iterates]
-        engine, oracle = _both(twin, loss, wide, clipping, reduction, steps)
+        engine, oracle = _both(twin, loss, wide, clipping, reduction, steps, tolerance)
         some = wide
     except Refused:
         raise
     except (RuntimeError, TypeError):  # a model that can't be copied or does not run in float64: in its own precision
         twin = model
-        engine, oracle = _both(model, loss, some, clipping, reduction, iterates)
-    _compare(engine, oracle, tolerance)
+        engine, oracle = _both(model, loss, some, clipping, reduction, iterates, tolerance)
     silent = [k for k, s in engine.sums.items() if not bool(s.any()) and not bool(oracle.sums[k].any())]
     unused = _never_used(twin, loss, some, silent) if silent else []
     if unused:
@@ -189,10 +188,13 @@ def _both(
     clipping: Clipping,
     reduction: Literal["sum", "mean"],
     iterates: Iterates | None,
+    tolerance: float,
 ) -> tuple[ClippedSum, ClippedSum]:
-    with Neutral(), torch.random.fork_rng(devices=[]):
+    """The engine's and the loop's sums; Refused where they differ."""
+    with neutral(), torch.random.fork_rng(devices=[]):
         engine = clipped_sum(model, loss, rows, clipping, reduction=reduction, iterates=iterates)
         oracle = brute_force(model, loss, rows, clipping, reduction=reduction, iterates=iterates)
+        _compare(engine, oracle, tolerance)
     return engine, oracle
 
 
@@ -218,7 +220,7 @@ def _rows_double(rows: Rows) -> Rows:
 
 def _compare(engine: ClippedSum, oracle: ClippedSum, tolerance: float) -> None:
     def gap(a: Tensor, b: Tensor) -> float:
-        a, b = (t.double().nan_to_num(0.0, 0.0, 0.0) for t in (a, b))
+        a, b = (t.double().cpu().nan_to_num(0.0, 0.0, 0.0) for t in (a, b))
         return float((a - b).abs().max() / b.abs().max().clamp_min(1e-12)) if a.numel() else 0.0
 
     alone = gap(engine.losses, oracle.losses)
@@ -287,7 +289,7 @@ def verify_shards(
         return
     owner = torch.arange(n) if some.record is None else some.record
     per_row, l1 = row_loss(loss), isinstance(clipping, L1Clip)
-    with Neutral(), torch.random.fork_rng(devices=[]):
+    with neutral(), torch.random.fork_rng(devices=[]):
         engine = clipped_sum(model, loss, some, clipping, shards=_Unsummed(shards))
         norms, losses, used = torch.zeros(count, dtype=torch.float64), torch.zeros(n, dtype=torch.float64), set()
         for i, group in itertools.product(range(count), shards.groups):

@@ -5,17 +5,25 @@ value in its place: a given quantile of a uniform range or a normal distribution
 largest weights of a multinomial draw, a shift by one for a permutation (which must show if it moves rows).
 
 Equal numbers hide what unequal ones decide (``torch.randn(n).argsort()`` moves nobody). So there is a second kind: each
-draw has numbers of its own, the same in every run, whatever generator the model has and whatever was drawn before.
+draw has numbers of its own, the same in every run, whatever was drawn before.
+
+Both stand for numbers that nobody knows: the run's own, which are secret, so that a record may be thought to keep its
+mask when another one is taken out. Numbers of a generator that the model has made or seeded itself are known. They
+belong to a place in the batch, and a record that is taken out moves those of all later ones. So they are left as they
+are, and show as an interaction where rows have numbers of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from sordino.errors import Refused
 
 aten = torch.ops.aten
 
@@ -139,8 +147,6 @@ _NEUTRAL: dict[str, Act] = {
 
 def _drawn(func: Any, args: Any, kwargs: Any, number: int) -> Any:
     """The draw, from a generator that knows its number and nothing else."""
-    kwargs = {name: None if isinstance(value, torch.Generator) else value for name, value in kwargs.items()}
-    args = tuple(None if isinstance(value, torch.Generator) else value for value in args)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(number)
         return func(*args, **kwargs)
@@ -153,8 +159,16 @@ class Neutral(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, level: float | None = 0.5) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.level = level
-        self.asked = False  # whether anything would have been drawn
+        self.asked = False  # whether the level took the place of anything
+        self.drew = False  # whether anything would have been drawn, inside attention too
         self.draws = 0
+        self.foreign = False  # whether numbers were drawn that are not the run's
+        self._seed = torch.initial_seed()
+
+    def __enter__(self) -> Neutral:
+        self._seed = torch.initial_seed()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A tape must not see what torch does of itself: a view's place in the graph is made again under a lock of
@@ -164,13 +178,40 @@ class Neutral(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _acted(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = func._schema.name
+        if (name in _NEUTRAL or "attention" in name) and self._is_foreign((*args, *kwargs.values())):
+            self.foreign = self.drew = True
+            return func(*args, **kwargs)
         if self.level is None:
             drawn = name in _NEUTRAL or "attention" in name
             self.draws += drawn
             return _drawn(func, args, kwargs, self.draws) if drawn else func(*args, **kwargs)
         if name in _NEUTRAL:
-            self.asked = True
+            self.asked = self.drew = True
             return _NEUTRAL[name](func, args, kwargs, self.level)
         if "attention" in name:
+            self.drew = True  # it may have a dropout of its own
             return _attention(func, args, kwargs, self.level)
         return func(*args, **kwargs)
+
+    def _is_foreign(self, args: tuple[Any, ...]) -> bool:
+        """Is it drawn from a generator of the model's own, or from torch's after the model seeded it?"""
+        own = (a for a in args if isinstance(a, torch.Generator))
+        return any(a is not torch.default_generator for a in own) or torch.initial_seed() != self._seed
+
+
+@contextmanager
+def neutral(level: float | None = 0.5) -> Iterator[Neutral]:
+    """A comparison under neutral numbers; where it fails and the model has numbers of its own, these are named."""
+    with Neutral(level) as mode:
+        try:
+            yield mode
+        except Refused as error:
+            if not mode.foreign:
+                raise
+            raise Refused(
+                f"{error}. The model draws random numbers from a generator that it has made or seeded itself "
+                "(generator=, torch.manual_seed): if rows have numbers of their own, that may be all. Whoever knows "
+                "the seed knows these numbers, and a record that is taken out moves those of all later ones; leave the "
+                "generator out, then the run's secret randomness is drawn from",
+                private=error.private,
+            ) from error

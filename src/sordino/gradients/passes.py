@@ -48,8 +48,8 @@ class Setup:
     shards: Shards | None = None  # of a model whose parameters are divided over processes
 
     @property
-    def device(self) -> str:
-        return next(iter(self.parameters.values())).device.type
+    def device(self) -> torch.device:
+        return next(iter(self.parameters.values())).device
 
 
 class PassMemory:
@@ -68,9 +68,9 @@ class PassMemory:
         """Was it there before this pass, and is nothing of an earlier batch in it?"""
         if any(ref() is t for ref in self._carried):
             raise Refused(
-                f"a tensor of shape {tuple(t.shape)} that was computed from an earlier batch is used again: what the "
-                "model keeps between batches (a queue, a cache, a moving average) holds records without noise: remove "
-                "it"
+                "a tensor that was computed from an earlier batch is used again: what the model keeps between batches "
+                "(a queue, a cache, a moving average) holds records without noise: remove it",
+                private=f"its shape is {tuple(t.shape)}",
             )
         if held.registered(t):
             return True  # what a pass writes to these is refused
@@ -122,7 +122,7 @@ class Pass:
         self.tape = Tape(model, setup.parameters, values, rows, RULEBOOK, lambda t: memory.is_constant(t, held), whole)
         self.rows, self.setup = rows, setup
         self.given = [*tensors(inputs), *tensors(targets)]
-        before = [held.version for held in setup.state]
+        before, seed = [held.version for held in setup.state], torch.initial_seed()
         self.tape.arrived = early
         try:
             self.tape.mark_rows((inputs, targets))
@@ -132,6 +132,7 @@ class Pass:
                 self.losses = setup.loss(outputs, targets)
             _check_losses(self.losses, rows)
             check_state(setup.state, before)
+            _check_seed(seed)
             _check_crossed(self.tape.book.crossed)
             label = self.tape.book.lineage(self.losses) if self.tape.book.holds(self.losses) else None
         except BaseException:
@@ -141,7 +142,7 @@ class Pass:
         known = label == ROWS and not book.hooked
         self.proven = rows == 1 or (known and all(use.layout is not None for use in self.tape.uses))
         self.independent = rows == 1 or (known and not (book.read or book.mixed))
-        self.program = hash((tuple(self.tape.program), book.crowded, self.proven))
+        self.program = hash((tuple(self.tape.program), tuple(book.answers), book.crowded, self.proven))
 
     def close(self) -> None:
         self.setup.memory.leave(self.tape.book.alive(), self.given)
@@ -187,12 +188,23 @@ def _check_crossed(operation: str | None) -> None:
         )
 
 
+def _check_seed(before: int) -> None:
+    if torch.initial_seed() != before:
+        raise Refused(
+            "the forward pass seeds torch's random generator, so the masks of this and later batches are known to "
+            "whoever knows the seed, and a record that is taken out moves those of all later ones; leave out "
+            "torch.manual_seed, then the run's secret randomness is drawn from"
+        )
+
+
 def _check_losses(losses: Any, rows: int) -> None:
     got: Any = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
     if got != (rows,):
+        kind = f"a tensor with {len(got)} dimensions" if isinstance(got, tuple) else f"a {got}"
         raise Refused(
-            f"the loss returned {got} for {rows} rows; it must return one value per row, shape ({rows},): "
-            "use reduction='none' and reduce each row's own values (for example .flatten(1).mean(1))"
+            f"the loss returned {kind}; it must return one value per row, shape (rows,): use reduction='none' and "
+            "reduce each row's own values (for example .flatten(1).mean(1))",
+            private=f"it returned {got} for {rows} rows",
         )
 
 
@@ -252,7 +264,7 @@ class _Gathered:
         self.leaves_of: dict[Slot, dict[str, Tensor]] = {}
         self.leaves: dict[str, Tensor] = {}
         self.ragged = chunk.slots is not None and bool((chunk.slots < 0).any())
-        self.precise = _full_precision(setup.device)
+        self.precise = _full_precision(setup.device.type)
         self.frames: dict[Layout, Frame] = {}
 
     def frame(self, layout: Layout | None) -> Frame:

@@ -1,9 +1,9 @@
 """Models whose parameters are divided over processes: a shard of each is here, the whole is gathered when it is used.
 
-The engine works on whole parameters, one group (a transformer block) at a time. `Shards` is what it asks for: the whole of
-a parameter, and a place for its sum. `Reading` is a mode of torch under which every operation gets the whole of a parameter
-in the place of its shard, and under which autograd keeps the name of a whole parameter instead of its memory: it
-is gathered once more in the backward pass.
+The engine works on whole parameters, one group (a transformer block) at a time. `Shards` is what it asks for: the
+whole of a parameter, and a place for its sum. `Reading` is a mode of torch under which every operation gets the whole
+of a parameter in the place of its shard. Under `Packing` autograd keeps the name of a whole parameter instead of its
+memory, and it is gathered once more in the backward pass.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Packing:
             self._known[whole.untyped_storage().data_ptr()] = weakref.ref(whole), shard
 
     def __call__(self, t: Tensor) -> Any:
-        known = self._known.get(t.untyped_storage().data_ptr()) if type(t) is not Named and _plain(t) else None
+        known = self._known.get(t.untyped_storage().data_ptr()) if _plain(t) else None
         whole = None if known is None else known[0]()
         if known is None or whole is None or t.dtype != whole.dtype:
             return t

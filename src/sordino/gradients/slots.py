@@ -22,7 +22,8 @@ Emit = Callable[[Tensor, Frame], Iterable[tuple["Slot", Contribution]]]
 class Slot:
     """A parameter (``parents`` is its own name) or something computed from parameters and constants alone.
 
-    value: detached; of a parameter that is divided over processes the whole, gathered when it is asked for. tensor: the same, connected to the leaves of its parameters in autograd's graph; of a parameter,
+    value: detached; of a parameter that is divided over processes the whole, gathered when it is asked for.
+    tensor: the same, connected to the leaves of its parameters in autograd's graph; of a parameter,
     None until something is computed from it alone (``Tape.connected``).
     source: the parameter and the pull-back to it, where that is known in closed form.
     stretched: the slot that this one repeats along dimensions, aligned from the right. looked_up: the table and the

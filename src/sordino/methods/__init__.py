@@ -26,6 +26,15 @@ FLAGS = {
 }
 """Modules with command-line flags. They import nothing slow, so that help is there at once."""
 
+WORDS = {
+    "dpsgd": "sordino.methods.dpsgd.words",
+    "modelmix": "sordino.methods.modelmix.words",
+    "hidden-state": "sordino.methods.hidden_state.words",
+    "dp-mac": "sordino.methods.dp_mac.words",
+    "coupling": "sordino.methods.coupling.words",
+}
+"""Modules with the words of recipes; likewise."""
+
 COMMANDS = ("sordino.methods.hidden_state.command",)
 """Modules with further commands; likewise."""
 
@@ -50,4 +59,4 @@ else:
         },
     )
 
-__all__ = ["COMMANDS", "DEFAULT", "DPMAC", "DPSGD", "FLAGS", "METHODS", "Coupling", "HiddenState", "ModelMix"]
+__all__ = ["COMMANDS", "DEFAULT", "DPMAC", "DPSGD", "FLAGS", "METHODS", "WORDS", "Coupling", "HiddenState", "ModelMix"]

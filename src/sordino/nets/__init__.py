@@ -8,34 +8,51 @@ build("resnet", (3, 32, 32), 10, depth=8, form="enhanced")
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any
-
-from torch import Tensor, nn
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from sordino.errors import InputError, did_you_mean
-from sordino.nets import images, resnet, text
-from sordino.nets.text import GruClassifier, LstmClassifier, TransformerClassifier
+from sordino.lazy import lazy_names
 
-__all__ = ["GruClassifier", "LstmClassifier", "TransformerClassifier", "build", "names"]
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
-_NETS: dict[str, Callable[..., nn.Module]] = {
-    "linear": images.linear,
-    "mlp": images.mlp,
-    "scatter-cnn": images.scatter_cnn,
-    "scatter-cnn-cifar": images.scatter_cnn_cifar,
-    "mnist-cnn": images.mnist_cnn,
-    "resnet": resnet.resnet,
-    "resnet20": resnet.resnet20,
-    "wide-resnet": resnet.wide_resnet,
-    "gru": text.gru,
-    "lstm": text.lstm,
-    "transformer": text.transformer,
+    from sordino.nets.text import GruClassifier, LstmClassifier, TransformerClassifier
+else:  # the names of networks and of their options are known before torch is loaded
+    __getattr__, _ = lazy_names(__name__, {"text": ["GruClassifier", "LstmClassifier", "TransformerClassifier"]})
+
+__all__ = ["GruClassifier", "LstmClassifier", "TransformerClassifier", "build", "names", "options_of"]
+
+_NETS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "linear": ("images:linear", ("bias", "zero")),
+    "mlp": ("images:mlp", ("hidden", "act")),
+    "scatter-cnn": ("images:scatter_cnn", ()),
+    "scatter-cnn-cifar": ("images:scatter_cnn_cifar", ()),
+    "mnist-cnn": ("images:mnist_cnn", ("form",)),
+    "resnet": ("resnet:resnet", ("depth", "form", "groups")),
+    "resnet20": ("resnet:resnet20", ("groups",)),
+    "wide-resnet": ("resnet:wide_resnet", ("depth", "width", "groups")),
+    "gru": ("text:gru", ("hidden", "form", "readout")),
+    "lstm": ("text:lstm", ("vocabulary", "embedding", "hidden")),
+    "transformer": ("text:transformer", ("vocabulary", "width", "layers", "heads", "ffn")),
 }
+"""The function that makes each network, and the options that it takes."""
 
 
 def names() -> tuple[str, ...]:
+    """The networks that there are."""
     return tuple(_NETS)
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    """The options of a network.
+
+    Raises:
+        InputError: there is no network of that name.
+    """
+    if name not in _NETS:
+        raise InputError(f"unknown model {name!r}; {did_you_mean(name, _NETS)}")
+    return _NETS[name][1]
 
 
 def build(
@@ -45,20 +62,24 @@ def build(
 
     vectors: the public word vectors of a dataset of token ids, for the networks that read them.
     """
-    if name not in _NETS:
-        raise InputError(f"unknown model {name!r}; {did_you_mean(name, _NETS)}")
+    known = options_of(name)
     if classes < 2:
         raise InputError(f"model {name!r}: classes must be at least 2, not {classes}")
-    parameters = inspect.signature(_NETS[name]).parameters.values()
-    known = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    given = {"vectors": vectors} if "vectors" in known else {}
-    known.pop("vectors", None)
+    make = _function(name)
+    parameters = inspect.signature(make).parameters
+    given = {"vectors": vectors} if "vectors" in parameters else {}
     for key, value in options.items():
         if key not in known:
             raise InputError(f"model {name!r}: unknown option {key!r}; {did_you_mean(key, known)}")
-        _check(name, key, value, known[key])
+        _check(name, key, value, parameters[key].default)
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    return _NETS[name](tuple(input_shape), classes, **given, **plain)
+    made: nn.Module = make(tuple(input_shape), classes, **given, **plain)
+    return made
+
+
+def _function(name: str) -> Any:
+    module, _, function = _NETS[name][0].partition(":")
+    return getattr(import_module(f"{__name__}.{module}"), function)
 
 
 def _check(name: str, key: str, value: Any, default: Any) -> None:

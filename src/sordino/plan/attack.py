@@ -17,8 +17,11 @@ from dataclasses import replace
 
 from sordino import checks
 from sordino.plan.core import Plan
+from sordino.shown import up
 
 FALSE_ALARMS = 0.01
+NOTHING = 0.995
+"""From this success on a promise is none that anybody should be told of."""
 _DELTAS = (0.5, 0.3, 0.15, 0.05, 0.02, 0.01, 1e-3)
 
 
@@ -38,6 +41,28 @@ def success_rate(plan: Plan, false_alarms: float = FALSE_ALARMS) -> float:
         other = replace(plan, delta=delta)
         profile.append((other.method.epsilons(other, [plan.steps])[0], delta))
     return bounded_by_profile(profile, alpha)
+
+
+def in_words(rate: float, unit: str = "record", false_alarms: float = FALSE_ALARMS) -> str:
+    """The promise of a guarantee as a sentence for people.
+
+    Args:
+        rate: what `success_rate` gave at that rate of false alarms.
+        unit: What is protected, "record" or "user".
+        false_alarms: α.
+
+    Returns:
+        The sentence, rounded up; where nothing is promised it says so.
+    """
+    meaning = (
+        f"at most {up(100 * rate, 3)} of 100 {unit}s that did"
+        if rate < NOTHING
+        else f"every {unit} that did: nothing is promised"
+    )
+    return (
+        f"Somebody who knows everything but whether one given {unit} took part, sees all that was published, and is "
+        f"content to accuse wrongly in {100 * false_alarms:g} of 100 cases, can recognise {meaning}."
+    )
 
 
 def bounded_by_profile(profile: Iterable[tuple[float, float]], alpha: float) -> float:

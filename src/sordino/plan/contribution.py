@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from sordino import checks
 from sordino.errors import InputError, Refused
-from sordino.sampling import Poisson
 
 if TYPE_CHECKING:
     from sordino.plan.core import Plan
@@ -157,7 +156,7 @@ class Contribution:
             )
         if self.record_momentum is None:
             return
-        if not (isinstance(plan.sampling, Poisson) and plan.sampling.sampling_rate == 1.0):
+        if not (plan.sampling.name == "poisson" and plan.sampling.to_dict()["sampling_rate"] == 1.0):
             raise Refused(
                 "the momentum of single records over all steps (Algorithm 1) is proven for full batches alone: poisson "
                 "sampling with expected_batch = records; for sampled batches use inner_length and inner_decay"

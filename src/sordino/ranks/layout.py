@@ -1,7 +1,8 @@
 """Where the parameters of a sharded model are: which rows of each belong to which rank (torch's fully_shard).
 
-fully_shard divides the first dimension of every parameter as `torch.chunk` does: equal parts, of which the last ones may be
-shorter or empty. Parameters are put into groups by the module that fully_shard was applied to: a group is gathered at once.
+fully_shard divides the first dimension of every parameter as `torch.chunk` does: equal parts, of which the last ones
+may be shorter or empty. Parameters are put into groups by the module that fully_shard was applied to: a group is
+gathered at once.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Divided:
 
     def local(self, value: Any = None) -> Tensor:
         """The rows that are here, of the parameter or of another DTensor of its layout."""
-        held = (self.parameter if value is None else value).detach()
-        return held.to_local()  # type: ignore[no-any-return]
+        held: Any = self.parameter if value is None else value
+        return held.detach().to_local()  # type: ignore[no-any-return]
 
     def like(self, local: Tensor) -> Tensor:
         """A DTensor of the parameter's layout with these rows."""
@@ -104,7 +105,7 @@ def layout_of(model: nn.Module) -> Layout:
     """
     _refuse(model)
     begins, count = {}, 0
-    for name, parameter in trainable(model).items():
+    for parameter in trainable(model).values():
         begins[id(parameter)] = count
         count += parameter.numel()
     groups: dict[int, list[Divided]] = {}
@@ -123,12 +124,13 @@ def layout_of(model: nn.Module) -> Layout:
 def _refuse(model: nn.Module) -> None:
     if not _shards(model):
         raise Refused(
-            "fully_shard was applied to parts of the model and not to the model itself: apply it to its blocks and then "
-            "to the model, so that every parameter is sharded"
+            "fully_shard was applied to parts of the model and not to the model itself: apply it to its blocks and "
+            "then to the model, so that every parameter is sharded"
         )
     world = dist.get_world_size()
     for name, parameter in model.named_parameters():
-        mesh, placements = getattr(parameter, "device_mesh", None), getattr(parameter, "placements", ())
+        mesh: Any = getattr(parameter, "device_mesh", None)
+        placements: Any = getattr(parameter, "placements", ())
         if mesh is None or mesh.ndim != 1 or mesh.size() != world:
             raise Refused(
                 f"{name}: sordino trains models that fully_shard has divided over all ranks of the process group; a "
@@ -136,17 +138,17 @@ def _refuse(model: nn.Module) -> None:
             )
         if len(placements) != 1 or not placements[0].is_shard(0):
             raise Refused(
-                f"{name}: it is divided as {placements}; sordino trains models that are divided along the first dimension "
-                "of every parameter: leave out shard_placement_fn"
+                f"{name}: it is divided as {placements}; sordino trains models that are divided along the first "
+                "dimension of every parameter: leave out shard_placement_fn"
             )
     for module in sharding_modules(model):
         for state in _states(module):
             policy = getattr(state, "_mp_policy", None)
             if policy is not None and (policy.param_dtype or policy.reduce_dtype or policy.output_dtype):
                 raise Refused(
-                    "fully_shard was given a mixed precision policy: norms and sums of half precision have rounding errors "
-                    "that the bound on a record's share does not cover; leave out mp_policy (autocast inside the model "
-                    "is fine)"
+                    "fully_shard was given a mixed precision policy: norms and sums of half precision have rounding "
+                    "errors that the bound on a record's share does not cover; leave out mp_policy (autocast inside "
+                    "the model is fine)"
                 )
 
 
@@ -169,7 +171,7 @@ def bytes_by(group: Sequence[Divided]) -> list[Divided]:
 
 def whole_of(tensor: Tensor) -> Tensor:
     """The whole of a shard, at every rank: all of them ask together. Any other tensor is itself."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[no-any-return]
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def shard_of(parameter: Any, whole: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""A batch of a sharded model: every rank sums its chunks, the sums go straight to the shards, each shard gets its noise.
+"""A batch of a sharded model: every rank sums its chunks, the sums go straight to the shards, each gets its noise.
 
-Formal contract. All ranks call these functions together. Sums, ledger and released gradients are, put together, those of
-one process that cuts its batches into the same chunks: chunk sums are on a grid on which additions are exact
+Formal contract. All ranks call these functions together. Sums, ledger and released gradients are, put together, those
+of one process that cuts its batches into the same chunks: chunk sums are on a grid on which additions are exact
 (`records.gradients.grid_spacing`), and the noise of a coordinate depends on its place alone (`release.shards`).
 """
 
@@ -18,6 +18,7 @@ from sordino.gradients.engine import most_records, narrowest
 from sordino.gradients.survey import survey, trainable
 from sordino.plan.core import Plan
 from sordino.randomness import RandomSource
+from sordino.randomness.masks import masks_of
 from sordino.ranks.group import Rank
 from sordino.ranks.run import heard
 from sordino.ranks.store import Store
@@ -71,8 +72,7 @@ def sum_batch(
     rank = store.rank
     spacing = grid_spacing(inner.clipping.clip_norm, len(batch)) if len(inner.pieces(batch)) > 1 else None
     store.begin(past, spacing)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with masks_of(seed):
         share = own_chunks(inner, rank, batch, seed)[1]
     store.flush()
     shares = rank.collect(share)

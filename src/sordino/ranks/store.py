@@ -1,7 +1,7 @@
-"""The shards of all ranks as one store: a rank reads whole parameters from it and adds sums to it, whenever it needs to.
+"""The shards of all ranks as one store: a rank reads whole parameters from it and adds sums to it when it needs to.
 
-Every rank serves its shards to the others from threads, one for each other rank. So ranks need not be in step: a rank may
-make any number of passes (checks of a new program, records that are not finite) while others wait or have none to make,
+Every rank serves its shards to the others from threads, one for each other rank. So ranks need not be in step: a rank
+may make any number of passes (checks of a new program, records that are not finite) while others have none to make,
 and an error of one is told to the others at the end of the batch. Sums lie on a grid on which additions are exact
 (`records.gradients.grid_spacing`), so the order in which they arrive changes no bit.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from sordino.errors import Refused
 from sordino.gradients.shards import Packing, Reading
 from sordino.ranks.group import PATIENCE, Rank, noticing_loss
-from sordino.ranks.layout import Divided, Layout, bytes_by, is_fsdp, layout_of, reshard, sharding_modules
+from sordino.ranks.layout import Divided, bytes_by, is_fsdp, layout_of, reshard, sharding_modules
 from sordino.records.momentum import PastIterates
 
 FETCH, ADD, FLUSH, STOP = range(4)
@@ -218,7 +218,7 @@ class Store:
                 self.sums[name] += added
         elif kind == FLUSH:
             dist.send(header, dst=peer, group=self._channel, tag=_DONE)
-        return kind != STOP
+        return bool(kind != STOP)
 
 
 def _refuse_written(held: Mapping[str, tuple[Tensor, int]]) -> None:

@@ -24,6 +24,7 @@ from sordino.clipping import Clipping
 from sordino.errors import SordinoError
 from sordino.gradients import ClippedSum
 from sordino.plan.contribution import Contribution
+from sordino.randomness.masks import masks_of
 from sordino.ranks.group import Lost, Rank
 from sordino.records.gradients import Divisible, add_sums, empty_sum
 from sordino.records.momentum import PastIterates
@@ -95,7 +96,7 @@ def shared_sum(inner: Divisible, model: nn.Module, rank: Rank, work: Work) -> Cl
 
 
 def own_chunks(inner: Divisible, rank: Rank, batch: LogicalBatch, seed: int) -> tuple[ClippedSum | None, Share]:
-    """The sum of the chunks that fall to this rank, if any; what goes wrong is told to the leader, which ends the run."""
+    """The sum of the chunks that fall to this rank, if any; the leader hears of what goes wrong, and ends the run."""
     total: ClippedSum | None = None
     chunks, dropped = [], 0
     try:
@@ -126,8 +127,7 @@ def follow(inner: Divisible, model: nn.Module, rank: Rank, past: SentPast) -> An
     """Sums chunks for the leader until it sends something else than work; returns that."""
     while isinstance(message := rank.tell(), Work):
         past.held = message.past
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(message.seed)
+        with masks_of(message.seed):
             shared_sum(inner, model, rank, message)
     return message
 

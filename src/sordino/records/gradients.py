@@ -20,11 +20,13 @@ from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.gradients.assurance import Assurance
 from sordino.gradients.engine import Iterates, narrowest
 from sordino.gradients.memory import Pool
+from sordino.gradients.rows import placed
 from sordino.gradients.shards import Shards
 from sordino.gradients.spectral import advance
 from sordino.gradients.survey import trainable
 from sordino.plan.contribution import Augmentation, Contribution, InnerMomentum
 from sordino.plan.core import Plan
+from sordino.randomness.masks import masks_of
 from sordino.records.chunks import LONGEST_SUM, rising, stable_chunks
 from sordino.records.companions import companions_of, with_companions
 from sordino.records.momentum import PastIterates, RecordMomenta
@@ -142,25 +144,17 @@ class RecordGradients:
 
     def rows(self, indices: Tensor, step: int) -> Rows:
         """The rows of these records, all views of them, at this step; with companions where the model takes any."""
-        rows = self.fetch(indices, step)
+        rows = placed(self.fetch(indices, step), self.model)
         rows = rows if self.views is None else with_views(rows, self.views, seed=self.seed, step=step)
         return with_companions(rows, self.model, seed=self.seed, step=step)
 
     def parts(self, batch: LogicalBatch, seed: int) -> list[Callable[[], ClippedSum]]:
         """One function for each chunk of the batch, to be called in any order and anywhere: their results add up to the
         sum, whatever the order (`on_grid`). Chunks and their masks (dropout) follow from the batch and `seed`."""
-        pieces = self.pieces(batch)
         iterates = None if self.inner is None else self.past().with_present(self.inner)
-        if len(pieces) == 1:
-            return [partial(self._part, batch, pieces[0], iterates)]
-        spacing = grid_spacing(self.clipping.clip_norm, len(batch))
-
-        def make(number: int) -> ClippedSum:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed((seed + 0x9E3779B97F4A7C15 * number) % (1 << 63))
-                return on_grid(self._part(batch, pieces[number], iterates), spacing)
-
-        return [partial(make, number) for number in range(len(pieces))]
+        return in_parts(
+            self.pieces(batch), lambda indices: self._part(batch, indices, iterates), self.clipping, len(batch), seed
+        )
 
     def pieces(self, batch: LogicalBatch) -> Sequence[Tensor]:
         """The records of each chunk."""
@@ -177,10 +171,7 @@ class RecordGradients:
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         self.prepare()
-        total: ClippedSum | None = None
-        for part in self.parts(batch, torch.initial_seed()):
-            total = part() if total is None else add_sums(total, part())
-        return empty_sum(self.model) if total is None else total
+        return total_of(self.model, self.parts(batch, torch.initial_seed()))
 
     def prepare(self) -> None:
         """What happens to the model once before the chunks of a batch."""
@@ -196,6 +187,38 @@ class Divisible(GradientSum, Protocol):
 
     def parts(self, batch: LogicalBatch, seed: int) -> list[Callable[[], ClippedSum]]:
         """One function for each chunk; their sums are exact in double precision, and so have no order."""
+
+
+def in_parts(
+    pieces: Sequence[Tensor], sum_of: Callable[[Tensor], ClippedSum], clipping: Clipping, records: int, seed: int
+) -> list[Callable[[], ClippedSum]]:
+    """One function for each chunk of a batch, to be called in any order and anywhere: their results add up to the sum,
+    whatever the order (`on_grid`). The masks of a chunk (dropout) follow from its number and `seed`.
+
+    Args:
+        pieces: The records of each chunk.
+        sum_of: The sum over such records.
+        clipping: What bounds a record.
+        records: How many there are in the batch.
+        seed: Of the masks.
+    """
+    if len(pieces) == 1:
+        return [partial(sum_of, pieces[0])]
+    spacing = grid_spacing(clipping.clip_norm, records)
+
+    def make(number: int) -> ClippedSum:
+        with masks_of((seed + 0x9E3779B97F4A7C15 * number) % (1 << 63)):
+            return on_grid(sum_of(pieces[number]), spacing)
+
+    return [partial(make, number) for number in range(len(pieces))]
+
+
+def total_of(model: nn.Module, parts: Sequence[Callable[[], ClippedSum]]) -> ClippedSum:
+    """The sum of all parts."""
+    total: ClippedSum | None = None
+    for part in parts:
+        total = part() if total is None else add_sums(total, part())
+    return empty_sum(model) if total is None else total
 
 
 def grid_spacing(clip_norm: float, records: int) -> float:

@@ -103,7 +103,10 @@ def owners(users: Any, rows: int) -> tuple[Indices, int]:
         users = users.detach().cpu().numpy()
     ids = np.asarray(users if isinstance(users, np.ndarray) else _plain(users))
     if ids.ndim != 1 or len(ids) != rows:
-        raise InputError(f"users has shape {tuple(ids.shape)}: give one id for each of the {rows} rows")
+        raise InputError(
+            "users does not have one id for each row: give as many ids as rows, in the same order",
+            private=f"users has the shape {tuple(ids.shape)}, and there are {rows} rows",
+        )
     if ids.dtype.kind == "f" and not np.array_equal(ids, np.round(ids)):  # also refuses NaN
         raise InputError("users are ids, whole numbers or texts, without missing values; got fractions or NaN")
     if ids.dtype.kind not in "iufUSb":

@@ -1,8 +1,8 @@
 """THE ONE DOOR for models whose parameters are divided over processes: noise for a part of a vector.
 
-Formal guarantee: that of `door.release`, for all processes together. Coordinate i of the whole vector gets the noise that
-one process would give it, from the same stream, whose keys the leader hands out once the ledger's entry is on disk. A
-process that has not got them has added no noise, and has nothing to return.
+Formal guarantee: that of `door.release`, for all processes together. Coordinate i of the whole vector gets the noise
+that one process would give it, from the same stream, whose keys the leader hands out once the ledger's entry is on
+disk. A process that has not got them has added no noise, and has nothing to return.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _runs(shard: Shard, values: Mapping[str, Tensor]) -> list[tuple[int, int, li
             low, high = run * _RUN * BLOCK, (run + 1) * _RUN * BLOCK
             touched.setdefault(run, []).append((name, max(begin, low) - begin, min(end, high) - begin))
     found = []
-    for run, own in sorted(touched.items()):
+    for _, own in sorted(touched.items()):
         first = min(shard.begins[name] + low for name, low, _ in own) // BLOCK * BLOCK
         last = max(shard.begins[name] + high for name, _, high in own)
         stop = min(-(-last // BLOCK) * BLOCK, shard.coordinates)

@@ -9,13 +9,14 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from sordino.plan.attack import FALSE_ALARMS
+from sordino.plan.attack import in_words
 from sordino.report import numbers
 from sordino.report.instruments import instrument_figures
 from sordino.report.ledger_table import group_releases
@@ -53,13 +54,8 @@ class Verdict:
 def render(run: Run) -> str:
     """The page as a string of HTML."""
     style = _resource("page.css")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(
-        epsilon=numbers.epsilon, lower=numbers.lower, power=numbers.power, plain=numbers.plain, percent=numbers.percent,
-        seconds=numbers.seconds,
-    )  # fmt: skip
     guarantee = _guarantee(run.result) | {"delta": run.header.get("delta", run.result.get("delta"))}
-    return environment.from_string(_resource("page.html")).render(
+    return _template().render(
         run=run,
         result=run.result,
         guarantee=guarantee,
@@ -95,14 +91,7 @@ def _promise(run: Run) -> str:
     """The guarantee in words: what any attack on one record can reach at most."""
     if run.attack is None:
         return ""
-    percent = up(100 * run.attack, 3)
-    meaning = (
-        f"at most {percent} of 100 records that did" if run.attack < 1 else "any number of records: nothing is promised"
-    )
-    return (
-        "Somebody who knows everything but whether one given record took part, sees all that was published, and is "
-        f"content to accuse wrongly in {numbers.plain(100 * FALSE_ALARMS)} of 100 cases, can recognise {meaning}."
-    )
+    return in_words(run.attack, str(run.header.get("unit", "record")))
 
 
 def _corrected(run: Run) -> str:
@@ -286,6 +275,16 @@ def _flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
 
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@lru_cache(maxsize=1)
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(
+        epsilon=numbers.epsilon, lower=numbers.lower, power=numbers.power, plain=numbers.plain, percent=numbers.percent,
+        seconds=numbers.seconds,
+    )  # fmt: skip
+    return environment.from_string(_resource("page.html"))
 
 
 def _resource(name: str) -> str:

@@ -21,8 +21,8 @@ from torch import Tensor
 from sordino.errors import SordinoError
 from sordino.files import json_bytes, write_atomically
 from sordino.plan.spent import from_ledger
-from sordino.release.ledger import read_chain
 from sordino.ranks.layout import whole_of
+from sordino.release.ledger import read_chain
 from sordino.shown import up
 from sordino.training.sealed import sealed, write_sealed
 

@@ -33,6 +33,7 @@ from sordino import registry
 from sordino.checks import brief
 from sordino.errors import InputError, Refused, did_you_mean
 from sordino.plan.contribution import Augmentation
+from sordino.runs.words import check_words
 
 
 @dataclass(frozen=True)
@@ -182,9 +183,6 @@ class DeclarationSection:
         return self != type(self)()
 
 
-OWN_DATA = ("csv", "parquet", "hf", "npz", "images")
-"""Names of [data] that take keys of their own (sordino.data.sources)."""
-
 OPEN_SECTIONS = ("data", "features", "model", "clipping", "train", "method")
 """Sections whose further keys go to the part that they name, which checks them itself."""
 
@@ -248,18 +246,15 @@ class Recipe:
         sections = get_type_hints(cls)
         _no_unknown(document, sections, "section")
         _refuse_boundless(document, "")
-        recipe = cls(
-            **{
-                name: _parse_section(name, kind, document.get(name, {}))
-                for name, kind in sections.items()
-                if name in document or _is_required(cls, name)
-            }
-        )
+        parsed = {
+            name: _parse_section(name, kind, document.get(name, {}))
+            for name, kind in sections.items()
+            if name in document or _is_required(cls, name)
+        }
+        check_words(parsed, {name: _own_keys(kind) for name, kind in sections.items()})
         if not allow_code:
-            _refuse_code(recipe)
-        if recipe.data.options and recipe.data.name not in OWN_DATA and ":" not in recipe.data.name:
-            own = {key: None for key in get_type_hints(DataSection) if key != "options"}
-            _no_unknown(recipe.data.options, own, "key in [data]:")
+            _refuse_code(parsed["data"], parsed["model"])
+        recipe = cls(**parsed)
         method = registry.method_class(recipe.method.name, "method.name")
         if recipe.train.lr is None and not method.holds_update and "lr" not in recipe.method.options:
             raise InputError("[train] needs lr" + _near_misses(["lr"], recipe.train.options))
@@ -293,9 +288,9 @@ def with_overrides(document: Mapping[str, Any], overrides: Sequence[str]) -> dic
     return changed
 
 
-def _refuse_code(recipe: Recipe) -> None:
+def _refuse_code(data: DataSection, model: ModelSection) -> None:
     """A recipe is data: nobody's code is run because a file names it."""
-    for section, name in (("data", recipe.data.name), ("model", recipe.model.name)):
+    for section, name in (("data", data.name), ("model", model.name)):
         if ":" in name:
             raise Refused(
                 f"{section}.name = {name!r} names a function, and a run would carry out its code: a recipe alone must "
@@ -333,10 +328,15 @@ def _no_unknown(given: Mapping[str, Any], known: Mapping[str, Any], what: str) -
             raise InputError(f"unknown {what} {key!r}: {did_you_mean(key, known)}")
 
 
+def _own_keys(kind: type) -> dict[str, Any]:
+    """The keys that a section has whatever it names, with their types."""
+    return {key: hint for key, hint in get_type_hints(kind).items() if key != "options"}
+
+
 def _parse_section(name: str, kind: type, given: Any) -> Any:
     if not isinstance(given, Mapping):
         raise InputError(f"[{name}] must be a section, not {given!r}")
-    hints = {key: hint for key, hint in get_type_hints(kind).items() if key != "options"}
+    hints = _own_keys(kind)
     known = {key: value for key, value in given.items() if key in hints}
     further = {key: value for key, value in given.items() if key not in hints}
     if name not in OPEN_SECTIONS:
@@ -369,7 +369,10 @@ def _override(document: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     section, dot, name = key.strip().partition(".")
     if not (equals and dot and section and name):
-        raise InputError(f"--set {override!r}: write section.key=value, for example train.lr=0.5")
+        raise InputError(
+            f"--set {brief(override)}: write section.key=value, for example train.lr=0.5; section.key= takes the key "
+            "out of the recipe"
+        )
     if "\n" in text or "\r" in text:
         raise InputError(f"--set {override!r}: a value is on one line")
     try:
@@ -378,7 +381,15 @@ def _override(document: dict[str, Any], override: str) -> None:
         value = text.strip()  # a bare word is a string
     except (ValueError, RecursionError) as error:
         raise InputError(f"--set {brief(override)}: a number or a nesting beyond all bounds") from error
-    document.setdefault(section, {})
-    if not isinstance(document[section], dict):
-        raise InputError(f"--set {override!r}: [{section}] is not a section")
-    document[section][name] = value
+    given = document.setdefault(section, {})
+    if not isinstance(given, dict):
+        raise InputError(f"--set {brief(override)}: [{section}] is not a section")
+    if text.strip():
+        given[name] = value
+    elif given.pop(name, None) is None:
+        raise InputError(
+            f"--set {brief(override)} takes the key out of the recipe, and [{section}] has no {name!r}: "
+            f"{did_you_mean(name, given)}; an empty text is written {key.strip()}=''"
+        )
+    elif not given:
+        del document[section]  # as if it had never been there

@@ -13,7 +13,7 @@ Everything that can be wrong with the input is found before the directory is mad
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from sordino.files import (
     usable_folder,
     write_atomically,
 )
+from sordino.plan.core import Plan
 from sordino.release.ledger import adopt as adopt_ledger
 from sordino.runs.budget import TOKEN, charged
 from sordino.runs.build import check_companions, private_records
@@ -52,6 +53,7 @@ def run_recipe(
     adopt: bool = False,
     budget: Path | None = None,
     shard: bool = False,
+    begin: Callable[[Plan], None] | None = None,
 ) -> dict[str, Any]:
     """Trains as the recipe says, writes the run directory, and returns what result.json holds.
 
@@ -67,6 +69,7 @@ def run_recipe(
             that you state so.
         budget: a budget file (sordino.runs.budget) that the run is counted in.
         shard: in a process group, divide the model over its ranks (torch's fully_shard); the results are the same.
+        begin: is told the plan when all is checked, before anything is written or released.
 
     Raises:
         InputError: the recipe is wrong, or the run would exceed the budget; nothing was written.
@@ -78,7 +81,7 @@ def run_recipe(
     if shard and rank is None:
         raise InputError("--shard divides the model over several processes: start them with torchrun")
     with ranks.leading(rank):
-        done = _made(recipe, out, resume, data_dir, progress, budget, adopt, shard)
+        done = _made(recipe, out, resume, data_dir, progress, budget, adopt, shard, begin)
     if rank is not None:
         rank.tell(ranks.Ended())
     return done
@@ -109,6 +112,7 @@ def _made(
     budget: Path | None,
     adopt: bool,
     shard: bool,
+    begin: Callable[[Plan], None] | None,
 ) -> dict[str, Any]:
     """The run itself, by the only process or the leader."""
     usable_folder(out)
@@ -123,6 +127,8 @@ def _made(
     rank = ranks.current()
     if rank is not None and work.plan.method.trained_by is not None:
         raise Refused(f"the method {work.plan.method.name} trains in one process: run it without torchrun")
+    if begin is not None:
+        begin(work.plan)
     made = make_folder(out)
     with locked(out):
         # another process may have begun or finished the run since: what is there counts once it is locked

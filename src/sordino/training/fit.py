@@ -48,6 +48,7 @@ from sordino.records.reading import Collated, count_records, refuse_dependent_ro
 from sordino.release.ledger import Ledger
 from sordino.sampling import Allocation, Partition
 from sordino.training.announced import header, seconds_per_step
+from sordino.training.asked import check_asked
 from sordino.training.callbacks import Callback, checked, stopped
 from sordino.training.histogram import NormHistogram, check_declared, release_histogram
 from sordino.training.loop import Evaluate, Loop, Reader, Settings
@@ -179,6 +180,9 @@ def train(
         Refused: no guarantee covers what is asked for.
         InputError: a value is wrong; nothing was written.
     """
+    check_asked(
+        model, loss, dataset, plan, optimizer=optimizer, lr=lr, settings=settings, callbacks=callbacks
+    )  # fmt: skip
     if collate is not None or num_workers:
         dataset = Collated(dataset, collate or default_collate, checks.whole("num_workers", num_workers))
     dataset = unit_dataset(plan, dataset, users)
@@ -213,11 +217,6 @@ def _job(
     folder = Path(out) if out is not None else None
     checks.refuse_empty_delta(plan.delta, plan.records)
     check_declared(plan)
-    if isinstance(optimizer, Optimizer):
-        raise InputError(
-            "optimizer is an instance: give its class and lr=… (its options in Settings(optimizer_options=…)), for the "
-            "run makes it itself, so that it can be rehearsed, saved and resumed"
-        )
     dataset = fitted(model, loss, dataset)
     check_records(plan, count_records(dataset))
     refuse_undeclared(plan, replace(plan.contribution, companions=companions_of(model)))
@@ -337,8 +336,9 @@ def _fit(
         records = count_records(dataset)
         start = state.step if not source.secure else _next_start(plan, max(state.step, done))
         gradient_sum = job.update.gradient_sum(dataset, past=lambda: loop.past, seed=settings.seed)
-        if job.store is not None:
-            gradient_sum = sharded(gradient_sum, plan, job.store)
+        inner = None if job.store is None else sharded(gradient_sum, plan, job.store)
+        if inner is not None:
+            gradient_sum = inner
         elif rank is not None:
             gradient_sum = ranks.Divided(_divisible(gradient_sum, plan), job.model, rank, lambda: loop.past)
         counted = Counted(gradient_sum)
@@ -347,12 +347,12 @@ def _fit(
             plan, counted, records=records, source=source, ledger=ledger, chunk=settings.chunk, start=start,
             widths=job.update.widths(loop.optimizer),
         )  # fmt: skip
-        if job.store is not None:
+        if job.store is not None and inner is not None:
             heard(job.store.rank, start)
             drawn = plan_batches(plan, records=records, source=source, chunk=settings.chunk, start=start)
-            steps = led_steps(plan, gradient_sum, job.store, drawn, source, ledger, loop, counted)
+            steps = led_steps(plan, inner, job.store, drawn, source, ledger, loop, counted)
         skipped = int(state.scalars.get("skipped_steps", 0)) + start - state.step
-        say(job.said, settings.progress)
+        say(job.said or header(plan, guarantee, None), settings.progress)
         for callback in job.callbacks:
             callback.begin(plan, guarantee)
         ran = loop.run(steps, replace(state, step=start, scalars={**state.scalars, "skipped_steps": skipped}), plan)

@@ -36,7 +36,7 @@ class Damaged(SordinoError):
 
 def sealed(tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> bytes:
     """The bytes of the file. The document must not have a key `format`: it is added."""
-    plain = {name: value.detach().contiguous().clone() for name, value in tensors.items()}
+    plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     text = json.dumps({"format": FORMAT, **document})
     content = save(plain, metadata={"sordino": text, "sha256": _BLANK})
     start, end = _place(content)
@@ -124,7 +124,7 @@ def open_sealed(path: Path) -> tuple[dict[str, Any], Callable[[str], Tensor], li
         raise Damaged(f"{path} is damaged, or no file of sordino: {error}") from error
     if header[start:end] != found.hexdigest().encode() or document.get("format") != FORMAT:
         raise Damaged(f"{path} is damaged: its checksum does not fit its bytes")
-    return document, reader.get_tensor, list(reader.keys())
+    return document, reader.get_tensor, list(reader.keys())  # type: ignore[no-untyped-call]
 
 
 def read_sealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

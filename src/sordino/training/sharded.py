@@ -55,9 +55,10 @@ class ShardedLoop(Loop):
             finally:
                 reshard(net)
 
+        own_evaluate = None if evaluate is None else measured
         super().__init__(
-            model, update, settings, plan, measured if evaluate is not None else None, own, fingerprint, label, None, callbacks if rank.leads else (),
-            **more,
+            model, update, settings, plan, own_evaluate, own, fingerprint, label, None,
+            callbacks if rank.leads else (), **more,
         )  # fmt: skip
         self.store, self.rank, self.keeps = store, rank, folder is not None
         if type(update) is not Update or type(self.optimizer) not in BY_COORDINATE:
@@ -107,9 +108,10 @@ class ShardedLoop(Loop):
         if not self.keeps:
             return None
         found = _newest(self.checkpoints, self.fingerprint, self.ledger) if self.rank.leads else None
-        document, names = heard(self.rank, None if found is None else (found[0], found[2])) or (None, None)
-        if document is None:
+        told = heard(self.rank, None if found is None else (found[0], found[2]))
+        if told is None:
             return None
+        document, names = told
         targets = self._targets(document)
         tensors = {}
         for name in names:

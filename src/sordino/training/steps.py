@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from sordino.checks import fewest_records
@@ -32,6 +31,7 @@ from sordino.plan.contribution import Contribution
 from sordino.plan.core import Plan
 from sordino.plan.explained import Explained
 from sordino.randomness import RandomSource
+from sordino.randomness.masks import masks_of
 from sordino.records.companions import refuse_undeclared
 from sordino.records.gradients import GradientSum
 from sordino.records.reading import as_records, users_of
@@ -149,8 +149,7 @@ def summed(gradient_sum: GradientSum, batch: LogicalBatch, source: RandomSource)
     out would give all later ones other masks, and move the sum by more than a record's share. With secret masks the
     two runs are compared with each record keeping its own (docs/guarantees/clipping_bias.md).
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(mask_seed(source, batch.step))
+    with masks_of(mask_seed(source, batch.step)):
         return gradient_sum(batch)
 
 

@@ -68,7 +68,7 @@ def test_what_acts_before_the_noise_is_in_the_plan_and_the_rest_is_not(tmp_path:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["method.alpa=0.3"], "unknown key in .method. with rule mse: 'alpa'"),
+        (["method.alpa=0.3"], "unknown key in .method. of coupling: 'alpa': did you mean 'alpha'"),
         (["method.alpha=0.3", "method.rule=dpmd"], "unknown key in .method. with rule dpmd: 'alpha'"),
         (["method.rule=dmpd"], "did you mean 'dpmd'"),
         (["method.alpha=1.5"], "between 0"),

@@ -43,9 +43,17 @@ def changed(section: str, **changes: Any) -> Recipe:
     return Recipe.from_dict(document)
 
 
-def test_a_classifier_is_trained_reported_and_not_made_twice(tmp_path: Path) -> None:
-    recipe, out = Recipe.from_dict(CLASSIFIER), tmp_path / "run"
-    result = run_recipe(recipe, out, progress=False)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a finished run of CLASSIFIER."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    run_recipe(Recipe.from_dict(CLASSIFIER), out, progress=False)
+    return out
+
+
+def test_a_classifier_is_trained_reported_and_not_made_twice(whole: Path) -> None:
+    recipe, out = Recipe.from_dict(CLASSIFIER), whole
+    result = json.loads((out / "result.json").read_text())
     assert result["test_accuracy"] > 0.5
     assert result["epsilon"] <= 4.0
     assert result["method"] == "dp-mac"
@@ -55,7 +63,7 @@ def test_a_classifier_is_trained_reported_and_not_made_twice(tmp_path: Path) -> 
     assert "The ledger agrees with the plan" in page
     assert "Learned features" in page
     assert "data:image/png;base64," in page
-    assert run_recipe(recipe, out, resume=True) == json.loads((out / "result.json").read_text())
+    assert run_recipe(recipe, out, resume=True) == result
     with pytest.raises(InputError, match="holds a run already"):
         run_recipe(recipe, out)
 
@@ -69,9 +77,10 @@ def test_an_autoencoder_shows_what_it_rebuilds(tmp_path: Path) -> None:
     assert "Test error, mean square per pixel" in page
 
 
-def test_a_killed_run_is_resumed_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_is_resumed_to_the_same_weights(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = Recipe.from_dict(CLASSIFIER)
-    run_recipe(recipe, tmp_path / "whole", progress=False)
     import sordino.methods.dp_mac.run as module
 
     def dies(*arguments: Any) -> dict[str, float]:
@@ -82,7 +91,7 @@ def test_a_killed_run_is_resumed_to_the_same_weights(tmp_path: Path, monkeypatch
         with pytest.raises(KeyboardInterrupt):
             run_recipe(recipe, tmp_path / "killed", progress=False)
     run_recipe(recipe, tmp_path / "killed", resume=True, progress=False)
-    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
+    one, other = (load_file(folder / "model.safetensors") for folder in (whole, tmp_path / "killed"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
 

@@ -111,9 +111,9 @@ def test_bias_of_the_two_ends() -> None:
 def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     command = "plan --records 60000 --features 3969 --classes 10 --epsilon 3 --delta 1e-5 --json"
     path = tmp_path / "plan.svg"
-    begin = time.monotonic()
+    begin = time.process_time()
     assert main([*command.split(), "--plot", str(path)]) == 0
-    assert time.monotonic() - begin < 60  # 3 s on a quiet machine
+    assert time.process_time() - begin < 60  # 3 s on a quiet machine
     found = json.loads(capsys.readouterr().out)
     assert {"recommendation", "why", "hidden_state", "composition", "crossing_epochs", "relation"} <= found.keys()
     root = ElementTree.fromstring(path.read_text())

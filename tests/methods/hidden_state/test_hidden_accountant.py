@@ -502,12 +502,12 @@ def test_spreading_only_adds(seed: int, epsilon: float) -> None:
 
 
 def test_long_runs() -> None:
-    begin = time.monotonic()
+    begin = time.process_time()
     long = account_hidden_state(constant_run(steps=10**6 - 10**6 % 29), 1e-5)
     assert long.epsilon == pytest.approx(account_hidden_state(constant_run(), 1e-5).epsilon, rel=1e-8)
     full = account_hidden_state(constant_run(records=2048, sampling="full", steps=10**6), 1e-5)
     assert full.mu_worst == pytest.approx(2 / 3.01 * math.sqrt(1.9616 / 0.0384), rel=1e-8)
-    assert time.monotonic() - begin < 60
+    assert time.process_time() - begin < 60
 
 
 def test_weak_contraction_and_wide_schedules() -> None:

@@ -35,6 +35,7 @@ def small_recipe(path: Path, target: Path) -> Path:
     return target
 
 
+@pytest.mark.usefixtures("few_test_rows")
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_runs_a_few_steps(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = Recipe.read(path)

@@ -26,6 +26,7 @@ from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.gradients.assurance import Assurance
 from sordino.gradients.memory import Pool
+from sordino.gradients.rows import placed
 from sordino.gradients.spectral import advance
 from sordino.methods.coupling.estimates import Gradient, gradient_and_norms, mean_gradient, quantile_of_norms
 from sordino.methods.coupling.weights import LeastError, Rule, Situation, Weight
@@ -33,7 +34,7 @@ from sordino.plan.contribution import Contribution
 from sordino.plan.core import Plan
 from sordino.plan.public import refuse_shared_rows, split_public
 from sordino.records.chunks import rising, stable_chunks
-from sordino.records.gradients import add_sums, empty_sum
+from sordino.records.gradients import in_parts, total_of
 from sordino.records.momentum import PastIterates
 from sordino.records.reading import row_reader, splits, tensors_of
 from sordino.sampling import LogicalBatch
@@ -203,10 +204,10 @@ class CoupledUpdate(Update):
         """`count` public rows without replacement: a function of (seed, purpose, step)."""
         rows = self.held_back if purpose == "held back" and self.held_back is not None else self.rows
         if count >= len(rows):
-            return Rows(rows.inputs, rows.targets)
+            return placed(Rows(rows.inputs, rows.targets), self.model)
         generator = torch.Generator().manual_seed(_address(self.use.seed, purpose, step))
         at = torch.randperm(len(rows), generator=generator)[:count]
-        return Rows(rows.inputs[at], rows.targets[at])
+        return placed(Rows(rows.inputs[at], rows.targets[at]), self.model)
 
 
 @dataclass(frozen=True)
@@ -233,23 +234,32 @@ class CoupledGradients:
         return Contribution()
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
+        self.prepare()
+        return total_of(self.update.model, self.parts(batch, torch.initial_seed()))
+
+    def prepare(self) -> None:
+        """What happens to the model once before the chunks of a batch."""
+        advance(self.update.model)
+
+    def parts(self, batch: LogicalBatch, seed: int) -> list[Callable[[], ClippedSum]]:
+        """One function for each chunk; every process that calls some of them has the same public rows and weights."""
         update, centre, scale = self.update, None, 1.0
-        advance(update.model)
         if update.method.centring or update.method.quantile is not None:
             public = update.for_sum(batch.step)
             scale = public.scale
             centre = {k: scale * v for k, v in public.gradient.items()} if update.method.centring else None
-        total = empty_sum(update.model)
-        for indices in stable_chunks(batch):
+
+        def sum_of(indices: Tensor) -> ClippedSum:
             rows, keys = self.fetch(indices), indices if rising(indices) else None
             if scale != 1.0:
                 rows = replace(rows, coefficient=torch.full((len(indices),), scale))
-            part = clipped_sum(
+            rows = placed(rows, update.model)
+            return clipped_sum(
                 update.model, update.loss, rows, self.clipping, centre=centre, pool=self.pool,
                 assurance=self.assurance, keys=keys,
             )  # fmt: skip
-            total = add_sums(total, part)
-        return total
+
+        return in_parts(stable_chunks(batch), sum_of, self.clipping, len(batch), seed)
 
 
 def _apart(use: PublicUse) -> tuple[Split, Split | None]:

@@ -26,8 +26,7 @@ from sordino import checks
 from sordino.errors import InputError
 from sordino.methods.dp_mac.coefficients import Polynomial
 from sordino.methods.dp_mac.network import Network
-
-OPTIMIZERS = ("sgd", "adam", "cg")
+from sordino.methods.dp_mac.words import WORDS
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class WSteps:
     momentum: float = 0.0  # of sgd
 
     def __post_init__(self) -> None:
-        checks.choice("optimizer", self.optimizer, OPTIMIZERS)
+        checks.choice("optimizer", self.optimizer, WORDS.optimizers)
         checks.positive("lr", self.lr)
         checks.positive("floor", self.floor)
         checks.count("w_steps", self.steps)

@@ -28,6 +28,7 @@ from sordino.methods.dp_mac.optimise import WSteps
 from sordino.methods.dp_mac.pca import PcaBudget
 from sordino.methods.dp_mac.thresholds import PrivateThresholds
 from sordino.methods.dp_mac.training import Mac
+from sordino.methods.dp_mac.words import WORDS
 from sordino.methods.dp_mac.zsteps import ZSteps
 from sordino.plan.core import Plan, Statistic
 from sordino.plan.make import make_sampling
@@ -37,13 +38,11 @@ from sordino.training.settings import recipe_settings
 if TYPE_CHECKING:
     from sordino.runs.recipe import Recipe
 
-MODELS = ("classifier", "autoencoder")
 _Z = {"z_steps": "steps", "z_lr": "lr", "z_start": "start", "z_order": "order", "z_rate": "rate", "mu": "mu"}
 _Z |= {"radius": "radius"}
 _EXPANSION = ("order", "curvature", "value", "bounding", "split")
 _BOUNDS = {"bound": "gradient", "curvature_bound": "curvature", "value_bound": "value"}
 _THRESHOLDS = {"thresholds_noise": "noise_multiplier", "thresholds_every": "every", "thresholds_quantile": "quantile"}
-_METHOD = (*_Z, *_EXPANSION, *_BOUNDS, *_THRESHOLDS, "w_steps", "floor")
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def read(recipe: Recipe, progress: bool | None = None, known: tuple[tuple[int, .
 
 def _features(recipe: Recipe, records: int) -> tuple[PcaBudget | None, float]:
     section = recipe.features
-    known = {"none": ("multiply",), "dp-pca": ("components", "noise_multiplier", "scale", "whiten", "multiply")}
+    known = WORDS.features
     if section.name not in known:
         raise InputError(f"features {section.name!r} are not for dp-mac: {did_you_mean(section.name, known)}")
     options = dict(section.options)
@@ -108,9 +107,9 @@ def _features(recipe: Recipe, records: int) -> tuple[PcaBudget | None, float]:
 
 def _widths(recipe: Recipe, inputs: int, classes: int) -> tuple[int, ...]:
     section = recipe.model
-    if section.name not in MODELS:
-        raise InputError(f"model {section.name!r} is not for dp-mac: {did_you_mean(section.name, MODELS)}")
-    _only(section.options, ("hidden", "activation"), "model")
+    if section.name not in WORDS.models:
+        raise InputError(f"model {section.name!r} is not for dp-mac: {did_you_mean(section.name, WORDS.models)}")
+    _only(section.options, WORDS.models[section.name], "model")
     if section.name == "autoencoder" and recipe.features.name != "none":
         raise InputError("an autoencoder rebuilds its own inputs: features must be 'none'")
     hidden = section.options.get("hidden", [300])
@@ -121,7 +120,7 @@ def _widths(recipe: Recipe, inputs: int, classes: int) -> tuple[int, ...]:
 
 def _mac(recipe: Recipe) -> Mac:
     options, train = dict(recipe.method.options), recipe.train
-    _only(options, _METHOD, "method")
+    _only(options, WORDS.keys, "method")
     _only(train.options, ("momentum",), "train")
     if train.lr is None:
         raise InputError("[train] needs lr")

@@ -13,6 +13,7 @@ import torch
 
 from sordino import checks
 from sordino.errors import InputError
+from sordino.methods.dpsgd.words import WORDS
 from sordino.plan.contribution import KINDS, InnerMomentum, RecordMomentum
 from sordino.plan.core import Plan
 from sordino.plan.make import make_plan, maker
@@ -20,10 +21,6 @@ from sordino.plan.method import Method, Request
 
 if TYPE_CHECKING:
     from sordino.runs.recipe import Recipe
-
-RECORD_KEYS = ("inner_length", "inner_decay", "outer_kept", "record_momentum_kept")
-"""[method]: how many past iterates join, the factor per iterate of age, the part of the released momentum that a step
-keeps; Algorithm 1: the part of each record's own momentum that a step keeps."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class DPSGD(Method):
 
     @classmethod
     def check_recipe(cls, recipe: Recipe) -> None:
-        checks.known_keys(recipe.method.options, RECORD_KEYS, f"[method] of {cls.name}")
+        checks.known_keys(recipe.method.options, WORDS.keys, f"[method] of {cls.name}")
 
     @classmethod
     def from_recipe(cls, request: Request) -> Plan:

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -258,7 +258,7 @@ def loss_from_dict(values: Mapping[str, Any]) -> Loss:
         raise InputError(f"loss {name!r} has no certificate: {did_you_mean(name, LOSSES)}")
     if name == "softmax" and "clip" in options and "cap" not in options:
         return clipped_softmax(options["outputs"], options["clip"])
-    known = LOSSES[name].__dataclass_fields__
+    known = [one.name for one in fields(LOSSES[name])]
     for key in options:
         if key not in known:
             raise InputError(f"the loss {name!r} has no option {key!r}: {did_you_mean(key, known)}")

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from sordino.errors import InputError, Refused, did_you_mean
@@ -96,7 +97,7 @@ def _check_method(recipe: Recipe) -> None:
     name = str(options.get("loss", "softmax"))
     if name not in LOSSES:
         raise InputError(f"method.loss = {name!r} has no certificate: {did_you_mean(name, LOSSES)}")
-    known = [*(key for key in LOSSES[name].__dataclass_fields__ if key != "outputs"), "clip", *_OWN]
+    known = [*(one.name for one in fields(LOSSES[name]) if one.name != "outputs"), "clip", *_OWN]
     for key in options:
         if key not in known:
             raise InputError(f"unknown key in [method]: {key!r}: {did_you_mean(key, known)}")

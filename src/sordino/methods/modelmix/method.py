@@ -40,6 +40,7 @@ from sordino.methods.modelmix.accountant import MixStep, account_modelmix, calib
 from sordino.methods.modelmix.audit import mixed_update
 from sordino.methods.modelmix.scores import MixedScorer
 from sordino.methods.modelmix.widths import MixingUpdate
+from sordino.methods.modelmix.words import WORDS
 from sordino.plan.core import Plan, Statistic
 from sordino.plan.make import make_plan
 from sordino.plan.method import Accounted, Assumption, Method, Request
@@ -172,7 +173,7 @@ class ModelMix(Method):
 
     @classmethod
     def check_recipe(cls, recipe: Recipe) -> None:
-        checks.known_keys(recipe.method.options, ("lr", "tau_over_lr", "noise_factors"), "[method]")
+        checks.known_keys(recipe.method.options, WORDS.keys, "[method]")
         if "lr" not in recipe.method.options:
             raise InputError(
                 f"[method] needs lr: the guarantee of {cls.name} depends on the step size, so the plan holds it"

@@ -1,0 +1,154 @@
+"""Extractors by name: from a recipe's section to a function of one record at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sordino.data.files import data_directory, sha256_of_file
+from sordino.errors import InputError, did_you_mean
+from sordino.features import efficientnet, minilm
+from sordino.features.cache import cached
+from sordino.features.normalise import group_normalise, low_frequencies, record_normalise
+from sordino.features.published import one_file
+from sordino.features.scattering import Scattering2D
+from sordino.features.synthetic import whitening
+from sordino.features.words import OPTIONS
+
+_PUBLISHED = {  # where the weights are, and who is asked for them
+    "efficientnet-lite0": (efficientnet.FOLDER, efficientnet.FILE, efficientnet.GET),
+    "minilm": (minilm.FOLDER, "model.safetensors", minilm.GET),
+}
+PART = 5000  # records of a published network that are kept in one file: a killed run goes on from the last part
+_NORMALISE = ("none", "group")
+_RECORD = ("none", "record")
+
+
+@dataclass(frozen=True)
+class Extractor:
+    """A callable (n, ...) → (n, ...). `spec` is complete: all defaults are filled in, and the hash of the weights."""
+
+    spec: Mapping[str, Any]
+    chunk: int = 4096
+    frequencies: int | None = None  # of each map, the lowest that are kept: cheap, so that the cache holds whole maps
+    whiten: float | None = None  # exponent of the map from synthetic images (sordino.features.synthetic)
+    alone: bool = False  # each record's numbers less their own mean, and scaled to length one
+    data_dir: Path | None = None  # of the published networks
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return _numbers(inputs) if self.spec["name"] == "none" else self._last(self._maps(inputs), inputs.shape[1:])
+
+    def _maps(self, inputs: Tensor) -> Tensor:
+        function = self._function()
+        parts = (function(inputs[start : start + self.chunk]) for start in range(0, len(inputs), self.chunk))
+        first = next(parts, None)
+        if first is None:
+            return function(inputs)
+        out = first.new_empty(len(inputs), *first.shape[1:])  # one copy of the result, whatever its size
+        out[: len(first)] = first
+        for index, part in enumerate(parts, 1):
+            out[index * self.chunk : index * self.chunk + len(part)] = part
+        return out
+
+    def _function(self) -> Callable[[Tensor], Tensor]:
+        match self.spec["name"]:
+            case "efficientnet-lite0":
+                network = efficientnet.read(data_directory(self.data_dir))
+                return partial(efficientnet.embed, network, resolution=self.spec["resolution"])
+            case "minilm":
+                return partial(minilm.read(data_directory(self.data_dir)).embed, tokens=self.spec["tokens"])
+            case _:
+                return self._scattered
+
+    def _scattered(self, images: Tensor) -> Tensor:
+        maps = Scattering2D(self.spec["J"], self.spec["L"])(images)
+        if "power" in self.spec:
+            maps = maps.sign() * maps.abs() ** self.spec["power"]
+        return group_normalise(maps, self.spec["groups"]) if self.spec["normalise"] == "group" else maps
+
+    def _last(self, maps: Tensor, shape: tuple[int, ...]) -> Tensor:
+        if self.whiten is not None:
+            plain = replace(self, whiten=None)
+            return whitening(plain, tuple(shape), self.whiten)(plain._last(maps, shape))
+        if self.alone:
+            return record_normalise(maps)
+        return maps if self.frequencies is None else low_frequencies(maps, self.frequencies)
+
+    def cached(self, inputs: Tensor, folder: Path | None, say: Callable[[str], None] | None = None) -> Tensor:
+        """The features from the folder, else computed and kept there; `say` hears how far it is."""
+        if self.spec["name"] == "none":
+            return _numbers(inputs)
+        if self.spec["name"] in _PUBLISHED:
+            out = []
+            for start in range(0, max(len(inputs), 1), PART):
+                if say is not None:
+                    say(f"{self.spec['name']}: {start:,} of {len(inputs):,} records")
+                out.append(cached(self._maps, self.spec, inputs[start : start + PART], folder))
+            return self._last(torch.cat(out), inputs.shape[1:])
+        return self._last(cached(self._maps, self.spec, inputs, folder), inputs.shape[1:])
+
+
+def build(spec: Mapping[str, Any], data_dir: Path | None = None) -> Extractor:
+    """An extractor from a recipe's section: `name`, and that extractor's own options; anything else is an error.
+
+    The weights of a published network are looked for in `data_dir`, else $SORDINO_DATA, else ./data. Their hash
+    becomes part of the specification, so that other weights never read an old cache.
+    """
+    given = dict(spec)
+    name = given.pop("name", "none")
+    if name not in OPTIONS:
+        raise InputError(f"features: unknown name {name!r}; {did_you_mean(name, OPTIONS)}")
+    known = OPTIONS[name]
+    for key in given:
+        if key not in known:
+            raise InputError(f"features {name!r}: unknown option {key!r}; {did_you_mean(key, known)}")
+    full = {"name": name, **{key: value for key, value in known.items() if value is not None}, **given}
+    frequencies, whiten = full.pop("frequencies", None), full.pop("whiten", None)
+    alone = name in _PUBLISHED and _of_record(full.pop("normalise", "none"))
+    if name == "scattering":
+        Scattering2D(full["J"], full["L"])
+        if full["normalise"] not in _NORMALISE:
+            raise InputError(
+                f"features: unknown normalise {full['normalise']!r}; "
+                f"{did_you_mean(full['normalise'], _NORMALISE)}. Statistics of the private records are "
+                "released by sordino.features.private_statistics"
+            )
+        if not isinstance(full["groups"], int) or full["groups"] < 1:
+            raise InputError(f"features: groups must be an integer of at least 1, not {full['groups']!r}")
+        if frequencies is not None and (not isinstance(frequencies, int) or frequencies < 1):
+            raise InputError(f"features: frequencies must be an integer of at least 1, not {frequencies!r}")
+        for key, value in (("power", full.get("power", 1.0)), ("whiten", 0.0 if whiten is None else whiten)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 4:
+                raise InputError(f"features: {key} must be a number from 0 to 4, not {value!r}")
+        if full["normalise"] != "group" and "groups" in given:
+            raise InputError("features: groups is given, but normalise is not 'group': it would be ignored")
+    if name in _PUBLISHED:
+        _check_published(name, full)
+        folder, pattern, get = _PUBLISHED[name]
+        full["weights"] = sha256_of_file(one_file(data_directory(data_dir) / folder, pattern, name, get))
+    return Extractor(full, frequencies=frequencies, whiten=whiten, alone=alone, data_dir=data_dir)
+
+
+def _of_record(normalise: str) -> bool:
+    if normalise not in _RECORD:
+        raise InputError(f"features: unknown normalise {normalise!r}; {did_you_mean(str(normalise), _RECORD)}")
+    return normalise == "record"
+
+
+def _numbers(inputs: Tensor) -> Tensor:
+    if inputs.dtype == torch.uint8:
+        raise InputError('texts come as bytes, which no model here takes: give [features] name = "minilm"')
+    return inputs
+
+
+def _check_published(name: str, spec: Mapping[str, Any]) -> None:
+    key, least, most = ("tokens", 4, 512) if name == "minilm" else ("resolution", 32, 512)
+    value = spec[key]
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise InputError(f"features {name!r}: {key} must be an integer from {least} to {most}, not {value!r}")

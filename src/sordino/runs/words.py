@@ -1,0 +1,162 @@
+"""The words of recipes: every name and key is checked here, before torch, scipy or a dataset is loaded.
+
+A misspelling so costs a fraction of a second. Each part checks its own options again, with their values; the tables
+here and those of the parts are held together by tests/runs/test_words.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from sordino import nets, registry
+from sordino.checks import ACCOUNTANTS, RELATIONS
+from sordino.data.catalogue import catalogue
+from sordino.data.words import SOURCE_KEYS
+from sordino.errors import InputError, did_you_mean
+from sordino.features.words import OPTIONS as FEATURES
+
+if TYPE_CHECKING:
+    from sordino.runs.recipe import (
+        ClippingSection,
+        DataSection,
+        FeaturesSection,
+        MethodSection,
+        ModelSection,
+        TrainSection,
+    )
+
+SAMPLERS = ("poisson", "truncated-poisson", "partition", "without-replacement", "allocation")
+SCHEDULERS = ("constant", "cosine", "linear")
+AVERAGES = ("none", "ema", "tail")
+UNITS = ("record", "user")
+CLIPPINGS: Mapping[str, tuple[str, ...]] = {
+    "flat": (),
+    "automatic": ("gamma",),
+    "normalised": (),
+    "per-layer": ("split",),
+    "l1": (),
+    "l2-linf": ("p",),
+}
+REFUSED_CLIPPINGS = ("p-averaged", "p_averaged", "microbatch")
+"""Known names that are refused with their reason (sordino.clipping)."""
+
+_COMMON = ("weight_decay", "maximize", "foreach", "differentiable")
+_ADAM = (*_COMMON, "betas", "eps", "capturable")
+OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
+    "sgd": (*_COMMON, "momentum", "dampening", "nesterov", "fused"),
+    "adam": (*_ADAM, "amsgrad", "fused", "decoupled_weight_decay"),
+    "adamw": (*_ADAM, "amsgrad", "fused"),
+    "nadam": (*_ADAM, "momentum_decay", "decoupled_weight_decay"),
+    "rmsprop": (*_COMMON, "alpha", "eps", "momentum", "centered", "capturable"),
+    "adagrad": (*_COMMON, "lr_decay", "initial_accumulator_value", "eps", "fused"),
+    "averaging-sgd": (),
+}
+"""The optimizers of [train] and their options."""
+
+
+def check_words(sections: Mapping[str, Any], keys: Mapping[str, Collection[str]]) -> None:
+    """Checks all names, and the keys of those sections whose keys depend on a name.
+
+    Args:
+        sections: the recipe's sections by name, those that are given.
+        keys: the keys that each section has whatever it names.
+
+    Raises:
+        InputError: a name or a key is not known; the message has the nearest one, and all of them.
+    """
+    method = sections.get("method")
+    name = registry.default() if method is None else method.name
+    _known("method.name", name, registry.names())
+    own = registry.words(name)
+    _check_data(sections["data"], keys["data"])
+    if own is not None:
+        _check_method(method, own, keys["method"])
+        _check_part("model", sections["model"], own.models, {one: nets.options_of(one) for one in nets.names()}, keys)
+        if "features" in sections:
+            _check_part("features", sections["features"], own.features, FEATURES, keys)
+        _check_train(sections["train"], own, keys["train"])
+    if "clipping" in sections:
+        _check_clipping(sections["clipping"], keys["clipping"])
+    _known("sampling.name", sections["sampling"].name, SAMPLERS)
+    privacy = sections["privacy"]
+    _known("privacy.accountant", privacy.accountant, ACCOUNTANTS)
+    _known("privacy.unit", privacy.unit, UNITS)
+    if privacy.relation is not None:
+        _known("privacy.relation", privacy.relation, RELATIONS)
+
+
+def _known(key: str, name: str, known: Iterable[str], also: str = "") -> None:
+    names = list(known)
+    if name not in names:
+        raise InputError(f"{key} = {name!r} is unknown: {did_you_mean(name, names)}{also}")
+
+
+def _keys(place: str, given: Iterable[str], known: Collection[str], common: Iterable[str]) -> None:
+    for key in given:
+        if key not in known:
+            raise InputError(f"unknown key in {place}: {key!r}: {did_you_mean(key, {*known, *common})}")
+
+
+def _check_data(section: DataSection, common: Collection[str]) -> None:
+    if ":" in section.name:
+        return
+    sets = [one.name for one in catalogue()]
+    _known("data.name", section.name, [*sets, *SOURCE_KEYS], ", or module:function with --allow-code")
+    place = f"[data] of {section.name}"
+    _keys(place, section.options, SOURCE_KEYS.get(section.name, ()), common)
+
+
+def _check_method(section: MethodSection | None, own: registry.Words, common: Collection[str]) -> None:
+    if section is None:
+        return
+    _keys(f"[method] of {section.name}", section.options, own.keys, common)
+    for key, names in own.choices.items():
+        if isinstance(section.options.get(key), str):
+            _known(f"method.{key}", section.options[key], names)
+
+
+def _check_part(
+    place: str,
+    section: ModelSection | FeaturesSection,
+    own: Mapping[str, Collection[str]],
+    common: Mapping[str, Collection[str]],
+    keys: Mapping[str, Collection[str]],
+) -> None:
+    """[model] or [features]: what the method brings along, else what there is for all of them."""
+    if ":" in section.name:
+        return
+    known = own or common
+    if section.name not in known:
+        raise InputError(
+            f"{place}.name = {section.name!r} is unknown: {did_you_mean(section.name, known)}"
+            f"{_elsewhere(place, section.name, bool(own))}"
+        )
+    _keys(f"[{place}] of {section.name}", section.options, known[section.name], keys[place])
+
+
+def _elsewhere(place: str, name: str, own: bool) -> str:
+    """Who knows the name, where it is another method."""
+    part = {"model": "models", "features": "features"}[place]
+    owners = [one for one in registry.names() if name in getattr(registry.words(one) or registry.Words(), part)]
+    if owners:
+        return f"; {name!r} is for the method {' or '.join(owners)}"
+    return "; this method brings its own" if own else ""
+
+
+def _check_train(section: TrainSection, own: registry.Words, common: Collection[str]) -> None:
+    _known("train.optimizer", section.optimizer, own.optimizers or OPTIMIZERS)
+    _known("train.scheduler", section.scheduler, SCHEDULERS)
+    _known("train.average", section.average, AVERAGES)
+    some = OPTIMIZERS.get(section.optimizer, ()) if not own.optimizers else ("momentum",)
+    every = {key for keys in OPTIMIZERS.values() for key in keys}
+    for key in section.options:
+        if key not in every:  # another optimizer's key is told by whoever knows why it is of no use
+            raise InputError(f"unknown key in [train]: {key!r}: {did_you_mean(key, {*some, *common})}")
+
+
+def _check_clipping(section: ClippingSection, common: Collection[str]) -> None:
+    if section.name in REFUSED_CLIPPINGS:
+        return
+    _known("clipping.name", section.name, CLIPPINGS)
+    _keys(f"[clipping] of {section.name}", section.options, CLIPPINGS[section.name], common)
