@@ -140,16 +140,21 @@ def strength_lines() -> Iterator[str]:
         most = "–" if row["ceiling"] is None else f"{row['ceiling']:.2f}"
         yield f"| {row['rate']} | {row['steps']} | {row['runs']} | {row['canaries']:,} | {shares} | {most} |"
     yield ""
+    for row in found.get("one_run", []):
+        yield (
+            f"One run with {row['canaries']:,} simulated canaries at q = {row['rate']} and {row['guesses']:,} guesses "
+            f"shows {row['share']:.2f} of ε.\n"
+        )
     for runs, one in found.get("false", {}).items():
         if one["audits"]:
             yield (
                 f"A mechanism exactly on its claim, audited in {runs} run{'s' if runs != '1' else ''}: called broken "
-                f"in {one['called_broken']} of {one['audits']} audits."
+                f"in {one['called_broken']} of {one['audits']} audits.\n"
             )
     for row in found.get("black", []):
         yield (
             f"Black box, {row['network']} on {row['data']}, {row['runs']} models: ε ≥ {down(row['epsilon_lower'], 3)} "
-            f"of {up(row['epsilon_claimed'], 3)}."
+            f"of {up(row['epsilon_claimed'], 3)}.\n"
         )
 
 
