@@ -4,7 +4,7 @@
     python benchmarks/engine.py                                            goes on where it stopped
     python benchmarks/engine.py --quick --workloads W3 --engines sordino --out quick.json         a first look
     python benchmarks/engine.py --table benchmarks/results/engine.json --into docs/benchmarks.md
-    python benchmarks/engine.py --workloads W2 --engines sordino floor --out benchmarks/results/engine_floor.json
+    python benchmarks/engine.py --only W2 mlp10 words logistic --engines sordino floor --out benchmarks/results/engine_floor.json
     python benchmarks/engine.py --only mlp10 words                         two of the held-out workloads
     python benchmarks/engine.py --only held-out                            all of them, into results/heldout.json
     python benchmarks/engine.py --only gpt2 --fresh                        measures this one again, keeps the others
@@ -43,7 +43,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="results (JSON); benchmarks/results/engine.json or heldout.json")
     choices = [*WORKLOADS, "held-out"]
     parser.add_argument("--workloads", "--only", nargs="+", choices=choices, default=list(SIX), help="the six")
-    general = [name for name, engine in ENGINES.items() if engine.only is None]
+    general = [name for name, engine in ENGINES.items() if not engine.only]
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=general, help="plain is always run")
     parser.add_argument("--rounds", type=int, help="interleaved rounds (5, quick 2)")
     parser.add_argument("--budget", type=float, help="seconds of timed steps of plain and sordino (4, quick 1.5)")
@@ -229,7 +229,7 @@ def run(options: argparse.Namespace) -> Results:
         if (turn, workload) in done:
             continue
         shift = turn % len(engines)  # each round begins with another engine
-        able = [e for e in engines if ENGINES[e].only in (None, workload)]
+        able = [e for e in engines if not ENGINES[e].only or workload in ENGINES[e].only]
         able = [e for e in able if workload in SIX or ENGINES[e].any_loss]
         here = [e for e in [*able[shift:], *able[:shift]] if (workload, e) not in broken]
         told = {"workload": workload, "turn": options.turn, "records": options.records}

@@ -3,7 +3,8 @@
 Formal contract. Batch t is a function of (sampling, records, source, t) alone: it can be drawn again, drawn
 first, or not drawn at all, and the others stay the same; `start` resumes anywhere; leaving the loop early
 leaves nothing behind. With allocation the next batches of an epoch, `WINDOW` records of them, are drawn together when
-the first one is asked for: a step costs O(batch) on average. The laws that the accountants rely on, given an ideal generator:
+the first one is asked for: a step costs O(batch) on average. The laws that the accountants rely on, given an ideal
+generator:
 
 | sampling             | law of batch t                                                                   |
 |----------------------|----------------------------------------------------------------------------------|

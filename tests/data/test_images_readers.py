@@ -76,10 +76,10 @@ def test_scaling_never_depends_on_other_records(tmp_path: Path) -> None:
     ("content", "complaint"),
     [
         (b"", "empty"),
-        (b"\0\0\x08", "too few for an IDX header"),
+        (b"\0\0\x08", "too few bytes for an IDX header"),
         (idx(pixels(3, 2, 2))[:-1], "truncated"),
         (idx(pixels(3, 2, 2)) + b"x", "too long"),
-        (idx(pixels(3)), "magic number 0x00000801, expected 0x00000803"),
+        (idx(pixels(3)), "magic number is not 0x00000803"),
         (b"<html>not here any more</html>", "magic number"),
     ],
 )

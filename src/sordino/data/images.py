@@ -48,11 +48,14 @@ def parse_idx(content: bytes, path: Path, dimensions: int) -> Bytes:
     magic, expected = int.from_bytes(content[:4], "big"), IDX_UBYTE << 8 | dimensions
     if magic != expected and len(content) >= 4:
         raise InputError(
-            f"{path}: magic number 0x{magic:08x}, expected 0x{expected:08x} "
-            f"(IDX, bytes, {dimensions} dimensions); this is another file"
+            f"{path}: the magic number is not 0x{expected:08x} (IDX, bytes, {dimensions} dimensions): another file",
+            private=f"it is 0x{magic:08x}",
         )
     if len(content) < header:
-        raise InputError(f"{path}: {len(content)} bytes are too few for an IDX header of {header}; download it again")
+        raise InputError(
+            f"{path}: too few bytes for an IDX header of {header}; download it again",
+            private=f"{len(content)} bytes",
+        )
     shape = _shape(content, dimensions)
     size = header + math.prod(shape)
     if len(content) != size:
@@ -105,7 +108,7 @@ def read_svhn(path: Path) -> Pair:
     try:
         content: dict[str, Any] = loadmat(str(path))
     except Exception as error:  # scipy raises many kinds for a broken file
-        raise InputError(f"{path}: truncated or not a MATLAB 5 file: {error}; download it again") from error
+        raise InputError(f"{path}: truncated or not a MATLAB 5 file; download it again", private=str(error)) from error
     if "X" not in content or "y" not in content:
         found = ", ".join(sorted(key for key in content if not key.startswith("__"))) or "nothing"
         raise InputError(f"{path}: expected the variables X and y, found {found}")
@@ -132,9 +135,11 @@ def read_usps_npz(path: Path) -> tuple[Pair, Pair]:
     except InputError:
         raise
     except KeyError as error:
-        raise InputError(f"{path}: the array {error} is missing; expected x_train, y_train, x_test, y_test") from error
+        raise InputError(
+            f"{path}: an array is missing; expected x_train, y_train, x_test, y_test", private=str(error)
+        ) from error
     except Exception as error:  # zipfile, zlib and numpy raise many kinds for a broken file
-        raise InputError(f"{path}: truncated or not an .npz of plain arrays: {error}") from error
+        raise InputError(f"{path}: truncated or not an .npz of plain arrays", private=str(error)) from error
     pairs = []
     for side in ("train", "test"):
         x, y = arrays[f"x_{side}"], _whole_labels(path, arrays[f"y_{side}"])

@@ -109,7 +109,8 @@ class Method:
     bounded_by: ClassVar[str] = (
         "the engine clips every record; which record an activation belongs to follows from the program of each pass, "
         "or is measured; wherever the program is new the gradients are compared with plain autograd and the records "
-        "are tested for interaction"
+        "are tested for interaction: regrouped, reordered, in a larger batch, beside a changed one; one that no "
+        "operation shows and that occurs only in batches unlike those tested would be missed"
     )
 
     purpose: ClassVar[str] = "gradient"
