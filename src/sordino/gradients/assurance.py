@@ -49,7 +49,7 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}  # coarser types are comp
 LEVELS = 0.5, 0.02, 0.98  # of what takes the place of random numbers, so that gates are open in one of them
 LATER = 0.25
 """A batch after the first is tested for interaction with this probability over its number: LATER · log(batches)."""
-SAMPLE = 64
+SAMPLE = 32
 """So many rows of the first chunk are changed where the program itself excludes interaction and draws no numbers."""
 
 
@@ -75,8 +75,7 @@ class Assurance:
             check_contents(setup.state, self._contents)
         self.proven = self.proven and independent
         new = program not in self.programs
-        chance = torch.rand((), generator=generator_of(64 * self.batches)).item()
-        due = not independent and chance < LATER / self.batches
+        due = not independent and self._chosen()
         larger = chunk.rows > self.widest
         if not (new or due or larger) or chunk.rows < 2:
             return
@@ -102,6 +101,10 @@ class Assurance:
                 self.widest = max(self.widest, most_rows(chunk.rows))
                 self.grouped += 1
         self.programs.add(program)
+
+    def _chosen(self) -> bool:
+        """Is this batch one of the later ones that are tested? By the run's own randomness."""
+        return torch.rand((), generator=generator_of(64 * self.batches)).item() < LATER / self.batches
 
     def _test_some(self, setup: Setup, data: Data, rows: int) -> None:
         """For interaction, of a program that excludes it by itself and draws no random numbers: at first some rows,
