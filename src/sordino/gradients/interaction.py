@@ -132,8 +132,8 @@ def _grouped(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], fir
             except (ValueError, RuntimeError, IndexError, ArithmeticError) as error:
                 if not bool((part == extreme).any()):
                     raise Refused(
-                        "the model fails on the same records in other groups, so what it does depends on how many there "
-                        "are, or on what it keeps from one batch to the next; make it work row by row",
+                        "the model fails on the same records in other groups, so what it does depends on how many "
+                        "there are, or on what it keeps from one batch to the next; make it work row by row",
                         private=f"{type(error).__name__}: {error}",
                     ) from error
                 continue  # the model does not take such a row at all: a distribution or a solver checks its arguments
