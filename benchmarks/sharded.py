@@ -99,7 +99,13 @@ def _limited(rank: int, megabytes: int, width: int, blocks: int) -> dict[str, An
             local.fill_(1.0) if ".weight" in name and p.ndim == 1 else local.normal_(0, 0.02)
     settings = Settings(chunk=4, checkpoint_every=0, progress=False)
     result = train(
-        net, cross_entropy, (_data(64)[0][:, :16], _data(64)[1]), _plan(64, 8, 2), optimizer=torch.optim.Adam, lr=1e-3, settings=settings
+        net,
+        cross_entropy,
+        (_data(64)[0][:, :16], _data(64)[1]),
+        _plan(64, 8, 2),
+        optimizer=torch.optim.Adam,
+        lr=1e-3,
+        settings=settings,
     )
     finite = all(bool(torch.isfinite(whole_of(p)).all()) for p in result.model.parameters())
     return {"steps": 2, "finite": finite, "parameters": count, "beyond_start": _private_bytes(peak=True) - before}
@@ -129,7 +135,7 @@ def _steps(rank: int, kind: str, width: int, blocks: int, batch: int, steps: int
         times.append(time.process_time())
         begin(store, *arguments)
 
-    Store.begin = noting  # type: ignore[method-assign]
+    Store.begin = noting  # type: ignore[method-assign,assignment]
 
     def evaluate(_: nn.Module) -> dict[str, float]:
         if not sharded:
@@ -158,7 +164,7 @@ def _plain(net: nn.Module, batch: int, steps: int) -> dict[str, Any]:
     times = [time.process_time()]
     for _ in range(steps):
         for part in torch.split(torch.arange(len(x)), 16):
-            cross_entropy(net(x[part]), y[part], reduction="sum").backward()
+            cross_entropy(net(x[part]), y[part], reduction="sum").backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
         times.append(time.process_time())
