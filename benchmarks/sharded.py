@@ -6,14 +6,15 @@ Memory: every process gets RLIMIT_DATA, what it has after importing torch plus a
 sums and its optimizer's state fit into one process. One process has to fail, two have to make their steps.
 
 Time: the processor time of all ranks (the slowest counts) for a private step of the sharded model over a plain step of
-the same sharded model with fully_shard's own gathering and reduction; beside it the same ratio of one process. Bits: the
-weights after the steps, for one process, for ranks that share chunks, and for shards.
+the same sharded model with fully_shard's own gathering and reduction; beside it the same ratio of one process. Bits:
+the weights after the steps, for one process, for ranks that share chunks, and for shards.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -150,7 +151,7 @@ def _steps(rank: int, kind: str, width: int, blocks: int, batch: int, steps: int
     weights = b"".join(whole_of(p).detach().numpy().tobytes() for p in result.model.parameters())
     sent = (stores[0].sent + stores[0].received) / steps if stores else None
     return {
-        "seconds": statistics.median(b - a for a, b in zip(times, times[1:], strict=False)),
+        "seconds": statistics.median(b - a for a, b in itertools.pairwise(times)),
         "bytes": sent,
         "digest": hashlib.sha256(weights).hexdigest(),
     }
@@ -168,7 +169,7 @@ def _plain(net: nn.Module, batch: int, steps: int) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
         times.append(time.process_time())
-    return {"seconds": statistics.median(b - a for a, b in zip(times[1:], times[2:], strict=False))}
+    return {"seconds": statistics.median(b - a for a, b in itertools.pairwise(times[1:]))}
 
 
 def _process(number: int, size: int, place: str, function: Any, arguments: Any, queue: Any) -> None:

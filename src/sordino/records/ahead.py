@@ -11,7 +11,6 @@ from torch import Tensor
 from sordino.gradients import ClippedSum, Rows
 from sordino.records.reading import RowReader
 
-
 _MOST = 3  # chunks that are read or waiting: the one that is due, the one after it, the first of the next batch
 
 
