@@ -38,7 +38,7 @@ def main() -> None:
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, pad_token="[PAD]", eos_token="[END]")
     config = transformers.GPT2Config(vocab_size=len(vocabulary), n_embd=16, n_layer=1, n_head=2, n_positions=16)
     model = transformers.GPT2LMHeadModel(config)
-    plan = sordino.dpsgd(epsilon=3.0, delta=1e-4, records=200, expected_batch=50, steps=5)  # 200 users
+    plan = sordino.dpsgd(epsilon=3.0, delta=1e-4, records=200, expected_batch=50, steps=5, unit="user", rows_per_user=3)
     result = sordino.hf.train(
         model, messages(200), plan, tokenizer, {"learning_rate": 0.01},
         peft.LoraConfig(r=4, target_modules=["c_attn"], task_type="CAUSAL_LM"), length=16, users="user",

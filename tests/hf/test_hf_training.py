@@ -41,8 +41,8 @@ def gpt() -> Any:
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=1))
 
 
-def plan_of(records: int) -> sordino.Plan:
-    return sordino.dpsgd(noise_multiplier=1.0, delta=1e-5, records=records, expected_batch=8, steps=2)
+def plan_of(records: int, **options: Any) -> sordino.Plan:
+    return sordino.dpsgd(noise_multiplier=1.0, delta=1e-5, records=records, expected_batch=8, steps=2, **options)
 
 
 ROWS = [{"text": f"w{i % 20} w{(i + 1) % 20} w3", "who": i // 3, "label": i % 2} for i in range(36)]
@@ -52,25 +52,26 @@ def test_an_adapter_is_trained_with_users_as_the_unit(tmp_path: Path) -> None:
     model, before = gpt(), {name: p.detach().clone() for name, p in gpt().named_parameters()}
     config = peft.LoraConfig(r=2, target_modules=["c_attn"], task_type="CAUSAL_LM")
     arguments = {"learning_rate": 0.1, "warmup_steps": 1, "lr_scheduler_type": "linear"}
-    result = hf.train(
-        model, ROWS, plan_of(12), Tokenizer(), arguments, config, length=8, users="who", out=tmp_path / "r"
-    )
+    plan = plan_of(12, unit="user", rows_per_user=2)
+    result = hf.train(model, ROWS, plan, Tokenizer(), arguments, config, length=8, users="who", out=tmp_path / "r")
     moved = {name for name, p in result.model.named_parameters() if p.requires_grad}
     assert moved
     assert all("lora" in name for name in moved)
     assert torch.equal(model.transformer.wte.weight, before["transformer.wte.weight"])
+    assert result.guarantee.unit == "user"
     assert (tmp_path / "r" / "report.html").exists()
     assert (tmp_path / "r" / "hf" / "adapter_model.safetensors").exists()
+
+
+def test_users_and_the_plans_unit_go_together() -> None:
+    with pytest.raises(Refused, match="its ε would be about rows"):
+        hf.train(gpt(), ROWS, plan_of(36), Tokenizer(), length=8, users="who")
+    with pytest.raises(Refused, match="nothing says whose the rows are"):
+        hf.train(gpt(), ROWS, plan_of(12, unit="user"), Tokenizer(), length=8)
+    with pytest.raises(InputError, match="every row must have its user under 'author'"):
+        hf.train(gpt(), ROWS, plan_of(12, unit="user"), Tokenizer(), length=8, users="author")
     with pytest.raises(InputError, match="the dataset has another number"):  # rows where users were meant
         hf.train(gpt(), ROWS, plan_of(12), Tokenizer(), length=8)
-
-
-def test_a_users_texts_are_one_record_of_a_public_length() -> None:
-    found = hf.by_user(ROWS, Tokenizer(), 8, user="who")
-    assert len(found) == 12
-    assert all(len(one["input_ids"]) == 8 for one in found)
-    fewer = hf.by_user(ROWS[3:], Tokenizer(), 8, user="who")
-    assert fewer == found[1:]  # a user less: all others are as they were
 
 
 def test_a_classifier_has_a_loss_per_record() -> None:

@@ -21,11 +21,17 @@ PUBLIC: dict[str, Any] = {"records": 400, "classes": ["no", "yes"], "bounds": (-
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_scikit_learns_own_checks_pass_without_exception() -> None:
-    # The checks' data sets have labels, bounds and sizes of their own, which only `public_data` reads off them.
-    estimator = PrivateLogisticRegression(
-        noise_multiplier=0.5, steps=4, lr=8.0, expected_batch=150, public_data=True, delta=1e-4
-    )
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        PrivateLogisticRegression(noise_multiplier=0.5, steps=4, lr=8.0),
+        PrivateClassifier(noise_multiplier=0.1, steps=12, lr=4.0, hidden=(8,)),
+    ],
+)
+def test_scikit_learns_own_checks_pass_without_exception(estimator: Any) -> None:
+    # The checks' data sets have labels, bounds and sizes of their own, which only `public_data` reads off them; they
+    # set random_state, so that the result is the same every time.
+    estimator = clone(estimator).set_params(expected_batch=150, public_data=True, delta=1e-4)
     found = check_estimator(estimator, on_fail=None, on_skip=None, expected_failed_checks={})
     assert len(found) > 40
     assert [(one["check_name"], one["exception"]) for one in found if one["status"] not in ("passed", "skipped")] == []

@@ -142,7 +142,7 @@ class Pass:
         known = label == ROWS and not book.hooked
         self.proven = rows == 1 or (known and all(use.layout is not None for use in self.tape.uses))
         self.independent = rows == 1 or (known and not (book.read or book.mixed))
-        self.program = hash((tuple(self.tape.program), book.crowded, self.proven))
+        self.program = hash((tuple(self.tape.program), tuple(book.answers), book.crowded, self.proven))
 
     def close(self) -> None:
         self.setup.memory.leave(self.tape.book.alive(), self.given)

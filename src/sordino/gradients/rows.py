@@ -108,7 +108,7 @@ def tensors(tree: Any) -> Iterator[Tensor]:
     elif isinstance(tree, (list, tuple)):
         for item in tree:
             yield from tensors(item)
-    elif isinstance(tree, Mapping):
+    elif tree is not None and isinstance(tree, Mapping):
         for item in tree.values():
             yield from tensors(item)
 

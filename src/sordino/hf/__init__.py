@@ -4,14 +4,15 @@
     result = sordino.hf.train(model, dataset, plan, tokenizer, training_arguments, peft_config)
 
 Causal language models and sequence classifiers, whole or by adapters (peft). The loss is made per record from the
-logits, whatever the model's own loss does with a batch; records are padded to a public length; a user's texts are one
-record where `users` names their column. Arguments that would change which records a step sees are refused.
+logits, whatever the model's own loss does with a batch; rows are padded to a public length; with unit="user" in the
+plan all rows of a user are one record, and `users` names their column. Arguments that would change which records a step
+sees are refused.
 """
 
 from __future__ import annotations
 
 from sordino.hf.arguments import optimizer_and_settings
-from sordino.hf.texts import TextRecords, by_user, causal_loss, class_loss
+from sordino.hf.texts import TextRecords, causal_loss, class_loss
 from sordino.hf.training import train
 
-__all__ = ["TextRecords", "by_user", "causal_loss", "class_loss", "optimizer_and_settings", "train"]
+__all__ = ["TextRecords", "causal_loss", "class_loss", "optimizer_and_settings", "train"]

@@ -1,4 +1,4 @@
-"""Texts as records: tokens of a public length, one loss per record, a user's texts together.
+"""Texts as rows: tokens of a public length, one loss per row.
 
 Formal property: a record's row depends on that record and on public constants (tokenizer, length) alone, and its loss
 is a function of its own logits and tokens. So records do not interact, and clipping bounds what each contributes.
@@ -104,20 +104,13 @@ class TextRecords:
         return int(value)
 
 
-def by_user(
-    rows: Sequence[Mapping[str, Any]], tokenizer: Any, length: int, *, user: str, text: str = "text"
-) -> list[dict[str, Any]]:
-    """One record per user: their texts in the order given, one after another with the end token between, cut at
-    `length` tokens. Then adding or removing a record adds or removes a user with all their texts.
+def users_of(rows: Sequence[Mapping[str, Any]], user: str) -> list[Any]:
+    """Whose each row is: its entry under `user`, a whole number or a text.
 
-    The plan's `records` is the public number of users.
+    Raises:
+        InputError: a row has none.
     """
-    end = getattr(tokenizer, "eos_token_id", None)
-    joined: dict[Any, list[int]] = {}
-    for row in rows:
-        if user not in row or not isinstance(row.get(text), str):
-            raise InputError(f"a row must have its user under {user!r} and its text under {text!r}")
-        tokens = joined.setdefault(row[user], [])
-        if len(tokens) < length:
-            tokens += [*tokenizer(row[text])["input_ids"], *([] if end is None else [end])]
-    return [{"input_ids": tokens[:length]} for tokens in joined.values()]
+    found = [row.get(user) for row in rows]
+    if any(one is None for one in found):
+        raise InputError(f"every row must have its user under {user!r}; nothing was spent")
+    return found

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sordino.errors import InputError
 from sordino.hf.arguments import optimizer_and_settings
-from sordino.hf.texts import TextRecords, by_user, causal_loss, class_loss
+from sordino.hf.texts import TextRecords, causal_loss, class_loss, users_of
 from sordino.plan.core import Plan
 from sordino.runs.api import train as train_module
 from sordino.training.fit import Result
@@ -43,13 +43,13 @@ def train(
     Args:
         model: a causal language model or a sequence classifier of transformers (or of peft).
         dataset: dicts with a text (or input_ids) and, for classification, a label: a list, or a Hugging Face dataset.
-        plan: what is accounted. `records` is the number of rows, or of users.
+        plan: what is accounted. `records` is the number of rows, or with unit="user" that of users.
         tokenizer: with a padding token; not needed where the rows hold input_ids.
         training_arguments: transformers.TrainingArguments or a dict: learning rate, optimizer, schedule. Arguments that
             change the sampling are refused.
         peft_config: an adapter's configuration (LoRA, …): the adapter alone is trained.
         length: public: every record is cut or padded to so many tokens.
-        users: the key of the user: then a record is a user with all their texts (causal models).
+        users: the key of the user, for a plan with unit="user": then a record is a user with all their rows.
         text: the key of the text.
         label: the key of the class.
         task: "causal" or "classification"; default: by the model's class.
@@ -68,13 +68,8 @@ def train(
     """
     kind = _task(model, task)
     optimizer, lr, settings = optimizer_and_settings(training_arguments, plan.steps, chunk=chunk)
-    rows: Any = dataset
-    if users is not None:
-        if kind != "causal" or tokenizer is None:
-            raise InputError("users= makes one text of a user's texts: it needs a causal model and a tokenizer")
-        rows = by_user(dataset, tokenizer, length, user=users, text=text)
     classes = int(model.config.num_labels) if kind == "classification" else None  # type: ignore[union-attr, arg-type]
-    records = TextRecords(rows, tokenizer, length, classes, text, label).tensors()
+    records = TextRecords(dataset, tokenizer, length, classes, text, label).tensors()
     if peft_config is not None:
         model = _adapted(model, peft_config)
     config = getattr(model, "config", None)
@@ -85,6 +80,7 @@ def train(
     result = train_module(
         model.train(), loss or (causal_loss if kind == "causal" else class_loss), records, plan, optimizer=optimizer,
         lr=lr, settings=settings, evaluate=evaluate, out=out, resume=resume, callbacks=callbacks,
+        users=None if users is None else users_of(dataset, users),
     )  # fmt: skip
     if out is not None and hasattr(model, "save_pretrained"):
         saved: Any = model

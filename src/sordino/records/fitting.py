@@ -40,6 +40,8 @@ def fitted(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> Any:
     if pair is None:
         return dataset
     inputs, targets = pair
+    if any(t.layout != torch.strided for t in (*tensors(inputs), *tensors(targets))):
+        raise InputError("the records are sparse tensors, of which rows can't be taken: give them dense (.to_dense())")
     if len(kinds) == 1:
         (kind,) = kinds
         inputs = tree_map(lambda t: t.to(kind) if t.is_floating_point() and t.dtype != kind else t, inputs)
@@ -73,6 +75,13 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+def _kinds(dataset: Any) -> str:
+    """The types of the inputs, where they are held in tensors."""
+    pair = tensors_of(dataset)
+    found = sorted({str(t.dtype).removeprefix("torch.") for t in tensors(pair[0])}) if pair is not None else []
+    return f" (inputs of {', '.join(found)})" if found else ""
+
+
 def check_fits(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> None:
     """InputError where the model or the loss fails on a record, or a label is no class of the model."""
     try:
@@ -82,15 +91,19 @@ def check_fits(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> N
     except SordinoError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
-        kinds = ", ".join(sorted({str(t.dtype).removeprefix("torch.") for t in tensors(rows.inputs)}))
         raise InputError(
-            f"the model fails on a record (inputs of {kinds or type(rows.inputs).__name__}), and nothing was spent: "
+            f"the model fails on a record{_kinds(dataset)}, and nothing was spent: "
             f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         ) from error
     pair = tensors_of(dataset)
     if pair is None or not _classifies(loss) or not isinstance(outputs, Tensor) or outputs.ndim != 2:
         return
     targets, classes = pair[1], outputs.shape[1]
+    if isinstance(targets, Tensor) and targets.ndim > 1 and not targets.is_floating_point():
+        raise InputError(
+            "the labels have more than one dimension, and this loss takes one class per record: give them as (records,)"
+            ", for example labels.squeeze(1)"
+        )
     if isinstance(targets, Tensor) and targets.ndim == 1 and not targets.is_floating_point():
         ignored = getattr(loss, "ignore_index", -100)
         if bool((((targets < 0) | (targets >= classes)) & (targets != ignored)).any()):

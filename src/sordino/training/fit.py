@@ -46,8 +46,9 @@ from sordino.records.gradients import Counted, Divisible, GradientSum, record_gr
 from sordino.records.momentum import made_up_past
 from sordino.records.reading import Collated, count_records, refuse_dependent_rows, splits
 from sordino.release.ledger import Ledger
-from sordino.sampling import Allocation, Partition
+from sordino.sampling import Partition, cycle
 from sordino.training.announced import header, seconds_per_step
+from sordino.training.asked import check_asked
 from sordino.training.callbacks import Callback, checked, stopped
 from sordino.training.histogram import NormHistogram, check_declared, release_histogram
 from sordino.training.loop import Evaluate, Loop, Reader, Settings
@@ -179,6 +180,9 @@ def train(
         Refused: no guarantee covers what is asked for.
         InputError: a value is wrong; nothing was written.
     """
+    check_asked(
+        model, loss, dataset, plan, optimizer=optimizer, lr=lr, settings=settings, callbacks=callbacks
+    )  # fmt: skip
     if collate is not None or num_workers:
         dataset = Collated(dataset, collate or default_collate, checks.whole("num_workers", num_workers))
     dataset = unit_dataset(plan, dataset, users)
@@ -213,11 +217,6 @@ def _job(
     folder = Path(out) if out is not None else None
     checks.refuse_empty_delta(plan.delta, plan.records)
     check_declared(plan)
-    if isinstance(optimizer, Optimizer):
-        raise InputError(
-            "optimizer is an instance: give its class and lr=… (its options in Settings(optimizer_options=…)), for the "
-            "run makes it itself, so that it can be rehearsed, saved and resumed"
-        )
     dataset = fitted(model, loss, dataset)
     check_records(plan, count_records(dataset))
     refuse_undeclared(plan, replace(plan.contribution, companions=companions_of(model)))
@@ -443,10 +442,8 @@ def _update(
 
 
 def _next_start(plan: Plan, done: int) -> int:
-    """Where a run with a new key goes on: random allocation with its next epoch, for this one's died with its key."""
-    if not isinstance(plan.sampling, Allocation):
-        return done
-    batches = plan.sampling.batches
+    """Where a run with a new key goes on: amid an epoch of random allocation with the next one, for its key died."""
+    batches = cycle(plan.sampling)
     return min(-(-done // batches) * batches, plan.steps)
 
 
