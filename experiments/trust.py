@@ -182,9 +182,8 @@ def page(rows: list[Row]) -> str:
             "",
             "## Every method",
             "",
-            f"`sordino attack --quick` on one small recipe for each method and each part of a record's vector, and on the "
-            f"bundled recipes (commit "
-            f"{commits}).",
+            "`sordino attack --quick` on one small recipe for each method and each part of a record's vector, and on",
+            f"the bundled recipes (commit {commits}).",
             "Claims are the recipe's; white-box bounds are of a few steps in one run, so of less than the whole claim.",
             "",
             *table(rows),
