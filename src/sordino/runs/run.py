@@ -39,7 +39,7 @@ from sordino.runs.prepared import Prepared, work_of
 from sordino.runs.recipe import Recipe
 from sordino.runs.results import Described, write_results
 from sordino.runs.work import Work
-from sordino.training.fit import Result
+from sordino.training.job import Result
 
 
 def run_recipe(
