@@ -39,7 +39,7 @@ from sordino.records.fitting import check_fits, fitted
 from sordino.records.gradients import Counted, Divisible, GradientSum
 from sordino.records.reading import Collated, count_records, splits
 from sordino.release.ledger import Ledger
-from sordino.sampling import Allocation, Partition
+from sordino.sampling import Partition, cycle
 from sordino.training.announced import header
 from sordino.training.asked import check_asked, chosen_update
 from sordino.training.callbacks import checked, stopped
@@ -347,10 +347,8 @@ def fit_without_noise(job: Job) -> Result:
 
 
 def _next_start(plan: Plan, done: int) -> int:
-    """Where a run with a new key goes on: random allocation with its next epoch, for this one's died with its key."""
-    if not isinstance(plan.sampling, Allocation):
-        return done
-    batches = plan.sampling.batches
+    """Where a run with a new key goes on: amid an epoch of random allocation with the next one, for its key died."""
+    batches = cycle(plan.sampling)
     return min(-(-done // batches) * batches, plan.steps)
 
 
