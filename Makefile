@@ -4,6 +4,7 @@
 #   make unit    the fast tests alone (under two minutes on two cores); make lint, make types
 #   make docs    the site, into build/docs; without the network, warnings are errors
 #   make dist    an sdist and a wheel that others can install, into build/dist
+#   make compare-mini    methods under equal ε on the embedded data (Opacus too, if it is installed)
 PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -14,10 +15,10 @@ TORCH_INDEX ?=
 export PYTHONUNBUFFERED = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit docs dist bench clean
+.PHONY: help demo test lint types unit docs dist bench compare-mini clean
 
 help:
-	@sed -n '2,6s/^# *//p' $(MAKEFILE_LIST)
+	@sed -n '2,7s/^# *//p' $(MAKEFILE_LIST)
 
 # torch goes first and alone, so that TORCH_INDEX serves it and nothing else.
 $(VENV)/.installed: pyproject.toml constraints.txt src/sordino/native/kernels.c
@@ -37,6 +38,9 @@ $(VENV)/.installed-test: $(VENV)/.installed
 
 demo: $(VENV)/.installed
 	@$(BIN)/sordino demo --out runs/demo
+
+compare-mini: $(VENV)/.installed
+	@$(BIN)/sordino compare experiments/suites/mini.toml --jobs 2 --out runs/compare-mini
 
 lint: $(VENV)/.installed-test
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

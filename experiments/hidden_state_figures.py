@@ -68,6 +68,18 @@ def hull_without_replacement(setting: ys.Setting) -> Array:
     return best
 
 
+def mixing_and_diffusion(setting: ys.Setting, position: int) -> Array:
+    """Balle, Barthe, Gaboardi & Geumlek 2019, Thm 5, for one epoch, and composition over the epochs (the dashed line).
+
+    A record of the last batch has the cost of its step; one with k batches after it that cost, divided by k and
+    multiplied by (1 − 2ηβλ/(β + λ))^((k + 1)/2).
+    """
+    after = setting.batches - 1 - position
+    product = setting.smoothness * setting.strong_convexity / (setting.smoothness + setting.strong_convexity)
+    shrink = (1 - 2 * setting.step_size * product) ** ((after + 1) / 2) / after if after else 1.0
+    return ORDERS * setting.step_cost * setting.epochs * shrink
+
+
 def composition(setting: ys.Setting, rate: float) -> Array:
     """Every iterate seen: one whole Gaussian per epoch (rate 1), or a subset of the records in every step."""
     if rate == 1:
@@ -86,12 +98,14 @@ def curves() -> dict[str, dict[str, list[list[float]]]]:
             "hull": lambda s: hull(s, 0),
             "Thm 4.4": lambda s: ys.strongly_convex(s, ORDERS, 0),
             "Thm 4.5": lambda s: ys.naive_dynamics(s, ORDERS),
+            "Balle et al., composed": lambda s: mixing_and_diffusion(s, 0),
             "composition": lambda s: composition(s, 1),
         },
         "fig1_last_batch": {
             "hull": lambda s: hull(s, s.batches - 1),
             "Thm 4.4": lambda s: ys.strongly_convex(s, ORDERS, s.batches - 1),
             "Thm 4.5": lambda s: ys.naive_dynamics(s, ORDERS),
+            "Balle et al., composed": lambda s: mixing_and_diffusion(s, s.batches - 1),
             "composition": lambda s: composition(s, 1),
         },
         "fig2_partition": {
@@ -121,6 +135,11 @@ def main() -> None:
     figures = ROOT / "docs/figures"
     figures.mkdir(exist_ok=True)
     for name, panel, title in (
+        (
+            "hidden_state_fig1_first",
+            "fig1_first_batch",
+            "Rényi divergence of order 10, a record of the first batch (Fig. 1)",
+        ),
         ("hidden_state_fig1", "fig1_last_batch", "Rényi divergence of order 10, a record of the last batch (Fig. 1)"),
         ("hidden_state_fig2", "fig2_partition", "Rényi divergence of order 10, shuffle and partition (Fig. 2)"),
     ):
@@ -129,7 +148,7 @@ def main() -> None:
             title, "from the accountants; λ = 1, β = 4, S_g = 4, n = 50, η = 0.02, σ² = 4", "epochs", "privacy"
         )
         highest = (4 if panel.startswith("fig1") else 1.5) * max(
-            max(values) for label, values in lines.items() if not label.startswith(("comp", "Thm 4.5"))
+            max(values) for label, values in lines.items() if not label.startswith(("comp", "Thm 4.5", "Balle"))
         )
         (figures / f"{name}.svg").write_text(curves_svg(EPOCHS, lines, series, highest=highest), encoding="utf-8")
 

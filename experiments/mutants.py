@@ -1,14 +1,16 @@
 """Faults put into a copy of our own code, one at a time, and which general check of `sordino attack` catches each.
 
-    python experiments/mutants.py            every mutant; writes results/mutants.json and results/mutants.md
-    python experiments/mutants.py NAME…      some of them (or all of a recipe), whose rows are replaced
+    python experiments/mutants.py            every mutant that results/mutants.json does not hold for this commit
+    python experiments/mutants.py NAME…      some of them (or all of a recipe), anew
     python experiments/mutants.py --all      with all checks of the attack for every mutant, not the quickest that fits
 
-Each mutant is a change of the source, applied to a copy in a temporary directory. A process of its own attacks one of
-the small recipes of zoo.py with that code, quickly, and stops at the first finding. No check knows of a mutant. A
-mutant is caught if the attack finds a counter-example, or if the library refuses to run what it runs unchanged (its own
-checks: the engine against a plain loop, the ledger's guard). The unchanged code goes through the same attacks, as the
-control. A mutant whose text is no longer in the source is an error: it has to be written anew.
+Writes results/mutants.json and results/mutants.md after each mutant, so a run that was stopped goes on; rows of another
+commit are dropped. Each mutant is a change of the source, applied to a copy in a temporary directory. A process of its
+own attacks one of the small recipes of zoo.py with that code, quickly, and stops at the first finding. No check knows
+of a mutant. A mutant is caught by a *counter-example* that the attack finds; or the library *refuses* to run, or stops,
+what the unchanged code runs (its own checks: the engine against a plain loop, the ledger's guard), which is said apart.
+The unchanged code goes through the same attacks, as the control. A mutant whose text is no longer in the source is an
+error: it has to be written anew.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ import importlib.util
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
-import time
 import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +36,22 @@ _SPEC = importlib.util.find_spec("sordino")  # found and not imported: children 
 assert _SPEC is not None
 assert _SPEC.origin is not None
 SOURCE = Path(_SPEC.origin).parent
+COSTS = ("ledger", "sampling", "noise", "resume", "outputs", "participation", "contraction", "neighbours", "one run")
+STOPPED = "the run fails:"  # how the attack reports that a check of the library itself stopped a run
 RESULTS = Path(os.environ.get("MUTANTS_RESULTS", Path(__file__).parent / "results"))
+
+
+def _commit() -> str:
+    """As provenance.py has it; that module imports the package, which only the children may."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "../src", "*.py", "*.toml")
+    return git("rev-parse", "--short=10", "HEAD") + ("+changes" if changed else "")
+
+
+COMMIT = _commit()
 
 
 @dataclass(frozen=True)
@@ -66,7 +84,7 @@ class Outcome:
 
     found: dict[str, list[str]]
     refused: dict[str, str]
-    seconds: float
+    seconds: float  # of processor time
 
 
 def applied(mutant: Mutant, folder: Path) -> Path:
@@ -83,7 +101,6 @@ def applied(mutant: Mutant, folder: Path) -> Path:
 
 def attacked(name: str, source: Path, only: tuple[str, ...] = ()) -> Outcome:
     """The quick attack on the recipe, by the code in `source`, in a process of its own."""
-    started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
         child = os.fork()
@@ -93,11 +110,11 @@ def attacked(name: str, source: Path, only: tuple[str, ...] = ()) -> Outcome:
                 code = _attack(name, source, only, answer)
             finally:
                 os._exit(code)
-        os.waitpid(child, 0)
+        usage = os.wait4(child, 0)[2]
         document: dict[str, Any] = (
             json.loads(answer.read_text(encoding="utf8")) if answer.exists() else {"start": "it died"}
         )
-    seconds = round(time.monotonic() - started, 1)
+    seconds = round(usage.ru_utime + usage.ru_stime, 1)
     if "start" in document:
         return Outcome({}, {"start": document["start"]}, seconds)
     found = {check["name"]: check["found"] for check in document["checks"] if check["found"]}
@@ -126,40 +143,51 @@ def caught(clean: Outcome, broken: Outcome) -> dict[str, str]:
     return said | {f"library ({c})": text for c, text in broken.refused.items() if c not in clean.refused}
 
 
-def run(mutants: tuple[Mutant, ...]) -> list[dict[str, Any]]:
-    """A row for each mutant, and one for each recipe with the unchanged code."""
-    clean: dict[str, Outcome] = {}
-    rows: list[dict[str, Any]] = []
-    for mutant in mutants:
-        if mutant.recipe not in clean:
-            looks = [other.only for other in mutants if other.recipe == mutant.recipe]
-            same = tuple(dict.fromkeys(check for only in looks for check in only)) if all(looks) else ()
-            found = clean[mutant.recipe] = attacked(mutant.recipe, SOURCE.parent, same)
-            rows.append({"mutant": "none", "recipe": mutant.recipe, "caught": bool(found.found), "by": found.found})
-            print(f"{'(unchanged)':48s} {mutant.recipe:16s} {found.found or 'nothing found'}", flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            broken = attacked(mutant.recipe, applied(mutant, Path(folder)), mutant.only)
-        said = caught(clean[mutant.recipe], broken)
-        rows.append(
-            {
-                "mutant": mutant.name,
-                "recipe": mutant.recipe,
-                "caught": bool(said),
-                "by": said,
-                "seconds": broken.seconds,
-            }
-        )
-        print(f"{mutant.name:48s} {mutant.recipe:16s} {', '.join(said) or 'NOT CAUGHT'}", flush=True)
-    return rows
+def how(said: Mapping[str, str]) -> str:
+    """A counter-example to the guarantee, or the library's own refusal to go on."""
+    if not said:
+        return "not caught"
+    own = [text for check, text in said.items() if not check.startswith("library") and STOPPED not in text]
+    return "counter-example" if own else "refusal"
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
+Row = dict[str, Any]
+
+
+def control(recipe: str, mutants: Iterable[Mutant]) -> tuple[Outcome, Row]:
+    """The unchanged code under every check that a mutant of the recipe meets."""
+    looks = [mutant.only for mutant in mutants if mutant.recipe == recipe]
+    same = tuple(dict.fromkeys(check for only in looks for check in only)) if all(looks) else ()
+    found = attacked(recipe, SOURCE.parent, same)
+    row = {
+        "mutant": "none", "recipe": recipe, "caught": bool(found.found), "by": found.found, "refused": found.refused,
+        "seconds": found.seconds,
+    }  # fmt: skip
+    print(f"{'(unchanged)':48s} {recipe:16s} {found.found or 'nothing found'}", flush=True)
+    return found, row
+
+
+def tried(mutant: Mutant, clean: Outcome) -> Row:
+    """The row of one mutant."""
+    with tempfile.TemporaryDirectory() as folder:
+        broken = attacked(mutant.recipe, applied(mutant, Path(folder)), mutant.only)
+    said = caught(clean, broken)
+    print(f"{mutant.name:48s} {mutant.recipe:16s} {how(said)}: {', '.join(said)}", flush=True)
+    return {
+        "mutant": mutant.name, "recipe": mutant.recipe, "caught": bool(said), "how": how(said), "by": said,
+        "seconds": broken.seconds,
+    }  # fmt: skip
+
+
+def markdown(rows: list[Row]) -> str:
     real = [row for row in rows if row["mutant"] != "none"]
+    refusals = sum(row["how"] == "refusal" for row in real)
     lines = [
-        f"{sum(row['caught'] for row in real)} of {len(real)} mutants caught; on the unchanged code the attacks find "
+        f"{sum(row['caught'] for row in real)} of {len(real)} mutants caught, {refusals} of them by a refusal or a stop "
+        f"of the library itself and not by a counter-example; on the unchanged code the attacks find "
         f"{sum(row['caught'] for row in rows if row['mutant'] == 'none')} of {len(rows) - len(real)}.",
-        "", "| mutant | recipe | caught by |", "|---|---|---|",
-        *(f"| {row['mutant']} | {row['recipe']} | {', '.join(row['by']) or '**not caught**'} |" for row in real),
+        "", "| mutant | recipe | caught by | how |", "|---|---|---|---|",
+        *(f"| {row['mutant']} | {row['recipe']} | {', '.join(row['by']) or '–'} | {row['how']} |" for row in real),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
@@ -170,27 +198,45 @@ def main(names: list[str]) -> int:
     known = read_mutants()
     if everything:
         known = tuple(replace(mutant, only=()) for mutant in known)
-    chosen = tuple(m for m in known if not names or m.name in names or m.recipe in names)
-    rows = run(chosen)
-    print(markdown(rows).splitlines()[0])
-    kept = [*_earlier(known, rows), *rows]
     order = {mutant.name: place for place, mutant in enumerate(known)}
-    kept.sort(key=lambda row: (order.get(row["mutant"], -1), row["recipe"]))
-    document = {"command": "python experiments/mutants.py", "mutants": kept}
+    rows: dict[tuple[str, str], Row] = {(row["mutant"], row["recipe"]): row for row in _earlier(known)}
+    for mutant in sorted(known, key=_cost):
+        if names and mutant.name not in names and mutant.recipe not in names:
+            continue
+        if (mutant.name, mutant.recipe) in rows and not names:
+            continue
+        if ("none", mutant.recipe) not in rows:
+            rows["none", mutant.recipe] = control(mutant.recipe, known if not names else [mutant])[1]
+        unchanged = rows["none", mutant.recipe]
+        clean = Outcome(unchanged["by"], unchanged["refused"], 0.0)
+        rows[mutant.name, mutant.recipe] = tried(mutant, clean)
+        _write(sorted(rows.values(), key=lambda row: (order.get(row["mutant"], -1), row["recipe"])))
+    done = [row for row in rows.values() if not names or {row["mutant"], row["recipe"]} & set(names)]
+    print(markdown(list(rows.values())).splitlines()[0])
+    return 0 if all(row["caught"] == (row["mutant"] != "none") for row in done) else 1
+
+
+def _cost(mutant: Mutant) -> tuple[int, str]:
+    """Quick checks first; recipes together, so that the control of one is made once and early."""
+    return max((COSTS.index(check) for check in mutant.only), default=len(COSTS)), mutant.recipe
+
+
+def _write(rows: list[Row]) -> None:
+    document = {"command": "python experiments/mutants.py", "commit": COMMIT, "mutants": rows}
     (RESULTS / "mutants.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf8")
-    (RESULTS / "mutants.md").write_text(markdown(kept), encoding="utf8")
-    return 0 if all(row["caught"] == (row["mutant"] != "none") for row in rows) else 1
+    (RESULTS / "mutants.md").write_text(markdown(rows), encoding="utf8")
 
 
-def _earlier(known: tuple[Mutant, ...], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of mutants that still exist and were not run now."""
+def _earlier(known: tuple[Mutant, ...]) -> list[Row]:
+    """Rows of this very commit, of mutants that still exist."""
     path = RESULTS / "mutants.json"
     if not path.exists():
         return []
-    new = {(row["mutant"], row["recipe"]) for row in rows}
+    document = json.loads(path.read_text(encoding="utf8"))
+    if document.get("commit") != COMMIT or COMMIT.endswith("+changes"):
+        return []
     names = {mutant.name for mutant in known} | {"none"}
-    earlier = json.loads(path.read_text(encoding="utf8"))["mutants"]
-    return [row for row in earlier if (row["mutant"], row["recipe"]) not in new and row["mutant"] in names]
+    return [row for row in document["mutants"] if row["mutant"] in names]
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import math
 import os
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor, nn
 
+from small_recipes import shorten_test_rows
 from sordino.data import files, loading
 
 torch.set_num_threads(1)
@@ -102,15 +102,7 @@ def _embedded_data_are_unpacked_once() -> Iterator[None]:
 @pytest.fixture
 def few_test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recipes evaluate on 100 test rows: with a convolutional net, thousands of them take longer than the steps do."""
-    from sordino import data
-
-    read = data.read
-
-    def shortened(*args: object, **options: object) -> data.Dataset:
-        found = read(*args, **options)  # type: ignore[arg-type]
-        return replace(found, test=data.Split(found.test.inputs[:100], found.test.targets[:100]))
-
-    monkeypatch.setattr(data, "read", shortened)
+    shorten_test_rows(monkeypatch)
 
 
 @pytest.fixture

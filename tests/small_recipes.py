@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import tomli_w
 
+from sordino import data
 from sordino.runs.recipe import Recipe
 
 DOCUMENT: dict[str, dict[str, Any]] = {
@@ -26,6 +29,17 @@ def small_recipe(**sections: Mapping[str, Any]) -> Recipe:
 def small_toml(**sections: Mapping[str, Any]) -> str:
     """The same as the text of a recipe file."""
     return tomli_w.dumps(_merged(sections))
+
+
+def shorten_test_rows(patch: pytest.MonkeyPatch, rows: int = 100) -> None:
+    """Datasets have no more test rows than these."""
+    read = data.read
+
+    def shortened(*args: object, **options: object) -> data.Dataset:
+        found = read(*args, **options)  # type: ignore[arg-type]
+        return replace(found, test=data.Split(found.test.inputs[:rows], found.test.targets[:rows]))
+
+    patch.setattr(data, "read", shortened)
 
 
 def _merged(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

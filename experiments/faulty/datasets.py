@@ -119,8 +119,8 @@ def _unpacked(path: str, content: bytes) -> tuple[bytes, Callable[[bytes], bytes
     return unpack(content), pack
 
 
-def fuzz(seed: int, tally: Tally, folder: Path) -> None:
-    """One damaged file, within its packing or around it."""
+def _damaged(seed: int, folder: Path) -> tuple[str, str]:
+    """Writes a dataset with one damaged file, within its packing or around it: (name, the damaged file)."""
     draw = random.Random(seed)
     name, files = WORLDS[draw.randrange(len(WORLDS))]
     damaged = draw.choice(sorted(files))
@@ -130,6 +130,24 @@ def fuzz(seed: int, tally: Tally, folder: Path) -> None:
     for path, kept in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(new if path == damaged else kept)
+    return name, damaged
+
+
+def complaint(seed: int, folder: Path) -> str:
+    """What is said publicly of a damaged private file, without its path; empty where it can be read.
+
+    Word vectors (GloVe) are public."""
+    name, damaged = _damaged(seed, folder)
+    try:
+        data.load(name, folder)
+    except SordinoError as error:
+        return "" if "glove" in damaged else str(error).replace(str(folder / damaged), "FILE")
+    return ""
+
+
+def fuzz(seed: int, tally: Tally, folder: Path) -> None:
+    """One damaged file."""
+    name, damaged = _damaged(seed, folder)
 
     def read() -> int:
         data.verify(name, folder)

@@ -17,6 +17,26 @@ from sordino.errors import InputError, SordinoError
 PARTIAL = ".partial"  # ends the name of a file that is being written; a kill may leave one behind
 
 
+def strict_json(text: str) -> Any:
+    """The value of a JSON text in which no object has a key twice: readers disagree on which of the two counts.
+
+    Args:
+        text: One JSON document.
+
+    Raises:
+        ValueError: it is no JSON, or a key is there twice.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(key for key in found if sum(other == key for other, _ in pairs) > 1)
+            raise ValueError(f"the key {twice!r} is there twice")
+        return found
+
+    return json.loads(text, object_pairs_hook=once)
+
+
 def json_bytes(document: Mapping[str, Any]) -> bytes:
     """The document as indented JSON with a newline at the end."""
     return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()

@@ -24,13 +24,16 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
+import tomllib
 from collections.abc import Mapping
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import scipy
 import torch
 from safetensors.torch import load_file
@@ -40,6 +43,9 @@ from sordino.runs.run import run_recipe
 from sordino.training.loop import Loop
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+from small_recipes import shorten_test_rows  # noqa: E402
+
 RECORD = HERE / "bit_identity.json"
 OLD_RUN = HERE / "old_run"
 
@@ -113,17 +119,53 @@ BUNDLED: dict[str, tuple[str, ...]] = {
     "bundled-demo": ("train.steps=3", "train.eval_every=0", "run.noise_free=false", "privacy.insecure_seed=7"),
     "bundled-audit": ("train.steps=3", "privacy.insecure_seed=7"),
 }
-KINDS = (*VARIANTS, *BUNDLED)
+RECIPES = HERE.parents[1] / "experiments" / "recipes"
+EXPERIMENTS = tuple(
+    f"experiment-{name}"
+    for name in (
+        "bias_table2_cifar10", "coupling_cifar10_probe", "coupling_mnist", "fashion_mnist_scattering_linear",
+        "hidden_state_composition", "hidden_state_fashion_mnist", "hidden_state_fashion_mnist_all", "mac_mnist_eps2",
+        "mac_usps_autoencoder", "modelmix_control", "modelmix_fashion_mnist", "modelmix_table1_fashion_mnist",
+    )
+)  # fmt: skip
+"""The recipes of experiments/ that need about a second at a small size, and no texts."""
+SMALLER: dict[str, dict[str, Any]] = {
+    "features": {"name": None, "normalise": None, "groups": None, "frequencies": None},
+    "public": {"fraction": None, "records": 200, "expected_batch": 32},
+    "privacy": {"insecure_seed": 7},
+    "sampling": {"expected_batch": 64},
+    "train": {"epochs": None, "steps": 2, "eval_every": None, "chunk": 64},
+}
+NETS = {"resnet": {"depth": 8}, "classifier": {"hidden": [16]}, "autoencoder": {"hidden": [12]}}
+KINDS = (*VARIANTS, *BUNDLED, *EXPERIMENTS)
 
 
 def recipe(kind: str) -> Recipe:
     """The recipe of one line of the record."""
+    if kind in EXPERIMENTS:
+        return _smaller(RECIPES / f"{kind.removeprefix('experiment-')}.toml")
     if kind in BUNDLED:
         with as_file(files("sordino") / "recipes" / f"{kind.removeprefix('bundled-')}.toml") as path:
             return Recipe.read(path, BUNDLED[kind])
     changes = VARIANTS[kind]
     document = {name: {**BASE.get(name, {}), **changes.get(name, {})} for name in {**BASE, **changes}}
     return Recipe.from_dict({n: {k: v for k, v in part.items() if v is not None} for n, part in document.items()})
+
+
+def _smaller(path: Path) -> Recipe:
+    """A recipe of experiments/ with two small steps on the embedded images, without extracted features."""
+    document = tomllib.loads(path.read_text("utf8"))
+    changes = SMALLER | {"model": NETS.get(document["model"]["name"], {})}
+    features = document.get("features", {})
+    if features.get("name") == "dp-pca":
+        changes["features"] = {"components": 20}
+    elif "private_bound" in features:
+        changes["features"] = SMALLER["features"] | {"private_bound": 28.0}
+    for name, part in changes.items():
+        if name in document:
+            merged = document[name] | part
+            document[name] = {key: value for key, value in merged.items() if value is not None}
+    return Recipe.from_dict(document | {"data": BASE["data"]})
 
 
 def outcome(kind: str, folder: Path) -> dict[str, Any]:
@@ -234,7 +276,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        shorten_test_rows(patch)
         runs = {kind: outcome(kind, Path(folder) / kind) for kind in KINDS}
         if arguments.old:
             make_old_run()

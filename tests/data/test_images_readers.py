@@ -76,10 +76,10 @@ def test_scaling_never_depends_on_other_records(tmp_path: Path) -> None:
     ("content", "complaint"),
     [
         (b"", "empty"),
-        (b"\0\0\x08", "too few for an IDX header"),
+        (b"\0\0\x08", "too few bytes for an IDX header"),
         (idx(pixels(3, 2, 2))[:-1], "truncated"),
         (idx(pixels(3, 2, 2)) + b"x", "too long"),
-        (idx(pixels(3)), "magic number 0x00000801, expected 0x00000803"),
+        (idx(pixels(3)), "magic number is not 0x00000803"),
         (b"<html>not here any more</html>", "magic number"),
     ],
 )
@@ -168,6 +168,25 @@ def test_cifar_binary_batches_in_order(tmp_path: Path) -> None:
     assert found.train.inputs.shape == (15, 3, 32, 32)
     assert found.train.targets.tolist() == [0, 0, 1, 0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 4]
     assert np.array_equal(np.rint(found.test.inputs.numpy() * 255).reshape(6, -1), cifar(6)[:, 1:])
+
+
+def test_cifar_100_has_two_labels_of_which_the_fine_one_counts(tmp_path: Path) -> None:
+    """The layout of the original: coarse label, fine label, 1024 red, green and blue pixels each; no header."""
+    folder = tmp_path / "cifar-100-binary"
+    folder.mkdir()
+    coarse, fine = np.array([[4], [19], [0]], np.uint8), np.array([[99], [7], [50]], np.uint8)
+    (folder / "train.bin").write_bytes(np.concatenate([coarse, fine, pixels(3, 3072)], axis=1).tobytes())
+    (folder / "test.bin").write_bytes(np.concatenate([coarse, fine, pixels(3, 3072)], axis=1)[:2].tobytes())
+    found = load("cifar100", tmp_path, normalise=False)
+    assert found.train.targets.tolist() == [99, 7, 50]
+    assert found.classes == 100
+    assert np.array_equal(np.rint(found.test.inputs.numpy() * 255).reshape(2, -1), pixels(3, 3072)[:2])
+    (folder / "train.bin").write_bytes(b"\x00" * 3073)
+    with pytest.raises(InputError, match="not a multiple of 3074 bytes"):
+        load("cifar100", tmp_path)
+    (folder / "train.bin").write_bytes(b"\xff" * 3074)
+    with pytest.raises(InputError, match="labels beyond 0 to 99"):
+        load("cifar100", tmp_path)
 
 
 def test_a_truncated_or_foreign_cifar_batch_is_named(tmp_path: Path) -> None:

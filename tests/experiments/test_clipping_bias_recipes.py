@@ -71,6 +71,8 @@ def test_the_tables_differ_by_what_they_compare_and_by_nothing_else() -> None:
 
 
 def module(name: str) -> Any:
+    if str(ROOT / "experiments") not in sys.path:
+        sys.path.append(str(ROOT / "experiments"))  # last, for what it imports of the folder (provenance)
     spec = importlib.util.spec_from_file_location(name, ROOT / "experiments" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

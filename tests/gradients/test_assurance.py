@@ -21,9 +21,11 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import sordino
+from sordino.clipping import FlatClip
 from sordino.gradients import brute_force
 from sordino.gradients.assurance import Assurance
 from sordino.records.gradients import RecordGradients
+from sordino.records.reading import row_reader
 from sordino.sampling import LogicalBatch
 
 RECORDS = 40
@@ -165,6 +167,53 @@ def test_records_that_interact_are_refused(name: str, way: str) -> None:
     model, loss = INTERACTING[name]()
     with pytest.raises(sordino.Refused):
         run(way, model, loss)
+
+
+def _size_above(most: int) -> Callable[..., Any]:
+    return lambda s, x: plain(s, x) * (0.1 if len(x) > most else 1)
+
+
+def _place_above(most: int) -> Callable[..., Any]:
+    return lambda s, x: plain(s, x) * torch.where(torch.arange(len(x))[:, None] > most, 0.1, 1.0)
+
+
+def _many_of_a_class(outputs: Tensor, targets: Tensor) -> Tensor:
+    return ce(outputs, targets, reduction="none") * (0.1 if int((targets == 2).sum()) >= 18 else 1.0)
+
+
+LARGER: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
+    "a number of rows that no batch had yet": lambda: (net(_size_above(38)), ce),
+    "at least so many rows": lambda: (net(lambda s, x: plain(s, x) / max(len(x), 36) * 36), ce),
+    "a place that no batch had yet": lambda: (net(_place_above(38)), ce),
+    "a class that is there more often": lambda: (net(plain), _many_of_a_class),
+}
+
+
+@pytest.mark.parametrize("name", LARGER)
+def test_interaction_that_begins_in_larger_batches_than_the_first_is_refused(name: str) -> None:
+    """Of 40 records 24 are expected in a batch: one record more or less moved the sum by up to nine clip norms."""
+    model, loss = LARGER[name]()
+    with pytest.raises(sordino.Refused):
+        run("own loop", model, loss)
+
+
+def test_a_batch_that_is_larger_than_all_that_were_tested_is_tested_again() -> None:
+    checks, (x, y) = Assurance(), data()
+    sums = RecordGradients(net(plain), ce, row_reader((x, y)), FlatClip(1.0), assurance=checks)
+    for rows, tested in ((2, 1), (3, 1), (20, 1), (40, 2), (30, 2)):
+        sums(LogicalBatch(0, torch.arange(rows), 512))
+        assert checks.grouped == tested
+
+
+def test_another_answer_to_a_question_about_several_rows_is_tested_where_it_occurs() -> None:
+    """The rows that decide it are like no changed row of the tests, and the operations are the same."""
+    x, y = data()
+    x[30] = 0.123456
+    gated = net(lambda s, x: plain(s, x) * (0.1 if bool(((x - 0.123456).abs().amax(1) < 1e-4).any()) else 1))
+    sums = sordino.record_gradients(gated, ce, (x, y), plan().clipping)
+    sums(LogicalBatch(0, torch.arange(24), 512))
+    with pytest.raises(sordino.Refused, match="interact"):
+        sums(LogicalBatch(1, torch.arange(10, 34), 512))
 
 
 # state that holds records

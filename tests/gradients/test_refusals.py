@@ -211,13 +211,17 @@ def test_what_a_refusal_says_in_public_has_no_count_of_rows_and_no_value() -> No
         (Fn(_keeps, l=nn.Linear(4, 3)), squared),
     ]
     for model, loss in programs:
-        assurance = Assurance()
         with pytest.raises(Refused) as found:
-            for _ in range(2):
-                clipped_sum(model.double(), loss, Rows(X, Y), FlatClip(1.0), assurance=assurance)
+            _twice(model.double(), loss)
         assert found.value.private
         assert str(len(X)) not in str(found.value).replace("float32", "")
         assert "e-0" not in str(found.value)
+
+
+def _twice(model: nn.Module, loss: Any) -> None:
+    assurance = Assurance()
+    for _ in range(2):
+        clipped_sum(model, loss, Rows(X, Y), FlatClip(1.0), assurance=assurance)
 
 
 def _keeps(s: Any, x: Tensor) -> Tensor:

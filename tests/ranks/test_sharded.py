@@ -166,11 +166,13 @@ def test_three_ranks_go_on_with_a_run_of_one_process(alone: Any, tmp_path: Path)
 
 
 def _refusals(number: int) -> list[str]:
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     half, part, written = _words(), _words(), _words()
-    fully_shard(half, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
-    fully_shard(part.head)
+    mesh = init_device_mesh("cpu", (1,))
+    fully_shard(half, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    fully_shard(part.head, mesh=mesh)
 
     def writes(x: Tensor) -> Tensor:
         with torch.no_grad():

@@ -324,3 +324,29 @@ def test_a_ledger_in_use_cannot_be_opened_by_another_process_or_twice(path: Path
         said.close()
     with Ledger.open(path, HEADER), pytest.raises(SordinoError, match="open twice"):
         Ledger.open(path, HEADER)
+
+
+@pytest.mark.parametrize("how", ["deleted", "emptied", "longer"])
+def test_nothing_is_recorded_in_a_file_that_was_changed_meanwhile(how: str, tmp_path: Path) -> None:
+    """The entries would be gone with the file, and the value would leave all the same."""
+    path = tmp_path / "ledger.jsonl"
+    with Ledger.open(path, HEADER) as ledger:
+        ledger.record(entry(0))
+        if how == "deleted":
+            path.unlink()
+        elif how == "emptied":
+            os.truncate(path, 0)
+        else:
+            path.write_bytes(path.read_bytes() + b"{}\n")
+        for step in (1, 2):
+            with pytest.raises(SordinoError, match="while the run was at work"):
+                ledger.record(entry(step))
+
+
+def test_a_run_directory_may_be_renamed_while_it_is_at_work(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with Ledger.open(tmp_path / "a" / "ledger.jsonl", HEADER) as ledger:
+        ledger.record(entry(0))
+        (tmp_path / "a").rename(tmp_path / "b")
+        ledger.record(entry(1))
+    assert len(read_ledger(tmp_path / "b" / "ledger.jsonl")[1]) == 2

@@ -118,7 +118,44 @@ def recipe_edited(folder: Path, other: Path) -> None:
     (folder / "recipe.toml").write_text(tomli_w.dumps(document), "utf8")
 
 
+def put(name: str, old: bytes, new: bytes) -> Forge:
+    """Bytes in the place of others, once; old = b"": at the end."""
+
+    def forge(folder: Path, other: Path) -> None:
+        content = (folder / name).read_bytes()
+        assert old in content
+        (folder / name).write_bytes(content.replace(old, new, 1) if old else content + new)
+
+    return forge
+
+
+def sentence_of_another_version(folder: Path, other: Path) -> None:
+    """The words of a sentence may be another version's; its numbers may not."""
+    result = json.loads((folder / "result.json").read_text("utf8"))
+    words = result["guarantee"] | {"sentence": "This training is (ε = 0.0001, δ = 1e-15)-differentially private."}
+    edit_json(folder / "result.json", environment=result["environment"] | {"sordino": "0.0.9"}, guarantee=words)
+
+
+def metrics_not_listed(folder: Path, other: Path) -> None:
+    files = json.loads((folder / "result.json").read_text("utf8"))["files"]
+    edit_json(folder / "result.json", files={k: v for k, v in files.items() if k != "metrics.jsonl"})
+
+
 FORGERIES: dict[str, tuple[Forge, str]] = {
+    "a second ε in result.json": (put("result.json", b"{", b'{"epsilon": 0.001,'), "result"),
+    "a second ε in the guarantee": (
+        put("result.json", b'"guarantee": {', b'"guarantee": {"epsilon": 0.001,'),
+        "result",
+    ),
+    "a sentence of another version": (sentence_of_another_version, "claim"),
+    "a sentence of a run that stopped": (
+        lambda f, o: (edit_json(f / "result.json", stopped_at=3), sentence_of_another_version(f, o))[1],
+        "claim",
+    ),
+    "public rows that the plan does not know": (edit_result(public={"records": 9}), "claim"),
+    "metrics that are not listed": (metrics_not_listed, "hashes"),
+    "half a line after the ledger's end": (put("ledger.jsonl", b"", b'{"kind": "release", "eps'), "ledger"),
+    "a zero after the ledger's end": (put("ledger.jsonl", b"", b"\0"), "ledger"),
     "ε in result.json": (edit_result(epsilon=0.001), "epsilon"),
     "δ in result.json": (edit_result(delta=1e-9), "claim"),
     "relation in result.json": (edit_result(relation="replace-one"), "claim"),

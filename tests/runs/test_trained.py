@@ -99,9 +99,12 @@ def test_the_models_own_file_says_what_it_is(folder: Path) -> None:
 def test_what_is_wrong_with_the_data_leaves_no_file(folder: Path) -> None:
     text = (folder / "visits.csv").read_text()
     (folder / "visits.csv").write_text(text + "\nsecret-value,f,no", encoding="utf8")
-    with pytest.raises(InputError, match="line 242, a: not a number") as error:
+    with pytest.raises(InputError, match=r"spent\. a: not a number") as error:
         run_recipe(recipe(), folder / "run", progress=False)
+    assert "line 242" in error.value.private
     assert "secret-value" not in str(error.value)
+    assert "242" not in str(error.value), "how many records there are is private"
+    assert error.value.private.startswith("line 242, a")
     assert not (folder / "run").exists()
 
 

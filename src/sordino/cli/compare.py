@@ -138,7 +138,9 @@ def _shown(arguments: argparse.Namespace) -> Iterator[Callable[[Mapping[str, Any
             if key in said:
                 continue
             said.add(key)
-            found = run.get("error") or f"{run['test_accuracy']:.2%}, {run['core_seconds']:.0f} core seconds"
+            seconds = run.get("core_seconds")
+            found = run.get("error") or f"{run['test_accuracy']:.2%}"
+            found += "" if seconds is None else f", {seconds:.0f} core seconds"
             where = "" if run["target_epsilon"] is None else f" ε = {run['target_epsilon']:g}"
             print(f"{len(said)} of {document['planned']}: {run['method']}{where} seed {run['seed']}: {found}",
                   file=sys.stderr, flush=True)  # fmt: skip

@@ -80,10 +80,10 @@ def _arrays(path: Path, names: list[str]) -> dict[str, np.ndarray[Any, Any]]:
                 raise InputError(f"{path}: a single array; save inputs and targets with numpy.savez")
             for name in names:
                 if name not in file.files:
-                    raise InputError(f"{path} has no array {name!r}; it has {', '.join(file.files)}")
+                    raise InputError(f"{path} has no array {name!r}", private=f"it has {', '.join(file.files)}")
             return {name: file[name] for name in names}
     except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-        raise InputError(f"{path} can't be read as .npz: {error}") from error
+        raise InputError(f"{path} can't be read as .npz", private=str(error)) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ class ImagesSource(Source):
                 scaled = picture.convert("L" if self.channels == 1 else "RGB").resize((width, height))
                 values = np.asarray(scaled, dtype=np.float32) / np.float32(255)
         except (OSError, UnidentifiedImageError, ValueError, Image.DecompressionBombError):
-            problems.add(row, file.name, "not a picture that can be read")
+            problems.add(row, "images", "not a picture that can be read", file.name)
             return torch.zeros(self.shape)
         return torch.from_numpy(values).reshape(height, width, self.channels).permute(2, 0, 1).contiguous()
 

@@ -68,10 +68,14 @@ def read_bytes(path: Path, declared: Callable[[bytes], int | None] = lambda head
             most = MOST if size is None else min(size, MOST)
             content = head + file.read(max(most + 1 - len(head), 0))
     except (EOFError, ValueError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise InputError(f"{path}: truncated or not a {path.suffix} file: {error}; download it again") from error
+        raise InputError(
+            f"{path}: truncated or not a {path.suffix} file; download it again", private=str(error)
+        ) from error
     except OSError as error:
         if error.errno is None:  # bz2 says so of what is no bz2 file
-            raise InputError(f"{path}: truncated or not a {path.suffix} file: {error}; download it again") from error
+            raise InputError(
+                f"{path}: truncated or not a {path.suffix} file; download it again", private=str(error)
+            ) from error
         raise SordinoError(f"{path}: can't be read: {error.strerror or error}") from error
     if not content:
         raise InputError(f"{path}: the file is empty; download it again")

@@ -1,6 +1,6 @@
 """Readers of image files, in the layouts that people already have. Each gives bytes; scaling comes later.
 
-IDX (MNIST, Fashion-MNIST), CIFAR-10's binary batches, SVHN's cropped .mat, USPS in three forms.
+IDX (MNIST, Fashion-MNIST), the binary batches of CIFAR-10 and CIFAR-100, SVHN's cropped .mat, USPS in three forms.
 """
 
 from __future__ import annotations
@@ -48,11 +48,14 @@ def parse_idx(content: bytes, path: Path, dimensions: int) -> Bytes:
     magic, expected = int.from_bytes(content[:4], "big"), IDX_UBYTE << 8 | dimensions
     if magic != expected and len(content) >= 4:
         raise InputError(
-            f"{path}: magic number 0x{magic:08x}, expected 0x{expected:08x} "
-            f"(IDX, bytes, {dimensions} dimensions); this is another file"
+            f"{path}: the magic number is not 0x{expected:08x} (IDX, bytes, {dimensions} dimensions): another file",
+            private=f"it is 0x{magic:08x}",
         )
     if len(content) < header:
-        raise InputError(f"{path}: {len(content)} bytes are too few for an IDX header of {header}; download it again")
+        raise InputError(
+            f"{path}: too few bytes for an IDX header of {header}; download it again",
+            private=f"{len(content)} bytes",
+        )
     shape = _shape(content, dimensions)
     size = header + math.prod(shape)
     if len(content) != size:
@@ -82,20 +85,29 @@ def read_cifar10(paths: tuple[Path, ...]) -> Pair:
     """CIFAR-10 binary batches: each record is one byte of label and 3072 bytes of pixels, channel by
     channel.
     """
-    parts = []
+    return _cifar(paths, 1, 10, "a CIFAR-10 binary batch (the original has 30,730,000 bytes)")
+
+
+def read_cifar100(path: Path) -> Pair:
+    """CIFAR-100's binary file: two bytes of label, of which the second is the fine one (of 100), and the pixels."""
+    return _cifar((path,), 2, 100, "a CIFAR-100 binary file (the originals have 153,700,000 and 30,740,000 bytes)")
+
+
+def _cifar(paths: tuple[Path, ...], labels: int, classes: int, what: str) -> Pair:
+    """Records of so many bytes of label, of which the last counts, and 3072 bytes of pixels."""
+    size, parts = CIFAR_RECORD - 1 + labels, []
     for path in paths:
         content = read_bytes(path)
-        if len(content) % CIFAR_RECORD:
+        if len(content) % size:
             raise InputError(
-                f"{path}: the size is not a multiple of {CIFAR_RECORD} bytes (one record); the "
-                "file is truncated or not a CIFAR-10 binary batch (the original has 30,730,000 bytes)",
+                f"{path}: the size is not a multiple of {size} bytes (one record); the file is truncated or not {what}",
                 private=f"{len(content):,} bytes",
             )
-        records = np.frombuffer(content, np.uint8).reshape(-1, CIFAR_RECORD)
-        _labels_below(path, records[:, 0].astype(np.int64), 10)
+        records = np.frombuffer(content, np.uint8).reshape(-1, size)
+        _labels_below(path, records[:, labels - 1].astype(np.int64), classes)
         parts.append(records)
     records = np.concatenate(parts)
-    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
+    return records[:, labels:].reshape(-1, 3, 32, 32), records[:, labels - 1].astype(np.int64)
 
 
 def read_svhn(path: Path) -> Pair:
@@ -105,7 +117,7 @@ def read_svhn(path: Path) -> Pair:
     try:
         content: dict[str, Any] = loadmat(str(path))
     except Exception as error:  # scipy raises many kinds for a broken file
-        raise InputError(f"{path}: truncated or not a MATLAB 5 file: {error}; download it again") from error
+        raise InputError(f"{path}: truncated or not a MATLAB 5 file; download it again", private=str(error)) from error
     if "X" not in content or "y" not in content:
         found = ", ".join(sorted(key for key in content if not key.startswith("__"))) or "nothing"
         raise InputError(f"{path}: expected the variables X and y, found {found}")
@@ -132,9 +144,11 @@ def read_usps_npz(path: Path) -> tuple[Pair, Pair]:
     except InputError:
         raise
     except KeyError as error:
-        raise InputError(f"{path}: the array {error} is missing; expected x_train, y_train, x_test, y_test") from error
+        raise InputError(
+            f"{path}: an array is missing; expected x_train, y_train, x_test, y_test", private=str(error)
+        ) from error
     except Exception as error:  # zipfile, zlib and numpy raise many kinds for a broken file
-        raise InputError(f"{path}: truncated or not an .npz of plain arrays: {error}") from error
+        raise InputError(f"{path}: truncated or not an .npz of plain arrays", private=str(error)) from error
     pairs = []
     for side in ("train", "test"):
         x, y = arrays[f"x_{side}"], _whole_labels(path, arrays[f"y_{side}"])

@@ -170,8 +170,9 @@ class TableSource(Source):
         further = [name for name in table.columns if name not in known]
         if further:
             raise InputError(
-                f"{table.path} has the columns {', '.join(further)}, which are neither in [data.columns] nor in "
-                'data.ignore: describe them, or write ignore = ["…"] or ignore = "others"'
+                f"{table.path} has columns that are neither in [data.columns] nor in data.ignore: describe them, or "
+                'write ignore = ["…"] or ignore = "others"',
+                private=f"they are {', '.join(further)}",
             )
 
 

@@ -28,10 +28,13 @@ class Table:
         return len(self.lines)
 
     def need(self, names: Sequence[str]) -> None:
-        """InputError unless all these columns are there. Names of columns are taken to be public."""
+        """InputError unless all these columns are there. What stands in the first line may be a record."""
         for name in names:
             if name not in self.columns:
-                raise InputError(f"{self.path}: there is no column {name!r}: {did_you_mean(name, self.columns)}")
+                raise InputError(
+                    f"{self.path}: there is no column {name!r}; the first line must name the columns",
+                    private=did_you_mean(name, self.columns),
+                )
 
 
 def header_of(path: Path, kind: str, delimiter: str = ",") -> list[str]:
@@ -42,7 +45,7 @@ def header_of(path: Path, kind: str, delimiter: str = ",") -> list[str]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return [name.strip() for name in next(csv.reader(file, delimiter=delimiter), [])]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path} can't be read as CSV: {error}") from error
+        raise InputError(f"{path} can't be read as CSV", private=str(error)) from error
 
 
 def read_table(path: Path, kind: str, delimiter: str = ",") -> Table:
@@ -62,7 +65,9 @@ def _csv(path: Path, delimiter: str) -> Table:
     try:
         content = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8") from error
+        raise InputError(
+            f"{path}: not UTF-8 text: save it as UTF-8", private=f"{error.reason} at byte {error.start}"
+        ) from error
     reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True)
     rows: list[list[str]] = []
     lines: list[int] = []
@@ -73,11 +78,14 @@ def _csv(path: Path, delimiter: str) -> Table:
             if not row or (len(row) == 1 and not row[0].strip() and len(names) > 1):
                 continue
             if len(row) != len(names):
-                raise InputError(f"{path}, line {reader.line_num}: {len(row)} fields, the first line has {len(names)}")
+                raise InputError(
+                    f"{path}: a line has more or fewer fields than the first",
+                    private=f"line {reader.line_num}: {len(row)} fields, the first line has {len(names)}",
+                )
             rows.append(row)
             lines.append(reader.line_num)
     except csv.Error as error:
-        raise InputError(f"{path}, line {reader.line_num}: truncated or not CSV: {error}") from error
+        raise InputError(f"{path}: truncated or not CSV", private=f"line {reader.line_num}: {error}") from error
     return Table(path, {name: [row[at] for row in rows] for at, name in enumerate(names)}, lines)
 
 
@@ -86,7 +94,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
         raise InputError(f"{path}: the first line must name the columns")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise InputError(f"{path}: the first line names the column {twice!r} twice")
+        raise InputError(f"{path}: the first line names a column twice", private=f"it is {twice!r}")
 
 
 def _arrow(path: Path, kind: str) -> Table:
@@ -102,7 +110,7 @@ def _arrow(path: Path, kind: str) -> Table:
             parts = [pa.ipc.open_stream(pa.memory_map(str(file))).read_all() for file in _hf_files(path)]
             table = pa.concat_tables(parts)
     except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{path} can't be read as {kind}: {error}") from error
+        raise InputError(f"{path} can't be read as {kind}", private=str(error)) from error
     _check_names(path, table.column_names)
     columns: dict[str, list[Any]] = {name: table.column(name).to_pylist() for name in table.column_names}
     return Table(path, columns, range(1, table.num_rows + 1))

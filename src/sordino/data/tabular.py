@@ -47,23 +47,29 @@ _SHOWN = 8
 
 @dataclass(eq=False)
 class Problems:
-    """What is wrong with a file, for its owner: lines and columns, never a value, and nothing in a run's files."""
+    """What is wrong with a file: never a value. Lines and their number are for its owner alone."""
 
     where: str
     lines: Sequence[int]
     found: list[str] = field(default_factory=list)
+    kinds: dict[str, None] = field(default_factory=dict)
     count: int = 0
 
-    def add(self, row: int, column: str, what: str) -> None:
+    def add(self, row: int, column: str, what: str, name: str = "") -> None:
+        """name: of the file that the row is, where it is one."""
         self.count += 1
+        self.kinds[f"{column}: {what}"] = None
         if len(self.found) < _SHOWN:
-            self.found.append(f"line {self.lines[row]}, {column}: {what}")
+            self.found.append(f"line {self.lines[row]}, {name or column}: {what}")
 
     def raise_any(self) -> None:
-        """InputError with the first few problems; nothing was spent."""
+        """InputError with the kinds of problems; nothing was spent."""
         if self.count:
             more = f"; and {self.count - len(self.found)} more" if self.count > len(self.found) else ""
-            raise InputError(f"{self.where}: nothing was spent. {'; '.join(self.found)}{more}")
+            raise InputError(
+                f"{self.where}: nothing was spent. {'; '.join(list(self.kinds)[:_SHOWN])}",
+                private=f"{'; '.join(self.found)}{more}",
+            )
 
 
 def absent(value: object) -> bool:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         group_normalise,
         low_frequencies,
         private_statistics,
+        record_normalise,
         standardise,
     )
     from sordino.features.scattering import Scattering2D
@@ -35,7 +36,7 @@ else:  # the names of extractors are known before torch is loaded
             "extractor": ["Extractor", "build"],
             "normalise": [
                 "ChannelBudget", "ChannelStatistics", "group_normalise", "low_frequencies", "private_statistics",
-                "standardise",
+                "record_normalise", "standardise",
             ],
             "scattering": ["Scattering2D"],
         },
@@ -52,5 +53,6 @@ __all__ = [
     "group_normalise",
     "low_frequencies",
     "private_statistics",
+    "record_normalise",
     "standardise",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from sordino.data.files import data_directory, sha256_of_file
 from sordino.errors import InputError, did_you_mean
 from sordino.features import efficientnet, minilm
 from sordino.features.cache import cached
-from sordino.features.normalise import group_normalise, low_frequencies
+from sordino.features.normalise import group_normalise, low_frequencies, record_normalise
 from sordino.features.published import one_file
 from sordino.features.scattering import Scattering2D
+from sordino.features.synthetic import whitening
 from sordino.features.words import OPTIONS
 
 _PUBLISHED = {  # where the weights are, and who is asked for them
@@ -26,6 +27,7 @@ _PUBLISHED = {  # where the weights are, and who is asked for them
 }
 PART = 5000  # records of a published network that are kept in one file: a killed run goes on from the last part
 _NORMALISE = ("none", "group")
+_RECORD = ("none", "record")
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,12 @@ class Extractor:
     spec: Mapping[str, Any]
     chunk: int = 4096
     frequencies: int | None = None  # of each map, the lowest that are kept: cheap, so that the cache holds whole maps
+    whiten: float | None = None  # exponent of the map from synthetic images (sordino.features.synthetic)
+    alone: bool = False  # each record's numbers less their own mean, and scaled to length one
     data_dir: Path | None = None  # of the published networks
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        return _numbers(inputs) if self.spec["name"] == "none" else self._last(self._maps(inputs))
+        return _numbers(inputs) if self.spec["name"] == "none" else self._last(self._maps(inputs), inputs.shape[1:])
 
     def _maps(self, inputs: Tensor) -> Tensor:
         function = self._function()
@@ -64,9 +68,16 @@ class Extractor:
 
     def _scattered(self, images: Tensor) -> Tensor:
         maps = Scattering2D(self.spec["J"], self.spec["L"])(images)
+        if "power" in self.spec:
+            maps = maps.sign() * maps.abs() ** self.spec["power"]
         return group_normalise(maps, self.spec["groups"]) if self.spec["normalise"] == "group" else maps
 
-    def _last(self, maps: Tensor) -> Tensor:
+    def _last(self, maps: Tensor, shape: tuple[int, ...]) -> Tensor:
+        if self.whiten is not None:
+            plain = replace(self, whiten=None)
+            return whitening(plain, tuple(shape), self.whiten)(plain._last(maps, shape))
+        if self.alone:
+            return record_normalise(maps)
         return maps if self.frequencies is None else low_frequencies(maps, self.frequencies)
 
     def cached(self, inputs: Tensor, folder: Path | None, say: Callable[[str], None] | None = None) -> Tensor:
@@ -79,8 +90,8 @@ class Extractor:
                 if say is not None:
                     say(f"{self.spec['name']}: {start:,} of {len(inputs):,} records")
                 out.append(cached(self._maps, self.spec, inputs[start : start + PART], folder))
-            return torch.cat(out)
-        return self._last(cached(self._maps, self.spec, inputs, folder))
+            return self._last(torch.cat(out), inputs.shape[1:])
+        return self._last(cached(self._maps, self.spec, inputs, folder), inputs.shape[1:])
 
 
 def build(spec: Mapping[str, Any], data_dir: Path | None = None) -> Extractor:
@@ -98,7 +109,8 @@ def build(spec: Mapping[str, Any], data_dir: Path | None = None) -> Extractor:
         if key not in known:
             raise InputError(f"features {name!r}: unknown option {key!r}; {did_you_mean(key, known)}")
     full = {"name": name, **{key: value for key, value in known.items() if value is not None}, **given}
-    frequencies = full.pop("frequencies", None)
+    frequencies, whiten = full.pop("frequencies", None), full.pop("whiten", None)
+    alone = name in _PUBLISHED and _of_record(full.pop("normalise", "none"))
     if name == "scattering":
         Scattering2D(full["J"], full["L"])
         if full["normalise"] not in _NORMALISE:
@@ -111,13 +123,22 @@ def build(spec: Mapping[str, Any], data_dir: Path | None = None) -> Extractor:
             raise InputError(f"features: groups must be an integer of at least 1, not {full['groups']!r}")
         if frequencies is not None and (not isinstance(frequencies, int) or frequencies < 1):
             raise InputError(f"features: frequencies must be an integer of at least 1, not {frequencies!r}")
+        for key, value in (("power", full.get("power", 1.0)), ("whiten", 0.0 if whiten is None else whiten)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 4:
+                raise InputError(f"features: {key} must be a number from 0 to 4, not {value!r}")
         if full["normalise"] != "group" and "groups" in given:
             raise InputError("features: groups is given, but normalise is not 'group': it would be ignored")
     if name in _PUBLISHED:
         _check_published(name, full)
         folder, pattern, get = _PUBLISHED[name]
         full["weights"] = sha256_of_file(one_file(data_directory(data_dir) / folder, pattern, name, get))
-    return Extractor(full, frequencies=frequencies, data_dir=data_dir)
+    return Extractor(full, frequencies=frequencies, whiten=whiten, alone=alone, data_dir=data_dir)
+
+
+def _of_record(normalise: str) -> bool:
+    if normalise not in _RECORD:
+        raise InputError(f"features: unknown normalise {normalise!r}; {did_you_mean(str(normalise), _RECORD)}")
+    return normalise == "record"
 
 
 def _numbers(inputs: Tensor) -> Tensor:

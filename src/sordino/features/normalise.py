@@ -40,6 +40,13 @@ def group_normalise(maps: Tensor, groups: int = 27, eps: float = 1e-5) -> Tensor
     return torch.nn.functional.group_norm(maps, groups, eps=eps)
 
 
+def record_normalise(features: Tensor) -> Tensor:
+    """(n, d): each record's numbers less their mean, scaled to length one. Within a record, so it costs no privacy."""
+    centred = features - features.mean(1, keepdim=True)
+    scaled: Tensor = centred / centred.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    return scaled
+
+
 def low_frequencies(maps: Tensor, count: int) -> Tensor:
     """(n, c, h, w) → (n, c, count, count): the lowest frequencies of each map's orthonormal cosine transform (DCT-II).
 

@@ -7,7 +7,15 @@ from typing import Any
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "none": {},
-    "scattering": {"J": 2, "L": 8, "normalise": "none", "groups": 27, "frequencies": None},
-    "efficientnet-lite0": {"resolution": 128},
-    "minilm": {"tokens": 128},
+    "scattering": {
+        "J": 2,
+        "L": 8,
+        "normalise": "none",
+        "groups": 27,
+        "frequencies": None,
+        "power": None,
+        "whiten": None,
+    },
+    "efficientnet-lite0": {"resolution": 128, "normalise": None},
+    "minilm": {"tokens": 128, "normalise": None},
 }

@@ -5,15 +5,18 @@ program of a pass is new, the result is compared with plain autograd at the real
 the sum of w_i times record i's gradient, from the engine's contributions, must be the gradient of Σ w_i L_i.
 
 Interaction. Where the program itself shows that loss i depends on row i alone (``Pass.independent``) nothing remains to
-be tested, but a test is made all the same, for the first chunk (``interaction.py``): the rows are put into other groups
-and another order, one of them is changed, and the losses of the others must not move. Where the program does not show
-it, the test is repeated for every new program and on later batches, chosen by the run's own randomness.
+be tested, but a test is made all the same, for the first chunk (``interaction.py``): the rows are put into other
+groups, a larger batch and another order, one of them is changed, and the losses of the others must not move. A batch
+with more rows than any that was tested is tested again: no label follows the number of rows. SAMPLE rows are enough for
+the changed rows where no random numbers are drawn, for it is only the labels that are tested. Where the program does
+not show it, the test is repeated for every new program and on later batches, chosen by the run's own randomness. A
+program is also new where a question about several rows (``if x.max() > 3``) has another answer than before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -31,10 +34,12 @@ from sordino.gradients.interaction import (
     check_places,
     generator_of,
     in_double,
+    losses_of,
+    most_rows,
     wide,
 )
 from sordino.gradients.measure import NotFinite
-from sordino.gradients.neutral import neutral
+from sordino.gradients.neutral import Neutral, neutral
 from sordino.gradients.passes import PassMemory, Setup, contributions
 from sordino.gradients.rows import Chunk, call, take
 from sordino.gradients.shards import reading
@@ -44,6 +49,8 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}  # coarser types are comp
 LEVELS = 0.5, 0.02, 0.98  # of what takes the place of random numbers, so that gates are open in one of them
 LATER = 0.25
 """A batch after the first is tested for interaction with this probability over its number: LATER · log(batches)."""
+SAMPLE = 32
+"""So many rows of the first chunk are changed where the program itself excludes interaction and draws no numbers."""
 
 
 class Assurance:
@@ -54,6 +61,7 @@ class Assurance:
         self.programs: set[int] = set()
         self._contents: list[int] | None = None
         self.attributed = self.grouped = self.batches = 0  # checks made, and batches seen
+        self.widest = 0  # rows of the largest batch that records were tested in
         self.proven = True  # that records do not interact, by every program so far
 
     def begin(self, setup: Setup) -> None:
@@ -67,33 +75,65 @@ class Assurance:
             check_contents(setup.state, self._contents)
         self.proven = self.proven and independent
         new = program not in self.programs
-        chance = torch.rand((), generator=generator_of(64 * self.batches)).item()
-        due = not independent and chance < LATER / self.batches
-        if not (new or due) or chunk.rows < 2:
+        due = not independent and self._chosen()
+        larger = chunk.rows > self.widest
+        if not (new or due or larger) or chunk.rows < 2:
             return
-        with _undisturbed(setup):
+        with _undisturbed(setup, self._contents):
+            still = independent and not _draws(setup, data)
             if new:
-                with neutral():
+                with nullcontext() if still else neutral():
                     check_attribution(setup, data, chunk)
                     if not independent:
                         check_lengths(setup, data, chunk.rows)
                 self.attributed += 1
-            if (new and not independent) or due or not self.grouped:
+            if still and larger:
+                self._test_some(setup, data, chunk.rows)
+            elif (new and not independent) or due or larger:
                 variants = EVERY if new and not independent else FEW
                 for level in (0.5,) if independent else LEVELS:
                     with neutral(level) as mode:
-                        check_groups(setup, data, chunk.rows, variants, self.batches)
+                        check_groups(setup, data, chunk.rows, variants, self.batches, larger=larger)
                     if not mode.asked:
                         break
+                    larger = False
                 check_places(setup, data, chunk.rows, variants, self.batches)
+                self.widest = max(self.widest, most_rows(chunk.rows))
                 self.grouped += 1
         self.programs.add(program)
 
+    def _chosen(self) -> bool:
+        """Is this batch one of the later ones that are tested? By the run's own randomness."""
+        return torch.rand((), generator=generator_of(64 * self.batches)).item() < LATER / self.batches
+
+    def _test_some(self, setup: Setup, data: Data, rows: int) -> None:
+        """For interaction, of a program that excludes it by itself and draws no random numbers: at first some rows,
+        and all of them in batches of other sizes, for no label follows the number of rows (`len(x)`)."""
+        check_groups(setup, data, rows, (), self.batches, larger=True)
+        self.widest = most_rows(rows)
+        if not self.grouped:
+            if rows > SAMPLE:
+                first = slice(0, SAMPLE)
+                data, rows = (take(data[0], first, rows), take(data[1], first, rows)), SAMPLE
+            check_groups(setup, data, rows, FEW, self.batches)
+            check_places(setup, data, rows, FEW, self.batches)
+        self.grouped += 1
+
+
+def _draws(setup: Setup, data: Data) -> bool:
+    """Does the forward pass ask torch for random numbers? Where it does not, nothing has to be made neutral, which
+    takes longer than a small model."""
+    with Neutral() as mode:
+        losses_of(setup, data)
+    drew: bool = mode.drew
+    return drew
+
 
 @contextmanager
-def _undisturbed(setup: Setup) -> Iterator[None]:
-    """Random numbers and state are afterwards what they were; a pass that wrote to state unseen is refused."""
-    contents = [held.content for held in setup.state]
+def _undisturbed(setup: Setup, known: Sequence[int] | None) -> Iterator[None]:
+    """Random numbers and state are afterwards what they were; a pass that wrote to state unseen is refused. known: the
+    content of the state, where it has just been read."""
+    contents = [held.content for held in setup.state] if known is None else known
     with torch.random.fork_rng(devices=[]):
         yield
     check_state(setup.state, [held.version for held in setup.state])
@@ -134,7 +174,7 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> tuple[str, float] |
     nothing finite is left to be compared."""
     with _disable_current_modes():  # the model's random numbers are neutral, not these
         weight = 0.5 + torch.rand(rows, generator=generator_of(2))
-        weight = torch.where(torch.rand(rows, generator=generator_of(3)) < 0.5, weight, -weight)
+        weight = torch.where(torch.rand(rows, generator=generator_of(3)) < 0.5, weight, -weight).to(setup.device)
     each = Chunk(slice(0, rows), slice(0, rows), rows, rows, None, None)
     free = replace(setup, once=False)
     try:
@@ -144,7 +184,7 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> tuple[str, float] |
         return None
     with torch.no_grad():
         squares = {name: g.norm2().double() for name, g in made.gradients.items()}
-        total = sum(squares.values(), torch.zeros(rows, dtype=torch.float64))
+        total = sum(squares.values(), torch.zeros(rows, dtype=torch.float64, device=setup.device))
         good = torch.isfinite(total) & torch.isfinite(made.losses)
         if not bool(good.all()):
             setup.pool.give_back()
@@ -157,12 +197,12 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> tuple[str, float] |
     for group in [list(setup.parameters)] if setup.shards is None else setup.shards.groups:
         want = _plain_gradients(setup, data, weight, group)
         for name in group:
-            mine = torch.zeros(setup.parameters[name].shape, dtype=torch.float64)
+            mine = torch.zeros(setup.parameters[name].shape, dtype=torch.float64, device=setup.device)
             if name in made.gradients:
                 with torch.no_grad():
                     made.gradients[name].add_to(mine, weight.double())
             theirs = want.pop(name, None)
-            difference = float((mine - (0 if theirs is None else theirs.double())).norm())
+            difference = float((mine if theirs is None else mine.sub_(theirs)).norm())  # in place: a table is large
             own = float((weight.double().square() * squares[name]).sum().sqrt()) if name in squares else 0.0
             size = own + 1e-4 * scale
             if difference and (not size or difference / size > worst[1]):
@@ -227,7 +267,8 @@ def _lengths(setup: Setup, data: Data, rows: int) -> Tensor | None:
     except NotFinite:
         return None
     with torch.no_grad():
-        total = sum((g.norm2().double() for g in made.gradients.values()), torch.zeros(rows, dtype=torch.float64))
+        none = torch.zeros(rows, dtype=torch.float64, device=setup.device)
+        total = sum((g.norm2().double() for g in made.gradients.values()), none)
     setup.pool.give_back()
     return total.sqrt()
 

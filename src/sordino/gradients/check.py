@@ -220,7 +220,7 @@ def _rows_double(rows: Rows) -> Rows:
 
 def _compare(engine: ClippedSum, oracle: ClippedSum, tolerance: float) -> None:
     def gap(a: Tensor, b: Tensor) -> float:
-        a, b = (t.double().nan_to_num(0.0, 0.0, 0.0) for t in (a, b))
+        a, b = (t.double().cpu().nan_to_num(0.0, 0.0, 0.0) for t in (a, b))
         return float((a - b).abs().max() / b.abs().max().clamp_min(1e-12)) if a.numel() else 0.0
 
     alone = gap(engine.losses, oracle.losses)

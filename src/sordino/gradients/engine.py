@@ -84,12 +84,12 @@ def clipped_sum(
         raise InputError(f"reduction must be 'sum' or 'mean', got {reduction!r}")
     if chunk is not None and chunk < 1:
         raise InputError(f"chunk must be at least 1 record, got {chunk}")
-    if keys is not None and keys.shape != (checked(rows)[1],):
-        raise InputError(f"keys has one number for each of {checked(rows)[1]} records, got {tuple(keys.shape)}")
+    n, records = checked(rows)
+    if keys is not None and keys.shape != (records,):
+        raise InputError(f"keys has one number for each of {records} records, got {tuple(keys.shape)}")
     keep_freed_memory()
     found = survey(model)
     parameters = found.parameters
-    n, records = checked(rows)
     once = centre is None and not isinstance(clipping, PerLayerClip)
     pool = Pool() if pool is None else pool
     state = [*found.state, *(survey_loss(loss) if isinstance(loss, nn.Module) else [])]
@@ -102,7 +102,7 @@ def clipped_sum(
     norms, losses, dropped = Scattered(records), Scattered(n), 0
     size = chunk or default_chunk(model, found, rows, records)
     parts = chunks(rows, n, records, size, reduction == "mean")
-    for part, made in examined(setup, rows, parts, steps, found.powers, assurance):
+    for part, made in examined(setup, rows, (n, records), parts, steps, found.powers, assurance):
         gradients = made.gradients
         losses.put(part.index, _as(made.losses, kind))
         if centre is not None:
@@ -126,6 +126,7 @@ def clipped_sum(
 def examined(
     setup: Setup,
     rows: Rows,
+    sizes: tuple[int, int],
     parts: Iterable[Chunk],
     steps: Iterates,
     powers: Sequence[Any],
@@ -133,9 +134,10 @@ def examined(
 ) -> Iterator[tuple[Chunk, Found]]:
     """Every chunk with its contributions, and what the assurance finds once the caller has summed them.
 
-    A chunk whose rows can't be told apart because one of them is not finite is taken record by record.
+    sizes: how many rows and records there are. A chunk whose rows can't be told apart because one of them is not
+    finite is taken record by record.
     """
-    n, records = checked(rows)
+    n, records = sizes
     if assurance is not None:
         assurance.begin(setup)
     waiting = list(parts)
@@ -192,7 +194,7 @@ def per_record_gradients(
     losses = torch.zeros(n, dtype=accumulate(first.dtype), device=first.device)
     whole = {k: torch.zeros(records, *p.shape, dtype=accumulate(p.dtype)) for k, p in parameters.items()}
     parts = chunks(rows, n, records, default_chunk(model, found, rows, records), False)
-    for part, made in examined(setup, rows, parts, [({}, 1.0)], found.powers, assurance):
+    for part, made in examined(setup, rows, (n, records), parts, [({}, 1.0)], found.powers, assurance):
         losses[part.index] = made.losses.to(losses.dtype)
         with torch.no_grad():
             for name, gradient in made.gradients.items():
@@ -212,7 +214,7 @@ def accumulate(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
-PRODUCT_BYTES = 96 << 20  # what the per-record gradients of a chunk may take when no chunk is given
+PRODUCT_BYTES = 192 << 20  # what the per-record gradients of a chunk may take when no chunk is given
 SMALLEST_CHUNK = 16
 
 
@@ -295,7 +297,7 @@ def add_clipped(
         finite = bool(torch.isfinite(norms).all())  # one synchronisation for the chunk
     else:
         squares = {name: g.norm2() for name, g in gradients.items()}
-        norms, finite = lengths(list(squares.values())) if squares else (torch.zeros(records, dtype=_SUM), True)
+        norms, finite = lengths(list(squares.values())) if squares else (_none(parameters, records), True)
     bad = None if finite else ~torch.isfinite(norms)
     if bad is not None:
         for gradient in gradients.values():
@@ -338,6 +340,10 @@ def _as(t: Tensor, kind: torch.dtype) -> Tensor:
 _SUM = torch.float64  # of norms, factors and sums, whatever the parameters have
 
 
+def _none(parameters: Mapping[str, Tensor], records: int) -> Tensor:
+    return torch.zeros(records, dtype=_SUM, device=next(iter(parameters.values())).device)
+
+
 def _zeros(parameter: Tensor) -> Tensor:
     """numpy's memory is not touched before somebody writes to it: most of a large table stays as it is."""
     return torch.from_numpy(np.zeros(parameter.shape)).to(parameter.device)
@@ -359,7 +365,7 @@ def _shown(norms: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def _l1(gradients: Mapping[str, Contribution], parameters: Mapping[str, Tensor], records: int) -> Tensor:
-    norms = torch.zeros(records, dtype=_SUM)
+    norms = _none(parameters, records)
     for name, gradient in gradients.items():
         for lo, hi in blocks(records, parameters[name].numel()):
             norms[lo:hi] += torch.linalg.vector_norm(by_record(gradient.dense(lo, hi)), ord=1, dim=1, dtype=_SUM)

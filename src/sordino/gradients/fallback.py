@@ -10,10 +10,11 @@ from torch import Tensor
 
 from sordino.errors import Refused
 from sordino.gradients.contributions import Contribution, Dense
+from sordino.gradients.flow import flat
 from sordino.gradients.layout import Frame, Whole
 from sordino.gradients.lineage import Axis, Lineage
 from sordino.gradients.slots import Slot, Use, hold
-from sordino.gradients.tape import Tape, _flat, replace
+from sordino.gradients.tape import Tape, replace
 from sordino.gradients.vocabulary import writes
 
 
@@ -22,9 +23,9 @@ class Call:
 
     def __init__(self, tape: Tape, func: Any, args: Any, kwargs: Any) -> None:
         self.func, self.args, self.kwargs = func, args, kwargs
-        flat = list(_flat((args, kwargs)))
-        self.slots = {id(t): s for t in flat if (s := tape.slot(t)) is not None}
-        self.data = {id(t): t for t in flat if tape.is_data(t)}
+        found = flat((args, kwargs))
+        self.slots = {id(t): s for t in found if (s := tape.slot(t)) is not None}
+        self.data = {id(t): t for t in found if tape.is_data(t)}
         self.labels: dict[int, Lineage | None] = {key: tape.lineage(t) for key, t in self.data.items()}
         self.state = torch.random.get_rng_state()
         self.writes = writes(func) and bool(args) and id(args[0]) in self.data
@@ -38,7 +39,7 @@ class Call:
         with torch.enable_grad():
             args = (args[0].clone(), *args[1:]) if self.writes else args
             out = self.func(*args, **replace(self.kwargs, swap))
-        return [t for t in _flat((out,)) if differentiable(t)]
+        return [t for t in flat(out) if differentiable(t)]
 
     def vjp(self, position: int, gradient: Tensor, data: dict[int, Tensor]) -> dict[int, Tensor]:
         """The gradient of each slot, with the random numbers of the forward pass."""
@@ -122,10 +123,10 @@ def per_record(call: Call, position: int, gradient: Tensor, frame: Frame) -> Fou
 
 
 def _one_by_one(call: Call, position: int, gradient: Tensor, frame: Frame, data: Found) -> Found:
-    owner, clean = frame.owner(gradient.shape), {key: _numbers(t) for key, t in data.items()}
+    owner, clean = frame.owner(gradient.shape).to(gradient.device), {key: _numbers(t) for key, t in data.items()}
     parts = [call.vjp(position, torch.where(owner == i, gradient, 0), clean) for i in range(frame.records)]
     found = {key: torch.stack([p[key] for p in parts]) for key in call.slots}
-    own = torch.zeros(frame.records, dtype=torch.bool)
+    own = torch.zeros(frame.records, dtype=torch.bool, device=gradient.device)
     own[owner.expand_as(gradient)[~torch.isfinite(gradient)].clamp_min(0)] = True
     if not all(_finite(g[~own]) for g in found.values()):
         raise Refused(

@@ -58,13 +58,20 @@ def dims_of(value: Any, ndim: int) -> tuple[int, ...] | None:
 
 
 def flat(tree: Any) -> list[Tensor]:
+    """The tensors in it, in order."""
     if isinstance(tree, Tensor):
         return [tree]
     if isinstance(tree, dict):
         tree = tree.values()
     elif not isinstance(tree, (list, tuple)):
         return []
-    return [t for item in tree for t in flat(item)]
+    found: list[Tensor] = []
+    for item in tree:
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, (list, tuple, dict)):
+            found += flat(item)
+    return found
 
 
 def constant(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:

@@ -1,14 +1,16 @@
 """Do records interact? Their losses are computed again beside other records, and must not move.
 
-In other groups and another order, with random numbers that are neutral (``neutral.py``): what is computed over the
-batch shows. In the same batch and order, with the same random numbers, and one row changed: what random numbers decide
-(who is mixed with whom) shows as well. And once more as it was at first, after all that: what a pass leaves to the next
-shows. A changed row is large, not there (NaN), at the ends of its range, all zero, or the copy of another.
+In other groups, a larger batch and another order, with random numbers that are neutral (``neutral.py``): what is
+computed over the batch shows. In the same batch and order, with the same random numbers, and one row changed: what
+random numbers decide (who is mixed with whom) shows as well. And once more as it was at first, after all that: what a
+pass leaves to the next shows. A changed row is large, not there (NaN), at the ends of its range, all zero, or the copy
+of another.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,10 +39,19 @@ def generator_of(purpose: int) -> torch.Generator:
     return torch.Generator().manual_seed((torch.initial_seed() + 0x9E3779B9 * purpose) % (1 << 63))
 
 
-def check_groups(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], number: int = 1) -> None:
+def check_groups(
+    setup: Setup, data: Data, rows: int, variants: tuple[str, ...], number: int = 1, *, larger: bool = False
+) -> None:
     """The losses of rows in other groups, another order and beside a changed row, and as at first; Refused where they
-    move. number: of the test; each has another order and other changed rows."""
-    _check(setup, data, lambda one, given: _grouped(one, given, rows, ("same", *variants), 64 * number))
+    move. number: of the test; each has another order and other changed rows. larger: also in a batch of ``most_rows``,
+    some of them twice."""
+    kinds = ("same", *(("larger",) if larger else ()), *variants)
+    _check(setup, data, lambda one, given: _grouped(one, given, rows, kinds, 64 * number))
+
+
+def most_rows(rows: int) -> int:
+    """A number of rows that batches drawn like one of ``rows`` hardly ever exceed: nine standard deviations more."""
+    return rows + 9 * math.isqrt(rows) + 9
 
 
 def check_places(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], number: int = 1) -> None:
@@ -71,7 +82,7 @@ def _check(setup: Setup, data: Data, furthest: Callable[[Setup, Data], float]) -
     )
 
 
-def _losses(setup: Setup, data: Data) -> Tensor:
+def losses_of(setup: Setup, data: Data) -> Tensor:
     leaves = () if setup.shards is None else setup.shards.groups[0]
     # gradients as in training: a model may ask for them, or put hooks on what it computes
     with torch.enable_grad(), reading(setup.shards, leaves):
@@ -83,7 +94,7 @@ def _fixed(setup: Setup, data: Data) -> Tensor:
     own, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with Neutral(None):
-            return _losses(setup, data)
+            return losses_of(setup, data)
     finally:
         random.setstate(own)
         np.random.set_state(numpys)  # noqa: NPY002
@@ -104,23 +115,27 @@ def _largest(base: Tensor) -> float:
 
 
 def _grouped(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], first: int) -> float:
-    base = _losses(setup, data)
+    base = losses_of(setup, data)
     size, worst = _largest(base), 0.0
     for number, variant in enumerate(variants):
         order, given, extreme = _one_changed(data, rows, variant, first + number)
-        cuts = sorted({1, min(4, rows - 1), rows // 2}) if variant == "same" else [max(1, rows // 3)]
+        cuts = [max(1, rows // 3)]
+        if variant == "same":
+            cuts = sorted({1, min(4, rows - 1), rows // 2})
+        elif variant == "larger":
+            order, cuts = order.repeat(-(-most_rows(rows) // rows))[: most_rows(rows)], []
         for part in torch.tensor_split(order, cuts):
             if not len(part):
                 continue
             try:
-                found = _losses(setup, tuple(take(t, part, rows) for t in given))
+                found = losses_of(setup, tuple(take(t, part, rows) for t in given))
             except (ValueError, RuntimeError, IndexError, ArithmeticError):
                 if not bool((part == extreme).any()):
                     raise
                 continue  # the model does not take such a row at all: a distribution or a solver checks its arguments
             others = part != extreme
             worst = max(worst, _apart(found[others], base[part][others], size))
-    return max(worst, _apart(_losses(setup, data), base, size))
+    return max(worst, _apart(losses_of(setup, data), base, size))
 
 
 def _in_place(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], first: int) -> float:
@@ -142,7 +157,7 @@ def _one_changed(data: Data, rows: int, variant: str, number: int) -> tuple[Tens
     with _disable_current_modes():
         source = generator_of(4 + number)
         order = torch.randperm(rows, generator=source)
-        if variant == "same":
+        if variant in ("same", "larger"):
             return order, data, -1
         extreme = int(order[int(torch.randint(rows, (), generator=source))])
     return order, changed(data, extreme, variant), extreme

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch.autograd.function import BackwardCFunction
 
 from sordino.errors import Refused
 from sordino.gradients import selections, shards
-from sordino.gradients.flow import Labels, flat
+from sordino.gradients.flow import Labels, Rule, flat
 from sordino.gradients.lineage import MANY, Lineage, Many, Owners, aligned, merged
 from sordino.gradients.vocabulary import READS, name_of, rule_for, writes
 
@@ -22,7 +22,10 @@ Before = tuple[Tensor, int, Entry | None]
 
 
 def version(t: Tensor) -> int:
-    return 0 if t.is_inference() else t._version
+    try:
+        return t._version
+    except RuntimeError:  # inference tensors have none
+        return 0
 
 
 def _place(t: Tensor) -> int | None:
@@ -38,6 +41,28 @@ def _foreign(node: Any) -> bool:
     """Is it the backward of an autograd.Function that is not ours?"""
     ours = getattr(getattr(node, "_forward_cls", None), "__module__", "").startswith("sordino.")
     return issubclass(node, BackwardCFunction) and not ours
+
+
+class Kind(NamedTuple):
+    """What the name of an operation says of it, looked up once.
+
+    own: the name of one that is treated by itself. hooks: it gives a hook, or a place for one, to what it is called on.
+    """
+
+    name: str
+    rule: Rule | None
+    reads: bool
+    writes: bool
+    hooks: bool
+    own: str | None
+
+
+@functools.lru_cache(1 << 12)
+def kind_of(func: Any) -> Kind:
+    name, own = name_of(func), getattr(func, "__name__", "")
+    hooks = func is Tensor.register_hook or name == "grad_fn"
+    single = own if own in ("requires_grad_", "__setitem__", "__set__") else None
+    return Kind(name, rule_for(func), name in READS, writes(func), hooks, single)
 
 
 class Book:
@@ -62,6 +87,7 @@ class Book:
         self._name = ""
         self._unknown = False  # whether anything is labelled MANY
         self._of: dict[int, Entry] = {}
+        self.answers: list[bool] = []  # to questions about several rows, in their order: they may decide what is done
 
     def suspect(self) -> None:
         """Rows take part in the choice of what others get (an index, a mask)."""
@@ -83,9 +109,14 @@ class Book:
 
     def holds(self, t: Tensor) -> bool:
         """Does it hold data? Refused if it was written to since the last operation."""
+        return self.entry(t) is not None
+
+    def entry(self, t: Tensor) -> Entry | None:
+        """What is known of a tensor that holds data, as it is now. Refused if it was written to since the last
+        operation."""
         found = self._of.get(id(t))
         if found is None or found[0]() is not t:
-            return False
+            return None
         if found[3] != version(t):
             raise Refused(
                 "a tensor that holds data was written to where sordino can't look (z.real = "
@@ -93,7 +124,7 @@ class Book:
                 "any more; make a new tensor instead, by operations of torch: torch.complex(real, imaginary)",
                 private=f"its shape is {tuple(t.shape)}",
             )
-        return True
+        return found
 
     def note(self, t: Tensor) -> None:
         """It was seen, and holds no data."""
@@ -163,25 +194,25 @@ class Book:
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Label the result of an operation on data."""
-        if name_of(func) in READS:
+        kind = kind_of(func)
+        if kind.reads:
             self.read = True
+            if isinstance(out, bool) and not all(self._one_owner(t) for t in flat(args)):
+                self.answers.append(out)
             return
-        if getattr(func, "__name__", "") == "requires_grad_" and id(args[0]) in self._of:
-            self.put(args[0], self._of[id(args[0])][1])  # the same values, as a leaf
-            return
-        if getattr(func, "__name__", "") == "__setitem__":
-            self._overwrite(args[0], MANY if self.rows == 1 else selections.assigned(self, args, kwargs, out))
-            return
-        if getattr(func, "__name__", "") == "__set__":
-            self._attribute(getattr(func.__self__, "__name__", ""), *args)
+        if kind.own is not None:
+            if kind.own == "requires_grad_" and id(args[0]) in self._of:
+                self.put(args[0], self._of[id(args[0])][1])  # the same values, as a leaf
+                return
+            if kind.own == "__setitem__":
+                self._overwrite(args[0], MANY if self.rows == 1 else selections.assigned(self, args, kwargs, out))
+                return
+            if kind.own == "__set__":
+                self._attribute(getattr(func.__self__, "__name__", ""), *args)
         # whoever asks for a place in the graph can put a hook there; others change what autograd keeps for its way back
-        self.hooked = (
-            self.hooked
-            or func is Tensor.register_hook
-            or name_of(func) == "grad_fn"
-            or shards.hooked(torch._C._autograd._top_saved_tensors_default_hooks(True))
-        )
-        results = (out,) if isinstance(out, Tensor) else flat(out)
+        if kind.hooks or shards.hooked(torch._C._autograd._top_saved_tensors_default_hooks(True)):
+            self.hooked = True
+        results = flat(out)
         if not results:
             self._replaced(func, args)
             return
@@ -189,7 +220,7 @@ class Book:
             for t in results:
                 self.put(t, MANY)
             return
-        self._put_all(func, args, kwargs, results, self._labels(func, args, kwargs, out))
+        self._put_all(kind, args, kwargs, results, self._labels(kind, args, kwargs, out))
 
     def _replaced(self, func: Any, args: Any) -> None:
         """t.data = value: t has other numbers, and its place in the graph, with its label, as before."""
@@ -201,11 +232,11 @@ class Book:
         if new is not None and (new != old or isinstance(new, Owners)):
             self.mixed = True
 
-    def _labels(self, func: Any, args: Any, kwargs: Any, out: Any) -> Labels:
-        rule, self._name = rule_for(func), name_of(func)
+    def _labels(self, kind: Kind, args: Any, kwargs: Any, out: Any) -> Labels:
+        self._name = kind.name
         labels: Labels = MANY
-        if rule is not None:
-            labels = rule(self, args, kwargs, out)
+        if kind.rule is not None:
+            labels = kind.rule(self, args, kwargs, out)
         else:
             self.mixed = True  # also the shape of its result may tell of all rows (unique, nonzero)
         if isinstance(labels, Many):
@@ -213,6 +244,10 @@ class Book:
         elif self._unknown and any(isinstance(self.lineage(t), Many) for t in (*flat(args), *flat(kwargs))):
             self.mixed = True
         return labels
+
+    def _one_owner(self, t: Tensor) -> bool:
+        label = self.lineage(t)
+        return label is None or (isinstance(label, Owners) and label.own.numel() == 1)
 
     def _of_one_row(self, args: Any, kwargs: Any, out: Any) -> list[Lineage | None] | None:
         """Whatever is computed from one row alone belongs to it; None where the data is of several."""
@@ -228,9 +263,9 @@ class Book:
             return None
         return [Owners(torch.full([1] * t.ndim, next(iter(rows)))) for t in flat(out)]
 
-    def _put_all(self, func: Any, args: Any, kwargs: Any, results: Sequence[Tensor], labels: Labels) -> None:
+    def _put_all(self, kind: Kind, args: Any, kwargs: Any, results: Sequence[Tensor], labels: Labels) -> None:
         each: Iterable[Lineage | None] = labels if isinstance(labels, list) else [labels] * len(results)
-        into = args[0] if writes(func) and args else kwargs.get("out")
+        into = args[0] if kind.writes and args else kwargs.get("out")
         for t, label in zip(results, each, strict=False):
             if t is into:
                 self._overwrite(t, label)
@@ -255,7 +290,10 @@ class Book:
         """After an operation: every argument that it wrote to has a label for what it holds now, and tensors that share
         its memory hold that as well: their rows are not known any more, unless the label stayed the same."""
         for t, old, entry in before:
-            now, found = version(t), self._entry(t)
+            now = version(t)
+            if now == old and self._of.get(id(t)) is entry:  # nearly always: nothing was written
+                continue
+            found = self._entry(t)
             if now == old and (found is entry or (found and entry and found[1] == entry[1])):
                 continue
             if found is not None and found[3] != now:  # no rule said what was written

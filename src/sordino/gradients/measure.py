@@ -77,7 +77,7 @@ def _digits(
         first = _positions(use, whole[use.index][1])
         found[use.index] = _digit(use, first, g, codes)
 
-    run.backward(weight * factor.to(weight.dtype), compare, keep=not last)
+    run.backward(weight * factor.to(weight), compare, keep=not last)
     return found
 
 
@@ -95,7 +95,7 @@ def _digit(use: Use, first: Tensor, g: Tensor, codes: Tensor) -> Tensor:
     rest = (g - ratio.unsqueeze(-1) * first).square().sum(-1).sqrt()
     length = size.sqrt()
     largest = float(length.max()) if length.numel() else 0.0
-    ordered, place = torch.sort(codes.double())
+    ordered, place = torch.sort(codes.double().to(first.device))
     nearest = torch.searchsorted(ordered, ratio.contiguous()).clamp_max(len(codes) - 1)
     below = (nearest - 1).clamp_min(0)
     nearest = torch.where((ratio - ordered[below]).abs() < (ratio - ordered[nearest]).abs(), below, nearest)

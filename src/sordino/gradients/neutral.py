@@ -159,7 +159,8 @@ class Neutral(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, level: float | None = 0.5) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.level = level
-        self.asked = False  # whether anything would have been drawn
+        self.asked = False  # whether the level took the place of anything
+        self.drew = False  # whether anything would have been drawn, inside attention too
         self.draws = 0
         self.foreign = False  # whether numbers were drawn that are not the run's
         self._seed = torch.initial_seed()
@@ -178,16 +179,17 @@ class Neutral(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _acted(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = func._schema.name
         if (name in _NEUTRAL or "attention" in name) and self._is_foreign((*args, *kwargs.values())):
-            self.foreign = True
+            self.foreign = self.drew = True
             return func(*args, **kwargs)
         if self.level is None:
             drawn = name in _NEUTRAL or "attention" in name
             self.draws += drawn
             return _drawn(func, args, kwargs, self.draws) if drawn else func(*args, **kwargs)
         if name in _NEUTRAL:
-            self.asked = True
+            self.asked = self.drew = True
             return _NEUTRAL[name](func, args, kwargs, self.level)
         if "attention" in name:
+            self.drew = True  # it may have a dropout of its own
             return _attention(func, args, kwargs, self.level)
         return func(*args, **kwargs)
 

@@ -48,8 +48,8 @@ class Setup:
     shards: Shards | None = None  # of a model whose parameters are divided over processes
 
     @property
-    def device(self) -> str:
-        return next(iter(self.parameters.values())).device.type
+    def device(self) -> torch.device:
+        return next(iter(self.parameters.values())).device
 
 
 class PassMemory:
@@ -142,7 +142,7 @@ class Pass:
         known = label == ROWS and not book.hooked
         self.proven = rows == 1 or (known and all(use.layout is not None for use in self.tape.uses))
         self.independent = rows == 1 or (known and not (book.read or book.mixed))
-        self.program = hash((tuple(self.tape.program), book.crowded, self.proven))
+        self.program = hash((tuple(self.tape.program), tuple(book.answers), book.crowded, self.proven))
 
     def close(self) -> None:
         self.setup.memory.leave(self.tape.book.alive(), self.given)
@@ -264,7 +264,7 @@ class _Gathered:
         self.leaves_of: dict[Slot, dict[str, Tensor]] = {}
         self.leaves: dict[str, Tensor] = {}
         self.ragged = chunk.slots is not None and bool((chunk.slots < 0).any())
-        self.precise = _full_precision(setup.device)
+        self.precise = _full_precision(setup.device.type)
         self.frames: dict[Layout, Frame] = {}
 
     def frame(self, layout: Layout | None) -> Frame:

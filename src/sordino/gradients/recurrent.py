@@ -15,59 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.contributions import Contribution, outer
+from sordino.gradients.contributions import Contribution, Dense, outer
 from sordino.gradients.gru import GRU
 from sordino.gradients.layout import Frame
 from sordino.gradients.lineage import MANY, Many, covers, owners, permuted, simplest
 from sordino.gradients.linear import bias_gradient
+from sordino.gradients.lstm import LSTM
 from sordino.gradients.slots import Slot, Use, hold
 from sordino.gradients.tape import Tape
-
-
-class _LSTM(torch.autograd.Function):
-    """gates = xp_t + h W_hhᵀ; i, f, o = σ, g = tanh; c = f·c + i·g; h = o·tanh(c)."""
-
-    @staticmethod
-    def forward(ctx: Any, xp: Tensor, h0: Tensor, c0: Tensor, w_hh: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        steps, batch, hidden = xp.shape[0], xp.shape[1], w_hh.shape[1]
-        gates, out = torch.empty_like(xp, memory_format=torch.contiguous_format), xp.new_empty(steps, batch, hidden)
-        cells, squashed = xp.new_empty(steps + 1, batch, hidden), torch.empty_like(out)
-        cells[0] = c0
-        h, w = h0, w_hh.t()
-        for t in range(steps):
-            gate = torch.addmm(xp[t], h, w, out=gates[t])
-            gate[:, : 2 * hidden].sigmoid_()
-            gate[:, 2 * hidden : 3 * hidden].tanh_()
-            gate[:, 3 * hidden :].sigmoid_()
-            i, f, g, o = gate.view(batch, 4, hidden).unbind(1)
-            c = torch.mul(f, cells[t], out=cells[t + 1]).addcmul_(i, g)
-            h = torch.mul(o, torch.tanh(c, out=squashed[t]), out=out[t])
-        ctx.save_for_backward(gates, cells, squashed, w_hh)
-        return out, out[-1].clone(), cells[-1].clone()
-
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor, d_h: Tensor, d_c: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        gates, cells, squashed, w_hh = ctx.saved_tensors
-        steps, batch, hidden = squashed.shape
-        i, f, g, o = gates.view(steps, batch, 4, hidden).unbind(2)
-        # what a unit of dc (or, for the output gate, of dh) puts on each gate, for all steps at once
-        delta = torch.empty_like(gates)
-        di, df, dg, do = delta.view(steps, batch, 4, hidden).unbind(2)
-        torch.mul(torch.addcmul(i, i, i, value=-1), g, out=di)
-        torch.mul(torch.addcmul(f, f, f, value=-1), cells[:-1], out=df)
-        torch.addcmul(i, torch.mul(i, g), g, value=-1, out=dg)
-        torch.mul(torch.addcmul(o, o, o, value=-1), squashed, out=do)
-        through = torch.addcmul(o, torch.mul(o, squashed), squashed, value=-1)  # ∂h/∂c
-        dc = d_c.clone(memory_format=torch.contiguous_format)
-        dh = d_h + d_out[-1]
-        for t in range(steps - 1, -1, -1):
-            dc.addcmul_(dh, through[t])
-            part = delta[t].view(batch, 4, hidden)
-            part[:, :3].mul_(dc.unsqueeze(1))
-            part[:, 3].mul_(dh)
-            dc.mul_(f[t])
-            dh = torch.addmm(d_out[t - 1], delta[t], w_hh) if t else delta[t] @ w_hh
-        return delta, dh, dc, None
 
 
 class _RNN(torch.autograd.Function):
@@ -110,7 +65,9 @@ def _emit(x: Tensor | None, previous: Callable[[], Tensor] | None, slots: Sequen
             out.append((slots[0], outer(g, frame.fold(x.detach(), 1), frame.pool)))
         if slots[1] is not None and previous is not None:
             out.append((slots[1], outer(g, frame.fold(previous(), 1), frame.pool)))
-        out.extend((s, bias_gradient(g)) for s in slots[2:] if s is not None)
+        if biases := [s for s in slots[2:] if s is not None]:
+            shift = bias_gradient(g).gradient  # the same for both
+            out.extend((s, Dense(shift)) for s in biases)
         return out
 
     return emit
@@ -137,7 +94,7 @@ def _lstm_layer(tape: Tape, func: Any, x: Tensor, state: State, weights: Sequenc
     h0, c0 = state
     kept: list[Tensor] = []
     xp = _project(tape, func, x, weights, True, lambda: torch.cat((h0.detach()[None], kept[0][:-1])))
-    out, h, c = _LSTM.apply(xp, h0, c0, tape.value(weights[1]))  # type: ignore[no-untyped-call]
+    out, h, c = LSTM.apply(xp, h0, c0, tape.value(weights[1]))  # type: ignore[no-untyped-call]
     kept.append(out.detach())
     return out, (h, c)
 

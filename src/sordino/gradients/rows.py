@@ -90,13 +90,25 @@ def tree_map(fn: Callable[[Tensor], Any], tree: Any) -> Any:
     return tree
 
 
+def placed(rows: Rows, model: nn.Module) -> Rows:
+    """The rows on the device of the model's parameters; copied once, from pinned memory without waiting for it."""
+    first = next(model.parameters(), None)
+    if first is None or first.device.type == "cpu":
+        return rows
+    moved = [
+        tree_map(lambda t: t.to(first.device, non_blocking=True), part)
+        for part in (rows.inputs, rows.targets, rows.coefficient)
+    ]
+    return Rows(moved[0], moved[1], rows.record, rows.records, moved[2])
+
+
 def tensors(tree: Any) -> Iterator[Tensor]:
     if isinstance(tree, Tensor):
         yield tree
     elif isinstance(tree, (list, tuple)):
         for item in tree:
             yield from tensors(item)
-    elif isinstance(tree, Mapping):
+    elif tree is not None and isinstance(tree, Mapping):
         for item in tree.values():
             yield from tensors(item)
 

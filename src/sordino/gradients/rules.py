@@ -23,9 +23,10 @@ from sordino.gradients import (
     recurrent,
     transforms,
 )
+from sordino.gradients.flow import flat
 from sordino.gradients.gru import standardised_gru
 from sordino.gradients.standardisation import standardised_weight
-from sordino.gradients.tape import TYPE_ONLY, Rulebook, Tape, _flat
+from sordino.gradients.tape import TYPE_ONLY, Rulebook, Tape
 from sordino.gradients.vocabulary import name_of, names
 
 Rule = Callable[[Tape, Any, Any, Any], Any]
@@ -105,7 +106,7 @@ def apply(tape: Tape, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
     if transforms.active():
         return transforms.inside(tape, func, args, kwargs)
     rule = RULES.get(func) if data else None
-    if rule is not None and rule not in TABLES and any(t.is_complex() for t in _flat((args, kwargs))):
+    if rule is not None and rule not in TABLES and any(t.is_complex() for t in flat((args, kwargs))):
         return fallback.general(tape, func, args, kwargs)  # the rules' products are those of real numbers
     if rule is not None:
         out = rule(tape, func, args, kwargs)

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from sordino.gradients.flow import flat
 from sordino.gradients.labels import Before, Book
 from sordino.gradients.layout import Layout, layout_of
 from sordino.gradients.lineage import MANY, ROWS, Lineage, Many, permuted
@@ -73,16 +74,6 @@ class _Stand(torch.autograd.Function):
 # what is given beside the first argument gives its type, its device or its shape, and is not computed with
 _SET_HOOKS: Any = Tensor._backward_hooks.__set__  # type: ignore[union-attr]
 TYPE_ONLY = frozenset((Tensor.to, Tensor.type_as, Tensor.view_as, Tensor.reshape_as))
-
-
-def _flat(args: Iterable[Any]) -> Iterable[Tensor]:
-    for a in args:
-        if isinstance(a, Tensor):
-            yield a
-        elif isinstance(a, (list, tuple)):
-            yield from _flat(a)
-        elif isinstance(a, dict):
-            yield from _flat(a.values())
 
 
 def replace(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
@@ -179,13 +170,13 @@ class Tape(TorchFunctionMode):
 
     def mark(self, tree: Any, label: Lineage = MANY) -> Any:
         """Note that these tensors are data, with this label."""
-        for t in (tree,) if isinstance(tree, Tensor) else _flat((tree,)):
+        for t in flat(tree):
             self.book.put(t, label)
         return tree
 
     def mark_rows(self, tree: Any) -> None:
         """Inputs and targets: dimension 0 holds the rows."""
-        for t in _flat((tree,)):
+        for t in flat(tree):
             if t.ndim:
                 self.book.put(t, ROWS)
             else:
@@ -249,11 +240,11 @@ class Tape(TorchFunctionMode):
         made: tuple[Any, Any, Any] | None = None,
     ) -> Any:
         """An operation without data: its floating results are new slots."""
-        slots = [s for s in map(self.slot, _flat((args, kwargs))) if s is not None]
+        slots = [s for s in map(self.slot, flat((args, kwargs))) if s is not None]
         graph = lambda t: self.connected(s) if (s := self._slots.get(id(t))) is not None else t  # noqa: E731
         out = func(*replace(args, graph), **replace(kwargs, graph))
         parents = frozenset().union(*(s.parents for s in slots))
-        for t in _flat((out,)):
+        for t in flat(out):
             if t.requires_grad and id(t) not in self._slots:
                 self.add_slot(t, parents, source, stretched, looked_up, tiled, made)
         return out
@@ -290,19 +281,22 @@ class Tape(TorchFunctionMode):
     def _seen(self, args: Iterable[Any], before: list[Before]) -> tuple[bool, bool]:
         """Is there a slot, and is there data, among these arguments? before: gets every tensor, as it is now."""
         slotted = data = False
+        book, slots = self.book, self._slots
         for a in args:
             if isinstance(a, Tensor):
-                if id(a) in self._slots:
+                if id(a) in slots:
                     slotted = True
-                elif self.book.holds(a):
+                elif (held := book.entry(a)) is not None:
                     data = True
                     self._note_root(a)
+                    before.append((a, held[3], held))
+                    continue
                 elif a.requires_grad and self.rules.adopt(self, a):  # made where the mode does not look
                     slotted = True
                 else:
                     data = self._is_data(a) or data
                     self._note_root(a)
-                before.append(self.book.state(a))
+                before.append(book.state(a))
             elif isinstance(a, (list, tuple, dict)):
                 found = self._seen(a.values() if isinstance(a, dict) else a, before)
                 slotted, data = slotted or found[0], data or found[1]
@@ -359,7 +353,7 @@ class Tape(TorchFunctionMode):
         try:
             out = self.rules.apply(self, func, args, kwargs, data)
         except NotImplementedError as error:
-            slots = [s for s in map(self.slot, _flat((args, kwargs))) if s is not None]
+            slots = [s for s in map(self.slot, flat((args, kwargs))) if s is not None]
             raise not_implemented(describe(func, slots), error) from error
         finally:
             self._inside -= 1
@@ -368,14 +362,14 @@ class Tape(TorchFunctionMode):
         return out
 
     def _note_constants(self, out: Any) -> None:
-        for t in (out,) if isinstance(out, Tensor) else _flat((out,)):
+        for t in flat(out):
             if not self.book.has(t):
                 self.book.note(t)
 
     def _label(self, func: Any, args: Any, kwargs: Any, out: Any, before: int) -> None:
         """Labels of what a rule returned, and with them the layouts of the uses that it left open."""
-        results = [out] if isinstance(out, Tensor) else list(_flat((out,)))
-        if getattr(func, "__name__", "") == "__setitem__" or not all(map(self.book.has, results)) or writes(func):
+        results = flat(out)
+        if not all(map(self.book.has, results)) or writes(func):  # also into an item of it
             self.book.follow(func, args, kwargs, out)
         for use in self.uses[before:]:
             tapped = use.tapped() if use.tapped is not None else None

@@ -16,9 +16,10 @@ from torch._functorch import pyfunctorch
 
 from sordino.errors import Refused
 from sordino.gradients.elementwise import stand_in
+from sordino.gradients.flow import flat
 from sordino.gradients.lineage import MANY
 from sordino.gradients.slots import Slot, describe
-from sordino.gradients.tape import Tape, _flat, replace
+from sordino.gradients.tape import Tape, replace
 
 
 def active() -> bool:
@@ -29,7 +30,7 @@ def active() -> bool:
 def inside(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     """An operation on slots within a transform, whatever else it is given."""
     levels = [t for t in pyfunctorch.retrieve_all_functorch_interpreters() if t.key() == functorch.TransformType.Vmap]
-    slots = [s for s in map(tape.slot, _flat((args, kwargs))) if s is not None]
+    slots = [s for s in map(tape.slot, flat((args, kwargs))) if s is not None]
     if not levels and tape.rows > 1:
         raise Refused(
             f"{describe(func, slots)}: torch.func differentiates a function of several rows here, and the rows' shares "

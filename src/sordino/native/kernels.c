@@ -551,6 +551,67 @@ WIDE void blocked_f32(const float *restrict left, const float *restrict right, c
 
 int64_t blocked_room(void) { return (HIGH + BROAD) * DEEP; } /* at least SLIM * STRIP */
 
+/* e^x for x in [-87, 80], held to that range: 2^n e^r with |r| <= ln(2)/2, and Taylor's series. Not for a NaN. */
+INLINE float exponential(float x) {
+    const float turned = x * 1.44269504088896341f + 12582912.0f; /* the integer in its last digits */
+    const float whole = turned - 12582912.0f;
+    const float r = (x - whole * 0.693145751953125f) - whole * 1.42860682030941723e-6f;
+    const float series =
+        1.f + r * (1.f + r * (1.f / 2 + r * (1.f / 6 + r * (1.f / 24 + r * (1.f / 120 + r * (1.f / 720))))));
+    return as_float(as_int(series) + (int32_t)((uint32_t)as_int(turned) << 23));
+}
+
+/* 1/(1 + e^-x) and tanh x; a NaN stays one. */
+INLINE float sigmoid(float x) {
+    const float held = x > 80.f ? 80.f : x < -80.f ? -80.f : x == x ? x : 0.f;
+    return x == x ? 1.f / (1.f + exponential(-held)) : x;
+}
+
+/* 1 - 2/(e^2x + 1), and x times a series in x^2 where that would cancel. */
+INLINE float tanh_of(float x) {
+    const float held = x > 10.f ? 10.f : x < -10.f ? -10.f : x == x ? x : 0.f;
+    const float far = 1.f - 2.f / (exponential(2.f * held) + 1.f), z = held * held;
+    const float near = held + held * z * (-1.f / 3 + z * (2.f / 15 + z * (-17.f / 315 + z * (62.f / 2835 +
+                       z * (-1382.f / 155925 + z * (21844.f / 6081075))))));
+    return x == x ? (z < 0.16f ? near : far) : x;
+}
+
+/* A step of an LSTM for n records with `hidden` units: gates (n, 4, hidden) before i, f, g, o are squashed, and after;
+ * cells before and after; their tanh; the output. */
+WIDE void lstm_step_f32(float *restrict gates, const float *restrict before, float *restrict cells,
+                        float *restrict squashed, float *restrict out, int64_t n, int64_t hidden) {
+    for (int64_t k = 0; k < n; k++, gates += 4 * hidden, before += hidden, cells += hidden, squashed += hidden, out += hidden) {
+        float *restrict i = gates, *restrict f = gates + hidden, *restrict g = f + hidden, *restrict o = g + hidden;
+        _Pragma("GCC ivdep") for (int64_t j = 0; j < hidden; j++) {
+            const float in = sigmoid(i[j]), kept = sigmoid(f[j]), new = tanh_of(g[j]), shown = sigmoid(o[j]);
+            const float cell = kept * before[j] + in * new, flat = tanh_of(cell);
+            i[j] = in, f[j] = kept, g[j] = new, o[j] = shown;
+            cells[j] = cell, squashed[j] = flat, out[j] = shown * flat;
+        }
+    }
+}
+
+/* The same step backwards: what the output's gradient dh and the cells' dc put on the gates; dc becomes that of the
+ * cells before. */
+WIDE void lstm_back_f32(const float *restrict gates, const float *restrict before, const float *restrict squashed,
+                        const float *restrict dh, float *restrict dc, float *restrict delta, int64_t n, int64_t hidden) {
+    for (int64_t k = 0; k < n; k++) {
+        const float *restrict i = gates + 4 * k * hidden, *restrict f = i + hidden, *restrict g = f + hidden;
+        const float *restrict o = g + hidden, *restrict c = before + k * hidden, *restrict s = squashed + k * hidden;
+        const float *restrict up = dh + k * hidden;
+        float *restrict cell = dc + k * hidden, *restrict di = delta + 4 * k * hidden, *restrict df = di + hidden;
+        float *restrict dg = df + hidden, *restrict d_o = dg + hidden;
+        _Pragma("GCC ivdep") for (int64_t j = 0; j < hidden; j++) {
+            const float total = cell[j] + up[j] * (o[j] - o[j] * s[j] * s[j]);
+            di[j] = total * g[j] * (i[j] - i[j] * i[j]);
+            df[j] = total * c[j] * (f[j] - f[j] * f[j]);
+            dg[j] = total * i[j] * (1.f - g[j] * g[j]);
+            d_o[j] = up[j] * s[j] * (o[j] - o[j] * o[j]);
+            cell[j] = total * f[j];
+        }
+    }
+}
+
 /* The largest magnitude: the order of magnitudes is that of their bits, NaN last. */
 #define LARGEST(NAME, T, BITS, MAGNITUDE)                                                                              \
     WIDE double NAME(const Part *parts, int64_t count) {                                                               \

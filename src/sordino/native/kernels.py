@@ -16,6 +16,7 @@
 | `largest`       | a minimum and a maximum                | the same                                                  |
 | `few_outputs`   | a linear map, and `squares` of its input | likewise                                                |
 | `patches`       | a contiguous copy of strided windows   | the same                                                  |
+| `lstm_step`, `lstm_back` | a dozen operations on an LSTM's gates | the same up to 2⁻²¹ of each, or of 1          |
 | `depthwise`     | a convolution's gradient, one group for each channel of each record | the same up to rounding      |
 
 `compiled()` is None without the library, and also if the library, tried on a block of digits, rounds otherwise than
@@ -175,6 +176,8 @@ class Kernels:
         self.few_outputs = functions("few_outputs_*", None, *dots)
         self._depthwise = functions("depthwise_*", None, *pointers, c_int64, c_void_p, c_void_p)
         self._key_stream = function("key_stream", c_int32, c_char_p, c_uint64, c_int64, c_void_p)
+        self.lstm_step = function("lstm_step_f32", None, *pointers, c_void_p, c_void_p, c_int64, c_int64)
+        self.lstm_back = function("lstm_back_f32", None, *pointers, *pointers, c_int64, c_int64)
         self._largest = functions("largest_*", c_double, c_void_p, c_int64)
 
     def rounded_sum(

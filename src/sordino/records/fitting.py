@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sordino.errors import InputError, Refused, SordinoError
-from sordino.gradients.rows import call, tensors, tree_map
+from sordino.gradients.rows import call, placed, tensors, tree_map
 from sordino.records.companions import with_companions
 from sordino.records.reading import row_reader, tensors_of
 from sordino.split import Split
@@ -85,7 +85,7 @@ def _kinds(dataset: Any) -> str:
 def check_fits(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> None:
     """InputError where the model or the loss fails on a record, or a label is no class of the model."""
     try:
-        rows = with_companions(row_reader(dataset)(torch.arange(1)), model, seed=0, step=0)
+        rows = with_companions(placed(row_reader(dataset)(torch.arange(1)), model), model, seed=0, step=0)
         with torch.no_grad(), torch.random.fork_rng(devices=[]), _evaluating(model):
             outputs = call(model, rows.inputs)
     except SordinoError:

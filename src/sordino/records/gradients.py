@@ -20,6 +20,7 @@ from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.gradients.assurance import Assurance
 from sordino.gradients.engine import Iterates, narrowest
 from sordino.gradients.memory import Pool
+from sordino.gradients.rows import placed
 from sordino.gradients.shards import Shards
 from sordino.gradients.spectral import advance
 from sordino.gradients.survey import trainable
@@ -143,7 +144,7 @@ class RecordGradients:
 
     def rows(self, indices: Tensor, step: int) -> Rows:
         """The rows of these records, all views of them, at this step; with companions where the model takes any."""
-        rows = self.fetch(indices, step)
+        rows = placed(self.fetch(indices, step), self.model)
         rows = rows if self.views is None else with_views(rows, self.views, seed=self.seed, step=step)
         return with_companions(rows, self.model, seed=self.seed, step=step)
 

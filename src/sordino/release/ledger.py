@@ -70,6 +70,10 @@ class Ledger:
         self._failure: str | None = None
         self._guard: Guard | None = None
         self._process = os.getpid()
+        self._now: set[tuple[str, int]] = set()  # recorded since it was opened
+        self.salt = os.urandom(16).hex()
+        """Part of the address of noise that later steps use again: secret, and lost when the ledger is closed."""
+        self._size = 0 if descriptor is None else os.fstat(descriptor).st_size
 
     @classmethod
     def open(cls, path: Path | None, header: Mapping[str, Any]) -> Ledger:
@@ -172,6 +176,17 @@ class Ledger:
         """
         return self._last.get(purpose, -1)
 
+    def find(self, purpose: str, step: int, *, now: bool) -> Mapping[str, Any] | None:
+        """The entry of a step; None where there is none.
+
+        Args:
+            purpose: What was released.
+            step: Which one.
+            now: Count what was recorded since the ledger was opened, and no more.
+        """
+        key = purpose, step
+        return self._entry(key) if key in (self._now if now else self._known) else None
+
     def guard(self, guard: Guard) -> None:
         """Has every new entry examined before it is written.
 
@@ -212,11 +227,14 @@ class Ledger:
         line, digest = sealed(body, self._hash)
         if self._descriptor is not None:
             try:
+                _require_whole(self._descriptor, self._size, self._place())
                 _append(self._descriptor, line, self._place())
             except SordinoError as error:
                 self._failure = f"an earlier entry could not be written ({error})"
                 raise
+            self._size += len(line)
         self._hash = digest
+        self._now.add((purpose, step))
         self._note(purpose, step, body)
 
     def _require_replay(self, known: dict[str, Any], again: dict[str, Any]) -> None:
@@ -343,6 +361,16 @@ def _open_locked(path: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _require_whole(descriptor: int, size: int, place: Path | str) -> None:
+    """Refuses to go on with a file that was deleted, emptied or written to by others: its entries would be lost."""
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and (not found.st_nlink or found.st_size != size):
+        raise SordinoError(
+            f"{place} was {'changed' if found.st_nlink else 'deleted'} while the run was at work, so what was released "
+            "can't be certified any more. Nothing more is released: restore the ledger from a copy"
+        )
 
 
 def _append(descriptor: int, line: bytes, place: Path | str) -> None:

@@ -228,6 +228,7 @@ def table(suite: Suite, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
         for epsilon in (None,) if method.kind == "plain" else suite.epsilons:
             some = [r for r in runs if (r["method"], r["target_epsilon"]) == (method.name, epsilon)]
             reached = [r["test_accuracy"] for r in some if "error" not in r]
+            seconds = [r["core_seconds"] for r in some if r.get("core_seconds") is not None]
             if not some:
                 continue
             rows.append(
@@ -239,9 +240,7 @@ def table(suite: Suite, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
                     "seeds": len(reached),
                     "failed": len(some) - len(reached),
                     "largest_epsilon": max((r["epsilon"] for r in some if r.get("epsilon") is not None), default=None),
-                    "core_seconds": statistics.fmean([r["core_seconds"] for r in some if "error" not in r])
-                    if reached
-                    else None,
+                    "core_seconds": statistics.fmean(seconds) if seconds else None,
                 }
             )
     return rows

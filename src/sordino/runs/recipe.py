@@ -112,6 +112,7 @@ class PrivacySection:
     insecure_seed: int | None = None  # makes the run repeatable, and the guarantee void for who knows the seed
     unit: str = "record"  # what is protected: record, or user; then data.records and expected_batch count users
     rows_per_user: int | None = None  # of a user's rows at most so many take part in a step; default: all of them
+    examples_per_user: int | None = None  # rows are sampled, of which a user has at most so many; records counts rows
     norm_histogram: float | None = None  # noise multiplier of a paid histogram of record norms for the report
 
 

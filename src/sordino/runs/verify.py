@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from sordino import __version__, report
 from sordino.errors import InputError, SordinoError
+from sordino.files import strict_json
 from sordino.plan.core import Plan
 from sordino.plan.explained import Explained, missing_step
 from sordino.plan.spent import from_ledger
@@ -145,6 +146,10 @@ def _ledger(found: _Found) -> str:
     found.chain = chain = read_chain(found.folder / LEDGER)
     if chain.format != FORMAT:
         raise _Disagreement("the ledger is of format 1, whose lines carry no hashes: edits of it can't be told")
+    if (found.folder / LEDGER).stat().st_size != chain.complete:
+        raise _Disagreement(
+            "after the ledger's last line there is something else, and the run is finished: it was edited"
+        )
     return f"{len(chain.entries)} releases, last hash {chain.head.hash[:16]}…"
 
 
@@ -155,7 +160,7 @@ def _plan(found: _Found) -> str:
 
 
 def _result(found: _Found) -> str:
-    document = json.loads((found.folder / RESULT).read_text(encoding="utf8"))
+    document = strict_json((found.folder / RESULT).read_text(encoding="utf8"))
     if not isinstance(document, Mapping):
         raise _Disagreement(f"{RESULT} is no JSON object")
     found.result = document
@@ -233,6 +238,7 @@ def _claim(found: _Found) -> str:
         "delta": plan.delta, "relation": plan.relation, "records": plan.records, "steps": plan.steps,
         "method": plan.method.name, "sampler": plan.sampling.name, "insecure_seed": plan.insecure_seed,
         "noise_multiplier": plan.noise.noise_multiplier, "secure": plan.insecure_seed is None,
+        "public": None if plan.public is None else plan.public.to_dict(),
     }  # fmt: skip
     for key, value in wanted.items():
         if not _alike(result.get(key), value):
@@ -248,6 +254,9 @@ def _claim(found: _Found) -> str:
     for key in [key for key in claim if key not in ignored]:
         if not _alike(given.get(key), claim[key]):
             raise _Disagreement(f"the guarantee in {RESULT} has another {key} than the ledger's plan gives")
+    said = f"(ε = {up(plan.guarantee().epsilon)}, δ = {up(plan.delta)})"
+    if said not in str(given.get("sentence")):  # also where the other words are another version's
+        raise _Disagreement(f"the sentence in {RESULT} does not state {said}, which the ledger's plan gives")
     return "δ, relation, records, noise and the sentence are those of the ledger's plan"
 
 
@@ -269,7 +278,7 @@ def _recipe(found: _Found) -> str:
 
 def _hashes(found: _Found) -> str:
     listed = found.stated().get("files")
-    if not isinstance(listed, Mapping) or MODEL not in listed or RECIPE not in listed:
+    if not isinstance(listed, Mapping) or not {MODEL, RECIPE, METRICS} <= set(listed):
         raise _Disagreement(f"{RESULT} does not list the files of the run")
     for name, digest in listed.items():
         path = found.folder / Path(str(name)).name

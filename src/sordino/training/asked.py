@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from sordino import checks
 from sordino.errors import InputError
 from sordino.plan.core import Plan
+from sordino.registry import default
 from sordino.training.loop import Settings
 
 
@@ -33,8 +34,8 @@ def check_asked(
         )
     if not isinstance(plan, Plan):
         raise InputError(
-            f"plan = {checks.brief(plan)} is no plan: make one with sordino.dpsgd(epsilon=…, delta=…, records=…, "
-            "expected_batch=…, epochs=…)"
+            f"plan = {checks.brief(plan)} is no plan: make one with a method's function, "
+            f"such as sordino.{default()}(epsilon=…, delta=…, records=…, expected_batch=…, epochs=…)"
         )
     if isinstance(dataset, Mapping):
         raise InputError(

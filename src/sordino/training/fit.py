@@ -46,7 +46,7 @@ from sordino.records.gradients import Counted, Divisible, GradientSum, record_gr
 from sordino.records.momentum import made_up_past
 from sordino.records.reading import Collated, count_records, refuse_dependent_rows, splits
 from sordino.release.ledger import Ledger
-from sordino.sampling import Allocation, Partition
+from sordino.sampling import Partition, cycle
 from sordino.training.announced import header, seconds_per_step
 from sordino.training.asked import check_asked
 from sordino.training.callbacks import Callback, checked, stopped
@@ -442,10 +442,8 @@ def _update(
 
 
 def _next_start(plan: Plan, done: int) -> int:
-    """Where a run with a new key goes on: random allocation with its next epoch, for this one's died with its key."""
-    if not isinstance(plan.sampling, Allocation):
-        return done
-    batches = plan.sampling.batches
+    """Where a run with a new key goes on: amid an epoch of random allocation with the next one, for its key died."""
+    batches = cycle(plan.sampling)
     return min(-(-done // batches) * batches, plan.steps)
 
 

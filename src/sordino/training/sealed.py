@@ -36,7 +36,7 @@ class Damaged(SordinoError):
 
 def sealed(tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> bytes:
     """The bytes of the file. The document must not have a key `format`: it is added."""
-    plain = {name: value.detach().contiguous().clone() for name, value in tensors.items()}
+    plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     text = json.dumps({"format": FORMAT, **document})
     content = save(plain, metadata={"sordino": text, "sha256": _BLANK})
     start, end = _place(content)

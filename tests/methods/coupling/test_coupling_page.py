@@ -14,6 +14,8 @@ import pytest
 def experiment(name: str) -> Any:
     """A script of experiments/, under a name of its own: as `coupling` it would hide this folder from other tests."""
     path = Path(__file__).parents[3] / "experiments" / f"{name}.py"
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # last, for what it imports of the folder (provenance)
     spec = importlib.util.spec_from_file_location(f"experiment_{name}", path)
     assert spec is not None
     assert spec.loader is not None

@@ -26,6 +26,7 @@ from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.gradients.assurance import Assurance
 from sordino.gradients.memory import Pool
+from sordino.gradients.rows import placed
 from sordino.gradients.spectral import advance
 from sordino.methods.coupling.estimates import Gradient, gradient_and_norms, mean_gradient, quantile_of_norms
 from sordino.methods.coupling.weights import LeastError, Rule, Situation, Weight
@@ -203,10 +204,10 @@ class CoupledUpdate(Update):
         """`count` public rows without replacement: a function of (seed, purpose, step)."""
         rows = self.held_back if purpose == "held back" and self.held_back is not None else self.rows
         if count >= len(rows):
-            return Rows(rows.inputs, rows.targets)
+            return placed(Rows(rows.inputs, rows.targets), self.model)
         generator = torch.Generator().manual_seed(_address(self.use.seed, purpose, step))
         at = torch.randperm(len(rows), generator=generator)[:count]
-        return Rows(rows.inputs[at], rows.targets[at])
+        return placed(Rows(rows.inputs[at], rows.targets[at]), self.model)
 
 
 @dataclass(frozen=True)
@@ -252,6 +253,7 @@ class CoupledGradients:
             rows, keys = self.fetch(indices), indices if rising(indices) else None
             if scale != 1.0:
                 rows = replace(rows, coefficient=torch.full((len(indices),), scale))
+            rows = placed(rows, update.model)
             return clipped_sum(
                 update.model, update.loss, rows, self.clipping, centre=centre, pool=self.pool,
                 assurance=self.assurance, keys=keys,

@@ -60,7 +60,7 @@ def _add_parser(methods: Commands, summary: str, epilog: str, flag: str, flag_he
         "--sampling",
         dest="sampling",
         default="poisson",
-        choices=("poisson", "truncated-poisson", "partition", "without-replacement", "allocation"),
+        choices=("poisson", "truncated-poisson", "partition", "without-replacement", "allocation", "cyclic"),
         help="how batches are drawn (default: poisson)",
     )
     rate.add_argument(

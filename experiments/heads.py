@@ -1,0 +1,126 @@
+"""Search for the settings of a softmax layer on fixed features, on held-out *training* rows; one JSON, resumable.
+
+    python experiments/heads.py RECIPE.toml --name NAME --held-out 10000 --over "epsilon=1,3 lr=3000,6000 steps=100"
+
+The features are the recipe's, read from the cache. A record's gradient is (p − y) ⊗ (x, 1), so its norm is known in
+closed form and a trial is a few products of matrices: what `sordino train` does, without ledger, engine and checks.
+Batches are slices of the rows in random order, of the expected size, in the place of Poisson's; noise is torch's, of
+the plan's multiplier. So a trial is good enough to choose by, and nothing else: test rows are not read, and the
+accuracies that are reported come from `sordino train`.
+
+What the search would cost. The rows here are public. On private rows every trial is a run: k trials at (ε, δ) cost
+about √k·ε when all are looked at (the file says how many were made); `sordino sweep --pay` chooses for two to three
+times ε.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from provenance import origin
+from sordino.files import write_atomically
+from sordino.plan import Plan
+from sordino.runs.prepared import prepare
+from sordino.runs.recipe import Recipe
+
+DEFAULTS = {"epsilon": 3.0, "batch": 8192, "steps": 100, "clip": 0.01, "lr": 6000.0, "average": 0.95, "seed": 0}
+MOMENTUM, DELTA = 0.9, 1e-5
+
+
+@cache
+def noise_of(epsilon: float, records: int, batch: int, steps: int) -> float:
+    """The noise multiplier of the plan; 0 where ε is 0, which stands for no privacy."""
+    if not epsilon:
+        return 0.0
+    plan = Plan.dpsgd(epsilon=epsilon, delta=DELTA, records=records, expected_batch=batch, steps=steps, clip_norm=1.0)
+    return plan.noise.noise_multiplier
+
+
+def trained(rows: Tensor, targets: Tensor, classes: int, setting: dict[str, Any]) -> tuple[Tensor, float]:
+    """(weights (d + 1, classes), noise multiplier): clipped, noisy momentum SGD with an average of the iterates."""
+    batch, steps, clip = int(setting["batch"]), int(setting["steps"]), setting["clip"]
+    sigma = noise_of(setting["epsilon"], len(rows), batch, steps)
+    generator = torch.Generator().manual_seed(int(setting["seed"]))
+    wanted = torch.nn.functional.one_hot(targets, classes).float()
+    lengths = rows.square().sum(1) + 1
+    weights, momentum, average = (torch.zeros(rows.shape[1] + 1, classes) for _ in range(3))
+    for _ in range(steps):
+        at = int(torch.randint(0, len(rows) - batch + 1, (1,), generator=generator))
+        x = rows[at : at + batch]
+        error = torch.softmax(x @ weights[:-1] + weights[-1], 1) - wanted[at : at + batch]
+        norms = (error.square().sum(1) * lengths[at : at + batch]).sqrt()
+        error *= (clip / norms.clamp(min=clip))[:, None]
+        total = torch.cat([x.T @ error, error.sum(0, keepdim=True)])
+        total += sigma * clip * torch.randn(total.shape, generator=generator)
+        momentum = MOMENTUM * momentum + total / batch
+        weights = weights - setting["lr"] * momentum
+        average = setting["average"] * average + (1 - setting["average"]) * weights
+    return average / (1 - setting["average"] ** steps), sigma
+
+
+def rows_of(recipe: Recipe, held_out: int, data_dir: Path | None) -> tuple[Tensor, Tensor, int]:
+    """The training rows' features in random order (public seed); the last `held_out` are judged on."""
+    prepared = prepare(recipe, data_dir, progress=False)
+    split = prepared.dataset.train
+    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(5))
+    return split.inputs.flatten(1)[order].contiguous(), split.targets[order], prepared.dataset.classes
+
+
+def grid(text: str) -> list[dict[str, Any]]:
+    """Settings from "key=v1,v2 key=v3": every combination, with defaults for the rest."""
+    axes = [(key, [float(v) for v in values.split(",")]) for key, _, values in (w.partition("=") for w in text.split())]
+    unknown = [key for key, _ in axes if key not in DEFAULTS]
+    if unknown:
+        raise SystemExit(f"unknown setting {unknown[0]!r}: known are {', '.join(DEFAULTS)}")
+    names = [key for key, _ in axes]
+    return [DEFAULTS | dict(zip(names, values, strict=True)) for values in product(*(v for _, v in axes))]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("--name", required=True, help="of the result file: heads_NAME.json")
+    parser.add_argument("--held-out", type=int, default=10_000)
+    parser.add_argument("--over", action="append", default=[], required=True, metavar='"key=v1,v2 …"')
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    parser.add_argument("--data-dir", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    path = Path(__file__).parent / "results" / f"heads_{given.name}.json"
+    trials: dict[str, Any] = json.loads(path.read_text(encoding="utf8"))["trials"] if path.exists() else {}
+    label = " ".join([given.recipe.name, *given.set])
+    waiting = {f"{label}: {json.dumps(s)}": s for text in given.over for s in grid(text)}
+    waiting = {key: setting for key, setting in waiting.items() if key not in trials}
+    if not waiting:
+        return 0
+    rows, targets, classes = rows_of(Recipe.read(given.recipe, given.set), given.held_out, given.data_dir)
+    cut = len(rows) - given.held_out
+    for key, setting in waiting.items():
+        started = time.process_time()
+        weights, sigma = trained(rows[:cut], targets[:cut], classes, setting)
+        right = (rows[cut:] @ weights[:-1] + weights[-1]).argmax(1) == targets[cut:]
+        trials[key] = {
+            **setting, "recipe": label, "held_out_accuracy": float(right.float().mean()), "noise_multiplier": sigma,
+            "core_seconds": round(time.process_time() - started, 1),
+        }  # fmt: skip
+        command = f"python experiments/heads.py {given.recipe.as_posix()} --name {given.name} --over …"
+        document = {
+            **origin(command), "note": f"judged on {given.held_out} held-out training rows; test rows were not read",
+            "held_out": given.held_out, "trained_on": cut, "trials": trials,
+        }  # fmt: skip
+        write_atomically(path, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
+        print(f"{trials[key]['held_out_accuracy']:.4f} {setting} {trials[key]['core_seconds']} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
