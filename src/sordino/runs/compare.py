@@ -27,7 +27,9 @@ from typing import Any
 from scipy.stats import t as student
 
 from sordino import features
-from sordino.errors import InputError, SordinoError
+from sordino.data.code import is_code
+from sordino.data.sources import SOURCES
+from sordino.errors import InputError, Refused, SordinoError
 from sordino.files import json_bytes, make_folder, read_json, usable_folder, write_atomically
 from sordino.plan import Plan
 from sordino.report.compare import write_page
@@ -83,6 +85,12 @@ def checked(suite: Suite, data_dir: Path | None = None) -> dict[Job, Recipe]:
     recipes = {}
     for job in suite.jobs():
         recipes[job] = recipe = job.recipe()
+        if not suite.public_data.strip() and (is_code(recipe.data.name) or recipe.data.name in SOURCES):
+            raise Refused(
+                f"{job.method.name}: [data] is your own, and a comparison shows every run, also those without privacy, "
+                "with no ε for all of them together: tune with `sordino sweep`, which pays for the choice; or say in "
+                'public_data = "…" of the suite why these records need no protection'
+            )
         if job.seed != suite.seeds[0]:
             continue  # the seed is all that differs
         try:

@@ -18,6 +18,9 @@
     assumes = "no public data"
 
 The suite sets privacy.epsilon, privacy.delta, privacy.relation and the seeds; a recipe can't set them otherwise.
+
+All runs are seen, those without privacy too, and no ε covers them together. So data of one's own ([data] name = "csv"
+and the like) is refused, unless public_data = "…" says why its records need no protection.
 """
 
 from __future__ import annotations
@@ -72,6 +75,7 @@ class Suite:
     baseline: str = ""
     notes: str = ""
     allow_code: bool = False
+    public_data: str = ""
 
     @classmethod
     def read(cls, path: Path, *, allow_code: bool = False) -> Suite:
@@ -110,6 +114,7 @@ class Suite:
             _text(document.get("baseline", ""), "baseline"),
             _text(document.get("notes", ""), "notes"),
             allow_code,
+            _text(document.get("public_data", ""), "public_data"),
         )
         return suite._checked()
 
