@@ -109,7 +109,7 @@ class PrivacySection:
     noise_multiplier: float | None = None  # standard deviation of the noise over the clip norm; or give epsilon
     relation: str | None = None  # default: the sampler's own
     accountant: str = "pld"  # pld or rdp
-    insecure_seed: int | None = None  # makes the run repeatable, and the guarantee void for who knows the seed
+    insecure_seed: int | None = None  # makes the run repeatable, and the guarantee void for whoever knows the seed
     unit: str = "record"  # what is protected: record, or user; then data.records and expected_batch count users
     rows_per_user: int | None = None  # of a user's rows at most so many take part in a step; default: all of them
     examples_per_user: int | None = None  # rows are sampled, of which a user has at most so many; records counts rows
