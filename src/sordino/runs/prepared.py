@@ -37,7 +37,8 @@ from sordino.runs.build import (
 )
 from sordino.runs.recipe import Recipe
 from sordino.runs.work import Work
-from sordino.training.fit import Result, train, train_without_noise
+from sordino.training.fit import train, train_without_noise
+from sordino.training.job import Result
 from sordino.training.loop import Settings
 from sordino.training.progress import working
 from sordino.training.steps import unit_dataset
