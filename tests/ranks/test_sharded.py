@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,9 +19,13 @@ from torch.nn.functional import cross_entropy
 
 from sordino import ranks, train
 from sordino.errors import Refused
+from sordino.methods.correlated.method import Correlated
 from sordino.plan import Plan
 from sordino.plan.contribution import InnerMomentum, RecordMomentum
 from sordino.ranks.layout import shard_blocks, whole_of
+from sordino.ranks.sharded import sharded
+from sordino.ranks.store import Store
+from sordino.records.gradients import record_gradients
 from sordino.training import Settings
 
 STEPS = 3
@@ -208,3 +212,14 @@ def test_what_shards_can_not_do_is_refused_by_name(tmp_path: Path) -> None:
         "one process",
     ]
     assert [want in sentence for want, sentence in zip(wanted, said, strict=True)] == [True] * 6, said
+
+
+def test_noise_that_is_added_again_is_refused() -> None:
+    """Each shard would get fresh noise alone, and the ledger would say so of a plan that says otherwise."""
+    plan = Correlated.plan(
+        delta=1e-3, records=60, expected_batch=10, steps=12, noise_multiplier=1.0, strategy="lambda", value=0.5
+    )
+    rows = torch.zeros(60, 2, dtype=torch.long), torch.zeros(60, dtype=torch.long)
+    sums = record_gradients(Words(), cross_entropy, rows, plan.clipping)
+    with pytest.raises(Refused, match="noise of earlier ones again"):
+        sharded(sums, plan, cast("Store", None))

@@ -56,6 +56,11 @@ def sharded(gradient_sum: GradientSum, plan: Plan, store: Store) -> RecordGradie
     if plan.method.adds_uniform_noise or plan.statistics:
         what = "uniform noise" if plan.method.adds_uniform_noise else "private statistics"
         raise Refused(f"{what} of a sharded model is not supported: train a model that is not sharded")
+    if plan.steps > 1 and plan.method.earlier_noise(plan, plan.steps - 1, 0):
+        raise Refused(
+            f"the steps of the method {plan.method.name} add noise of earlier ones again, which processes that share a "
+            "release do not draw: train a model that is not sharded"
+        )
     if survey(store.model).powers:
         raise Refused(
             "spectral_norm of a sharded model is not supported: its iteration needs whole parameters at all times"

@@ -76,7 +76,8 @@ class Best:
 def best_names() -> list[str]:
     """The datasets that have one."""
     folder = files("sordino") / "recipes" / "best"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    found = folder.iterdir() if folder.is_dir() else ()  # git keeps no empty folder
+    return sorted(entry.name.removesuffix(".toml") for entry in found if entry.name.endswith(".toml"))
 
 
 def best_recipe(dataset: str, epsilon: float) -> Best:
