@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         TrainSection,
     )
 
-SAMPLERS = ("poisson", "truncated-poisson", "partition", "without-replacement", "allocation")
+SAMPLERS = ("poisson", "truncated-poisson", "partition", "without-replacement", "allocation", "cyclic")
 SCHEDULERS = ("constant", "cosine", "linear")
 AVERAGES = ("none", "ema", "tail")
 UNITS = ("record", "user")
