@@ -125,7 +125,7 @@ class MethodSection:
 @dataclass(frozen=True)
 class SamplingSection:
     expected_batch: int  # the expected number of records in a step
-    name: str = "poisson"  # poisson, allocation, truncated-poisson, partition, without-replacement
+    name: str = "poisson"  # poisson, allocation, truncated-poisson, partition, without-replacement, cyclic
     cap: int | None = None  # the largest batch of truncated-poisson
 
 
@@ -231,8 +231,10 @@ class Recipe:
             document = tomllib.loads(path.read_text(encoding="utf8"))
         except FileNotFoundError:
             raise InputError(f"there is no recipe {path}") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} can't be read: {error}") from error
+        except OSError as error:
+            raise InputError(f"{path} can't be read: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path} is no recipe: it is not text in UTF-8") from error
         except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets in brackets in …
             said = error if isinstance(error, tomllib.TOMLDecodeError) else "a number or a nesting beyond all bounds"
             raise InputError(f"{path} is not valid TOML: {said}") from error
