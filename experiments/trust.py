@@ -1,6 +1,6 @@
 """One table of what was tried against every method: claims, audits, neighbours, mutants, kills, faults, bad inputs.
 
-    python experiments/trust.py             attacks every recipe of zoo.py that results/trust.json does not hold yet
+    python experiments/trust.py             attacks every recipe (zoo.py, bundled) that trust.json does not hold yet
     python experiments/trust.py --again     all of them anew
     python experiments/trust.py --table     no attack: the page from what the result files hold
     python experiments/trust.py NAME…       these anew
@@ -16,6 +16,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch
 from provenance import COMMIT, origin
 from sordino.audit.attack import attack
 from sordino.runs.prepared import work_of
+from sordino.runs.recipe import Recipe
 from sordino.shown import down, up
 from zoo import ZOO, recipe
 
@@ -32,13 +34,15 @@ RESULTS = ROOT / "experiments" / "results"
 PAGE = ROOT / "docs" / "trust.md"
 SLOW = {"companions": ("neighbours", "outputs", "sampling"), "record-momentum": ("neighbours", "outputs", "noise")}
 """Recipes of which some checks take minutes: these are made."""
+BUNDLED = {"the bundled audit.toml": "audit.toml", "the bundled demo.toml": "demo.toml"}
+NAMES = (*ZOO, *BUNDLED)
 Row = dict[str, Any]
 
 
 def attacked(name: str) -> Row:
     """The attack on one recipe, as a row."""
     started = time.process_time()
-    work = work_of(recipe(name), None, False)
+    work = work_of(_recipe(name), None, False)
     found = attack(
         work, name=name, quick=True, only=SLOW.get(name, ()), say=lambda text: print(f"  {text}", flush=True)
     )
@@ -58,6 +62,13 @@ def attacked(name: str) -> Row:
         "processor_seconds": round(time.process_time() - started, 1),
         "commit": COMMIT,
     }
+
+
+def _recipe(name: str) -> Recipe:
+    if name not in BUNDLED:
+        return recipe(name)
+    with as_file(files("sordino") / "recipes" / BUNDLED[name]) as path:
+        return Recipe.read(path)
 
 
 def read(name: str) -> dict[str, Any]:
@@ -171,8 +182,8 @@ def page(rows: list[Row]) -> str:
             "",
             "## Every method",
             "",
-            f"`sordino attack --quick` on one small recipe for each method and each part of a record's vector (commit "
-            f"{commits}).",
+            "`sordino attack --quick` on one small recipe for each method and each part of a record's vector, and on",
+            f"the bundled recipes (commit {commits}).",
             "Claims are the recipe's; white-box bounds are of a few steps in one run, so of less than the whole claim.",
             "",
             *table(rows),
@@ -198,17 +209,17 @@ def page(rows: list[Row]) -> str:
 
 def known_rows() -> list[Row]:
     known = {row["recipe"]: row for row in read("trust.json").get("rows", [])}
-    return [known[name] for name in ZOO if name in known]
+    return [known[name] for name in NAMES if name in known]
 
 
 def main(arguments: list[str]) -> int:
     torch.set_num_threads(1)
     known = {} if "--again" in arguments else {row["recipe"]: row for row in known_rows()}
-    wanted = [name for name in arguments if name in ZOO] or [name for name in ZOO if name not in known]
+    wanted = [name for name in arguments if name in NAMES] or [name for name in NAMES if name not in known]
     for name in () if "--table" in arguments else wanted:
         print(f"{name} …", flush=True)
         known[name] = attacked(name)
-        rows = [known[each] for each in ZOO if each in known]
+        rows = [known[each] for each in NAMES if each in known]
         document = {**origin("python experiments/trust.py"), "rows": rows}
         text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
         (RESULTS / "trust.json").write_text(text, encoding="utf8")
