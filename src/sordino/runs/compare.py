@@ -39,6 +39,7 @@ from sordino.runs.origin import origin
 from sordino.runs.prepared import work_of
 from sordino.runs.recipe import Recipe
 from sordino.runs.sweep import plan_of
+from sordino.shown import up
 
 RESULT, PAGE = "compare.json", "compare.html"
 Shown = Callable[[Mapping[str, Any]], None]
@@ -96,10 +97,10 @@ def checked(suite: Suite, data_dir: Path | None = None) -> dict[Job, Recipe]:
         try:
             plan = _plan(recipe, data_dir)
         except InputError as error:
-            raise error.within(f"{job.method.name} at ε = {job.epsilon:g}") from error
+            raise error.within(f"{job.method.name} at ε = {up(job.epsilon)}") from error
         if job.method.kind == "private" and (plan.delta, plan.relation) != (suite.delta, suite.relation):
             raise InputError(
-                f"{job.method.name} has δ = {plan.delta:g} and {plan.relation}, the suite δ = {suite.delta:g} and "
+                f"{job.method.name} has δ = {up(plan.delta)} and {plan.relation}, the suite δ = {up(suite.delta)} and "
                 f"{suite.relation}: what is compared must have both in common"
             )
     return recipes
@@ -211,7 +212,7 @@ def result_of(
 def _described(suite: Suite, name: str, recipes: Mapping[Job, Recipe]) -> dict[str, Any]:
     """A method with its settings at every ε, as its recipes have them."""
     (method,) = [one for one in suite.methods if one.name == name]
-    settings = {f"{job.epsilon:g}": recipe for job, recipe in recipes.items() if job.method.name == name}
+    settings = {f"{up(job.epsilon)}": recipe for job, recipe in recipes.items() if job.method.name == name}
     return {
         "name": name,
         "kind": method.kind,
