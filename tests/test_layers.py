@@ -30,7 +30,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("training",),
     ("audit", "data", "nets"),
     ("features", "report"),
-    ("methods.dpsgd", "methods.modelmix", "methods.hidden_state", "methods.dp_mac", "methods.coupling"),
+    (
+        "methods.dpsgd",
+        "methods.modelmix",
+        "methods.hidden_state",
+        "methods.dp_mac",
+        "methods.coupling",
+        "methods.correlated",
+    ),
     ("methods",),
     ("diagnostics",),
     ("runs",),
@@ -38,7 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("__main__",),
 )
-NAMES = re.compile(r"dp[-_ ]?sgd|model[-_ ]?mix|hidden[-_ ]state|dp[-_ ]?mac\b|coupling", re.IGNORECASE)
+NAMES = re.compile(r"dp[-_ ]?sgd|model[-_ ]?mix|hidden[-_ ]state|dp[-_ ]?mac\b|coupling|\bcorrelated\b", re.IGNORECASE)
 
 
 @cache
@@ -153,7 +160,7 @@ def test_the_root_has_about_ten_modules() -> None:
 
 
 TESTS = Path(__file__).parent
-OUTSIDE = ("benchmarks", "bit_identity", "docs", "experiments", "methods/sixth", "models")
+OUTSIDE = ("benchmarks", "bit_identity", "devices", "docs", "experiments", "methods/sixth", "models")
 """Folders of tests that mirror no folder of the package."""
 
 

@@ -5,7 +5,7 @@
     result = sordino.train(model, loss, dataset, plan, optimizer=torch.optim.SGD, lr=0.5)
 
 `private_steps` and `record_gradients` are the same in pieces, for hand-written loops. Each method makes its plans with
-a function of its name: `dpsgd`, `modelmix`, `hidden_state`, `dp_mac`, `coupling`.
+a function of its name: `dpsgd`, `modelmix`, `hidden_state`, `dp_mac`, `coupling`, `correlated`.
 """
 
 from typing import TYPE_CHECKING
@@ -41,6 +41,7 @@ __all__ = [
     "Trained",
     "brute_force",
     "clipped_sum",
+    "correlated",
     "coupling",
     "dp_mac",
     "dpsgd",
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from sordino.clipping import AutomaticClip, FlatClip, L1Clip, L2LinfClip, NormalisedClip, PerLayerClip
     from sordino.errors import ClaimBroken, InputError, Refused, SordinoError
     from sordino.gradients import Rows, brute_force, clipped_sum, fix, verify
-    from sordino.methods.makers import coupling, dp_mac, dpsgd, hidden_state, modelmix
+    from sordino.methods.makers import correlated, coupling, dp_mac, dpsgd, hidden_state, modelmix
     from sordino.plan import Guarantee, Plan, PublicSet
     from sordino.records.gradients import record_gradients
     from sordino.release.ledger import Ledger
@@ -87,7 +88,7 @@ else:
             "errors": ("ClaimBroken", "InputError", "Refused", "SordinoError"),
             "gradients": ("Rows", "brute_force", "clipped_sum", "fix", "verify"),
             "release.ledger": ("Ledger",),
-            "methods.makers": ("coupling", "dp_mac", "dpsgd", "hidden_state", "modelmix"),
+            "methods.makers": ("correlated", "coupling", "dp_mac", "dpsgd", "hidden_state", "modelmix"),
             "plan": ("Guarantee", "Plan", "PublicSet"),
             "records.gradients": ("record_gradients",),
             "runs.trained": ("Trained", "load"),

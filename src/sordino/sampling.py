@@ -13,9 +13,11 @@ generator:
 | WithoutReplacement   | a uniform subset of exactly `batch` records, independent between steps            |
 | Partition            | one uniform shuffle for the whole run, cut into ⌊records/batch⌋ batches, visited   |
 |                      | in the same order every epoch; the remainder is never used                        |
-
 | Allocation           | in every epoch of `batches` steps each record is in exactly one batch, uniformly   |
 |                      | and independently of all other records and epochs; a batch may be empty           |
+| Cyclic               | each record is in one of `batches` groups, drawn uniformly and independently of    |
+|                      | the others, once for the whole run; step t draws each record of group t mod        |
+|                      | `batches` independently with probability `sampling_rate`                          |
 
 Rates, sizes and the number of records are given by the caller as public constants; nothing is read off a
 loader, and no sampler stands in for another. An empty batch is yielded like any other: the step still
@@ -35,7 +37,7 @@ import torch
 from torch import Tensor
 
 from sordino.errors import InputError, Refused, did_you_mean
-from sordino.randomness import RandomSource
+from sordino.randomness import RandomSource, Stream
 from sordino.randomness.skips import RARE
 
 MANY = 1 << 22
@@ -123,10 +125,35 @@ class Allocation(_Named):
         return {**self.to_dict(), "epoch": epoch, "batch": batch}
 
 
-Sampling = Poisson | TruncatedPoisson | Partition | WithoutReplacement | Allocation
+@dataclass(frozen=True)
+class Cyclic(_Named):
+    """A fixed order: each record belongs to one of `batches` groups, and step t draws from group t mod `batches` alone.
+
+    With `sampling_rate` 1 a batch is its whole group, so a record takes part every `batches` steps. The group of a
+    record is drawn uniformly and independently of all others, once for the run; no guarantee counts on its secrecy.
+    """
+
+    batches: int
+    sampling_rate: float = 1.0
+    name: ClassVar[str] = "cyclic"
+
+    def __post_init__(self) -> None:
+        _check_count("batches", self.batches)
+        _check_rate(self.sampling_rate)
+
+
+Sampling = Poisson | TruncatedPoisson | Partition | WithoutReplacement | Allocation | Cyclic
 _KINDS: dict[str, type[Sampling]] = {
-    kind.name: kind for kind in (Poisson, TruncatedPoisson, Partition, WithoutReplacement, Allocation)
+    kind.name: kind for kind in (Poisson, TruncatedPoisson, Partition, WithoutReplacement, Allocation, Cyclic)
 }
+
+
+def cycle(sampling: Sampling) -> int:
+    """The steps whose batches hang together under one key, from a multiple of their number on; 1: none do.
+
+    A run whose key died goes on with the next multiple: before it a record could take part twice.
+    """
+    return sampling.batches if isinstance(sampling, Allocation | Cyclic) else 1
 
 
 def sampling_from_dict(description: Mapping[str, Any]) -> Sampling:
@@ -188,6 +215,8 @@ def _drawer(sampling: Sampling, records: int, source: RandomSource) -> Callable[
         return lambda t: source.stream("sampling", t).subset(records, size)
     if isinstance(sampling, Allocation):
         return _allocation(sampling.batches, records, source)
+    if isinstance(sampling, Cyclic):
+        return _cyclic(sampling, records, source)
     rate = sampling.sampling_rate
     cap = sampling.cap if isinstance(sampling, TruncatedPoisson) else records
     return lambda t: _poisson(rate, cap, records, source, t)
@@ -213,16 +242,34 @@ def _partition(batch: int, records: int, source: RandomSource) -> Callable[[int]
 
 
 def _allocation(count: int, records: int, source: RandomSource) -> Callable[[int], _Indices]:
-    """The records of some batches of an epoch at a time, sorted by their batch: as many batches as WINDOW records fill.
+    draw = _in_batches(count, records, lambda epoch: source.stream("allocation", epoch))
+    return lambda step: draw(*divmod(step, count))
 
-    The labels of an epoch are read once for each window, block by block: memory is bounded, and a step costs O(batch)
-    on average as long as a window has many more batches than a record has bytes.
+
+def _cyclic(sampling: Cyclic, records: int, source: RandomSource) -> Callable[[int], _Indices]:
+    group = _in_batches(sampling.batches, records, lambda _: source.stream("cyclic", 0))
+
+    def draw(step: int) -> _Indices:
+        members = group(0, step % sampling.batches)
+        if sampling.sampling_rate == 1:
+            return members
+        return members[source.stream("sampling", step).bernoulli(sampling.sampling_rate, len(members))]
+
+    return draw
+
+
+def _in_batches(count: int, records: int, stream_of: Callable[[int], Stream]) -> Callable[[int, int], _Indices]:
+    """From an epoch and a batch to its records: each record in one batch of an epoch, drawn uniformly.
+
+    The records of some batches of an epoch are kept at a time, sorted by their batch: as many batches as WINDOW records
+    fill. The labels of an epoch are read once for each window, block by block: memory is bounded, and a step costs
+    O(batch) on average as long as a window has many more batches than a record has bytes.
     """
     width = max(1, min(count, WINDOW * count // records))  # batches in a window
 
     @functools.lru_cache(1)
     def window(epoch: int, number: int) -> tuple[_Indices, _Indices]:
-        stream, first = source.stream("allocation", epoch), number * width
+        stream, first = stream_of(epoch), number * width
         labels, places = [], []
         for start in range(0, records, _BLOCK):
             drawn = stream.below(count, min(_BLOCK, records - start))
@@ -234,8 +281,7 @@ def _allocation(count: int, records: int, source: RandomSource) -> Callable[[int
         ends = np.cumsum(np.bincount(held, minlength=width))
         return np.concatenate(places)[order].astype(np.int64, copy=False), np.concatenate([[0], ends])
 
-    def draw(step: int) -> _Indices:
-        epoch, batch = divmod(step, count)
+    def draw(epoch: int, batch: int) -> _Indices:
         chosen, ends = window(epoch, batch // width)
         return chosen[ends[batch % width] : ends[batch % width + 1]].copy()
 

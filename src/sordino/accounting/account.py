@@ -25,6 +25,7 @@ _MAX_COUNT = 10**12
 _FEW_CELLS = 1 << 19
 _LEAST_NOISE = 0.1  # of random allocation: with less, sampling is taken to gain nothing
 # a factor on the tolerance, up to so many batches per epoch of random allocation
+_MANY_BATCHES = 2000  # of random allocation, from which on the lower bound takes a coarser grid
 _COARSER = ((1, 1.0), (128, 0.5), (256, 1.0), (2048, 4.0), (math.inf, 10.0))
 
 
@@ -41,7 +42,7 @@ class Account:
 
 
 def account(event: DpEvent, delta: float, relation: str = "add-remove", accountant: str = "pld") -> Account:
-    """ε of the event at δ, with the Rényi bound beside it where there is one."""
+    """ε of the event at δ, and the Rényi bound for comparison where there is one."""
     delta = checks.delta_value(delta)
     checks.choice("relation", relation, checks.RELATIONS)
     checks.choice("accountant", accountant, checks.ACCOUNTANTS)
@@ -248,8 +249,9 @@ def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: f
     except GridTooLarge:
         return None
     best: float | None = None
-    allocated = any(release.batches is not None for release, _ in rest)
-    for finer in (1,) if allocated else (1, 4):  # where the losses have an edge, the first grid is too coarse
+    batches = max((release.batches or 1 for release, _ in rest), default=1)
+    # where the losses have an edge, the first grid is too coarse; grids of many batches are dear
+    for finer in (1.0, 4.0) if batches == 1 else (1.0,) if batches < _MANY_BATCHES else (0.7,):
         try:
             built = [(build(interval / finer, tail), count) for build, count in builders]
             value = Composition(built, interval / finer, _FEW_CELLS).epsilon_from_below(delta, tilt)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -63,7 +63,7 @@ def epoch_pmfs(epoch: Epoch, interval: float, tail: float) -> tuple[Pmf, Pmf]:
     Raises:
         GridTooLarge: the losses do not fit.
     """
-    found = _sum(epoch, interval, tail / (2 * epoch.seen.bit_length() + 2))
+    found = _sum(epoch, interval, tail / (2 * epoch.batches.bit_length() + 2))
     values = np.exp(found.logs(interval))
     masses = found.masses * (1 + _MASS_ROUNDING)
     split = masses * _added(epoch)
@@ -87,24 +87,35 @@ def _sum(epoch: Epoch, interval: float, share: float) -> Spread:
         added = left[0].plus(right[0], epoch.stride(summands), interval)
         return added.trimmed(interval, share, summands / epoch.batches), summands
 
-    found, _ = _repeated((_spread_one(epoch, interval, share), 1), epoch.seen, plus)
+    powers: list[tuple[Spread, int]] = _powers(replace(epoch, seen=epoch.batches), interval, share, _spread_one)
+    found, _ = _repeated(powers, epoch.seen, plus)
     if epoch.seen < epoch.batches:
         found = found.plus(_spread_constant(1 - epoch.seen / epoch.batches, interval), 1, interval)
         return found.trimmed(interval, share, 1.0)
     return found.refined(1)
 
 
-def _repeated(one: _Item, times: int, plus: Callable[[_Item, _Item], _Item]) -> _Item:
-    """one + … + one, by doubling; the powers of two in `times` are added from the smallest up."""
-    found, power = None, one
-    while True:
-        if times & 1:
-            found = power if found is None else plus(found, power)
-        times >>= 1
-        if not times:
-            assert found is not None
-            return found
-        power = plus(power, power)
+def _repeated(powers: list[_Item], times: int, plus: Callable[[_Item, _Item], _Item]) -> _Item:
+    """one + … + one, by doubling; the powers of two in `times` are added from the smallest up.
+
+    `powers` begins with one; further doublings are appended.
+    """
+    found = None
+    for place in range(times.bit_length()):
+        if place == len(powers):
+            powers.append(plus(powers[-1], powers[-1]))
+        if times >> place & 1:
+            found = powers[place] if found is None else plus(found, powers[place])
+    assert found is not None
+    return found
+
+
+@functools.lru_cache(4)
+def _powers(
+    epoch: Epoch, interval: float, share: float, make: Callable[[Epoch, float, float], _Item]
+) -> list[tuple[_Item, int]]:
+    """Sums of 1, 2, 4, … summands as far as they are known: a whole epoch and a part of one share them."""
+    return [(make(epoch, interval, share), 1)]
 
 
 def _cells(epoch: Epoch, interval: float, share: float) -> tuple[int, Array, Array, Array]:
@@ -152,17 +163,21 @@ def _spread_constant(value: float, interval: float) -> Spread:
 
 def epoch_bins(epoch: Epoch, interval: float, tail: float) -> Bins:
     """A pair that the epoch dominates (removing the record), its losses sorted into the bins of the grid."""
-    first, _, masses, means = _cells(epoch, interval, tail)
-    one = Contracted(epoch.stride(1), first - 1, masses, means / epoch.batches)
 
     def plus(left: tuple[Contracted, int], right: tuple[Contracted, int]) -> tuple[Contracted, int]:
         summands = left[1] + right[1]
         return left[0].plus(right[0], epoch.stride(summands), interval).trimmed(tail), summands
 
-    found, _ = _repeated((one.trimmed(tail), 1), epoch.seen, plus)
+    found, _ = _repeated(_powers(replace(epoch, seen=epoch.batches), interval, tail, _contracted), epoch.seen, plus)
     there = found.masses > 0
     q_mass, p_mass = found.masses[there], found.means[there] + found.masses[there] * (1 - epoch.seen / epoch.batches)
     return _bins(p_mass, q_mass, interval)
+
+
+def _contracted(epoch: Epoch, interval: float, tail: float) -> Contracted:
+    """L/t on its grid, from below."""
+    first, _, masses, means = _cells(epoch, interval, tail)
+    return Contracted(epoch.stride(1), first - 1, masses, means / epoch.batches).trimmed(tail)
 
 
 def _bins(p_mass: Array, q_mass: Array, interval: float) -> Bins:

@@ -134,6 +134,8 @@ def noise_guess(sampling: dict[str, Any], steps: int, records: int, epsilon: flo
         return gaussian_guess(1.0, math.ceil(steps / max(records // sampling["batch"], 1)), epsilon, delta) * 2
     if sampling["name"] == "allocation":
         return gaussian_guess(1 / sampling["batches"], steps, epsilon, delta)
+    if sampling["name"] == "cyclic":
+        return gaussian_guess(sampling["sampling_rate"], math.ceil(steps / sampling["batches"]), epsilon, delta)
     if sampling["name"] == "without-replacement":
         return gaussian_guess(sampling["batch"] / records, steps, epsilon, delta) * 2
     return gaussian_guess(sampling["sampling_rate"], steps, epsilon, delta)

@@ -230,7 +230,7 @@ class Composition:
             padded[: len(weights)] = weights
             folded = np.roll(padded.reshape(-1, size).sum(axis=0), -top)
             folded[0] = math.fsum([folded[0], -weights[top], -moved])  # the total becomes 0
-            with np.errstate(divide="ignore"):  # a zero of the transform: its power is 0
+            with np.errstate(divide="ignore", invalid="ignore"):  # a zero of the transform: its power is 0
                 exponent += part.count * np.log1p(rfft(folded))
             offset += part.count * (part.pmf.lower + top)
             units += part.count * 2 * moved * (math.log2(size) + 6)

@@ -8,6 +8,7 @@ Sampling that is not Poisson is never accounted as Poisson:
     partition            replace-one              the whole Gaussian, once per epoch (no amplification)
     without-replacement  replace-one              the subset-sampled pair
     allocation           add-remove               an epoch: the mixture over its batches
+    cyclic               add-remove, replace-one  the subsampled pair, once for each round through the groups
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from sordino import checks
-from sordino.accounting.events import Release, allocated
+from sordino.accounting.events import Release, allocated, grouped
 from sordino.errors import InputError, Refused
 
-SAMPLERS = ("poisson", "truncated-poisson", "partition", "without-replacement", "allocation")
+SAMPLERS = checks.SAMPLERS
 MECHANISMS = ("gaussian", "laplace")
 
 
 def default_relation(sampler: str) -> str:
     """Add/remove where the sampler supports it, else replace-one."""
     checks.choice("sampling", sampler, SAMPLERS)
-    return "add-remove" if sampler in ("poisson", "truncated-poisson", "allocation") else "replace-one"
+    return "add-remove" if sampler in ("poisson", "truncated-poisson", "allocation", "cyclic") else "replace-one"
 
 
 def check_scheme(sampler: str, mechanism: str, relation: str) -> None:
@@ -55,7 +56,7 @@ def check_scheme(sampler: str, mechanism: str, relation: str) -> None:
         raise Refused("random allocation is accounted for Gaussian noise alone; use l2 clipping, or sampling='poisson'")
     if mechanism == "laplace" and sampler in ("truncated-poisson", "without-replacement"):
         raise Refused(f"Laplace noise has no accountant for {sampler} sampling; use poisson or partition")
-    if mechanism == "laplace" and sampler == "poisson" and relation == "replace-one":
+    if mechanism == "laplace" and sampler in ("poisson", "cyclic") and relation == "replace-one":
         raise Refused("Laplace noise with Poisson sampling has no replace-one accountant; use relation='add-remove'")
 
 
@@ -67,7 +68,11 @@ def step_release(sampling: Mapping[str, Any], mechanism: str, noise_multiplier: 
     name = checks.choice("sampling", sampling.get("name"), SAMPLERS)
     if name == "allocation":
         raise InputError("a step of random allocation has no cost of its own: it is a part of its epoch")
-    if name == "poisson":
+    if sampling.get("examples_per_user") is not None:
+        if name != "poisson" or mechanism != "gaussian":
+            raise Refused("rows of users are accounted for Poisson sampling and Gaussian noise alone")
+        return grouped(noise_multiplier, _rate(sampling), checks.count("rows", sampling["examples_per_user"]))
+    if name in ("poisson", "cyclic"):
         return Release(mechanism, noise_multiplier, _rate(sampling))
     if name == "truncated-poisson":
         cap = checks.count("cap", sampling.get("cap"))
@@ -85,7 +90,8 @@ def releases_of(
 
     With a partition each record is in at most one batch of every epoch, and the batches without it do not depend on it
     given what was released before, so the releases that do are ⌈steps / batches per epoch⌉ Gaussians. With random
-    allocation whole epochs are released, and of the last one perhaps a part.
+    allocation whole epochs are released, and of the last one perhaps a part. With cyclic sampling a record takes part
+    in the steps of its own group alone, which is drawn independently of all other records: ⌈steps / groups⌉ steps.
     """
     if sampling["name"] == "allocation":
         check_scheme("allocation", mechanism, "add-remove")
@@ -93,6 +99,8 @@ def releases_of(
     release = step_release(sampling, mechanism, noise_multiplier, records)
     if sampling["name"] == "partition":
         steps = math.ceil(steps / (records // _batch(sampling, records)))
+    if sampling["name"] == "cyclic":
+        steps = math.ceil(steps / checks.count("batches", sampling.get("batches")))
     return [(release, steps)]
 
 
@@ -103,7 +111,7 @@ def allocation_releases(batches: int, noise_multiplier: float, steps: int) -> li
     return whole + ([(allocated(noise_multiplier, batches, rest), 1)] if rest else [])
 
 
-def theorem(sampler: str, mechanism: str, relation: str, accountant: str) -> str:
+def theorem(sampler: str, mechanism: str, relation: str, accountant: str, examples_per_user: int | None = None) -> str:
     """The sentence that a guarantee carries: what is composed, and by which theorem."""
     noise = "Gaussian" if mechanism == "gaussian" else "Laplace"
     pairs = {
@@ -113,6 +121,7 @@ def theorem(sampler: str, mechanism: str, relation: str, accountant: str) -> str
         "partition": f"{noise} mechanism, one release per epoch and record (parallel composition over the fixed "
         "partition; no amplification)",
         "without-replacement": f"{noise} mechanism on uniform subsets",
+        "cyclic": f"{noise} mechanism, one Poisson draw for each round through groups that are fixed for the run",
         "allocation": "Gaussian mechanism with random allocation, each record in one uniformly drawn batch of every "
         "epoch; an epoch's pair is bounded in the convex order",
     }
@@ -131,6 +140,11 @@ def theorem(sampler: str, mechanism: str, relation: str, accountant: str) -> str
         "rdp": "composed in Rényi divergence, tight conversion (Canonne, Kamath & Steinke 2020, Prop. 12)",
         "gaussian": "composed in closed form (Balle & Wang 2018, Thm 8)",
     }[accountant]
+    if examples_per_user is not None:
+        return (
+            f"a user has at most {examples_per_user} rows, each drawn by itself: the mixture of Gaussians over how "
+            f"many are drawn (Charles et al. 2024, arXiv 2407.07737), {composition}"
+        )
     source = sources.get((sampler, relation))
     return f"{pairs[sampler]}{f' ({source})' if source else ''}, {composition}"
 

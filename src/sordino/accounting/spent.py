@@ -68,11 +68,13 @@ def _group(lines: Sequence[Mapping[str, Any]], records: int, relation: str) -> l
     random allocation."""
     total: Counter[Release] = Counter()
     epochs = AllocatedEpochs()
-    partitioned: Counter[tuple[Release, str, int, int]] = Counter()
+    rounds: Counter[tuple[Release, str, int, str, int]] = Counter()  # steps of a round, key, place in the round
     for entry in lines:
         sampling = entry.get("sampling")
         if not isinstance(sampling, Mapping):
             raise InputError(f"a ledger entry has no sampling: {dict(entry)!r}")
+        if entry.get("earlier") is not None:
+            raise InputError("a step that adds noise of earlier steps has no cost of its own: its method knows theirs")
         name = "poisson" if sampling.get("name") == "all" else str(sampling.get("name"))
         mechanism = str(entry.get("mechanism"))
         check_scheme(name, mechanism, relation)
@@ -80,17 +82,18 @@ def _group(lines: Sequence[Mapping[str, Any]], records: int, relation: str) -> l
             epochs.add(entry, _multiplier(entry))
             continue
         release = step_release(dict(sampling) | {"name": name}, mechanism, _multiplier(entry), records)
-        if name == "partition":
-            batch = int(sampling["batch"])
-            per_epoch = records // batch
+        if name in ("partition", "cyclic"):
+            per_epoch = int(sampling["batches"]) if name == "cyclic" else records // int(sampling["batch"])
             step = checks.count("step", entry.get("step"), minimum=0)
-            partitioned[release, str(entry.get("purpose")), batch, step % per_epoch] += 1
+            # groups are drawn anew under another key; a partition is refused there
+            key = str(entry.get("source")) if name == "cyclic" else ""
+            rounds[release, str(entry.get("purpose")), per_epoch, key, step % per_epoch] += 1
         else:
             total[release] += 1
-    worst: dict[tuple[Release, str, int], int] = {}
-    for (release, purpose, batch, _), times in partitioned.items():
-        worst[release, purpose, batch] = max(worst.get((release, purpose, batch), 0), times)
-    for (release, _, _), times in worst.items():
+    worst: dict[tuple[Release, str, int, str], int] = {}
+    for (*kind, _), times in rounds.items():
+        worst[tuple(kind)] = max(worst.get(tuple(kind), 0), times)  # type: ignore[index,arg-type]
+    for (release, _, _, _), times in worst.items():
         total[release] += times
     total.update(epochs.releases())
     return list(total.items())

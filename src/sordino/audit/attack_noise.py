@@ -44,8 +44,13 @@ def tests(calls: Sequence[Call]) -> tuple[dict[str, float], int]:
     """(p-values, values tested) of the noise of these releases, of all runs together."""
     generator = torch.Generator().manual_seed(0)
     places, values = [], []
+    own: dict[tuple[str, int], Tensor] = {}  # the noise of its own that each step of the present run added
     for call in calls:
         residue = call.observed - call.values
+        if call.earlier is not None:  # what a step adds again of earlier noise is known to whoever knows that noise
+            for step, coefficient in call.earlier.items():
+                residue = residue - coefficient * own[call.purpose, step]
+            own[call.purpose, call.step] = residue
         gaussian = isinstance(call.noise, Gaussian)
         if gaussian and not call.fine:  # rounding to the grid is smoothed by as much uniform noise again
             residue = residue + grid(call) * (torch.rand(residue.shape, generator=generator, dtype=torch.float64) - 0.5)

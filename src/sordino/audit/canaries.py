@@ -40,6 +40,7 @@ class Canaries:
     values: Tensor  # (m, s) float64
     coins: Tensor  # (m,) bool
     relation: str
+    rows: int = 1  # records of each canary: a user with several rows
 
     def __len__(self) -> int:
         return len(self.coins)
@@ -48,7 +49,8 @@ class Canaries:
     def members(self) -> Tensor:
         """Which canary the i-th record after the real ones is."""
         everyone = torch.arange(len(self))
-        return everyone if self.relation == "replace-one" else everyone[self.coins]
+        chosen = everyone if self.relation == "replace-one" else everyone[self.coins]
+        return chosen.repeat_interleave(self.rows)
 
     def flat(self, gradient: Mapping[str, Tensor]) -> Tensor:
         """All parameters as one vector, whatever order they come in."""
@@ -71,7 +73,7 @@ class _Block:
 
 
 def make_canaries(
-    shapes: Mapping[str, torch.Size], clipping: Clipping, count: int, relation: str, source: RandomSource
+    shapes: Mapping[str, torch.Size], clipping: Clipping, count: int, relation: str, source: RandomSource, rows: int = 1
 ) -> Canaries:
     """`count` canaries at random coordinates with random signs; the coins are fair and independent."""
     if count < 1:
@@ -84,7 +86,7 @@ def make_canaries(
         signs = torch.from_numpy(source.stream("audit/signs", number).bernoulli(0.5, count * block.each))
         values.append(block.value * (2.0 * signs.reshape(chosen.shape).double() - 1.0))
     coins = torch.from_numpy(source.stream("audit/coins", 0).bernoulli(0.5, count))
-    return Canaries(tuple(shapes), torch.cat(columns, dim=1), torch.cat(values, dim=1), coins, relation)
+    return Canaries(tuple(shapes), torch.cat(columns, dim=1), torch.cat(values, dim=1), coins, relation, rows)
 
 
 def most_canaries(shapes: Mapping[str, torch.Size], clipping: Clipping) -> int:
@@ -160,7 +162,7 @@ class CanaryGradients:
         self.real = {name: value.clone() for name, value in total.sums.items()}
         coordinates, values = self._canaries.contribution(self.drawn)
         extra = torch.zeros(sum(value.numel() for value in total.sums.values()), dtype=torch.float64)
-        extra[coordinates] = values
+        extra.index_add_(0, coordinates, values)
         sums, start = {}, 0
         for name in self._canaries.names:
             value = total.sums[name]

@@ -15,6 +15,8 @@ coordinates and steps. With z = Φ⁻¹(F(noise)), standard normal under the cla
 | coordinates | the autocorrelation of a release, every lag (FFT) | blocks, layers or neighbours that share |
 | values      | Σ z·v of each release                             | noise that depends on the values        |
 
+A release that adds noise of earlier steps again (`release`, `earlier`) is tested by what is left without it.
+
 Every p-value is valid for independent normal z (the FFT's and the products' by a normal approximation in the far tail,
 for which `LEVEL` leaves room) and is multiplied by the number of tests. False alarms have probability at most `LEVEL`.
 Noise that passes may still be of a generator that someone can predict.

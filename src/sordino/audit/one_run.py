@@ -1,4 +1,4 @@
-"""The audit: one short private training with canaries, a lower bound on ε, and the claim beside it.
+"""The audit: one short private training with canaries, a lower bound on ε, and whether it contradicts the claim.
 
 Formal guarantee. If the mechanism that is run has the privacy profile that the plan claims, then
 `holds` is False with probability at most 1 − confidence, whatever the model, the data and the scores are.
@@ -29,7 +29,7 @@ from sordino.accounting.account import checked_releases, composed_epsilon
 from sordino.audit.bounds import Curve, ProfileCurve, check_confidence, one_run_epsilon
 from sordino.audit.canaries import Canaries, CanaryGradients, make_canaries, most_canaries
 from sordino.audit.noise_check import LEVEL
-from sordino.audit.scores import Family, Guesses, StepScorer, choose_guesses, least_noise, scorer_of
+from sordino.audit.scores import Family, Guesses, Scorer, StepScorer, choose_guesses, least_noise, scorer_of
 from sordino.audit.updates import audited_update
 from sordino.errors import ClaimBroken, InputError
 from sordino.files import json_bytes, make_folder, write_atomically
@@ -39,6 +39,7 @@ from sordino.records.gradients import GradientSum, plan_gradients
 from sordino.records.momentum import PastIterates
 from sordino.records.reading import count_records
 from sordino.release.ledger import Ledger
+from sordino.sampling import Poisson
 from sordino.shown import down, up
 from sordino.training.steps import DEFAULT_CHUNK, private_steps
 
@@ -120,6 +121,7 @@ def audit_plan(
     chunk: int = DEFAULT_CHUNK,
     public: Any = None,
     runs: int = 1,
+    rows_per_canary: int | None = None,
 ) -> AuditResult:
     """Trains a copy of `model` for `steps` of the plan's steps with canaries, and guesses their coins.
 
@@ -129,6 +131,8 @@ def audit_plan(
     knowledge: they test the audit, not the plan. `public`: public rows, for what they do before the noise; the update
     does without them. `runs`: so many independent runs, each with its own canaries; their p-values are combined, which
     shows more than one run with all canaries.
+    `rows_per_canary`: how many records a canary has (default: as many as a user may have under the plan); more than the
+    claim counts shows users that are counted as rows.
     """
     check_confidence(confidence)
     checks.whole("runs", runs, minimum=1)
@@ -137,8 +141,13 @@ def audit_plan(
         raise InputError("the model has no trainable parameter (requires_grad is False for all)")
     count = min(DEFAULT_CANARIES, most_canaries(shapes, plan.clipping)) if canaries is None else canaries
     records = _real_records(plan, count_records(dataset), count)
-    claim = _claim(plan, records, count, steps)
+    rows = checks.whole("rows_per_canary", rows_per_canary or plan.examples_per_user or 1, minimum=1)
+    claim = _claim(plan, records, count * rows, steps)
     scorer, family, level = scorer_of(claim), claim_family(claim), 1.0 - confidence
+    if rows > 1:
+        if not isinstance(scorer, Scorer) or not isinstance(plan.sampling, Poisson):
+            raise InputError("rows_per_canary belongs to Poisson sampling and independent noise")
+        scorer = replace(scorer, rows=rows)
     # the values of all canaries are alike up to their signs, so any run's will do
     like = make_canaries(shapes, plan.clipping, count, plan.relation, RandomSource.seeded(0)).values
     guesses = choose_guesses(scorer, like, claim.steps, count, family, level, runs)
@@ -146,7 +155,7 @@ def audit_plan(
     for number in range(runs):
         own = None if seed is None else seed + _APART * number
         source = RandomSource.from_os() if own is None else RandomSource.seeded(own)
-        marked = make_canaries(shapes, plan.clipping, count, plan.relation, source)
+        marked = make_canaries(shapes, plan.clipping, count, plan.relation, source, rows)
         noise = _scaled(claim, noise_scale).noise
         run = replace(claim, records=records + len(marked.members), noise=noise, insecure_seed=own)
         copied = copy.deepcopy(model)

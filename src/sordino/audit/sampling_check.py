@@ -24,7 +24,7 @@ from scipy import special, stats
 from sordino.audit.noise_check import LEVEL
 from sordino.plan.core import Plan
 from sordino.randomness import RandomSource
-from sordino.sampling import Allocation, Partition, Poisson, TruncatedPoisson, WithoutReplacement, batches
+from sordino.sampling import Allocation, Cyclic, Partition, Poisson, TruncatedPoisson, WithoutReplacement, batches
 
 Table = npt.NDArray[np.bool_]
 STEPS, RECORDS = 600, 1500
@@ -39,6 +39,8 @@ def sampling_findings(plan: Plan, steps: int = STEPS, seed: int | None = None) -
     if isinstance(sampling, Partition):
         return {}, _partition(sampling, records, seed)
     source = RandomSource.from_os() if seed is None else RandomSource.seeded(seed)
+    if isinstance(sampling, Cyclic):
+        return _cyclic(sampling, records, source)
     if isinstance(sampling, Allocation):
         return _allocation(sampling, records, steps, source)
     table = np.zeros((steps, records), dtype=np.bool_)
@@ -77,6 +79,31 @@ def _allocation(
     corrected = {name: min(1.0, p * len(found)) for name, p in found.items()}
     wrong = [] if (times == 1).all() else ["a record is not in exactly one batch of an epoch"]
     return corrected, wrong + [f"the test of {name} fails (p = {p:.2g})" for name, p in corrected.items() if p < LEVEL]
+
+
+def _cyclic(sampling: Cyclic, records: int, source: RandomSource) -> tuple[dict[str, float], list[str]]:
+    """Each record in the steps of one group alone; within it, Poisson samples; groups of binomial sizes."""
+    rounds = max(2, min(STEPS, 4000 // sampling.batches))
+    group = np.full(records, -1)
+    table = np.zeros((rounds, records), dtype=np.bool_)
+    steps = rounds * sampling.batches
+    for batch in batches(sampling, records=records, steps=steps, source=source, chunk=records):
+        turn, place = divmod(batch.step, sampling.batches)
+        drawn = batch.indices.numpy()
+        if ((group[drawn] >= 0) & (group[drawn] != place)).any():
+            return {}, ["a record takes part in the steps of two groups"]
+        group[drawn] = place
+        table[turn, drawn] = True
+    if sampling.sampling_rate == 1 and not table.all():
+        return {}, ["a record is missing in a step of its group"]
+    found = {} if sampling.sampling_rate == 1 else _tests(table, sampling.sampling_rate, sampling.sampling_rate)
+    sizes = np.bincount(group[group >= 0], minlength=sampling.batches)
+    expected = int(sizes.sum()) / sampling.batches
+    if sampling.batches > 1 and expected >= 5:  # Pearson's χ², two-sided: neither too equal nor too different
+        law, square = stats.chi2(sampling.batches - 1), float(((sizes - expected) ** 2).sum() / expected)
+        found["groups"] = 2 * min(float(law.cdf(square)), float(law.sf(square)))
+    corrected = {name: min(1.0, p * len(found)) for name, p in found.items()}
+    return corrected, [f"the test of {name} fails (p = {p:.2g})" for name, p in corrected.items() if p < LEVEL]
 
 
 def _tests(table: Table, rate: float, independent: float | None) -> dict[str, float]:

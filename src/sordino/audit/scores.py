@@ -24,13 +24,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy.stats import binom
 from torch import Tensor
 
 from sordino.audit.bounds import Curve, combined, most_correct, p_value_curve, rejects
 from sordino.audit.noise_check import NoiseCheck
 from sordino.plan.core import Plan
 from sordino.release import Laplace
-from sordino.sampling import Allocation, Partition, Poisson
+from sordino.sampling import Allocation, Cyclic, Partition, Poisson
 
 MOST_SHARE = 0.2
 """Of the canaries that may be guessed. Guesses in the middle are nearly coin tosses."""
@@ -91,6 +92,7 @@ class Scorer(StepScorer):
     replace: bool  # replace-one: out means −c·v instead of nothing
     knows_sum: bool
     knows_draws: bool
+    rows: int = 1  # records of each canary, each of which a step draws by itself
 
     @classmethod
     def of(cls, plan: Plan) -> Scorer:
@@ -100,8 +102,9 @@ class Scorer(StepScorer):
             laplace=isinstance(plan.noise, Laplace),
             rate=plan.sampling_rate,
             replace=plan.relation == "replace-one",
-            knows_sum=isinstance(sampling, Poisson | Partition | Allocation),
+            knows_sum=isinstance(sampling, Poisson | Partition | Allocation | Cyclic),
             knows_draws=isinstance(sampling, Partition),
+            rows=plan.examples_per_user or 1,
         )
 
     def step(
@@ -113,6 +116,8 @@ class Scorer(StepScorer):
         step: int = 0,
     ) -> Tensor:
         """(m, s) observed coordinates, (m, s) canary values, (m,) drawn or not if that is known → (m,)."""
+        if self.rows > 1:
+            return self._of_rows(observed, values) - (self._of_rows(observed, -values) if self.replace else 0.0)
         present = self._likelihood(observed, values)
         absent = self._likelihood(observed, -values) if self.replace else torch.zeros_like(present)
         if drawn is not None:
@@ -130,6 +135,12 @@ class Scorer(StepScorer):
         if self.laplace:
             return ((observed.abs() - (observed - mean).abs()) / self.scale).sum(1)
         return ((observed * mean - mean.square() / 2) / self.scale**2).sum(1)
+
+    def _of_rows(self, observed: Tensor, values: Tensor) -> Tensor:
+        """log Σ_j Bin(rows, q)(j)·e^ℓ(j·v): so many of the canary's rows were drawn."""
+        weights = binom.logpmf(np.arange(self.rows + 1), self.rows, self.rate)
+        terms = [float(w) + self._likelihood(observed, j * values) for j, w in enumerate(weights)]
+        return torch.logsumexp(torch.stack(terms), 0)
 
     def _mixed(self, likelihood: Tensor) -> Tensor:
         """log((1−q) + q·e^ℓ)."""
@@ -244,8 +255,10 @@ def simulate(
         steps = max(1, round(steps * scorer.rate))
     draw = generator.laplace if scorer.laplace else generator.normal
     for _ in range(steps):
-        drawn = torch.from_numpy(generator.random(count) < (1.0 if scorer.knows_draws else scorer.rate))
+        rate = 1.0 if scorer.knows_draws else scorer.rate
+        taken = generator.random(count) < rate if scorer.rows == 1 else generator.binomial(scorer.rows, rate, count)
+        drawn = torch.from_numpy(taken).double()
         noisy = torch.from_numpy(draw(scale=scorer.scale * noise, size=tuple(own.shape)))
-        observed = torch.where(drawn[:, None], mean, 0.0) + noisy
-        scores += scorer.step(observed, own, drawn if scorer.knows_draws else None)
+        observed = drawn[:, None] * mean + noisy
+        scores += scorer.step(observed, own, drawn > 0 if scorer.knows_draws else None)
     return coins, scores

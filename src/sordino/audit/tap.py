@@ -45,6 +45,7 @@ class Call:
     widths: Tensor | None  # (d,) float64
     returned: Mapping[str, Tensor]
     entry_first: bool  # the ledger held the entry before noise was drawn
+    earlier: Mapping[int, float] | None = None  # coefficients of the noise of earlier steps
 
     @property
     def scale(self) -> float:
@@ -71,7 +72,7 @@ class Call:
             name: getattr(self, name)
             for name in ("purpose", "step", "noise", "sensitivity", "relation", "fine", "factor", "shapes", "dtypes")
         }
-        return told | {"sampling": dict(self.sampling)}
+        return told | {"sampling": dict(self.sampling), "earlier": self.earlier}
 
 
 @dataclass(eq=False)
@@ -144,6 +145,7 @@ def _release(
         widths=None if widths is None else flat({name: widths[name] for name in before}),
         returned={name: value.detach().clone() for name, value in returned.items()},
         entry_first=bool(asked) and all(asked),
+        earlier=options.get("earlier"),
     )
     watch.calls.append(call)
     number = len(watch.calls)

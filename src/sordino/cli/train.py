@@ -201,7 +201,11 @@ def _rows(result: dict[str, Any], out: Path) -> dict[str, str]:
         **({"test error": f"{error:.4g} (mean square)"} if (error := result.get("test_error")) is not None else {}),
         "test accuracy": percent(result["test_accuracy"]),
         **({"skipped steps": _skipped(result)} if result["skipped_steps"] else {}),
-        "noise-free accuracy": f"{percent(result['noise_free_accuracy'])} (same recipe without noise; not private)",
+        **(
+            {"noise-free accuracy": f"{percent(free)} (same recipe without noise; not private)"}
+            if (free := result["noise_free_accuracy"]) is not None
+            else {}
+        ),
         "seconds": f"{result['seconds']:.1f} of private training",
         "report": str(out / "report.html"),
     }

@@ -16,6 +16,7 @@ METHODS = {
     "hidden-state": "sordino.methods.hidden_state.method:HiddenState",
     "dp-mac": "sordino.methods.dp_mac.method:DPMAC",
     "coupling": "sordino.methods.coupling.method:Coupling",
+    "correlated": "sordino.methods.correlated.method:Correlated",
 }
 """Where each method's class is: one line for each method."""
 
@@ -23,6 +24,7 @@ FLAGS = {
     "dpsgd": "sordino.methods.dpsgd.flags",
     "modelmix": "sordino.methods.modelmix.flags",
     "hidden-state": "sordino.methods.hidden_state.flags",
+    "correlated": "sordino.methods.correlated.flags",
 }
 """Modules with command-line flags. They import nothing slow, so that help is there at once."""
 
@@ -32,16 +34,18 @@ WORDS = {
     "hidden-state": "sordino.methods.hidden_state.words",
     "dp-mac": "sordino.methods.dp_mac.words",
     "coupling": "sordino.methods.coupling.words",
+    "correlated": "sordino.methods.correlated.words",
 }
 """Modules with the words of recipes; likewise."""
 
-COMMANDS = ("sordino.methods.hidden_state.command",)
+COMMANDS = ("sordino.methods.command",)
 """Modules with further commands; likewise."""
 
 DEFAULT = "dpsgd"
 """The method of a recipe that names none."""
 
 if TYPE_CHECKING:
+    from sordino.methods.correlated.method import Correlated
     from sordino.methods.coupling.method import Coupling
     from sordino.methods.dp_mac.method import DPMAC
     from sordino.methods.dpsgd.method import DPSGD
@@ -51,6 +55,7 @@ else:
     __getattr__, _ = lazy_names(
         __name__,
         {
+            "correlated.method": ["Correlated"],
             "coupling.method": ["Coupling"],
             "dp_mac.method": ["DPMAC"],
             "dpsgd.method": ["DPSGD"],
@@ -59,4 +64,16 @@ else:
         },
     )
 
-__all__ = ["COMMANDS", "DEFAULT", "DPMAC", "DPSGD", "FLAGS", "METHODS", "WORDS", "Coupling", "HiddenState", "ModelMix"]
+__all__ = [
+    "COMMANDS",
+    "DEFAULT",
+    "DPMAC",
+    "DPSGD",
+    "FLAGS",
+    "METHODS",
+    "WORDS",
+    "Correlated",
+    "Coupling",
+    "HiddenState",
+    "ModelMix",
+]

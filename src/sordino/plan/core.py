@@ -16,7 +16,7 @@ from typing import Any
 
 from sordino import checks
 from sordino.accounting.events import DpEvent, Release, compose_events
-from sordino.accounting.schemes import MECHANISMS, check_scheme, releases_of
+from sordino.accounting.schemes import MECHANISMS, check_scheme
 from sordino.clipping import Clipping, clipping_from_dict
 from sordino.errors import InputError, Refused
 from sordino.plan.contribution import KINDS, Contribution
@@ -26,7 +26,7 @@ from sordino.plan.public import PublicSet
 from sordino.randomness import RandomSource
 from sordino.registry import method_class, method_from_dict, names_with
 from sordino.release import Gaussian, Laplace, Noise
-from sordino.sampling import Allocation, Poisson, Sampling, TruncatedPoisson, sampling_from_dict
+from sordino.sampling import Allocation, Cyclic, Poisson, Sampling, TruncatedPoisson, sampling_from_dict
 
 UNITS = ("record", "user")
 ROUNDING_MARGIN = 2.0**-10  # of norms and sums as computed: theorem 2 of docs/guarantees/noise.md, section 6
@@ -92,6 +92,8 @@ class Plan(metaclass=_Makers):
         contribution: What one record's vector is made of.
         unit: What is protected: a record, or a user with all rows.
         rows_per_user: Of a user's rows at most so many take part in a step; None: all of them.
+        examples_per_user: Rows are sampled in the place of users, and a user has at most so many of them; `records`
+            and the expected batch then count rows.
 
     Raises:
         InputError: a value is wrong.
@@ -114,6 +116,7 @@ class Plan(metaclass=_Makers):
     contribution: Contribution = field(default_factory=Contribution)  # what one record's vector is made of
     unit: str = "record"  # what is protected: a record (a row, or what the dataset makes one), or a user with all rows
     rows_per_user: int | None = None  # of a user's rows at most so many take part in a step; None: all of them
+    examples_per_user: int | None = None  # rows are sampled, and a user has at most so many; records then counts rows
 
     def __post_init__(self) -> None:
         checks.count("records", self.records)
@@ -135,6 +138,8 @@ class Plan(metaclass=_Makers):
             if self.unit != "user":
                 raise InputError("rows_per_user belongs to unit='user': with unit='record' a row is a record")
             checks.whole("rows_per_user", self.rows_per_user, minimum=1)
+        if self.examples_per_user is not None:
+            self._check_examples(self.examples_per_user)
         if self.unit == "user" and not self.method.protects_users:
             raise Refused(
                 f"the method {self.method.name} takes a row for a record, so its guarantee is about rows: use one of "
@@ -142,6 +147,37 @@ class Plan(metaclass=_Makers):
             )
         self.contribution.check(self)
         self.method.check(self)
+
+    def _check_examples(self, most: int) -> None:
+        checks.whole("examples_per_user", most, minimum=1)
+        if self.unit != "user" or self.rows_per_user is not None:
+            raise InputError(
+                "examples_per_user belongs to unit='user' and goes without rows_per_user: either users are drawn, each "
+                "with some of its rows, or rows are drawn, of which a user has at most so many"
+            )
+        named = self.sampling.name, self.relation, self.noise.name
+        if named != ("poisson", "add-remove", "gaussian") or type(self.method).releases is not Method.releases:
+            raise Refused(
+                "rows of users (examples_per_user) are accounted for Poisson sampling and independent Gaussian noise "
+                "under add-remove alone; sample users instead (leave out examples_per_user)"
+            )
+
+    @property
+    def counted(self) -> str:
+        """What `records` and the expected batch count: records, users or rows."""
+        return "row" if self.examples_per_user is not None else self.unit
+
+    def sampled(self, step: int) -> dict[str, Any]:
+        """How the batch of a step is drawn, for the ledger.
+
+        Args:
+            step: From 0.
+
+        Returns:
+            JSON-able: the sampler's description, and how many rows a user may have where rows are sampled.
+        """
+        rows = {} if self.examples_per_user is None else {"examples_per_user": self.examples_per_user}
+        return self.sampling.at(step) | rows
 
     def calibrated(self, epsilon: float) -> Plan:
         """The same plan with the smallest noise multiplier that meets a budget.
@@ -187,6 +223,8 @@ class Plan(metaclass=_Makers):
             return self.sampling.sampling_rate
         if isinstance(self.sampling, Allocation):
             return 1.0 / self.sampling.batches
+        if isinstance(self.sampling, Cyclic):
+            return self.sampling.sampling_rate / self.sampling.batches
         return self.sampling.batch / self.records
 
     @property
@@ -216,10 +254,7 @@ class Plan(metaclass=_Makers):
             Each kind of release and how often it is made, statistics included.
         """
         done = self.steps if steps is None else checks.count("steps", steps, minimum=0)
-        gradients = releases_of(
-            self.sampling.to_dict(), self.noise.name, self.noise.noise_multiplier, self.records, done
-        )
-        return gradients + [statistic.release() for statistic in self.statistics]
+        return self.method.releases(self, done) + [statistic.release() for statistic in self.statistics]
 
     def event(self) -> DpEvent:
         """All releases of the plan as one dp_accounting event."""
@@ -257,12 +292,13 @@ class Plan(metaclass=_Makers):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; Plan.from_dict gives back an equal plan. `public` is there where rows are declared public."""
-        apart = ("public", "contribution", "unit", "rows_per_user")
+        apart = ("public", "contribution", "unit", "rows_per_user", "examples_per_user")
         plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in apart}
         return (
             plain
             | ({} if self.public is None else {"public": self.public.to_dict()})
             | ({} if self.unit == "record" else {"unit": self.unit, "rows_per_user": self.rows_per_user})
+            | ({} if self.examples_per_user is None else {"examples_per_user": self.examples_per_user})
             | {
                 "method": {**self.method.to_dict(), **self.contribution.to_dict()},
                 "sampling": self.sampling.to_dict(),
@@ -286,7 +322,7 @@ class Plan(metaclass=_Makers):
             InputError: a key is missing or unknown, or a value is wrong.
         """
         known = {field.name for field in fields(cls)} - {"contribution"}
-        optional = {"public", "unit", "rows_per_user"}
+        optional = {"public", "unit", "rows_per_user", "examples_per_user"}
         if set(values) | optional != known:
             wrong = ", ".join(sorted((set(values) | optional) ^ known))
             raise InputError(f"a plan has exactly the keys {', '.join(sorted(known))}; missing or unknown: {wrong}")

@@ -16,7 +16,8 @@ from typing import Any
 from sordino.errors import Refused
 from sordino.plan.core import Plan, Statistic
 from sordino.randomness import RandomSource
-from sordino.sampling import Allocation, Partition
+from sordino.release import described_earlier
+from sordino.sampling import Partition, cycle
 
 _SLACK = 1e-12  # relative, for noise multipliers that went through JSON or a product
 
@@ -31,7 +32,8 @@ class Explained:
         self._left = [statistic.count for statistic in self._declared]
         self._steps: set[int] = set()
         self._shuffle: str | None = None  # the fingerprint of the source that made a partition's steps
-        self._epochs: dict[int, str] = {}  # the same for each epoch of random allocation
+        self._epochs: dict[int, str] = {}  # the same for each epoch of random allocation, or round through groups
+        self._since: dict[int, tuple[int, str]] = {}  # step → where its key's unbroken row of steps begins, the key
         for entry in entries:
             self(entry)
 
@@ -55,40 +57,54 @@ class Explained:
             )
 
     def require_start(self, start: int, source: RandomSource) -> None:
-        """Refused where random allocation would begin amid an epoch whose earlier batches were not drawn by this key.
+        """Refused where a run would begin amid an epoch (or round) whose earlier batches were not drawn by this key.
 
         Then a record could take part twice in the epoch, or in none of its batches, and ε is that of once.
         """
-        sampling = self._plan.sampling
-        if not isinstance(sampling, Allocation):
+        batches = cycle(self._plan.sampling)
+        if batches == 1:
             return
-        epoch, batch = divmod(start, sampling.batches)
+        epoch, batch = divmod(start, batches)
         known = self._epochs.get(epoch)
-        before = range(epoch * sampling.batches, start)
+        before = range(epoch * batches, start)
         if known not in (None, source.fingerprint) or not self._steps.issuperset(before):
             raise Refused(
-                f"step {start} is batch {batch} of epoch {epoch} of random allocation, and the batches before it were "
-                "not all released under the same key: a record could take part twice in this epoch, or not at all; "
-                f"begin with step {(epoch + bool(batch)) * sampling.batches}, the first of an epoch"
+                f"step {start} is batch {batch} of epoch {epoch} of {self._plan.sampling.name} sampling, and the "
+                "batches before it were not all released under the same key: a record could take part twice in this "
+                f"epoch, or not at all; begin with step {(epoch + bool(batch)) * batches}, the first of an epoch"
             )
+
+    def noise_since(self, start: int, source: RandomSource) -> int:
+        """The first step whose noise a run from `start` on may use again: all from there on have this key."""
+        since, key = self._since.get(start - 1, (start, ""))
+        return since if key == source.fingerprint else start
 
     def _step(self, entry: Mapping[str, Any]) -> str | None:
         plan, step = self._plan, entry.get("step")
         if not isinstance(step, int) or not 0 <= step < plan.steps or step in self._steps:
             return f"the plan has {plan.steps} steps, each of them once"
         self._steps.add(step)
-        stated = json.loads(json.dumps(plan.sampling.at(step)))
+        stated = json.loads(json.dumps(plan.sampled(step)))
         if entry.get("sampling") != stated or entry.get("relation") != plan.relation:
             return f"its steps are drawn by {stated} under {plan.relation}"
         if isinstance(plan.sampling, Partition):
             self._shuffle = self._shuffle or str(entry.get("source"))
             if self._shuffle != str(entry.get("source")):
                 return f"the earlier steps of this partition were shuffled under another key, {self._shuffle}"
-        if isinstance(plan.sampling, Allocation):
-            drawn = self._epochs.setdefault(step // plan.sampling.batches, str(entry.get("source")))
-            if drawn != str(entry.get("source")):
+        key = str(entry.get("source"))
+        if (batches := cycle(plan.sampling)) > 1:
+            drawn = self._epochs.setdefault(step // batches, key)
+            if drawn != key:
                 return f"the earlier batches of this epoch were drawn under another key, {drawn}"
         noise = plan.noise_at(step)
+        since, before = self._since.get(step - 1, (step, ""))
+        since = since if before == key else step
+        self._since[step] = since, key
+        earlier = plan.method.earlier_noise(plan, step, since)
+        if entry.get("earlier") != (None if earlier is None else described_earlier(earlier, step)):
+            return "its noise is another mixture of the noise of earlier steps"
+        if earlier is not None and entry.get("noise_multiplier") != noise.noise_multiplier:
+            return f"noise that is used again has the plan's multiplier {noise.noise_multiplier:g} in every step"
         if not _as_noisy(entry, noise.name, noise.noise_multiplier):
             return f"this step has {noise.name} noise with multiplier {noise.noise_multiplier:g}"
         return None
@@ -113,12 +129,12 @@ class Explained:
 def missing_step(plan: Plan, steps: Sequence[int], made: int | None = None) -> int | None:
     """The first step that is missing or out of its order; None where there is none.
 
-    Random allocation that was resumed leaves out the rest of the epoch whose key died. `made`: how many steps there
-    should be; None: as many as there are.
+    Random allocation, and groups that take turns, leave out the rest of the epoch whose key died in a resumed run.
+    `made`: how many steps there should be; None: as many as there are.
     """
 
     def next_epoch(step: int) -> int:
-        batches = plan.sampling.batches if isinstance(plan.sampling, Allocation) else 1
+        batches = cycle(plan.sampling)
         return -(-step // batches) * batches
 
     expected = 0

@@ -88,13 +88,15 @@ _SAMPLER_ASSUMPTIONS = {
     "truncated-poisson": "Poisson sampling, and a uniform subset of the cap's size where more were drawn",
     "partition": "one secret uniform shuffle, the same disjoint batches every epoch",
     "allocation": "each record is in exactly one batch of every epoch, drawn uniformly and independently of the others",
+    "cyclic": "each record is in one group for the whole run, drawn uniformly and independently of the others, and a "
+    "step draws from one group alone, the groups taking turns",
     "without-replacement": "each batch is a fresh uniform subset of fixed size",
 }
 
 
 def plan_assumptions(plan: Plan) -> tuple[Assumption, ...]:
-    unit = plan.unit
-    known = "exact" if plan.relation == "replace-one" else f"may be off by the one {unit} that is protected"
+    unit = plan.counted
+    known = "exact" if plan.relation == "replace-one" else f"may be off by the one {plan.unit} that is protected"
     noise = (
         Assumption("noise and batches are secret", "drawn from a cryptographic generator with a key of the system's")
         if plan.insecure_seed is None
@@ -125,6 +127,18 @@ def plan_assumptions(plan: Plan) -> tuple[Assumption, ...]:
 def _user_assumptions(plan: Plan) -> tuple[Assumption, ...]:
     if plan.unit != "user":
         return ()
+    if plan.examples_per_user is not None:
+        return (
+            Assumption(
+                "all rows of a user carry the same id; where the samplers say record, read row",
+                "ids are given with the data; that two ids are one person can't be seen",
+            ),
+            Assumption(
+                f"a user has at most {plan.examples_per_user} rows in the data",
+                "further rows are left out before training; which is decided by their number and order among the "
+                "user's own",
+            ),
+        )
     rows = "all rows" if plan.rows_per_user is None else f"at most {plan.rows_per_user} rows"
     return (
         Assumption(

@@ -16,7 +16,7 @@ from sordino.plan.core import Plan, Statistic
 from sordino.plan.method import Method
 from sordino.plan.public import PublicSet
 from sordino.release import Gaussian, Laplace
-from sordino.sampling import Allocation, Partition, Poisson, Sampling, TruncatedPoisson, WithoutReplacement
+from sordino.sampling import Allocation, Cyclic, Partition, Poisson, Sampling, TruncatedPoisson, WithoutReplacement
 
 P = ParamSpec("P")
 
@@ -46,6 +46,7 @@ def make_plan(
     record_momentum: RecordMomentum | None = None,
     unit: str = "record",
     rows_per_user: int | None = None,
+    examples_per_user: int | None = None,
 ) -> Plan:
     """A plan for a target `epsilon` (the smallest noise that meets it) or a given `noise_multiplier`.
 
@@ -60,8 +61,8 @@ def make_plan(
         steps: the number of steps.
         clip_norm: the bound of flat l2 clipping (default 1.0); or give `clipping`.
         clipping: how a record is bounded. Its norm chooses the noise: l2 Gaussian, l1 Laplace.
-        sampling: poisson, truncated-poisson, partition, without-replacement or allocation (with records /
-            expected_batch batches per epoch, rounded up).
+        sampling: poisson, truncated-poisson, partition, without-replacement, allocation or cyclic (the last two with
+            records / expected_batch batches per epoch, rounded up).
         cap: the largest batch of truncated-poisson sampling.
         relation: add-remove (the default of Poisson samplers and of allocation) or replace-one (that of the others).
         accountant: pld or rdp.
@@ -74,6 +75,8 @@ def make_plan(
         record_momentum: a record's vector is its momentum over all steps; likewise.
         unit: record, or user: then `records` is the public number of users and `expected_batch` counts users.
         rows_per_user: of a user's rows at most so many take part in a step (default: all of them).
+        examples_per_user: rows are sampled in the place of users, of which a user has at most so many; `records` and
+            `expected_batch` then count rows.
 
     Returns:
         The plan; `plan.guarantee()` says what it promises.
@@ -116,6 +119,7 @@ def make_plan(
         contribution=Contribution(inner=inner, augmentation=augmentation, record_momentum=record_momentum),
         unit=unit,
         rows_per_user=rows_per_user,
+        examples_per_user=examples_per_user,
     )
     return plan if epsilon is None else plan.calibrated(epsilon)
 
@@ -153,8 +157,9 @@ def make_sampling(name: str, expected_batch: float, records: int, cap: int | Non
     if name in ("partition", "without-replacement"):
         batch = checks.count("expected_batch", expected_batch)
         return Partition(batch) if name == "partition" else WithoutReplacement(batch)
-    if name == "allocation":
-        return Allocation(math.ceil(records / expected_batch - 1e-9))
+    if name in ("allocation", "cyclic"):
+        count = math.ceil(records / expected_batch - 1e-9)
+        return Allocation(count) if name == "allocation" else Cyclic(count)
     rate = expected_batch / records
     if name == "poisson":
         return Poisson(rate)
@@ -165,7 +170,7 @@ def make_sampling(name: str, expected_batch: float, records: int, cap: int | Non
 
 def _expected(sampling: Sampling, expected_batch: float, records: int) -> float:
     """The expected batch: that of allocation follows from its whole number of batches."""
-    return records / sampling.batches if isinstance(sampling, Allocation) else expected_batch
+    return records / sampling.batches if isinstance(sampling, Allocation | Cyclic) else expected_batch
 
 
 def _steps(sampling: Sampling, records: int, epochs: float | None) -> int:
@@ -173,7 +178,7 @@ def _steps(sampling: Sampling, records: int, epochs: float | None) -> int:
     number = checks.positive("epochs", epochs)
     if isinstance(sampling, Partition):
         return max(1, math.ceil(number * (records // sampling.batch)))
-    if isinstance(sampling, Allocation):
+    if isinstance(sampling, Allocation | Cyclic):
         return max(1, math.ceil(number * sampling.batches - 1e-9))
     if isinstance(sampling, WithoutReplacement):
         return math.ceil(number * records / sampling.batch)

@@ -5,7 +5,8 @@ further method is one class (in a folder of its own) and one line in the registr
 
 | stage      | what is asked                                                                                          |
 |------------|--------------------------------------------------------------------------------------------------------|
-| plan       | `check`, `noise_factor`, `account`, `epsilons`, `spent`, `calibrated`, `assumptions`                   |
+| plan       | `check`, `noise_factor`, `releases`, `earlier_noise`, `account`, `epsilons`, `spent`, `calibrated`,    |
+|            | `assumptions`                                                                                          |
 | training   | `gradient_sum`, `update`, `least_width`; `train` where the guarantee is that of one training function  |
 | recipes    | `check_recipe`, `from_recipe`, `work`, `public_use`, `optimizer_options`, `result_entries`             |
 | audit      | `audit`, `scorer`, `audited_update`, `contraction`                                                     |
@@ -23,8 +24,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from sordino.accounting.account import TOLERANCE, account, checked_releases, composed_epsilon
 from sordino.accounting.calibration import calibrate, noise_guess
-from sordino.accounting.events import DpEvent
-from sordino.accounting.schemes import theorem
+from sordino.accounting.events import DpEvent, Release
+from sordino.accounting.schemes import releases_of, theorem
 from sordino.accounting.spent import composed_entries, growing_curve
 from sordino.errors import InputError, Refused
 from sordino.registry import names_with
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from sordino.runs.recipe import Recipe
     from sordino.runs.work import Work
     from sordino.split import Split
-    from sordino.training.fit import Result
+    from sordino.training.job import Result
     from sordino.training.updates import Update
 
 
@@ -160,12 +161,27 @@ class Method:
         """The factor on the plan's noise multiplier at this step."""
         return 1.0
 
+    def releases(self, plan: Plan, steps: int) -> list[tuple[Release, int]]:
+        """What the first so many steps release about one record, as releases that compose."""
+        noise = plan.noise
+        return releases_of(plan.sampled(0), noise.name, noise.noise_multiplier, plan.records, steps)
+
+    def earlier_noise(self, plan: Plan, step: int, first: int) -> Mapping[int, float] | None:
+        """The factors on the noise of earlier steps that this step adds to its own; None: noise is used once.
+
+        Args:
+            plan: the plan.
+            step: whose release it is.
+            first: the first step whose noise was drawn under the present key; there is none before it.
+        """
+        return None
+
     def account(self, plan: Plan, delta: float) -> Accounted:
         """ε of the whole plan, statistics included; an upper bound."""
         found = account(plan.event(), delta, plan.relation, plan.accountant)
         # An adversary who knows the partition attains the bound; for one who does not, no lower bound is known.
         below = None if plan.sampling.name == "partition" else found.epsilon_lower
-        said = theorem(plan.sampling.name, plan.noise.name, plan.relation, found.accountant)
+        said = theorem(plan.sampling.name, plan.noise.name, plan.relation, found.accountant, plan.examples_per_user)
         return Accounted(found.epsilon, found.delta, found.accountant, said, found.epsilon_rdp, below)
 
     def epsilons(self, plan: Plan, steps: Sequence[int]) -> list[float]:

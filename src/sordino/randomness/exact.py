@@ -12,6 +12,8 @@ The derivation is in docs/guarantees/noise.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from fractions import Fraction
 
 EXTRA_BITS = 128  # random bits appended to U and to V when double precision can't decide
 _FRACTION = 176  # fractional bits of the fixed-point numbers below
@@ -99,14 +101,29 @@ def exact_normal(
     u: int, v: int, extra: bytes, scale: float, offset: tuple[float, float] = (0.0, 0.0)
 ) -> tuple[int, int]:
     """round(offset + scale · Z) for two independent Z, from 63 bits of U, 64 signed bits of V and 32 extra bytes."""
+    cos, sin = fixed_normal(u, v, extra)
+    return _round(cos, 2 * _FRACTION, scale, offset[0]), _round(sin, 2 * _FRACTION, scale, offset[1])
+
+
+def fixed_normal(u: int, v: int, extra: bytes) -> tuple[int, int]:
+    """Two independent Z in fixed point with 352 fractional bits, of which the last 200 are not known."""
     half = EXTRA_BITS // 8
     log = negative_log(_extend(u, extra[:half]), 63 + EXTRA_BITS + 1)
     radius = math.isqrt(2 * log << _FRACTION)
     cos, sin = cos_sin(_extend(v, extra[half:]), 64 + EXTRA_BITS + 1)
-    return (
-        _round(radius * cos, 2 * _FRACTION, scale, offset[0]),
-        _round(radius * sin, 2 * _FRACTION, scale, offset[1]),
-    )
+    return radius * cos, radius * sin
+
+
+def rounded_total(terms: Sequence[tuple[float, int]], scale: float, offset: float) -> int:
+    """The integer nearest to offset + scale · Σ a·Z, for Z as `fixed_normal` gives them."""
+    total = sum((Fraction(a) * z for a, z in terms), Fraction(0))
+    exact = Fraction(offset) + Fraction(scale) * total / (1 << 2 * _FRACTION)
+    return math.floor(exact + Fraction(1, 2))
+
+
+def as_double(z: int) -> float:
+    """A Z of `fixed_normal` as the nearest double."""
+    return float(Fraction(z, 1 << 2 * _FRACTION))
 
 
 def exact_exponential(u: int, extra: bytes, scale: float) -> int:

@@ -8,6 +8,7 @@ Distributions, up to the generator being ideal:
 | below(bound, n)         | uniform on 0..bound−1                          | 0                          |
 | permutation(n)          | uniform on all n! orders                       | 0                          |
 | rounded_sum(x, s)       | round(x + s·Z), Z a real standard Gaussian     | < 2⁻¹⁰⁰ each               |
+| rounded_mixture         | the same with Σ a·Z over several streams (`mixture`) | < 2⁻¹⁰⁰ each and term |
 | rounded_normal(out, s)  | round(s·Z), Z a real standard Gaussian         | < 2⁻¹⁰⁰ each               |
 | rounded_laplace(out, s) | round(s·L), L a real standard Laplace variable | < 2⁻¹⁰⁰ each               |
 
@@ -36,7 +37,7 @@ from sordino.native.boxmuller import Pairs
 from sordino.native.kernels import Kernels, Parts, Room, Rules, compiled, kinds_of
 from sordino.native.threads import share
 from sordino.randomness import skips
-from sordino.randomness.exact import EXTRA_BITS, exact_exponential, exact_normal
+from sordino.randomness.exact import EXTRA_BITS, as_double, exact_exponential, exact_normal, fixed_normal
 from sordino.randomness.keystream import Further, Keystream
 
 # Words drawn at a time. A block stays in the cache, and torch does not split a tensor this small over threads:
@@ -298,6 +299,13 @@ class Stream:
         inside = pairs.places < len(flat)  # the last sine of an odd block has no coordinate
         flat[pairs.places[inside]] = whole[inside]
 
+    def gaussians(self, n: int) -> Gaussians:
+        """The next n Gaussians: in double precision, and exactly where that is asked for."""
+        pairs = (n + 1) // 2
+        block = Gaussians(self, self._words, pairs, n)
+        self._words += 2 * pairs
+        return block
+
     def rounded_normal(self, out: Tensor, scale: float) -> None:
         """Fill `out` (float64, contiguous, one dimension) with independent integers round(scale · Z)."""
         self._rounded(self._normal_block, out, scale)
@@ -361,6 +369,40 @@ class Stream:
         """The further digits of the draw at this address, from a key of their own."""
         size = words * EXTRA_BITS // 8
         return hashlib.blake2b(address.to_bytes(16, "little"), digest_size=size, key=self._refine_key).digest()
+
+
+class Gaussians:
+    """A block of Gaussians of a stream: cosines in the first half, sines in the second; one too many is lost."""
+
+    def __init__(self, stream: Stream, address: int, pairs: int, count: int) -> None:
+        self._stream, self._address, self._pairs, self._count = stream, address, pairs, count
+
+    def values(self) -> npt.NDArray[np.float64]:
+        """Each within 2⁻⁴⁵ of the real number; extreme draws are made exactly."""
+        work = self._stream._workspace(2 * self._pairs)
+        self._stream._keystream.fill(work.words, self._address)
+        work.first_words &= _MASK63
+        log_u = work.log.copy_(work.first).mul_(2.0**-63).log_()  # U ∈ (u, u+1)·2⁻⁶³
+        slow = _outside(log_u, _NORMAL_LOGS)
+        radius = log_u.mul_(-2.0).sqrt_()
+        angle = work.right.copy_(work.second).mul_(2.0 * math.pi * 2.0**-64)  # V ∈ (v, v+1)·2⁻⁶⁴ ⊂ [−½, ½]
+        torch.cos(angle, out=work.left).mul_(radius)
+        angle.sin_().mul_(radius)
+        found: npt.NDArray[np.float64] = work.z.numpy()[: self._count]
+        for i in slow.tolist():
+            for place in (i, i + self._pairs):
+                if place < self._count:
+                    found[place] = as_double(self.exactly(place))
+        return found
+
+    def exactly(self, place: int) -> int:
+        """One of them in the fixed point of `exact.fixed_normal`."""
+        i = place % self._pairs
+        digits = np.empty(2, dtype="<u8")
+        for row, at in enumerate((i, self._pairs + i)):
+            self._stream._keystream.fill(digits[row : row + 1], self._address + at)
+        u, v = int(digits[0] & _MASK63), int(digits[1:].view("<i8")[0])
+        return fixed_normal(u, v, self._stream._extra(self._address + i, 2))[place // self._pairs]
 
 
 class _Open(NamedTuple):

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, default_collate
 from sordino.errors import InputError, Refused
 from sordino.gradients import Rows
 from sordino.gradients.rows import tensors
-from sordino.records.users import UserRows, owners
+from sordino.records.users import RowsOfUsers, UserRows, owners
 from sordino.split import Split
 
 TARGETS = ("labels", "label", "targets", "target")
@@ -263,6 +263,12 @@ def users_of(dataset: Any, users: Any, rows_per_user: int | None) -> UserRows:
     count = count_records(dataset)
     owner, number = owners(users, count)
     return UserRows(row_reader(dataset), count, owner, records=number, rows_per_user=rows_per_user)
+
+
+def rows_of_users(dataset: Any, users: Any, examples_per_user: int) -> RowsOfUsers:
+    """The dataset with one id per row as a dataset of rows, of which each user has at most so many."""
+    whole = users_of(dataset, users, examples_per_user)
+    return RowsOfUsers(whole, examples_per_user)
 
 
 def _rows_of(rows: Rows) -> int:

@@ -66,7 +66,7 @@ class UserRows:
 
     def rows(self, indices: Tensor, step: int = 0) -> Rows:
         """The rows of these users at this step, each with the place of its user among `indices`."""
-        chosen = [self._chosen(user, step) for user in indices.tolist()]
+        chosen = [self.chosen(user, step) for user in indices.tolist()]
         places = np.repeat(np.arange(len(chosen)), [len(rows) for rows in chosen])
         taken = torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *chosen]))
         found = self.fetch(taken)
@@ -82,7 +82,7 @@ class UserRows:
             coefficient=None if plain else weight,
         )  # fmt: skip
 
-    def _chosen(self, user: int, step: int) -> Indices:
+    def chosen(self, user: int, step: int) -> Indices:
         """The user's rows, or `rows_per_user` of them: those whose places among its own have the smallest hashes."""
         own = self._order[self._ends[user] : self._ends[user + 1]]
         if self.rows_per_user is None or len(own) <= self.rows_per_user:
@@ -91,6 +91,23 @@ class UserRows:
         keys = mixed(begin + np.arange(1, len(own) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
         picked: Indices = own[np.sort(np.argsort(keys, kind="stable")[: self.rows_per_user])]
         return picked
+
+
+class RowsOfUsers(UserRows):
+    """A dataset whose records are rows, of which each user has at most `examples_per_user`; the others are never used.
+
+    Which of a user's rows are kept is decided by their number and order among the user's own: adding or removing a user
+    with all rows adds or removes at most so many records and leaves the others as they are.
+    """
+
+    def __init__(self, whole: UserRows, examples_per_user: int) -> None:
+        self.examples_per_user = examples_per_user
+        parts = [whole.chosen(user, 0) for user in range(len(whole))]
+        kept = np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *parts]))
+        places = torch.from_numpy(kept)
+        super().__init__(
+            lambda taken: whole.fetch(places[taken]), len(kept), np.arange(len(kept)), records=len(kept), mean=False
+        )
 
 
 def owners(users: Any, rows: int) -> tuple[Indices, int]:

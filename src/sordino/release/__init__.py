@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sordino.release.door import Entry, Gaussian, Laplace, Noise, fine_rounding, release
+from sordino.release.door import Entry, Gaussian, Laplace, Noise, described_earlier, fine_rounding, release
 from sordino.release.ledger import Ledger, adopt, read_chain, read_ledger
 from sordino.release.ledger_lines import Chain, Head
 from sordino.release.shards import Shard, release_shard
@@ -17,6 +17,7 @@ __all__ = [
     "Noise",
     "Shard",
     "adopt",
+    "described_earlier",
     "fine_rounding",
     "read_chain",
     "read_ledger",

@@ -24,6 +24,13 @@ no post-processing, so it has to be small. g is then σ·2⁻³² or less, and w
 rounded to the same grid: the Gaussian mechanism on values that were moved by at most g·√d/2, and moved after it by as
 much again. `fine_rounding` is the sum of both; the caller adds it to the sensitivity.
 
+`earlier` adds noise of earlier steps once more: with the coefficients a_s of steps s < t what is released is
+round((f(D) + σ·(Z_t + Σ_s a_s·Z_s))/g)·g, where Z_s is the very vector of real Gaussians that step s added
+(`mixture`). It is rounded once, exactly, so it is a function of f(D) + σ·(Z_t + Σ a_s Z_s) on real numbers; whoever
+passes `earlier` accounts for the steps together. Noise is regenerated from its address: purpose, step, and a salt
+that lives as long as the ledger is open. Every step s must stand in the ledger with the same key, noise, sensitivity
+and number of coordinates, else its noise is not what was added there, and the release is refused.
+
 The ledger entry is on disk before the value is returned: no entry without noise, no noise without entry.
 
 | edge case                                       | result                                             |
@@ -35,11 +42,15 @@ The ledger entry is on disk before the value is returned: no entry without noise
 | tensors without elements beside others           | returned as they are; no values at all: InputError  |
 | a width that is negative or not finite           | InputError before anything is recorded              |
 | `fine` with Laplace noise or with widths         | Refused: no proof needs it                          |
+| `earlier` with Laplace noise, widths or `fine`   | Refused: no proof needs it                          |
+| `earlier` names a step of another key or session | Refused: its noise is gone                          |
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -57,6 +68,7 @@ from sordino.native.kernels import Parts, compiled, readable
 from sordino.native.ownership import alone
 from sordino.native.pages import buffer
 from sordino.randomness import RandomSource, Stream
+from sordino.randomness.mixture import rounded_mixture
 from sordino.release.ledger import Ledger
 
 Array = npt.NDArray[Any]
@@ -135,6 +147,7 @@ def release(
     factor: float = 1.0,
     in_place: bool = False,
     dtype: torch.dtype | None = None,
+    earlier: Mapping[int, float] | None = None,
 ) -> dict[str, Tensor]:
     """The values with noise, each with its shape and dtype, after the release is on record.
 
@@ -142,6 +155,8 @@ def release(
     What is returned is multiplied by `factor`, a public number (one over the plan's divisor): post-processing.
     in_place: the caller gives the values away. Where nothing but `values` holds them, they are overwritten.
     dtype: of what is returned, where that is not the values' own: rounded to it after the noise, post-processing.
+    earlier: the coefficients of the noise of earlier steps; {} where there is none yet but later steps will use this
+    one's again. None: the noise of this step is used once.
     """
     gaussian = isinstance(noise, Gaussian)
     spent = in_place and gaussian and widths is None and not fine and alone(values)
@@ -154,12 +169,23 @@ def release(
     width = None if widths is None else _check_widths(values, widths)
     if fine and (width is not None or not gaussian):
         raise Refused("a fine release is proven for Gaussian noise alone, without uniform noise or Laplace noise")
+    if earlier is not None and (fine or width is not None or not gaussian):
+        raise Refused("earlier noise is added to plain Gaussian noise alone, without uniform noise or a fine grid")
     lattice = choose_lattice(noise, sensitivity, coordinates, fine=fine)
-    exact = fine or width is not None
+    if earlier is not None:
+        _check_earlier(earlier, noise, sensitivity, coordinates, source, ledger, entry)
+        spent = False
+    exact = fine or width is not None or earlier is not None
     parts, own = _parts(values, torch.float64 if exact else _work_dtype(kinds, noise, lattice))
     _check_range(values, dtype, parts, lattice, entry, 0.0 if width is None else float(width.max()), factor)
-    more = {} if width is None else {"least_width": float(width.min())}
+    more: dict[str, Any] = {} if width is None else {"least_width": float(width.min())}
+    if earlier is not None:
+        more = {"earlier": described_earlier(earlier, entry.step)}
     ledger.record(line_of(noise, sensitivity, entry, source, coordinates) | more | ({"fine": True} if fine else {}))
+    if earlier is not None:
+        mixed = torch.from_numpy(parts.joined())
+        _add_mixture(mixed, earlier, lattice, source, ledger, entry, factor)
+        return _shaped(values, dtype, mixed)
     fresh = salt(source)
     stream = source.stream(f"release/{entry.purpose}{fresh}", entry.step)
     if width is not None:
@@ -170,6 +196,56 @@ def release(
         return dict(values)
     result = torch.float32 if wanted == {torch.float32} else _TORCH[parts.dtype]
     return _shaped(values, dtype, _with_noise(parts, noise, lattice, stream, fine, factor, result))
+
+
+def described_earlier(earlier: Mapping[int, float], step: int) -> dict[str, Any]:
+    """What the ledger says of the earlier noise in a step: how many, since which step, and a digest of lags and
+    coefficients."""
+    terms = sorted((step - s, float(a).hex()) for s, a in earlier.items())
+    digest = hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:32]
+    return {"noises": len(terms), "since": min(earlier, default=step), "digest": digest}
+
+
+def _add_mixture(
+    flat: Tensor,
+    earlier: Mapping[int, float],
+    lattice: Lattice,
+    source: RandomSource,
+    ledger: Ledger,
+    entry: Entry,
+    factor: float,
+) -> None:
+    """This step's noise and that of the earlier steps, from their addresses; rounded once."""
+    own = f"/{ledger.salt}" if source.secure else ""
+    terms = [(1.0, entry.step), *((float(a), s) for s, a in sorted(earlier.items(), reverse=True))]
+    streams = [(a, source.stream(f"release/{entry.purpose}/again{own}", s)) for a, s in terms]
+    rounded_mixture(flat.numpy(), streams, lattice.scale, lattice.spacing, factor)
+
+
+def _check_earlier(
+    earlier: Mapping[int, float],
+    noise: Noise,
+    sensitivity: float,
+    coordinates: int,
+    source: RandomSource,
+    ledger: Ledger,
+    entry: Entry,
+) -> None:
+    """Refuses earlier noise that can't be made again as it was."""
+    wanted = {
+        "mechanism": noise.name, "noise_multiplier": noise.noise_multiplier, "sensitivity": sensitivity,
+        "coordinates": coordinates, "source": source.fingerprint,
+    }  # fmt: skip
+    for step, a in earlier.items():
+        if not (0 <= step < entry.step and math.isfinite(a)):
+            raise InputError(f"earlier noise of step {entry.step} is that of steps before it, got {step}: {a}")
+        known = ledger.find(entry.purpose, step, now=source.secure)
+        if known is None or "earlier" not in known or any(known.get(key) != value for key, value in wanted.items()):
+            raise Refused(
+                f"step {entry.step} adds the noise of step {step} once more, and the ledger does not hold that step "
+                "with the same key, noise and coordinates, made since it was opened: that noise is gone. Begin anew "
+                "from the first step of a round, without earlier noise"
+            )
 
 
 def line_of(noise: Noise, sensitivity: float, entry: Entry, source: RandomSource, coordinates: int) -> dict[str, Any]:

@@ -70,6 +70,9 @@ class Ledger:
         self._failure: str | None = None
         self._guard: Guard | None = None
         self._process = os.getpid()
+        self._now: set[tuple[str, int]] = set()  # recorded since it was opened
+        self.salt = os.urandom(16).hex()
+        """Part of the address of noise that later steps use again: secret, and lost when the ledger is closed."""
         self._size = 0 if descriptor is None else os.fstat(descriptor).st_size
 
     @classmethod
@@ -173,6 +176,17 @@ class Ledger:
         """
         return self._last.get(purpose, -1)
 
+    def find(self, purpose: str, step: int, *, now: bool) -> Mapping[str, Any] | None:
+        """The entry of a step; None where there is none.
+
+        Args:
+            purpose: What was released.
+            step: Which one.
+            now: Count what was recorded since the ledger was opened, and no more.
+        """
+        key = purpose, step
+        return self._entry(key) if key in (self._now if now else self._known) else None
+
     def guard(self, guard: Guard) -> None:
         """Has every new entry examined before it is written.
 
@@ -220,6 +234,7 @@ class Ledger:
                 raise
             self._size += len(line)
         self._hash = digest
+        self._now.add((purpose, step))
         self._note(purpose, step, body)
 
     def _require_replay(self, known: dict[str, Any], again: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from sordino.errors import InputError, did_you_mean
 from sordino.runs.recipe import Recipe, with_overrides
+from sordino.shown import up
 
 DELTA = 1e-5
 """δ where none is given: of the sets here, every one has fewer than 100,000 training records."""
@@ -42,7 +43,7 @@ class Known:
     def __str__(self) -> str:
         spread = "" if self.spread is None else f" ± {100 * self.spread:.2f}"
         runs = "a single run" if self.seeds == 1 else f"{self.seeds} seeds"
-        return f"{self.accuracy:.2%}{spread} at ε = {self.epsilon:g}, δ = {self.delta:g}, {self.relation} ({runs})"
+        return f"{self.accuracy:.2%}{spread} at ε = {up(self.epsilon)}, δ = {up(self.delta)}, {self.relation} ({runs})"
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,15 @@ class Best:
         if math.isclose(self.nearest.epsilon, self.epsilon):
             found = f"measured: {self.nearest}"
         else:
-            found = f"not measured at ε = {self.epsilon:g}; {found}"
+            found = f"not measured at ε = {up(self.epsilon)}; {found}"
         return f"{self.nearest.method} ({self.nearest.assumes}); {found}"
 
 
 def best_names() -> list[str]:
     """The datasets that have one."""
     folder = files("sordino") / "recipes" / "best"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    found = folder.iterdir() if folder.is_dir() else ()  # git keeps no empty folder
+    return sorted(entry.name.removesuffix(".toml") for entry in found if entry.name.endswith(".toml"))
 
 
 def best_recipe(dataset: str, epsilon: float) -> Best:

@@ -19,6 +19,7 @@ from sordino.features.private import PrivateNormalisation
 from sordino.plan.core import UNITS, Plan, Statistic
 from sordino.plan.method import Method, Request
 from sordino.plan.public import public_records
+from sordino.registry import default as default_method
 from sordino.registry import method_class, names_with
 from sordino.runs.recipe import Recipe
 from sordino.training.histogram import norm_histogram
@@ -177,9 +178,12 @@ def statistics_of(recipe: Recipe) -> tuple[Statistic, ...]:
 def check_unit(recipe: Recipe) -> None:
     """Refused where the guarantee would not be about users although the recipe says so."""
     if checks.choice("privacy.unit", recipe.privacy.unit, UNITS) != "user":
-        if recipe.privacy.rows_per_user is not None:
-            raise InputError('privacy.rows_per_user belongs to unit = "user": without it a row is a record')
+        for name in ("rows_per_user", "examples_per_user"):
+            if getattr(recipe.privacy, name) is not None:
+                raise InputError(f'privacy.{name} belongs to unit = "user": without it a row is a record')
         return
+    if recipe.privacy.examples_per_user is not None and recipe.method.name != default_method():
+        raise Refused(f"privacy.examples_per_user is accounted for the method {default_method()} alone")
     if not method_of(recipe).protects_users:
         raise Refused(
             f'privacy.unit = "user": the method {recipe.method.name} takes a row for a record; use one of '

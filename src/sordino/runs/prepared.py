@@ -37,7 +37,8 @@ from sordino.runs.build import (
 )
 from sordino.runs.recipe import Recipe
 from sordino.runs.work import Work
-from sordino.training.fit import Result, train, train_without_noise
+from sordino.training.fit import train, train_without_noise
+from sordino.training.job import Result
 from sordino.training.loop import Settings
 from sordino.training.progress import working
 from sordino.training.steps import unit_dataset
@@ -100,6 +101,11 @@ class Prepared:
     def _private(self) -> Any:
         """The private rows with the plan's unit as their record."""
         users = self.dataset.users if self.plan.unit == "user" else None
+        if self.plan.unit == "user" and users is None:
+            raise Refused(
+                'privacy.unit = "user", and nothing says whose the rows are: name the column with their ids in [data], '
+                'user = "…" (csv, parquet, hf), or have your function return "users"'
+            )
         return unit_dataset(self.plan, self.dataset.train, users)
 
     def without_noise(self) -> Result:
@@ -111,14 +117,16 @@ class Prepared:
             evaluate=self._evaluate(normaliser), **self._chosen(),
         )  # fmt: skip
 
-    def audit(self, *, width_scale: float = 1.0, **options: Any) -> AuditResult:
+    def audit(self, *, width_scale: float = 1.0, runs: int = 1, **options: Any) -> AuditResult:
         """The method's own audit, or canaries among the records."""
         own = self.plan.method.audit(self.plan, **options)
         if own is not None:
+            if runs != 1:
+                raise InputError(f"the audit of {self.plan.method.name} makes one run: leave out --runs")
             return own
         public = method_of(self.recipe).public_use(self.recipe, self.public)
         return audit_plan(
-            self.plan, self.model(), cross_entropy, self._private(), **options, width_scale=width_scale,
+            self.plan, self.model(), cross_entropy, self._private(), **options, width_scale=width_scale, runs=runs,
             chunk=self.settings.chunk, public=public,
         )  # fmt: skip
 

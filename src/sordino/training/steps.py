@@ -34,8 +34,8 @@ from sordino.randomness import RandomSource
 from sordino.randomness.masks import masks_of
 from sordino.records.companions import refuse_undeclared
 from sordino.records.gradients import GradientSum
-from sordino.records.reading import as_records, users_of
-from sordino.records.users import UserRows
+from sordino.records.reading import as_records, rows_of_users, users_of
+from sordino.records.users import RowsOfUsers, UserRows
 from sordino.release import Entry, release
 from sordino.release.ledger import Ledger
 from sordino.sampling import LogicalBatch, TruncatedPoisson, batches
@@ -105,10 +105,10 @@ def private_steps(
         Refused, InputError: at the call, before anything is drawn.
     """
     check_records(plan, records)
-    check_same_plan(plan, gradient_sum, source, ledger, start)
+    since = check_same_plan(plan, gradient_sum, source, ledger, start)
     check_uniform(plan, widths)
     drawn = plan_batches(plan, records=records, source=source, chunk=chunk, start=start)
-    return _released(plan, gradient_sum, drawn, source, ledger, widths)
+    return _released(plan, gradient_sum, drawn, source, ledger, widths, since)
 
 
 def _released(
@@ -118,8 +118,9 @@ def _released(
     source: RandomSource,
     ledger: Ledger,
     widths: Widths | None,
+    since: int,
 ) -> Iterator[PrivateStep]:
-    for batch in drawn:
+    for batch in _expected(drawn, gradient_sum):
         uniform = None if widths is None else _wide_enough(plan, widths(batch.step), batch.step)
         # A new dict, so that a caller who holds the original sums does not see them overwritten.
         total = summed(gradient_sum, batch, source)
@@ -132,14 +133,30 @@ def _released(
             noise=plan.noise_at(batch.step),
             source=source,
             ledger=ledger,
-            entry=Entry("gradient", batch.step, plan.sampling.at(batch.step), plan.relation),
+            entry=Entry("gradient", batch.step, plan.sampled(batch.step), plan.relation),
             widths=uniform,
             factor=1.0 / plan.divisor,
             in_place=True,
             dtype=dtype,
+            earlier=plan.method.earlier_noise(plan, batch.step, since),
         )
         sums.clear()
         yield PrivateStep(batch.step, noisy)
+
+
+def _expected(drawn: Iterator[LogicalBatch], gradient_sum: GradientSum) -> Iterator[LogicalBatch]:
+    """The batches; each is drawn before the one before it is summed, so that its rows can be read meanwhile."""
+    expect = getattr(gradient_sum, "expect", None)
+    if expect is None:
+        yield from drawn
+        return
+    batch = next(drawn, None)
+    while batch is not None:
+        after = next(drawn, None)
+        if after is not None:
+            expect(after)
+        yield batch
+        batch = after
 
 
 def summed(gradient_sum: GradientSum, batch: LogicalBatch, source: RandomSource) -> ClippedSum:
@@ -181,8 +198,11 @@ def _wide_enough(plan: Plan, given: Mapping[str, Tensor], step: int) -> Mapping[
     return given
 
 
-def check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource, ledger: Ledger, start: int) -> None:
-    """What is summed and what is written down must belong to the plan that is accounted."""
+def check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource, ledger: Ledger, start: int) -> int:
+    """What is summed and what is written down must belong to the plan that is accounted.
+
+    Returns the first step whose noise may be used again.
+    """
     if plan.method.publishes is not None:
         raise Refused(
             f"the guarantee of {plan.method.name} covers {plan.method.publishes} alone, and these steps would hand out "
@@ -197,6 +217,7 @@ def check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource,
     explained.require_source(source)
     explained.require_start(start, source)
     ledger.guard(explained)
+    return explained.noise_since(start, source)
 
 
 def check_gradient_sum(plan: Plan, gradient_sum: GradientSum) -> None:
@@ -245,9 +266,18 @@ def unit_dataset(plan: Plan, dataset: Any, users: Any = None) -> Any:
                 "users are given, but the plan's unit is a record: its ε would be about rows. Make the plan with "
                 "unit='user', records = the public number of users, and expected_batch in users"
             )
+        if plan.examples_per_user is not None:
+            return rows_of_users(dataset, users, plan.examples_per_user)
         return users_of(dataset, users, plan.rows_per_user)
     if plan.unit != "user":
         return dataset
+    if plan.examples_per_user is not None:
+        if isinstance(dataset, RowsOfUsers) and dataset.examples_per_user <= plan.examples_per_user:
+            return dataset
+        raise Refused(
+            "the plan samples rows and protects users who have at most examples_per_user of them, and nothing says "
+            "whose the rows are: give users=, one id for each row"
+        )
     if isinstance(dataset, Rows) and dataset.record is not None:
         dataset = as_records(dataset)
         dataset.rows_per_user = plan.rows_per_user
@@ -270,17 +300,17 @@ def check_records(plan: Plan, records: int) -> None:
     exact = plan.relation == "replace-one"
     if records > plan.records and isinstance(plan.sampling, TruncatedPoisson):
         raise InputError(
-            f"the dataset has more {plan.unit}s than the plan's {plan.records}: how often the cap cuts in was "
+            f"the dataset has more {plan.counted}s than the plan's {plan.records}: how often the cap cuts in was "
             "accounted for that many at most; make the plan with a public number that is not below the dataset's",
-            private=f"the dataset has {records} {plan.unit}s",
+            private=f"the dataset has {records} {plan.counted}s",
         )
     if records != plan.records and (exact or abs(records - plan.records) > plan.records - fewest_records(plan.records)):
         raise InputError(
-            f"the plan is for {plan.records} {plan.unit}s, and the dataset has another number: give the plan "
+            f"the plan is for {plan.records} {plan.counted}s, and the dataset has another number: give the plan "
             + (
                 "theirs (under replace-one the number of records is public and must be exact)"
                 if exact
                 else "a public number that is within a tenth of it (what is known without looking at the data)"
             ),
-            private=f"the dataset has {records} {plan.unit}s",
+            private=f"the dataset has {records} {plan.counted}s",
         )

@@ -13,6 +13,8 @@ from sordino.accounting.events import DpEvent, compose_events, grouped
 from sordino.accounting.schemes import check_scheme, default_relation, releases_of, theorem
 from sordino.errors import InputError, Refused
 
+_BY_BATCHES = ("allocation", "cyclic")
+
 
 @dataclass(frozen=True)
 class _Run:
@@ -36,6 +38,8 @@ class _Run:
             return {"name": "truncated-poisson", "sampling_rate": self.sampling_rate, "cap": self.cap}
         if self.sampling == "allocation":
             return {"name": "allocation", "batches": self.batches}
+        if self.sampling == "cyclic":
+            return {"name": "cyclic", "batches": self.batches, "sampling_rate": 1.0}
         assert self.records is not None
         return {"name": self.sampling, "batch": round(self.sampling_rate * self.records)}
 
@@ -93,7 +97,7 @@ def _result(run: _Run, sigma: float, delta: float, accountant: str) -> dict[str,
     return {
         **asdict(found),
         "epsilon_lower": None if sampler == "partition" else found.epsilon_lower,
-        "theorem": _theorem(run, found.accountant),
+        "theorem": theorem(run.sampling, run.mechanism, run.relation, found.accountant, run.examples_per_user),
         "unit": "record" if run.examples_per_user is None else "user",
         "sampler": sampler,
         "noise_multiplier": sigma,
@@ -102,17 +106,6 @@ def _result(run: _Run, sigma: float, delta: float, accountant: str) -> dict[str,
             for key in ("mechanism", "sampling_rate", "steps", "records", "batches", "cap", "examples_per_user")
         },
     }
-
-
-def _theorem(run: _Run, accountant: str) -> str:
-    said = theorem(run.sampling, run.mechanism, run.relation, accountant)
-    if run.examples_per_user is None:
-        return said
-    how = said[said.index("composed") :]
-    return (
-        f"a user has at most {run.examples_per_user} rows, each drawn by itself: the mixture of Gaussians over how "
-        f"many are drawn (Charles et al. 2024, arXiv 2407.07737), {how}"
-    )
 
 
 def _run(
@@ -132,10 +125,12 @@ def _run(
     relation = default_relation(sampling) if relation is None else relation
     check_scheme(sampling, mechanism, relation)
     size = None if records is None else checks.count("records", records)
-    if batches is not None and sampling != "allocation":
-        raise InputError(f"batches (per epoch) belong to allocation, not to {sampling}: give sampling_rate, or batch")
-    if sampling == "allocation":
-        batches = _batches(batches, sampling_rate, size, batch)
+    if batches is not None and sampling not in _BY_BATCHES:
+        raise InputError(
+            f"batches (per epoch) belong to {' and '.join(_BY_BATCHES)}, not to {sampling}: give sampling_rate or batch"
+        )
+    if sampling in _BY_BATCHES:
+        batches = _batches(sampling, batches, sampling_rate, size, batch)
         rate = 1 / batches
     else:
         rate = _rate(sampling, sampling_rate, size, batch)
@@ -162,10 +157,12 @@ def _steps(steps: int | None, epochs: float | None, sampling: str, rate: float) 
     return max(1, math.ceil(checks.positive("epochs", epochs) * per_epoch - 1e-9))
 
 
-def _batches(batches: int | None, sampling_rate: float | None, records: int | None, batch: int | None) -> int:
-    """Batches per epoch of random allocation, from itself or from records and the expected batch."""
+def _batches(
+    sampling: str, batches: int | None, sampling_rate: float | None, records: int | None, batch: int | None
+) -> int:
+    """Batches per epoch, from themselves or from records and the expected batch."""
     if sampling_rate is not None or (batches is None) == (batch is None):
-        raise InputError("allocation is given by batches (per epoch), or by records and the expected batch")
+        raise InputError(f"{sampling} is given by batches (per epoch), or by records and the expected batch")
     if batches is not None:
         return checks.count("batches", batches)
     if records is None:

@@ -53,6 +53,7 @@ class DPSGD(Method):
             accountant=recipe.privacy.accountant,
             unit=recipe.privacy.unit,
             rows_per_user=recipe.privacy.rows_per_user,
+            examples_per_user=recipe.privacy.examples_per_user,
         )
 
     @classmethod

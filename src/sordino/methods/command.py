@@ -1,4 +1,4 @@
-"""sordino plan: which sampler for a number of epochs; composition or hidden state for a linear classifier."""
+"""sordino plan: which way for a number of epochs; composition or hidden state for a linear classifier."""
 
 from __future__ import annotations
 
@@ -20,23 +20,30 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "plan",
         help="which sampler, batch and noise for a budget; composition or hidden state",
-        description="With --epochs, for any model: Poisson sampling or random allocation, by the noise that reaches "
-        "the model at equal ε, batch and steps (relation: add-remove). With --features, for a linear classifier: "
-        "composition or hidden state (only the last iterate is published), which batch size, λ, epochs, step size and "
-        "noise; ε is exact, which setting is best rests on a model of the excess loss (see --weight-norm) and is an "
-        "estimate (relation: replace-one). Looks at no data.",
+        description="With --epochs or --steps, for any model: Poisson sampling, random allocation or correlated noise, "
+        "by the noise that reaches the model at equal ε, batch and steps (relation: add-remove). With --features, for "
+        "a linear classifier: composition or hidden state (only the last iterate is published), which batch size, λ, "
+        "epochs, step size and noise; ε is exact, which setting is best rests on a model of the excess loss (see "
+        "--weight-norm) and is an estimate (relation: replace-one). Looks at no data.",
         epilog="examples: sordino plan --records 60000 --epochs 30 --epsilon 3 --delta 1e-5; "
         "sordino plan --records 60000 --features 3969 --classes 10 --epsilon 3 --delta 1e-5",
     )
     parser.add_argument("--records", type=int, required=True, metavar="N", help="public number of records")
     parser.add_argument("--features", type=int, metavar="D", help="of a linear classifier")
     parser.add_argument("--epochs", type=float, metavar="E", help="expected passes over the records, for any model")
+    parser.add_argument("--steps", type=int, metavar="T", help="or the number of steps, with one number of --batches")
     parser.add_argument(
         "--batches",
         type=int,
         nargs="+",
         metavar="t",
         help="with --epochs: batches per epoch to compare (default: three)",
+    )
+    parser.add_argument(
+        "--momentum", type=float, default=0.0, metavar="β", help="of the update, for the noise in the weights"
+    )
+    parser.add_argument(
+        "--decay", type=float, default=0.0, metavar="w", help="step size × weight decay of the update; likewise"
     )
     parser.add_argument("--classes", type=int, default=10, metavar="C", help="default: 10")
     parser.add_argument("--epsilon", type=float, required=True, metavar="ε")
@@ -68,14 +75,15 @@ def add(commands: Commands) -> None:
 def _plan(arguments: argparse.Namespace) -> int:
     from sordino.methods.hidden_state.comparison import Problem, Setting, compare
 
-    if arguments.features is None and arguments.epochs is None:
-        raise InputError("give --epochs (which sampler, for any model), --features (of a linear classifier), or both")
-    if arguments.batches is not None and arguments.epochs is None:
+    epochs = _epochs(arguments)
+    if arguments.features is None and epochs is None:
+        raise InputError("give --epochs (which way, for any model), --features (of a linear classifier), or both")
+    if arguments.batches is not None and epochs is None:
         raise InputError("--batches belongs to --epochs: how many steps there are in each of them")
-    samplers = None if arguments.epochs is None else _samplers(arguments)
+    ways = None if epochs is None else _ways(arguments, epochs)
     if arguments.features is None:
-        assert samplers is not None
-        emit(arguments, {"samplers": samplers, "recommendation": samplers["recommended"]}, _sampler_rows(samplers))
+        assert ways is not None
+        emit(arguments, {"ways": ways, "recommendation": ways["recommended"]}, _way_rows(ways))
         return 0
     names = Problem.__dataclass_fields__
     problem = Problem(**{name: getattr(arguments, name) for name in names})
@@ -85,27 +93,40 @@ def _plan(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         _plot(problem, Setting(**found["hidden_state"]), arguments.plot)
         found["plot"] = str(arguments.plot)
-    if samplers is not None:
-        found["samplers"] = samplers
-    emit(arguments, found, _rows(found) | ({} if samplers is None else _sampler_rows(samplers)))
+    if ways is not None:
+        found["ways"] = ways
+    emit(arguments, found, _rows(found) | ({} if ways is None else _way_rows(ways)))
     return 0
 
 
-def _samplers(arguments: argparse.Namespace) -> dict[str, Any]:
-    from sordino.plan.samplers import compare_samplers
+def _epochs(arguments: argparse.Namespace) -> float | None:
+    """Of --epochs, or of --steps with a number of batches."""
+    if arguments.steps is None:
+        return None if arguments.epochs is None else float(arguments.epochs)
+    if arguments.epochs is not None or arguments.batches is None or len(arguments.batches) != 1:
+        raise InputError("--steps goes with one number of --batches (per epoch), and without --epochs")
+    return float(arguments.steps / arguments.batches[0])
 
-    return compare_samplers(
-        records=arguments.records, epochs=arguments.epochs, epsilon=arguments.epsilon, delta=arguments.delta,
-        batches=arguments.batches,
+
+def _ways(arguments: argparse.Namespace, epochs: float) -> dict[str, Any]:
+    from sordino.methods.correlated.workloads import Workload
+    from sordino.methods.planner import compare_batches
+
+    return compare_batches(
+        records=arguments.records, epochs=epochs, epsilon=arguments.epsilon, delta=arguments.delta,
+        batches=arguments.batches, workload=Workload(arguments.momentum, arguments.decay),
     )  # fmt: skip
 
 
-def _sampler_rows(found: dict[str, Any]) -> dict[str, str]:
-    rows = {"sampler": found["recommended"], "because": found["why"]}
+def _way_rows(found: dict[str, Any]) -> dict[str, str]:
+    rows = {"take": found["recommended"], "because": found["why"]}
+    for one in found["by_batch"][1:]:
+        rows[f"at batch {one['batch']:.5g}"] = f"{one['recommended']}: {one['why']}"
     for row in found["rows"]:
-        rows[f"{row['sampler']}, batch {row['batch']:.5g}"] = (
-            f"{row['steps']} steps, noise multiplier {row['noise_multiplier']:.5g}; noise of a step "
-            f"{row['noise_per_step']:.3g}, of the run {row['noise_of_run']:.3g} clip norms per coordinate"
+        rows[f"{row['way']}, batch {row['batch']:.5g}"] = (
+            f"{row['steps']} steps, noise multiplier {row['noise_multiplier']:.5g}; in the weights "
+            f"{row['noise_in_weights']:.4g}; noise of a step {row['noise_per_step']:.3g}, of the run "
+            f"{row['noise_of_run']:.3g} clip norms per coordinate"
         )
     return rows
 

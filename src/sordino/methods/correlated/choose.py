@@ -1,0 +1,101 @@
+"""The strategy for a plan, by its own error formula: the noise that reaches the weights at equal ε.
+
+For a pattern the noise in the weights is σ·s(C)·‖A·C⁻¹‖_F/√T with a σ that depends on the pattern alone, so C is chosen
+by s(C)·‖A·C⁻¹‖_F. Between patterns σ is calibrated. Nothing here enters a guarantee.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from sordino.errors import Refused
+from sordino.methods.correlated.mechanism import Pattern, calibrated, moves, pattern_of
+from sordino.methods.correlated.strategies import Strategy
+from sordino.methods.correlated.workloads import Workload, noise_in_weights
+
+MOST_NOISES = 64
+"""Gaussians per coordinate and step of a strategy that is chosen; a named one may have more."""
+_BANDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_LAMBDAS = 1 - np.geomspace(0.5, 2e-3, 14)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A setting with the noise that meets the budget, and what of it reaches the weights, in clip norms."""
+
+    pattern: Pattern
+    strategy: Strategy
+    noise_multiplier: float
+    noise_in_weights: float
+
+
+@functools.lru_cache(128)
+def best_strategy(pattern: Pattern, workload: Workload, steps: int) -> Strategy:
+    """The strategy with the least noise in the weights for this pattern."""
+    return min(_candidates(pattern, workload, steps), key=lambda s: _error(s, pattern, workload, steps))
+
+
+def best_setting(
+    *,
+    records: int,
+    batch: float,
+    steps: int,
+    epsilon: float,
+    delta: float,
+    workload: Workload,
+    strategy: Strategy | None = None,
+    relation: str = "add-remove",
+) -> Found:
+    """The number of groups and the strategy with the least noise in the weights at this ε."""
+    found = []
+    for pattern in patterns(records, batch):
+        try:
+            chosen = strategy or best_strategy(pattern, workload, steps)
+            if relation == "replace-one" and pattern.rate < 1:
+                continue
+            sigma = calibrated(chosen, pattern, steps, epsilon, delta, relation)
+        except Refused:  # a strategy that was named, with a pattern that it does not go with
+            continue
+        found.append(Found(pattern, chosen, sigma, sigma * noise_in_weights(chosen, workload, steps)))
+    if not found:
+        raise Refused(f"{strategy} goes with no number of groups here: take fewer bands, or another strategy")
+    return min(found, key=lambda one: one.noise_in_weights)
+
+
+def patterns(records: int, batch: float) -> list[Pattern]:
+    """Whole groups in a fixed order, and 2, 4, 8, … groups of which parts are drawn."""
+    whole = pattern_of(records, batch, None)
+    return [whole] + [pattern_of(records, batch, 1 << n) for n in range(1, 7) if 1 << n < whole.groups]
+
+
+def _error(strategy: Strategy, pattern: Pattern, workload: Workload, steps: int) -> float:
+    return moves(strategy, pattern, steps) * noise_in_weights(strategy, workload, steps)
+
+
+def _candidates(pattern: Pattern, workload: Workload, steps: int) -> Iterator[Strategy]:
+    yield Strategy("identity")
+    if pattern.rate == 1:
+        yield _best_lambda((Strategy("lambda", float(x)) for x in _LAMBDAS), pattern, workload, steps)
+        yield from (Strategy("inverse-root", bands=p) for p in _BANDS if p <= min(steps, MOST_NOISES))
+        return
+    for bands in _BANDS:
+        if bands > min(pattern.groups, steps):
+            return
+        made = [Strategy("banded-lambda", float(x), bands) for x in _LAMBDAS]
+        few = [s for s in [Strategy("banded-root", bands=bands), *made] if len(s.noise(steps)) <= MOST_NOISES]
+        if few:
+            yield min(few, key=lambda s: _error(s, pattern, workload, steps))
+
+
+def _best_lambda(made: Iterable[Strategy], pattern: Pattern, workload: Workload, steps: int) -> Strategy:
+    """The best of some, then of some between its neighbours."""
+    tried = sorted((_error(s, pattern, workload, steps), s.value or 0.0) for s in made)
+    values = sorted(value for _, value in tried)
+    place = values.index(tried[0][1])
+    low, high = values[max(place - 1, 0)], values[min(place + 1, len(values) - 1)]
+    finer = [Strategy("lambda", float(x)) for x in np.linspace(low, high, 17)]
+    return min(finer, key=lambda s: _error(s, pattern, workload, steps))

@@ -1,0 +1,70 @@
+"""What the model is made of released sums: prefix sums, or momentum with weight decay. It picks the strategy alone.
+
+Plain SGD adds up what is released: the weights after step t are a prefix sum. With momentum β and weight decay
+(m ← β·m + g, w ← α·w − lr·m with α = 1 − lr·weight_decay) the weights after step t are Σ_i a_{t−i} g_i with the
+coefficients of 1/((1 − αx)(1 − βx)). The noise in them is A·C⁻¹z, and its root mean square over coordinates and steps,
+per unit of z, is ‖A·C⁻¹‖_F/√T. A guarantee never depends on A.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from sordino import checks
+from sordino.errors import InputError
+from sordino.methods.correlated.strategies import Array, Strategy
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The update: `momentum` as torch.optim.SGD has it, `decay` = lr · weight_decay. Both 0: prefix sums."""
+
+    momentum: float = 0.0
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.within("momentum", self.momentum, 0, 1, open_high=True)
+        checks.within("decay", self.decay, 0, 1, open_high=True)
+
+    def coefficients(self, steps: int) -> Array:
+        """a_0, a_1, …: what a sum is worth in the weights, by the steps since."""
+        return _coefficients(self, steps).copy()
+
+    def to_dict(self) -> dict[str, float]:
+        """JSON-able; `workload_from` reads it back."""
+        return asdict(self)
+
+
+def workload_from(values: Mapping[str, Any]) -> Workload:
+    """The inverse of `Workload.to_dict`."""
+    if not isinstance(values, Mapping):
+        raise InputError(f"a workload is {{momentum, decay}}, got {values!r}")
+    checks.known_keys(values, ("momentum", "decay"), "a workload")
+    return Workload(**values)
+
+
+@functools.lru_cache(16)
+def _coefficients(workload: Workload, steps: int) -> Array:
+    ages = np.arange(steps)
+    alpha, beta = 1.0 - workload.decay, workload.momentum
+    found = np.zeros(steps)
+    power = 0.0
+    for t in ages:
+        power = alpha * power + beta**t
+        found[t] = power
+    return found
+
+
+def noise_in_weights(strategy: Strategy, workload: Workload, steps: int) -> float:
+    """‖A·C⁻¹‖_F/√T: the root mean square, over steps, of the noise in the weights, for z of variance 1."""
+    given = np.zeros(steps)
+    for lag, value in strategy.noise(steps).items():
+        given[lag] = value
+    size = 1 << (2 * steps - 1).bit_length()
+    product = np.fft.irfft(np.fft.rfft(given, size) * np.fft.rfft(workload.coefficients(steps), size), size)[:steps]
+    return float(np.sqrt((product**2 * np.arange(steps, 0, -1)).sum() / steps))

@@ -1,0 +1,62 @@
+"""round(x + scale · Σ_j a_j·Z_j) for real Gaussians Z_j, each a function of its own stream: rounded once, exactly.
+
+Formal contract. Z_j are the Gaussians that the streams stand for: coordinate i of a stream has one real Z_j(i), given
+by its digits without end, whichever call asks for it. The sum is computed in double precision with a bound on its error
+that holds for all digits that may follow; where the bound leaves one nearest integer, that is the integer. Otherwise
+every Z_j of the coordinate is taken with 128 further digits and the sum is made in 176-bit fixed point, with the
+coefficients as the dyadic numbers that doubles are (docs/guarantees/noise.md, section 2). So the integer is that of the
+real sum up to a total variation of 2⁻¹⁰⁰ for each of its terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from sordino.randomness.exact import rounded_total
+
+if TYPE_CHECKING:
+    from sordino.randomness.stream import Stream
+
+Array = npt.NDArray[np.float64]
+BLOCK = 1 << 15
+TOLERANCE = 2.0**-45  # of one Z in double precision, outside the extreme draws that are made exactly
+
+
+def rounded_mixture(
+    values: Array, terms: Sequence[tuple[float, Stream]], scale: float, spacing: float, factor: float = 1.0
+) -> None:
+    """values ← factor · spacing · round(values/spacing + scale · Σ a·Z), in place.
+
+    Args:
+        values: float64 of one dimension, contiguous.
+        terms: (a, stream) of each Gaussian; the streams are at their beginning.
+        scale: of the noise over the grid.
+        spacing: the grid, a power of two.
+        factor: a public number that the result is multiplied by.
+    """
+    weight = sum(abs(a) for a, _ in terms)
+    # |Z| < 16: p products and p sums, each rounded by 2⁻⁵³ of at most 16·Σ|a|; then the factor and the offset
+    tolerance = scale * weight * (TOLERANCE + (len(terms) + 3) * 2.0**-48) + 2.0**-50
+    for start in range(0, len(values), BLOCK):
+        part = values[start : start + BLOCK]
+        part *= 1.0 / spacing
+        whole = np.rint(part)
+        offset = part - whole  # exact, in [−½, ½]
+        total = np.zeros(len(part))
+        drawn = []
+        for a, stream in terms:
+            block = stream.gaussians(len(part))
+            total += a * block.values()
+            drawn.append((a, block))
+        total *= scale
+        total += offset
+        rounded = np.rint(total)
+        for i in np.flatnonzero(np.abs(total - rounded) > 0.5 - tolerance).tolist():
+            rounded[i] = rounded_total([(a, block.exactly(i)) for a, block in drawn], scale, float(offset[i]))
+        whole += rounded
+        whole += 0.0  # two negative zeros would tell the sign of the value
+        np.multiply(whole, spacing * factor, out=part)

@@ -1,0 +1,66 @@
+"""Sums of Gaussians of several streams, rounded once: against exact arithmetic, and against each stream alone."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import torch
+from scipy import stats
+
+from sordino.randomness import RandomSource
+from sordino.randomness.exact import rounded_total
+from sordino.randomness.mixture import BLOCK, rounded_mixture
+
+SOURCE = RandomSource.seeded(5)
+
+
+def streams(count: int) -> list:  # type: ignore[type-arg]
+    return [SOURCE.stream("test", index) for index in range(count)]
+
+
+def test_the_integers_are_those_of_exact_arithmetic() -> None:
+    values = np.random.default_rng(0).normal(size=61) * 50
+    coefficients = [1.0, -0.5, -0.125, 0.3]
+    got = values.copy()
+    rounded_mixture(got, list(zip(coefficients, streams(4), strict=True)), 77.7, 0.25)
+    blocks = [stream.gaussians(61) for stream in streams(4)]
+    for i, value in enumerate(values):
+        exact = rounded_total(
+            [(a, b.exactly(i)) for a, b in zip(coefficients, blocks, strict=True)], 77.7, value / 0.25
+        )
+        assert got[i] == exact * 0.25
+
+
+def test_noise_that_is_added_twice_with_opposite_signs_is_gone() -> None:
+    values = np.arange(500.0)
+    rounded_mixture(values, [(1.0, SOURCE.stream("one", 0)), (-1.0, SOURCE.stream("one", 0))], 100.0, 1.0)
+    assert (values == np.arange(500.0)).all()
+
+
+def test_a_stream_alone_is_a_gaussian_and_the_same_whatever_the_others_are() -> None:
+    n = BLOCK + 17
+    alone, pair = np.zeros(n), np.zeros(n)
+    rounded_mixture(alone, [(1.0, SOURCE.stream("a", 0))], 1000.0, 1.0)
+    rounded_mixture(pair, [(1.0, SOURCE.stream("a", 0)), (0.5, SOURCE.stream("b", 0))], 1000.0, 1.0)
+    other = np.zeros(n)
+    rounded_mixture(other, [(0.5, SOURCE.stream("b", 0))], 1000.0, 1.0)
+    assert np.abs(pair - alone - other).max() <= 1
+    assert stats.kstest(alone / 1000, "norm").pvalue > 1e-4
+
+
+def test_extreme_draws_and_doubles_agree_with_fixed_point() -> None:
+    block = SOURCE.stream("many", 0).gaussians(20_000)
+    values = block.values().copy()
+    places = [*np.argsort(np.abs(values))[-4:].tolist(), *np.argsort(np.abs(values))[:4].tolist(), 9_999, 10_000]
+    for place in places:
+        exact = Fraction(block.exactly(int(place)), 1 << 352)
+        assert abs(Fraction(float(values[place])) - exact) <= Fraction(1, 2**45)
+
+
+def test_zero_is_positive_and_the_factor_is_applied_last() -> None:
+    values = np.full(64, -1e-9)
+    rounded_mixture(values, [(0.0, SOURCE.stream("z", 0))], 64.0, 1.0, 0.5)
+    assert (values == 0).all()
+    assert not np.signbit(values).any()
+    assert torch.from_numpy(values).dtype == torch.float64
