@@ -222,7 +222,7 @@ def _cost(mutant: Mutant) -> tuple[int, str]:
 
 
 def _write(rows: list[Row]) -> None:
-    document = {"command": "python experiments/mutants.py", "commit": COMMIT, "mutants": rows}
+    document = {**origin("python experiments/mutants.py"), "mutants": rows}
     (RESULTS / "mutants.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf8")
     (RESULTS / "mutants.md").write_text(markdown(rows), encoding="utf8")
 
