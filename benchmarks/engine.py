@@ -4,7 +4,7 @@
     python benchmarks/engine.py                                            goes on where it stopped
     python benchmarks/engine.py --quick --workloads W3 --engines sordino --out quick.json         a first look
     python benchmarks/engine.py --table benchmarks/results/engine.json --into docs/benchmarks.md
-    python benchmarks/engine.py --only W2 mlp10 words logistic --engines sordino floor --out benchmarks/results/engine_floor.json
+    python benchmarks/engine.py --only mlp10 words logistic --engines sordino floor --out benchmarks/results/floor.json
     python benchmarks/engine.py --only mlp10 words                         two of the held-out workloads
     python benchmarks/engine.py --only held-out                            all of them, into results/heldout.json
     python benchmarks/engine.py --only gpt2 --fresh                        measures this one again, keeps the others
@@ -54,6 +54,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--records", type=int, help="another batch than the workload's own (for a smoke test)")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and steps")
     parser.add_argument("--unchecked", action="store_true", help="time sordino without the comparison with a loop")
+    parser.add_argument("--only-checks", action="store_true", help="compare with the loop, and time nothing yet")
     parser.add_argument("--fresh", action="store_true", help="forget what the results file holds of these workloads")
     parser.add_argument("--table", type=Path, metavar="JSON", help="print the tables of a results file and stop")
     parser.add_argument("--into", type=Path, metavar="MD", help="with --table: fill them into this document")
@@ -137,7 +138,7 @@ def load(options: argparse.Namespace) -> Results:
     if options.fresh:
         found["measurements"] = [m for m in found["measurements"] if m["workload"] not in options.workloads]
         found["checks"] = {w: c for w, c in found["checks"].items() if w not in options.workloads}
-    if not found["measurements"]:
+    if not found["measurements"] and not found["checks"]:
         return fresh
     for part, ignored in (("settings", {"workloads", "records"}), ("environment", {"date", "commit"})):
         differs = [k for k, v in fresh[part].items() if k not in ignored and found[part].get(k) != v]
@@ -220,6 +221,8 @@ def run(options: argparse.Namespace) -> Results:
         print(f"{e}: {reason}", flush=True)
     if "sordino" in engines and not options.unchecked:
         check_all(options, results)
+    if options.only_checks:
+        return results
     done = {(m["round"], m["workload"]) for m in results["measurements"]}
     broken = {(m["workload"], m["engine"]) for m in results["measurements"] if m["status"] != "ok"}
     broken |= {(w, "sordino") for w, outcome in results["checks"].items() if "error" in outcome}
@@ -268,6 +271,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             fill(options.into, results, options.clock)
         else:
             print(tables(results, options.clock))
+    elif options.only_checks:
+        run(options)
     else:
         print("\n" + tables(run(options), options.clock))
 

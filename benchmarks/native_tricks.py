@@ -1,8 +1,8 @@
 """What each trick that only buys speed is worth: a private step with it, over the same step without it.
 
     python benchmarks/native_tricks.py                                     all of them: about 15 minutes
-    python benchmarks/native_tricks.py --tricks noise-loops --workloads mlp10 --seconds 2
-    python benchmarks/native_tricks.py --table benchmarks/results/native.json
+    python benchmarks/native_tricks.py --tricks rounded-sum --workloads mlp10 --seconds 2
+    python benchmarks/native_tricks.py --table benchmarks/results/native.json --into docs/engine.md
 
 A trick is switched off by putting its slow form in its place, in this process alone; nothing in sordino asks whether it
 is on. Steps with and without it take turns, and the ratio is that of their processor times, side by side. A trick that
@@ -24,9 +24,11 @@ from unittest import mock
 
 import torch
 
-from engine import environment, save
+from engine import commit, environment, save
 from heldout import WORKLOADS
 from peers import ENGINES, Step
+from peers.tables import put
+from sordino.native.kernels import Kernels, compiled
 
 EARNED = 1.03  # time without over time with, on the workload that gains most
 
@@ -39,46 +41,75 @@ def _no(*args: Any, **kwargs: Any) -> bool:
     return False
 
 
+def _outside(*names: str) -> Callable[[], Kernels | None]:
+    """The library for everybody but these functions."""
+    library = compiled()
+    return lambda: None if sys._getframe(1).f_code.co_name in names else library
+
+
+_SUMS = "sordino.gradients.memory.compiled"
 TRICKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
-    "noise-loops": (
-        "noise by loops in C and the processor's AES instructions",
-        {"sordino.randomness.stream.compiled": _nothing, "sordino.randomness.keystream.compiled": _nothing},
+    "rounded-sum": (
+        "`rounded_sum`, `rounded_again`: noise and rounding in one pass",
+        {"sordino.randomness.stream.compiled": _nothing},
         ("mlp10", "words"),
     ),
-    "sum-loops": (
-        "norms and sums by loops in C",
-        {"sordino.gradients.memory.compiled": _nothing},
-        ("mlp10", "words", "logistic", "W2"),
+    "key-stream": (
+        "`key_stream`: the processor's AES instructions without OpenSSL's calls",
+        {"sordino.randomness.keystream.compiled": _nothing},
+        ("mlp10", "words"),
+    ),
+    "largest": (
+        "`largest`: the range of what is released, in one pass",
+        {"sordino.release.door.compiled": _nothing},
+        ("mlp10", "words"),
+    ),
+    "squares": ("`squares`: norms of rows in one pass", {_SUMS: _outside("squares")}, ("W2", "W4-64")),
+    "scaled": ("`scaled`: clipped rows and their sum in one pass", {_SUMS: _outside("scaled")}, ("mlp10", "W2")),
+    "gathered": ("`gathered`: sums of products in double precision", {_SUMS: _outside("gather")}, ("W3", "W4-64")),
+    "scattered": ("`scattered`: sums of rows of tables", {_SUMS: _outside("scatter")}, ("words",)),
+    "crossed": (
+        "`crossed`: products with few outputs, in double",
+        {_SUMS: _outside("cross")},
+        ("W4-64", "vit"),
+    ),
+    "blocked": ("`blocked`: sums of blocks of records", {_SUMS: _outside("blocked")}, ("logistic", "W2", "W5")),
+    "lengths": ("`lengths`: norms of records from those of parameters", {_SUMS: _outside("lengths")}, ("mlp10", "W2")),
+    "factors": ("`factors`: clipping factors", {"sordino.clipping.compiled": _nothing}, ("mlp10", "W2")),
+    "lstm": (
+        "`lstm_step`, `lstm_back`: the gates of an LSTM in one pass",
+        {"sordino.gradients.lstm.compiled": _nothing},
+        ("bilstm", "W6"),
     ),
     "few-outputs": (
-        "linear maps to few outputs with the norms of their inputs, in one pass",
+        "`few_outputs`: linear maps to few outputs with the norms of their inputs, in one pass",
         {"sordino.gradients.linear.reads_memory": _no},
         ("logistic", "W1"),
     ),
     "patches": (
-        "patches of a convolution copied by a loop in C",
+        "`patches` of a convolution copied by a loop",
         {"sordino.gradients.convolution.compiled": _nothing},
         ("W3", "W4-64"),
     ),
     "depthwise": (
-        "gradients of depthwise convolutions by a loop in C",
+        "`depthwise`: gradients of depthwise convolutions",
         {"sordino.gradients.depthwise.compiled": _nothing},
-        ("convnext", "mobilenet"),
+        ("convnext", "edgenext"),
     ),
     "huge-pages": (
-        "large results in huge pages",
+        "`pages`: large results in huge pages",
         {"sordino.native.pages._LARGE": 1 << 62},
-        ("words", "W4-64", "vit"),
+        ("words", "W5"),
     ),
     "in-place": (
-        "scaled rows and released values in the place of what nobody holds",
+        "`ownership`: scaled rows in the place of what nobody holds",
         {"sordino.gradients.single.alone": _no, "sordino.release.door.alone": _no},
         ("mlp10", "W2", "logistic"),
     ),
     "pool": (
         "memory of products handed from step to step",
         {"sordino.gradients.memory.Pool.give_back": lambda pool: pool._lent.clear()},
-        ("W4-64", "vit", "convnext"),
+        ("W4-64", "W5"),
     ),
     "pulled-once": (
         "gradients of derived tensors held from norms to sums",
@@ -148,21 +179,29 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="for one trick on one workload")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/native.json"))
     parser.add_argument("--table", type=Path, metavar="JSON", help="print the table of a results file and stop")
+    parser.add_argument("--into", type=Path, metavar="MD", help="with --table: fill it into this document")
     options = parser.parse_args(argv)
     if options.table:
-        print(table(json.loads(options.table.read_text())))
+        found = table(json.loads(options.table.read_text()))
+        if options.into:
+            put(options.into, "<!-- native:begin -->", "<!-- native:end -->", found)
+        else:
+            print(found)
         return
     torch.set_num_threads(1)
-    results: dict[str, Any] = {"environment": environment(), "seconds": options.seconds, "measurements": []}
+    known = json.loads(options.out.read_text())["measurements"] if options.out.exists() else []
+    results: dict[str, Any] = {"environment": environment(), "seconds": options.seconds, "measurements": known}
     for trick in options.tricks:
         for workload in options.workloads or TRICKS[trick][2]:
-            found = measure(trick, workload, options.seconds)
-            results["measurements"].append(found)
-            print(f"{trick:12s} {workload:9s} without it × {found['ratio']:.3f}", flush=True)
+            if any(m["trick"] == trick and m["workload"] == workload for m in results["measurements"]):
+                continue  # measured before: delete the file for all of it again
+            one = measure(trick, workload, options.seconds) | {"commit": commit()}
+            results["measurements"].append(one)
+            print(f"{trick:12s} {workload:9s} without it × {one['ratio']:.3f}", flush=True)
             save(results, options.out)
     print("\n" + table(results))
     for trick in options.tricks:
-        most = max(m["ratio"] for m in results["measurements"] if m["trick"] == trick)
+        most = max((m["ratio"] for m in results["measurements"] if m["trick"] == trick), default=EARNED)
         if most < EARNED:
             print(f"{trick} saves less than 3 % on all of these: it can go", file=sys.stderr)
 

@@ -16,6 +16,8 @@ version = release = sordino.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "generated_pages"]
 exclude_patterns = ["_ext"]
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_copyright = False
 html_title = f"sordino {release}"
 smartquotes = False  # it would turn the -- of options into dashes

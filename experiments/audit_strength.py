@@ -33,7 +33,7 @@ from sordino.audit import audit_plan
 from sordino.audit.black_box import audit_black_box, fitted
 from sordino.audit.bounds import Curve
 from sordino.audit.one_run import largest_rejected
-from sordino.audit.scores import Scorer, simulate
+from sordino.audit.scores import Guesses, Scorer, simulate
 from sordino.plan import Plan
 
 TARGET = Path(__file__).parent / "results" / "audit_strength.json"
@@ -87,6 +87,19 @@ def ceiling_of(rate: float, steps: int, canaries: int) -> Row:
     return {"rate": rate, "steps": steps, "canaries": canaries, "epsilon_lower": best, "share": best / EPSILON}
 
 
+def in_one_run(rate: float, steps: int, guesses: int, canaries: int = 1_000_000) -> Row:
+    """The bound from one run with so many simulated canaries of the very pair: what the theorem itself costs."""
+    plan = plan_of(rate, steps)
+    coins, scores = simulate(Scorer.of(plan), torch.tensor([[plan.clipping.clip_norm]]).double(), steps, canaries)
+    chosen = Guesses(guesses, 0)
+    right = [chosen.correct(scores, coins)]
+    lower = largest_rejected(plan, lambda curve: chosen.rejects(curve, right, canaries, 0.05))
+    return {
+        "rate": rate, "steps": steps, "canaries": canaries, "guesses": guesses, "correct": right[0],
+        "epsilon_lower": lower, "share": lower / EPSILON,
+    }  # fmt: skip
+
+
 def _beyond(least: float, most: float, curve: Curve) -> bool:
     """Whether the curve forbids true alarms of at least `least` with false ones of at most `most`."""
     return curve.least_false(least) > most
@@ -97,6 +110,8 @@ def ceiling() -> Iterator[Job]:
         for runs in RUNS:
             count = runs * CANARIES
             yield f"ceiling q={rate} canaries={count}", partial(ceiling_of, rate, steps, count)
+    for guesses in (700, 50_000):
+        yield f"in one run, {guesses} guesses", partial(in_one_run, 0.25, 16, guesses)
 
 
 def false() -> Iterator[Job]:
@@ -159,7 +174,8 @@ def table(runs: dict[str, Any]) -> dict[str, Any]:
             "audits": sum(row["audits"] for row in mine), "called_broken": sum(row["called_broken"] for row in mine),
             "largest_share": max((share for row in mine for share in row["shares"]), default=None),
         }  # fmt: skip
-    return {"white": rows, "false": alarms, "black": kept["black"]}
+    one_run = [row for key, row in runs.items() if key.startswith("in one run")]
+    return {"white": rows, "one_run": one_run, "false": alarms, "black": kept["black"]}
 
 
 def main() -> int:

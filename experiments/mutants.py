@@ -183,7 +183,7 @@ def markdown(rows: list[Row]) -> str:
     real = [row for row in rows if row["mutant"] != "none"]
     refusals = sum(row["how"] == "refusal" for row in real)
     lines = [
-        f"{sum(row['caught'] for row in real)} of {len(real)} mutants caught, {refusals} of them by a refusal or a stop "
+        f"{sum(row['caught'] for row in real)} of {len(real)} mutants caught, {refusals} of them by a refusal or stop "
         f"of the library itself and not by a counter-example; on the unchanged code the attacks find "
         f"{sum(row['caught'] for row in rows if row['mutant'] == 'none')} of {len(rows) - len(real)}.",
         "", "| mutant | recipe | caught by | how |", "|---|---|---|---|",

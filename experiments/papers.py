@@ -345,7 +345,10 @@ BIAS = (
         "experiments/results/instruments.json",
         left="on a small CNN; Fig. 5a does not reproduce",
     ),
-    Row("Fig. 2 (ResNet-32 on CIFAR-100)", left="not run: CIFAR-100 is not on this machine"),
+    Row(
+        "Fig. 2 (ResNet-32 on CIFAR-100)",
+        left="not run: CIFAR-100 is not on this machine; its reader is tested on files of the true layout",
+    ),
     Row(
         "Fig. 4 (p-averaged DP-SGD)",
         f"{INSTRUMENTS}/signal.py",

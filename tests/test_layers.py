@@ -160,7 +160,7 @@ def test_the_root_has_about_ten_modules() -> None:
 
 
 TESTS = Path(__file__).parent
-OUTSIDE = ("benchmarks", "bit_identity", "docs", "experiments", "methods/sixth", "models")
+OUTSIDE = ("benchmarks", "bit_identity", "devices", "docs", "experiments", "methods/sixth", "models")
 """Folders of tests that mirror no folder of the package."""
 
 

@@ -2,8 +2,8 @@
 
 Forward and backward pass, norms, weights and sums as straight-line code, without autograd, checks or a ledger; sums in
 single precision, in memory that stays from step to step. The noise is the one that sordino releases with: exact, from
-the cryptographic generator, on every coordinate. How much slower an engine is that takes any model is the price of that;
-where the step by hand misses a goal, no engine with this noise can reach it on this machine.
+the cryptographic generator, on every coordinate. How much slower an engine is that takes any model, is the price of
+that; where the step by hand misses a goal, no engine with this noise can reach it on this machine.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ def by_hand(model: nn.Module, inputs: Tensor, targets: Tensor, loss: RowLoss) ->
     parameters = [p.detach() for p in model.parameters()]
     sums: Sums = _one_output if isinstance(model, nn.Linear) else _mlp if isinstance(model, nn.Sequential) else _words
     flat = torch.zeros(sum(p.numel() for p in parameters))
-    totals = [
-        part.view(p.shape) for part, p in zip(flat.split([p.numel() for p in parameters]), parameters, strict=True)
-    ]
+    sizes = [p.numel() for p in parameters]
+    totals = [part.view(p.shape) for part, p in zip(torch.split_with_sizes(flat, sizes), parameters, strict=True)]
     lattice = choose_lattice(Gaussian(NOISE_MULTIPLIER), CLIP_NORM, len(flat))
     source, taken = RandomSource.from_os(), 0
     keep_freed_memory()

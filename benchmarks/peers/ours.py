@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +21,24 @@ from workloads import RowLoss
 
 def sordino(model: nn.Module, inputs: Tensor, targets: Tensor, loss: RowLoss) -> Step:
     """The same calls as a training run, phase by phase: gradients, release, update."""
+    step = stepping(model, loss, len(targets), Assurance())
+    return lambda: step(inputs, targets)
+
+
+def stepping(
+    model: nn.Module, loss: RowLoss, expected: int, assurance: Assurance
+) -> Callable[[Tensor, Tensor], Mapping[str, float]]:
+    """A step from any batch. expected: the public divisor."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = torch.optim.SGD(parameters.values(), lr=LEARNING_RATE)
     clipping, noise, source = FlatClip(CLIP_NORM), Gaussian(NOISE_MULTIPLIER), RandomSource.from_os()
     ledger = Ledger.open(None, {"kind": "plan"})
-    assurance = Assurance()
-    pool, taken, factor, keys = Pool(), 0, 1.0 / len(targets), torch.arange(len(targets))
+    pool, taken, factor = Pool(), 0, 1.0 / expected
 
-    def step() -> Mapping[str, float]:
+    def step(inputs: Tensor, targets: Tensor) -> Mapping[str, float]:
         nonlocal taken
         start = time.perf_counter()
-        rows = Rows(inputs, targets)
+        rows, keys = Rows(inputs, targets), torch.arange(len(targets))
         total = clipped_sum(model, loss, rows, clipping, pool=pool, keys=keys, assurance=assurance)
         summed = time.perf_counter()
         sampling = {"name": "poisson", "sampling_rate": 0.01}

@@ -148,23 +148,31 @@ def attempt(folder: Path, at: int, kind: str) -> dict[str, Any]:
     }
 
 
+def every_fault(folder: Path, seed: int = 0) -> list[tuple[int, str]]:
+    """Every kind of fault at every operation, in an order that a part of them does not favour."""
+    every = [(at, kind) for at in range(1, operations(folder) + 1) for kind in KINDS]
+    return random.Random(seed).sample(every, len(every))
+
+
 def sweep(tally: Tally, folder: Path, limit: int | None = None, seed: int = 0) -> dict[str, int]:
     """Every kind of fault at every operation, or `limit` of them; the sums of what was lost."""
-    torch.set_num_threads(1)
+    found = {"entries_lost": 0, "steps_redrawn": 0, "not_resumed": 0, "kills": 0}
     with small_world():
-        every = [(at, kind) for at in range(1, operations(folder) + 1) for kind in KINDS]
-        if limit is not None:
-            every = random.Random(seed).sample(every, min(limit, len(every)))
-        found = {"entries_lost": 0, "steps_redrawn": 0, "not_resumed": 0, "kills": 0}
-        for at, kind in every:
-            one = attempt(folder, at, kind)
-            codes = f"{one['first']}, then {one['second'] or 'whole'}"
-            worst = next((run for run in (one["first"], one["second"]) if run.startswith("uncaught")), None)
-            tally.add(f"{worst} at operation {at}" if worst else codes, f"{kind} at operation {at}")
-            found["entries_lost"] += one["lost"]
-            found["steps_redrawn"] += one["redrawn"]
-            found["kills"] += kind not in ("EIO", "ENOSPC")
-            if not one["complete"]:
-                found["not_resumed"] += 1
-                tally.left_behind.append(f"{kind} at operation {at}: {codes}")
+        for at, kind in every_fault(folder, seed)[:limit]:
+            add(tally, found, folder, at, kind)
     return found
+
+
+def add(tally: Tally, found: dict[str, int], folder: Path, at: int, kind: str) -> None:
+    """One fault, counted."""
+    torch.set_num_threads(1)
+    one = attempt(folder, at, kind)
+    codes = f"{one['first']}, then {one['second'] or 'whole'}"
+    worst = next((run for run in (one["first"], one["second"]) if run.startswith("uncaught")), None)
+    tally.add(f"{worst} at operation {at}" if worst else codes, f"{kind} at operation {at}")
+    found["entries_lost"] += one["lost"]
+    found["steps_redrawn"] += one["redrawn"]
+    found["kills"] += kind not in ("EIO", "ENOSPC")
+    if not one["complete"]:
+        found["not_resumed"] += 1
+        tally.left_behind.append(f"{kind} at operation {at}: {codes}")

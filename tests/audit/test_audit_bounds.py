@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
@@ -14,6 +15,7 @@ from scipy import optimize
 from sordino.audit.bounds import (
     GaussianCurve,
     ProfileCurve,
+    combined,
     gaussian_delta,
     gaussian_epsilon,
     most_correct,
@@ -24,6 +26,7 @@ from sordino.audit.bounds import (
     p_value_curve,
     rejects,
 )
+from sordino.audit.scores import Guesses
 from sordino.errors import InputError
 
 
@@ -231,6 +234,55 @@ class TestFDP:
         f_dp = one_run_epsilon_gaussian(right, 2 * each, m, 1e-5)
         assert f_dp > one_run_epsilon(right, 2 * each, m, 1e-5) + 0.5
         assert f_dp < gaussian_epsilon(1.85, 1e-5)
+
+    @pytest.mark.parametrize("mu", [0.7, 2.0])
+    def test_guesses_that_all_say_in_are_counted_over_half_of_the_canaries(self, mu: float) -> None:
+        """Valid for a Gaussian mechanism, and never weaker than counting all canaries."""
+        rng, runs, m, each = np.random.default_rng(5), 300, 600, 60
+        guesses, broken = Guesses(each, 0), 0
+        for _ in range(runs):
+            coins = rng.random(m) < 0.5
+            right = guesses.correct(torch.from_numpy(rng.normal(size=m) + mu * coins), torch.from_numpy(coins))
+            broken += guesses.rejects(GaussianCurve(mu), [right], m, 0.05)
+            if rejects(GaussianCurve(mu), right, each, m, 0.05):
+                assert rejects(GaussianCurve(mu), right, each, guesses.places(m), 0.05)
+        assert broken / runs <= 0.05
+        assert guesses.places(m) == m / 2
+        assert Guesses(each, each).places(m) == m
+
+    def test_one_sided_eggs_in_one_basket_are_called_broken_in_at_most_5_percent_of_runs(self) -> None:
+        """With probability δ all coins are published, and r of those that are in are guessed: as bad as can be."""
+        rng, runs, m, r, delta = np.random.default_rng(7), 600, 60, 12, 0.045
+        curve, guesses, broken = ProfileCurve((0.0,), (delta,)), Guesses(12, 0), 0
+        for _ in range(runs):
+            coins = rng.random(m) < 0.5
+            chosen = np.flatnonzero(coins)[:r] if rng.random() < delta else rng.permutation(m)[:r]
+            broken += guesses.rejects(curve, [int(coins[chosen].sum())], m, 0.05)
+        assert broken / runs <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
+
+    def test_independent_runs_are_combined_by_fisher(self) -> None:
+        assert combined([0.3]) == pytest.approx(0.3)
+        assert combined([1.0, 1.0]) == 1.0
+        rng = np.random.default_rng(0)
+        assert np.mean([combined(list(rng.random(5))) < 0.05 for _ in range(4000)]) == pytest.approx(0.05, abs=0.015)
+
+    def test_runs_of_a_gaussian_mechanism_together_exceed_their_claim_in_at_most_5_percent_of_audits(self) -> None:
+        rng, mu, m, each = np.random.default_rng(9), 1.0, 400, 20
+        guesses = Guesses(each, each)
+        broken = 0
+        for _ in range(150):
+            right = [_gaussian_guesses(rng, mu, m, each) for _ in range(4)]
+            broken += guesses.rejects(GaussianCurve(mu), right, m, 0.05)
+        assert broken / 150 <= 0.05
+
+    def test_several_runs_show_more_than_one_with_as_many_canaries(self) -> None:
+        rng, mu, m, each = np.random.default_rng(4), 1.5, 2000, 100
+        runs = [_gaussian_guesses(rng, mu, m, each) for _ in range(8)]
+        apart = Guesses(each, each)
+        weaker = [k / 20 for k in range(10, 30)]
+        together = max(x for x in weaker if apart.rejects(GaussianCurve(x), runs, m, 0.05))
+        as_one = max(x for x in weaker if rejects(GaussianCurve(x), sum(runs), 16 * each, 8 * m, 0.05))
+        assert as_one < together < mu
 
     def test_most_correct_is_what_the_best_auditor_gets_on_average(self) -> None:
         rng, mu, m, each = np.random.default_rng(8), 1.2, 20_000, 1000

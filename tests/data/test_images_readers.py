@@ -170,6 +170,25 @@ def test_cifar_binary_batches_in_order(tmp_path: Path) -> None:
     assert np.array_equal(np.rint(found.test.inputs.numpy() * 255).reshape(6, -1), cifar(6)[:, 1:])
 
 
+def test_cifar_100_has_two_labels_of_which_the_fine_one_counts(tmp_path: Path) -> None:
+    """The layout of the original: coarse label, fine label, 1024 red, green and blue pixels each; no header."""
+    folder = tmp_path / "cifar-100-binary"
+    folder.mkdir()
+    coarse, fine = np.array([[4], [19], [0]], np.uint8), np.array([[99], [7], [50]], np.uint8)
+    (folder / "train.bin").write_bytes(np.concatenate([coarse, fine, pixels(3, 3072)], axis=1).tobytes())
+    (folder / "test.bin").write_bytes(np.concatenate([coarse, fine, pixels(3, 3072)], axis=1)[:2].tobytes())
+    found = load("cifar100", tmp_path, normalise=False)
+    assert found.train.targets.tolist() == [99, 7, 50]
+    assert found.classes == 100
+    assert np.array_equal(np.rint(found.test.inputs.numpy() * 255).reshape(2, -1), pixels(3, 3072)[:2])
+    (folder / "train.bin").write_bytes(b"\x00" * 3073)
+    with pytest.raises(InputError, match="not a multiple of 3074 bytes"):
+        load("cifar100", tmp_path)
+    (folder / "train.bin").write_bytes(b"\xff" * 3074)
+    with pytest.raises(InputError, match="labels beyond 0 to 99"):
+        load("cifar100", tmp_path)
+
+
 def test_a_truncated_or_foreign_cifar_batch_is_named(tmp_path: Path) -> None:
     path = tmp_path / "data_batch_1.bin"
     path.write_bytes(cifar(2).tobytes()[:-100])

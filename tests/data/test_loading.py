@@ -63,7 +63,10 @@ def test_verify_of_the_embedded_subset_names_each_file() -> None:
 def test_the_catalogue_is_complete() -> None:
     names = [one.name for one in catalogue()]
     assert names[0] == "fashion-mnist-mini"
-    texts, pictures = {"imdb", "imdb-glove", "imdb-texts"}, {"fashion-mnist", "mnist", "cifar10", "svhn", "usps"}
+    texts, pictures = (
+        {"imdb", "imdb-glove", "imdb-texts"},
+        {"fashion-mnist", "mnist", "cifar10", "cifar100", "svhn", "usps"},
+    )
     assert set(names) == {"fashion-mnist-mini", "adult"} | texts | pictures
     for one in catalogue():
         assert one.licence

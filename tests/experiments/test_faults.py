@@ -14,7 +14,7 @@ import sordino
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
 
-from faulty import commands, datasets, disk, recipes  # type: ignore[import-not-found] # noqa: E402
+from faulty import commands, datasets, disk, recipes, runs  # type: ignore[import-not-found] # noqa: E402
 from faulty.outcome import Tally  # type: ignore[import-not-found] # noqa: E402
 
 
@@ -77,6 +77,17 @@ def test_no_fault_loses_an_entry_or_draws_a_step_twice(tmp_path: Path) -> None:
     assert tally.tried == 10
     assert not tally.uncaught
     assert (found["entries_lost"], found["steps_redrawn"]) == (0, 0)
+
+
+def test_a_damaged_run_is_refused_or_is_whole(tmp_path: Path) -> None:
+    tally = Tally()
+    with runs.small_runs():
+        for seed in range(40):
+            runs.fuzz(seed, tally, tmp_path / "try")
+    assert not tally.uncaught
+    assert not tally.left_behind
+    assert tally.outcomes["exit 3"] > 4
+    assert tally.outcomes["exit 0"] > 4, "also what can be told is tried"
 
 
 def test_asserts_narrow_types_and_guard_nothing() -> None:

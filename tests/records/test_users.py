@@ -90,6 +90,10 @@ def test_guarantee_and_ledger_say_user(tmp_path: Path) -> None:
     result = sordino.train(model, loss, (x, y), plan, lr=0.1, users=[f"u{i}" for i in OWNER.tolist()], out=tmp_path)
     assert result.guarantee.unit == "user"
     assert "one user with all its rows" in str(result.guarantee)
+    page = (tmp_path / "report.html").read_text("utf8")
+    assert "one user of the dataset with all their rows" in page
+    assert "one user is added to the data or removed from it" in page
+    assert "For someone who has k ids" in page
     header, _ = read_ledger(tmp_path / "ledger.jsonl")
     assert (header["unit"], header["rows_per_user"], header["records"]) == ("user", 2, 4)
     assert Plan.from_dict({k: v for k, v in header.items() if k != "kind"}) == plan

@@ -182,7 +182,7 @@ def test_metrics_without_evaluation_or_with_odd_values_still_make_a_page(tmp_pat
     (folder / "metrics.jsonl").write_text('{"step": 600, "epsilon": null, "test_accuracy": NaN}\n')
     assert "Nothing was measured while the run went on" in page_of(folder).text
     (folder / "metrics.jsonl").write_text('{"step": 600, "epsilon": 3.0, "test_accuracy": 0.9}\n')
-    assert "The 1 values" in page_of(folder).text
+    assert "The value" in page_of(folder).text
 
 
 @pytest.mark.parametrize("name", ["recipe.toml", "ledger.jsonl", "metrics.jsonl", "result.json"])

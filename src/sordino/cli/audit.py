@@ -33,6 +33,9 @@ def add(commands: Commands) -> None:
     add_code(parser)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
     parser.add_argument("--canaries", type=int, metavar="M", help="default: 5000, or as many as the model has room for")
+    parser.add_argument(
+        "--runs", type=int, default=1, metavar="K", help="independent runs, each with so many canaries: shows more of ε"
+    )
     parser.add_argument("--steps", type=int, metavar="T", help="audit only the first T steps of the plan")
     parser.add_argument("--confidence", type=float, default=0.95, metavar="P", help="default: 0.95")
     parser.add_argument("--seed", type=int, metavar="S", help="make the audit repeatable")
@@ -105,6 +108,8 @@ def _result(arguments: argparse.Namespace, recipe: Recipe) -> AuditResult:
     options = {key: getattr(arguments, key) for key in ("canaries", "steps", "confidence", "seed", "noise_scale")}
     if arguments.width_scale != 1.0:
         options["width_scale"] = arguments.width_scale
+    if arguments.runs != 1:
+        options["runs"] = arguments.runs
     return audit_recipe(recipe, arguments.data_dir, **options)
 
 

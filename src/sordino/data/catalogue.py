@@ -116,6 +116,10 @@ _CIFAR_CONTENT = (
     ("data_batch_5", "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
     ("test_batch", "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
 )
+_CIFAR100_CONTENT = (
+    ("train", "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29"),
+    ("test", "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a"),
+)
 _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass/"
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
 _SVHN = "http://ufldl.stanford.edu/housenumbers/"
@@ -226,6 +230,30 @@ _ENTRIES = (
                 "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
                 170_052_171,
                 members="cifar-10-batches-bin",
+            ),
+        ),
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    ),
+    Entry(
+        name="cifar100",
+        title="CIFAR-100, binary version, the 100 fine labels",
+        classes=100,
+        records=(50_000, 10_000),
+        shape=(3, 32, 32),
+        licence="not stated by the authors (Krizhevsky 2009)",
+        homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
+        layouts=tuple(
+            tuple(Content(f"{folder}cifar-100-binary/{name}.bin", sha256) for name, sha256 in _CIFAR100_CONTENT)
+            for folder in ("", "CIFAR100/")
+        ),
+        remotes=(
+            Remote(
+                "cifar-100-binary.tar.gz",
+                ("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",),
+                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+                None,
+                members="cifar-100-binary",
             ),
         ),
         mean=IMAGENET_MEAN,

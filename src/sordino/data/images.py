@@ -1,6 +1,6 @@
 """Readers of image files, in the layouts that people already have. Each gives bytes; scaling comes later.
 
-IDX (MNIST, Fashion-MNIST), CIFAR-10's binary batches, SVHN's cropped .mat, USPS in three forms.
+IDX (MNIST, Fashion-MNIST), the binary batches of CIFAR-10 and CIFAR-100, SVHN's cropped .mat, USPS in three forms.
 """
 
 from __future__ import annotations
@@ -85,20 +85,29 @@ def read_cifar10(paths: tuple[Path, ...]) -> Pair:
     """CIFAR-10 binary batches: each record is one byte of label and 3072 bytes of pixels, channel by
     channel.
     """
-    parts = []
+    return _cifar(paths, 1, 10, "a CIFAR-10 binary batch (the original has 30,730,000 bytes)")
+
+
+def read_cifar100(path: Path) -> Pair:
+    """CIFAR-100's binary file: two bytes of label, of which the second is the fine one (of 100), and the pixels."""
+    return _cifar((path,), 2, 100, "a CIFAR-100 binary file (the originals have 153,700,000 and 30,740,000 bytes)")
+
+
+def _cifar(paths: tuple[Path, ...], labels: int, classes: int, what: str) -> Pair:
+    """Records of so many bytes of label, of which the last counts, and 3072 bytes of pixels."""
+    size, parts = CIFAR_RECORD - 1 + labels, []
     for path in paths:
         content = read_bytes(path)
-        if len(content) % CIFAR_RECORD:
+        if len(content) % size:
             raise InputError(
-                f"{path}: the size is not a multiple of {CIFAR_RECORD} bytes (one record); the "
-                "file is truncated or not a CIFAR-10 binary batch (the original has 30,730,000 bytes)",
+                f"{path}: the size is not a multiple of {size} bytes (one record); the file is truncated or not {what}",
                 private=f"{len(content):,} bytes",
             )
-        records = np.frombuffer(content, np.uint8).reshape(-1, CIFAR_RECORD)
-        _labels_below(path, records[:, 0].astype(np.int64), 10)
+        records = np.frombuffer(content, np.uint8).reshape(-1, size)
+        _labels_below(path, records[:, labels - 1].astype(np.int64), classes)
         parts.append(records)
     records = np.concatenate(parts)
-    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
+    return records[:, labels:].reshape(-1, 3, 32, 32), records[:, labels - 1].astype(np.int64)
 
 
 def read_svhn(path: Path) -> Pair:

@@ -95,10 +95,11 @@ def _locate(known: Entry, root: Path) -> tuple[Path, ...]:
 
 
 def _hint(known: Entry, root: Path) -> str:
-    if known.name == "cifar10" and (root / "cifar-10-batches-py").is_dir():
+    pickled = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}.get(known.name)
+    if pickled is not None and (root / pickled).is_dir():
         return (
-            f". There is {root / 'cifar-10-batches-py'}, the pickled version: sordino never unpickles; get "
-            "the binary version (cifar-10-binary.tar.gz)"
+            f". There is {root / pickled}, the pickled version: sordino never unpickles; get the binary version "
+            f"({known.remotes[0].path})"
         )
     return ""
 
@@ -114,6 +115,11 @@ def _idx(known: Entry, root: Path) -> _Pairs:
 def _cifar10(known: Entry, root: Path) -> _Pairs:
     *train, test = _locate(known, root)
     return images.read_cifar10(tuple(train)), images.read_cifar10((test,))
+
+
+def _cifar100(known: Entry, root: Path) -> _Pairs:
+    train, test = _locate(known, root)
+    return images.read_cifar100(train), images.read_cifar100(test)
 
 
 def _svhn(known: Entry, root: Path) -> _Pairs:
@@ -132,6 +138,7 @@ _IMAGES: dict[str, Callable[[Entry, Path], _Pairs]] = {
     "fashion-mnist": _idx,
     "mnist": _idx,
     "cifar10": _cifar10,
+    "cifar100": _cifar100,
     "svhn": _svhn,
     "usps": _usps,
 }

@@ -6,11 +6,11 @@ the sum of w_i times record i's gradient, from the engine's contributions, must 
 
 Interaction. Where the program itself shows that loss i depends on row i alone (``Pass.independent``) nothing remains to
 be tested, but a test is made all the same, for the first chunk (``interaction.py``): the rows are put into other
-groups, a larger batch and another order, one of them is changed, and the losses of the others must not move. SAMPLE
-rows are enough where no random numbers are drawn, for it is only the labels that are tested. Where the program does not
-show it, the test is repeated for every new program and on later batches, chosen by the run's own
-randomness. A program is also new where a question about several rows (``if x.max() > 3``) has another answer than
-before.
+groups, a larger batch and another order, one of them is changed, and the losses of the others must not move. A batch
+with more rows than any that was tested is tested again: no label follows the number of rows. SAMPLE rows are enough for
+the changed rows where no random numbers are drawn, for it is only the labels that are tested. Where the program does
+not show it, the test is repeated for every new program and on later batches, chosen by the run's own randomness. A
+program is also new where a question about several rows (``if x.max() > 3``) has another answer than before.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}  # coarser types are comp
 LEVELS = 0.5, 0.02, 0.98  # of what takes the place of random numbers, so that gates are open in one of them
 LATER = 0.25
 """A batch after the first is tested for interaction with this probability over its number: LATER · log(batches)."""
-SAMPLE = 64
-"""So many rows of the first chunk are tested where the program itself excludes interaction and draws no numbers."""
+SAMPLE = 32
+"""So many rows of the first chunk are changed where the program itself excludes interaction and draws no numbers."""
 
 
 class Assurance:
@@ -75,9 +75,8 @@ class Assurance:
             check_contents(setup.state, self._contents)
         self.proven = self.proven and independent
         new = program not in self.programs
-        chance = torch.rand((), generator=generator_of(64 * self.batches)).item()
-        due = not independent and chance < LATER / self.batches
-        larger = chunk.rows > self.widest and not (independent and self.grouped)
+        due = not independent and self._chosen()
+        larger = chunk.rows > self.widest
         if not (new or due or larger) or chunk.rows < 2:
             return
         with _undisturbed(setup, self._contents):
@@ -88,7 +87,7 @@ class Assurance:
                     if not independent:
                         check_lengths(setup, data, chunk.rows)
                 self.attributed += 1
-            if still and not self.grouped:
+            if still and larger:
                 self._test_some(setup, data, chunk.rows)
             elif (new and not independent) or due or larger:
                 variants = EVERY if new and not independent else FEW
@@ -103,13 +102,21 @@ class Assurance:
                 self.grouped += 1
         self.programs.add(program)
 
+    def _chosen(self) -> bool:
+        """Is this batch one of the later ones that are tested? By the run's own randomness."""
+        return torch.rand((), generator=generator_of(64 * self.batches)).item() < LATER / self.batches
+
     def _test_some(self, setup: Setup, data: Data, rows: int) -> None:
-        """For interaction, with some rows of a program that excludes it by itself and draws no random numbers."""
-        if rows > SAMPLE:
-            first = slice(0, SAMPLE)
-            data, rows = (take(data[0], first, rows), take(data[1], first, rows)), SAMPLE
-        check_groups(setup, data, rows, FEW, self.batches)
-        check_places(setup, data, rows, FEW, self.batches)
+        """For interaction, of a program that excludes it by itself and draws no random numbers: at first some rows,
+        and all of them in batches of other sizes, for no label follows the number of rows (`len(x)`)."""
+        check_groups(setup, data, rows, (), self.batches, larger=True)
+        self.widest = most_rows(rows)
+        if not self.grouped:
+            if rows > SAMPLE:
+                first = slice(0, SAMPLE)
+                data, rows = (take(data[0], first, rows), take(data[1], first, rows)), SAMPLE
+            check_groups(setup, data, rows, FEW, self.batches)
+            check_places(setup, data, rows, FEW, self.batches)
         self.grouped += 1
 
 

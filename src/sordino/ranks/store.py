@@ -12,6 +12,8 @@ and an error of one is told to the others at the end of the batch. Sums lie on a
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -206,19 +208,32 @@ class Store:
         dist.recv(header, src=peer, group=self._channel, tag=_ASK)
         kind, what, version = header.tolist()
         if kind == FETCH:
-            mine = [self._local(one, version).cpu().contiguous() for one in self._sendable(version, what)]
-            flat = torch.cat([t.reshape(-1).view(torch.uint8) for t in mine])
+            with _dying():
+                mine = [self._local(one, version).cpu().contiguous() for one in self._sendable(version, what)]
+                flat = torch.cat([t.reshape(-1).view(torch.uint8) for t in mine])
             if len(flat):
                 dist.send(flat, dst=peer, group=self._channel, tag=_GIVE)
         elif kind == ADD:
-            name = list(self._places)[what]
-            added = torch.empty(self.sums[name].shape, dtype=torch.float64)
+            with _dying():
+                name = list(self._places)[what]
+                added = torch.empty(self.sums[name].shape, dtype=torch.float64)
             dist.recv(added, src=peer, group=self._channel, tag=_SUM)
             with self._lock:
                 self.sums[name] += added
         elif kind == FLUSH:
             dist.send(header, dst=peer, group=self._channel, tag=_DONE)
         return bool(kind != STOP)
+
+
+@contextmanager
+def _dying() -> Iterator[None]:
+    """What fails in a thread that serves the others ends the process: they would wait for its answer for ever."""
+    try:
+        yield
+    except Exception as error:
+        sys.stderr.write(f"sordino: a rank can't serve its shards to the others and ends: {error}\n")
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _refuse_written(held: Mapping[str, tuple[Tensor, int]]) -> None:

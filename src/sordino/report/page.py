@@ -27,8 +27,8 @@ from sordino.report.reading import Run
 from sordino.shown import up
 
 RELATIONS = {
-    "add-remove": "one record is added to the data or removed from it",
-    "replace-one": "one record is replaced by another",
+    "add-remove": "one {unit} is added to the data or removed from it",
+    "replace-one": "one {unit} is replaced by another",
 }
 
 
@@ -55,6 +55,7 @@ def render(run: Run) -> str:
     """The page as a string of HTML."""
     style = _resource("page.css")
     guarantee = _guarantee(run.result) | {"delta": run.header.get("delta", run.result.get("delta"))}
+    protected = str(run.header.get("unit", "record"))
     return _template().render(
         run=run,
         result=run.result,
@@ -64,7 +65,8 @@ def render(run: Run) -> str:
         unit=_unit(run),
         sentence=str(guarantee.get("sentence") or "").partition(" It assumes:")[0],  # the table below says it better
         ledger_relations=" and ".join(sorted({str(e["relation"]) for e in run.entries if e.get("relation")})),
-        relation_words=RELATIONS.get(str(guarantee.get("relation")), ""),
+        relation_words=relation_in_words(str(guarantee.get("relation")), protected),
+        protected=protected,
         secure=_is_secure(run, guarantee),
         assumptions=_assumptions(guarantee),
         ledger=group_releases(run.entries),
@@ -82,9 +84,16 @@ def render(run: Run) -> str:
     )
 
 
+def relation_in_words(relation: str, unit: str) -> str:
+    """Which datasets are neighbours; empty where the relation is not known."""
+    return RELATIONS.get(relation, "").format(unit=unit)
+
+
 def _unit(run: Run) -> str:
     """Whose contribution is protected, as the owner declared it; else what the library knows."""
-    return run.declaration.get("unit") or "one record of the dataset (the recipe declares no unit)"
+    user = run.header.get("unit") == "user"
+    known = "one user of the dataset with all their rows" if user else "one record of the dataset"
+    return run.declaration.get("unit") or f"{known} (the recipe declares no unit)"
 
 
 def _promise(run: Run) -> str:
@@ -188,7 +197,7 @@ def _skipped(result: Mapping[str, Any]) -> list[Verdict]:
 
 def _audit_verdict(audit: Mapping[str, Any] | None) -> Verdict:
     if audit is None:
-        return Verdict("open", "Not audited", "No audit.json lies beside this run; `sordino audit` makes one.")
+        return Verdict("open", "Not audited", "No audit.json lies beside this run: sordino audit makes one.")
     lower, claimed = numbers.lower(audit.get("epsilon_lower")), numbers.epsilon(audit.get("epsilon_claimed"))
     confidence = numbers.plain(100 * audit["confidence"]) if _number(audit.get("confidence")) else "unknown"
     steps = numbers.plain(audit.get("steps"))

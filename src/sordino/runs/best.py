@@ -19,6 +19,7 @@ from typing import Any
 
 from sordino.errors import InputError, did_you_mean
 from sordino.runs.recipe import Recipe, with_overrides
+from sordino.shown import up
 
 DELTA = 1e-5
 """δ where none is given: of the sets here, every one has fewer than 100,000 training records."""
@@ -38,7 +39,7 @@ class Known:
 
     def __str__(self) -> str:
         return (
-            f"{self.accuracy:.2%} ± {100 * self.spread:.2f} at ε = {self.epsilon:g}, δ = {self.delta:g}, "
+            f"{self.accuracy:.2%} ± {100 * self.spread:.2f} at ε = {up(self.epsilon)}, δ = {up(self.delta)}, "
             f"{self.relation} ({self.seeds} seeds)"
         )
 
@@ -69,7 +70,7 @@ class Best:
         """What is known of its accuracy, for the command line."""
         if math.isclose(self.nearest.epsilon, self.epsilon):
             return f"{self.nearest}; {self.assumes}"
-        return f"not measured at ε = {self.epsilon:g}; the same settings gave {self.nearest}; {self.assumes}"
+        return f"not measured at ε = {up(self.epsilon)}; the same settings gave {self.nearest}; {self.assumes}"
 
 
 def best_names() -> list[str]:

@@ -18,7 +18,7 @@ from sordino.errors import ClaimBroken
 from sordino.files import write_atomically
 from sordino.plan.attack import success_rate
 from sordino.plan.core import Plan
-from sordino.report.page import RELATIONS
+from sordino.report.page import relation_in_words
 from sordino.report.reading import Run
 from sordino.runs.verify import failed, verify
 from sordino.shown import down, up
@@ -57,7 +57,7 @@ def card_fields(run: Run) -> dict[str, Any]:
         "privacy_unit": said.get("unit", MISSING),
         "variant": "approximate DP (ε, δ)",
         "parameters": {"epsilon": run.epsilon, "epsilon_shown": up(run.epsilon), "delta": plan.delta},
-        "adjacency": f"{plan.relation}: {RELATIONS[plan.relation]}",
+        "adjacency": f"{plan.relation}: {relation_in_words(plan.relation, plan.unit)}",
         "deployment_model": "central: the trainer sees the records",
         "release_type": plan.method.publishes or "the model, and every released gradient",
         "data": {
@@ -161,7 +161,7 @@ def as_markdown(run: Run, fields: Mapping[str, Any]) -> str:
         "How the guarantee comes about": _bullets(
             {
                 "mechanisms": "; ".join(fields["mechanisms"]),
-                "sampling": json.dumps(fields["sampling"]),
+                "sampling": _sampling(fields["sampling"]),
                 "composition": fields["composition"],
                 "theorem": fields["justification"]["theorem"],
                 "the adversary": fields["justification"]["threat_model"],
@@ -186,13 +186,21 @@ def _bullets(values: Mapping[str, Any]) -> str:
     return "\n".join(f"- {key.replace('_', ' ')}: {'–' if v is None else v}" for key, v in values.items())
 
 
+def _sampling(fields: Mapping[str, Any]) -> str:
+    """The sampler and its numbers, shortened: the registry's YAML has all digits."""
+    numbers = [
+        f"{key.replace('_', ' ')} {value:.6g}" for key, value in fields.items() if isinstance(value, int | float)
+    ]
+    return ", ".join([str(fields["name"]), *numbers])
+
+
 def _domain(plan: Plan) -> str:
-    return f"{plan.records} records (a public constant of the plan)"
+    return f"{plan.records} {plan.unit}s (a public constant of the plan)"
 
 
 def _unprotected(run: Run, plan: Plan) -> list[str]:
     found = [
-        f"the number of records, {plan.records}, and the divisor {plan.divisor:g}: public constants",
+        f"the number of {plan.unit}s, {plan.records}, and the divisor {plan.divisor:g}: public constants",
         "the test data, on which the figures were measured",
         "how long the run took",
     ]

@@ -33,7 +33,7 @@ KEPT = (
 
 
 def carried_out(kind: str, recipe: Recipe, folder: Path, data_dir: Path | None) -> dict[str, Any]:
-    """What the run found: accuracy, the guarantee's numbers, core seconds (None for a run that another process began)."""
+    """What the run found: accuracy, the guarantee, core seconds (None for a run that another process began)."""
     started, resumed = time.process_time(), folder.exists()
     found = {"private": _private, "opacus": _opacus, "plain": _plain}[kind](recipe, folder, data_dir)
     return {**found, "core_seconds": None if resumed else round(time.process_time() - started, 1)}

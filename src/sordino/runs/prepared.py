@@ -37,7 +37,8 @@ from sordino.runs.build import (
 )
 from sordino.runs.recipe import Recipe
 from sordino.runs.work import Work
-from sordino.training.fit import Result, train, train_without_noise
+from sordino.training.fit import train, train_without_noise
+from sordino.training.job import Result
 from sordino.training.loop import Settings
 from sordino.training.progress import working
 from sordino.training.steps import unit_dataset
@@ -111,14 +112,16 @@ class Prepared:
             evaluate=self._evaluate(normaliser), **self._chosen(),
         )  # fmt: skip
 
-    def audit(self, *, width_scale: float = 1.0, **options: Any) -> AuditResult:
+    def audit(self, *, width_scale: float = 1.0, runs: int = 1, **options: Any) -> AuditResult:
         """The method's own audit, or canaries among the records."""
         own = self.plan.method.audit(self.plan, **options)
         if own is not None:
+            if runs != 1:
+                raise InputError(f"the audit of {self.plan.method.name} makes one run: leave out --runs")
             return own
         public = method_of(self.recipe).public_use(self.recipe, self.public)
         return audit_plan(
-            self.plan, self.model(), cross_entropy, self._private(), **options, width_scale=width_scale,
+            self.plan, self.model(), cross_entropy, self._private(), **options, width_scale=width_scale, runs=runs,
             chunk=self.settings.chunk, public=public,
         )  # fmt: skip
 

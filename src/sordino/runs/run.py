@@ -38,8 +38,9 @@ from sordino.runs.finished import read_result
 from sordino.runs.prepared import Prepared, work_of
 from sordino.runs.recipe import Recipe
 from sordino.runs.results import Described, write_results
+from sordino.runs.verify import QUICK, failed, verify
 from sordino.runs.work import Work
-from sordino.training.fit import Result
+from sordino.training.job import Result
 
 
 def run_recipe(
@@ -182,9 +183,14 @@ def _earlier_result(recipe: Recipe, out: Path, resume: bool) -> dict[str, Any] |
     finished = out / "result.json"
     if not finished.exists():
         return None
+    result = read_result(finished)
     if not (out / "report.html").exists():
         report.write(out)
-    return read_result(finished)
+    if "ledger" in result:  # runs of earlier versions do not say where their ledger ended
+        wrong = [f"{check.name}: {check.why}" for check in failed(verify(out, only=QUICK))]
+        if wrong:
+            raise InputError(f"the run in {out} is finished, but its files do not fit together: {'; '.join(wrong)}")
+    return result
 
 
 def _is_empty(out: Path) -> bool:

@@ -26,7 +26,7 @@ def header(plan: Plan, guarantee: Guarantee, seconds_per_step: float | None) -> 
     said = (
         f"ε = {up(guarantee.epsilon)} at δ = {up(guarantee.delta)} ({guarantee.relation}), noise multiplier "
         f"{plan.noise.noise_multiplier:.4g} × clip norm {plan.clipping.clip_norm:g}, {plan.steps} steps of about "
-        f"{plan.expected_batch:g} of {plan.records} records"
+        f"{plan.expected_batch:g} of {plan.records} {plan.unit}s"
     )
     return said if seconds_per_step is None else f"{said}; {_duration(seconds_per_step * plan.steps)}"
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sordino import data
 from sordino.audit.one_run import AuditResult
-from sordino.errors import Refused
+from sordino.errors import InputError, Refused
 from sordino.files import write_atomically
 from sordino.methods.dp_mac.audit import audit_mac
 from sordino.methods.dp_mac.network import Network
@@ -33,7 +33,7 @@ from sordino.plan.core import Plan
 from sordino.plan.explained import Explained
 from sordino.randomness import RandomSource
 from sordino.release.ledger import Ledger
-from sordino.training.fit import Result
+from sordino.training.job import Result
 from sordino.training.loop import Evaluate
 from sordino.training.progress import working
 from sordino.training.steps import check_records
@@ -115,6 +115,9 @@ class MacWork:
 
     def audit(self, **options: Any) -> AuditResult:
         """`audit_mac` of the recipe's plan, network and records, behind a DP-PCA of the audit's own."""
+        for name in ("runs", "width_scale"):
+            if name in options:
+                raise InputError(f"the audit of dp-mac has no --{name.replace('_', '-')}: leave it out")
         made, source = self.made, self.made.plan.source()
         sets = prepare_sets(made, self.raw, released_projection(made, self.raw.train.inputs, None, source))
         return audit_mac(made.plan, made.network(), sets.train, made.mac, chunk=made.settings.chunk, **options)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from devices import far
+from gradients import far
 from sordino.clipping import AutomaticClip, FlatClip, L1Clip, L2LinfClip, PerLayerClip
 from sordino.gradients import Rows, clipped_sum
 from sordino.gradients.assurance import Assurance
