@@ -1,4 +1,4 @@
-"""Do records interact? Their losses are computed again beside other records, and must not move.
+"""Do records interact? Their losses are computed again together with other records, and must not change.
 
 In other groups, a larger batch and another order, with random numbers that are neutral (``neutral.py``): what is
 computed over the batch shows. In the same batch and order, with the same random numbers, and one row changed: what

@@ -101,6 +101,11 @@ class Prepared:
     def _private(self) -> Any:
         """The private rows with the plan's unit as their record."""
         users = self.dataset.users if self.plan.unit == "user" else None
+        if self.plan.unit == "user" and users is None:
+            raise Refused(
+                'privacy.unit = "user", and nothing says whose the rows are: name the column with their ids in [data], '
+                'user = "…" (csv, parquet, hf), or have your function return "users"'
+            )
         return unit_dataset(self.plan, self.dataset.train, users)
 
     def without_noise(self) -> Result:

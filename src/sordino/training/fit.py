@@ -215,6 +215,7 @@ def fit(job: Job, source: RandomSource, guarantee: Guarantee, *, resume: bool, f
 def _fit_sharded(job: Job, store: Store, source: RandomSource, guarantee: Guarantee, *, resume: bool) -> Result:
     """The run of a sharded model: all ranks make it together, and each has its shards in the end."""
     rank = store.rank
+    heard(rank, ranks.Begin())  # the leader has checked the first batch, or ends the run here
     copy_buffers(job.model, rank)
     if rank.leads:
         with ranks.leading(rank):
