@@ -42,7 +42,6 @@ from sordino.runs.verify import QUICK, failed, verify
 from sordino.runs.work import Work
 from sordino.training.fit import Result
 
-
 FITTING = tuple(check for check in QUICK if check != "files")  # a report that is missing is written again
 
 
