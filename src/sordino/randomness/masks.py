@@ -6,12 +6,14 @@ state of the generator (a Mersenne Twister of 624 words) is filled, from all bit
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sordino.errors import SordinoError
 
@@ -19,19 +21,44 @@ _BYTES, _FIRST, _WORDS = 5056, 24, 624  # of torch's state, and where in it the 
 
 
 def seed_masks(seed: int) -> None:
-    """Seeds torch's generator on the processor with all 64 bits of a seed.
+    """Seeds torch's generator on the processor with all 64 bits of a seed, and those of other devices as torch does.
 
     Args:
-        seed: From 0 to 2^64 − 1; `torch.initial_seed` tells it afterwards.
+        seed: From 0 to 2^63 − 1; `torch.initial_seed` tells it afterwards.
     """
-    torch.manual_seed(seed)
-    state = torch.get_rng_state()
+    if not _processor_alone():
+        torch.manual_seed(seed)
+    state = _seeded().clone()
+    values = state.numpy()
+    values[:8].view(np.uint64)[0] = seed
+    drawn = hashlib.shake_256(f"sordino/masks/{seed}".encode()).digest(4 * _WORDS)
+    values[_FIRST : _FIRST + 8 * _WORDS].view(np.uint64)[:] = np.frombuffer(drawn, dtype="<u4")
+    torch.set_rng_state(state)
+
+
+def _processor_alone() -> bool:
+    """Is there no other device whose generator would have to be seeded? `torch.manual_seed` takes long to find out."""
+    return not torch.cuda.is_initialized() and _built_alone() and _own_device() == "privateuseone"
+
+
+@functools.cache
+def _built_alone() -> bool:
+    others = (torch.version.cuda, torch.version.hip, getattr(torch.version, "xpu", None))
+    return not any(others) and not torch.backends.mps.is_built()
+
+
+def _own_device() -> str:
+    """The name of a device that somebody has registered with torch; "privateuseone" where nobody has."""
+    return str(torch._C._get_privateuse1_backend_name())
+
+
+@functools.cache
+def _seeded() -> Tensor:
+    """The state of a generator that was seeded and has drawn nothing."""
+    state = torch.Generator().manual_seed(0).get_state()
     if state.numel() != _BYTES:
         raise SordinoError(f"torch {torch.__version__} keeps its random state in another way than sordino knows")
-    drawn = hashlib.shake_256(f"sordino/masks/{seed}".encode()).digest(4 * _WORDS)
-    words = np.frombuffer(drawn, dtype="<u4").astype(np.uint64)
-    state.numpy()[_FIRST : _FIRST + 8 * _WORDS].view(np.uint64)[:] = words
-    torch.set_rng_state(state)
+    return state
 
 
 @contextmanager
@@ -41,6 +68,9 @@ def masks_of(seed: int) -> Iterator[None]:
     Args:
         seed: As for `seed_masks`.
     """
-    with torch.random.fork_rng(devices=[]):
+    before = torch.get_rng_state()
+    try:
         seed_masks(seed)
         yield
+    finally:
+        torch.set_rng_state(before)
