@@ -6,7 +6,6 @@ import torch
 
 from sordino.randomness.masks import masks_of, seed_masks
 
-
 RECORDED = [0.419812, 0.44278, 0.896305]
 
 

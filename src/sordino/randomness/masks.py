@@ -38,7 +38,7 @@ def seed_masks(seed: int) -> None:
 
 def _processor_alone() -> bool:
     """Is there no other device whose generator would have to be seeded? `torch.manual_seed` takes long to find out."""
-    return not torch.cuda.is_initialized() and _built_alone() and _own_device() == "privateuseone"
+    return _built_alone() and _own_device() == "privateuseone"
 
 
 @functools.cache
