@@ -161,10 +161,8 @@ def table(results: dict[str, Any]) -> str:
     lines = ["| trick | without it, time of a step |", "|---|---|"]
     for trick, (title, _, _) in TRICKS.items():
         found = [m for m in results["measurements"] if m["trick"] == trick]
-        said = "; ".join(
-            f"× {m['ratio']:.2f} {WORKLOADS[m['workload']].title}, batch {WORKLOADS[m['workload']].records}"
-            for m in found
-        )
+        works = [(m["ratio"], WORKLOADS[m["workload"]]) for m in found]
+        said = "; ".join(f"× {ratio:.2f} {work.title}, batch {work.records}" for ratio, work in works)
         if found:
             lines.append(f"| {title} | {said} |")
     return "\n".join(lines)

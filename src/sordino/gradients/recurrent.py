@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.contributions import Contribution, Dense, outer
+from sordino.gradients.contributions import Contribution, outer
 from sordino.gradients.gru import GRU
 from sordino.gradients.layout import Frame
 from sordino.gradients.lineage import MANY, Many, covers, owners, permuted, simplest
@@ -65,9 +65,7 @@ def _emit(x: Tensor | None, previous: Callable[[], Tensor] | None, slots: Sequen
             out.append((slots[0], outer(g, frame.fold(x.detach(), 1), frame.pool)))
         if slots[1] is not None and previous is not None:
             out.append((slots[1], outer(g, frame.fold(previous(), 1), frame.pool)))
-        if biases := [s for s in slots[2:] if s is not None]:
-            shift = bias_gradient(g).gradient  # the same for both
-            out.extend((s, Dense(shift)) for s in biases)
+        out.extend((s, bias_gradient(g)) for s in slots[2:] if s is not None)
         return out
 
     return emit
