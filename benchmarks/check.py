@@ -2,7 +2,7 @@
 
     python benchmarks/check.py --out benchmarks/results/check.json                  all workloads, about ten minutes
     python benchmarks/check.py --only mlp10 logistic --out benchmarks/results/check.json     these again, others kept
-    python benchmarks/check.py --table benchmarks/results/check.json
+    python benchmarks/check.py --table benchmarks/results/check.json --into docs/benchmarks.md
 
 Each workload runs in a process of its own, one thread. The size of every batch is drawn from a Poisson law with the
 workload's own as its mean, so that sizes change from step to step as they do in training. The processor time that is
@@ -31,6 +31,7 @@ import torch
 from engine import commit, environment, save
 from heldout import WORKLOADS
 from peers import ENGINES
+from peers.tables import put
 from sordino.gradients.assurance import Assurance
 
 STEPS = 200
@@ -104,10 +105,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=15.0, help="for one workload, after which no step is begun")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/check.json"))
     parser.add_argument("--table", type=Path, metavar="JSON", help="print the table of a results file and stop")
+    parser.add_argument("--into", type=Path, metavar="MD", help="with --table: fill it into this document")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.table:
-        print(table(json.loads(options.table.read_text())))
+        found = table(json.loads(options.table.read_text()))
+        if options.into:
+            put(options.into, "<!-- check:begin -->", "<!-- check:end -->", found)
+        else:
+            print(found)
         return
     if options.child:
         print(json.dumps(measure(options.child, options.seconds)))
@@ -119,9 +125,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for workload in options.only:
         command = [sys.executable, __file__, "--child", workload, "--seconds", str(options.seconds)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        found = json.loads(done.stdout.splitlines()[-1])
-        results["measurements"].append(found)
-        print(f"{workload:9s} {100 * found['share']:.2f} % of {STEPS} steps ({found['steps']} run)", flush=True)
+        one = json.loads(done.stdout.splitlines()[-1])
+        results["measurements"].append(one)
+        print(f"{workload:9s} {100 * one['share']:.2f} % of {STEPS} steps ({one['steps']} run)", flush=True)
         order = list(WORKLOADS)
         results["measurements"].sort(key=lambda m: order.index(m["workload"]))
         save(results, options.out)

@@ -2,7 +2,7 @@
 
     python benchmarks/native_tricks.py                                     all of them: about 15 minutes
     python benchmarks/native_tricks.py --tricks rounded-sum --workloads mlp10 --seconds 2
-    python benchmarks/native_tricks.py --table benchmarks/results/native.json
+    python benchmarks/native_tricks.py --table benchmarks/results/native.json --into docs/engine.md
 
 A trick is switched off by putting its slow form in its place, in this process alone; nothing in sordino asks whether it
 is on. Steps with and without it take turns, and the ratio is that of their processor times, side by side. A trick that
@@ -27,6 +27,7 @@ import torch
 from engine import commit, environment, save
 from heldout import WORKLOADS
 from peers import ENGINES, Step
+from peers.tables import put
 from sordino.native.kernels import Kernels, compiled
 
 EARNED = 1.03  # time without over time with, on the workload that gains most
@@ -67,11 +68,6 @@ TRICKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "scaled": ("`scaled`: clipped rows and their sum in one pass", {_SUMS: _outside("scaled")}, ("mlp10", "W2")),
     "gathered": ("`gathered`: sums of products in double precision", {_SUMS: _outside("gather")}, ("W3", "W4-64")),
     "scattered": ("`scattered`: sums of rows of tables", {_SUMS: _outside("scatter")}, ("words",)),
-    "crossed": (
-        "`crossed`: products with few outputs, in double",
-        {_SUMS: _outside("cross")},
-        ("W4-64", "vit"),
-    ),
     "blocked": ("`blocked`: sums of blocks of records", {_SUMS: _outside("blocked")}, ("logistic", "W2", "W5")),
     "lengths": ("`lengths`: norms of records from those of parameters", {_SUMS: _outside("lengths")}, ("mlp10", "W2")),
     "factors": ("`factors`: clipping factors", {"sordino.clipping.compiled": _nothing}, ("mlp10", "W2")),
@@ -165,7 +161,10 @@ def table(results: dict[str, Any]) -> str:
     lines = ["| trick | without it, time of a step |", "|---|---|"]
     for trick, (title, _, _) in TRICKS.items():
         found = [m for m in results["measurements"] if m["trick"] == trick]
-        said = ", ".join(f"{WORKLOADS[m['workload']].title} × {m['ratio']:.2f}" for m in found)
+        said = "; ".join(
+            f"× {m['ratio']:.2f} {WORKLOADS[m['workload']].title}, batch {WORKLOADS[m['workload']].records}"
+            for m in found
+        )
         if found:
             lines.append(f"| {title} | {said} |")
     return "\n".join(lines)
@@ -178,9 +177,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="for one trick on one workload")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/native.json"))
     parser.add_argument("--table", type=Path, metavar="JSON", help="print the table of a results file and stop")
+    parser.add_argument("--into", type=Path, metavar="MD", help="with --table: fill it into this document")
     options = parser.parse_args(argv)
     if options.table:
-        print(table(json.loads(options.table.read_text())))
+        found = table(json.loads(options.table.read_text()))
+        if options.into:
+            put(options.into, "<!-- native:begin -->", "<!-- native:end -->", found)
+        else:
+            print(found)
         return
     torch.set_num_threads(1)
     known = json.loads(options.out.read_text())["measurements"] if options.out.exists() else []
@@ -189,9 +193,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         for workload in options.workloads or TRICKS[trick][2]:
             if any(m["trick"] == trick and m["workload"] == workload for m in results["measurements"]):
                 continue  # measured before: delete the file for all of it again
-            found = measure(trick, workload, options.seconds) | {"commit": commit()}
-            results["measurements"].append(found)
-            print(f"{trick:12s} {workload:9s} without it × {found['ratio']:.3f}", flush=True)
+            one = measure(trick, workload, options.seconds) | {"commit": commit()}
+            results["measurements"].append(one)
+            print(f"{trick:12s} {workload:9s} without it × {one['ratio']:.3f}", flush=True)
             save(results, options.out)
     print("\n" + table(results))
     for trick in options.tricks:

@@ -41,7 +41,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from provenance import origin
+from provenance import COMMIT, origin
 from sordino import data, features, nets
 from sordino.clipping import AutomaticClip, FlatClip
 from sordino.errors import InputError
@@ -373,7 +373,7 @@ def work(
     for job in jobs(part, runs, columns, seeds, length, redrawn):
         if job.key in runs:
             continue
-        runs[job.key] = run(job)
+        runs[job.key] = run(job) | {"commit": COMMIT}
         document = {
             **origin(f"python experiments/coupling.py --part {part}{' --redraw' if redrawn else ''}"),
             "setting": {

@@ -25,6 +25,7 @@ import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ def markdown(rows: list[Row]) -> str:
     real = [row for row in rows if row["mutant"] != "none"]
     refusals = sum(row["how"] == "refusal" for row in real)
     lines = [
-        f"{sum(row['caught'] for row in real)} of {len(real)} mutants caught, {refusals} of them by a refusal or a stop "
+        f"{sum(row['caught'] for row in real)} of {len(real)} mutants caught, {refusals} of them by a refusal or stop "
         f"of the library itself and not by a counter-example; on the unchanged code the attacks find "
         f"{sum(row['caught'] for row in rows if row['mutant'] == 'none')} of {len(rows) - len(real)}.",
         "", "| mutant | recipe | caught by | how |", "|---|---|---|---|",
@@ -222,7 +223,8 @@ def _cost(mutant: Mutant) -> tuple[int, str]:
 
 
 def _write(rows: list[Row]) -> None:
-    document = {"command": "python experiments/mutants.py", "commit": COMMIT, "mutants": rows}
+    about = {"command": "python experiments/mutants.py", "commit": COMMIT, "torch": version("torch")}
+    document = {**about, "mutants": rows}
     (RESULTS / "mutants.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf8")
     (RESULTS / "mutants.md").write_text(markdown(rows), encoding="utf8")
 

@@ -9,6 +9,7 @@ from sordino.errors import InputError, Refused, did_you_mean
 
 RELATIONS = ("add-remove", "replace-one")
 ACCOUNTANTS = ("pld", "rdp")
+SAMPLERS = ("poisson", "truncated-poisson", "partition", "without-replacement", "allocation", "cyclic")
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}  # laws of the number of runs of a paid sweep
 
 

@@ -5,10 +5,29 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 Commands = Any  # argparse's subparsers action, whose type is private
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Breaks lines between words alone: an example must not be cut inside a flag."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = textwrap.wrap(" ".join(text.split()), width - len(indent), break_on_hyphens=False)
+        return "\n".join(indent + line for line in lines)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose help, and that of all commands below it, is formatted so."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": HelpFormatter, **options})
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -105,6 +105,11 @@ def flag_modules() -> Iterator[ModuleType]:
     yield from (import_module(module) for module in table.values())
 
 
+def without_flags() -> list[str]:
+    """The built-in methods that have no command-line flags: their steps are accounted as the default method's."""
+    return [name for name in _built_in() if name not in import_module(GROUP).FLAGS]
+
+
 def command_modules() -> Iterator[ModuleType]:
     """The modules with further commands of built-in methods; likewise."""
     table: Iterable[str] = import_module(GROUP).COMMANDS

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+
+import pytest
 
 from sordino.cli import _parser
 
@@ -66,3 +69,15 @@ def test_accounting_needs_no_torch() -> None:
     )
     assert all(text.startswith("ε") for text in texts)
     assert "torch" not in loaded
+
+
+@pytest.mark.parametrize("width", [50, 71, 80, 100])
+def test_no_flag_is_cut_in_help(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    parser = _parser()
+    for path in commands(parser):
+        below = parser
+        for word in path:
+            (action,) = [one for one in below._actions if isinstance(one, argparse._SubParsersAction)]
+            below = action.choices[word]
+        assert not re.search(r"(^|\s)--?[a-z-]*-$", below.format_help(), re.MULTILINE), path

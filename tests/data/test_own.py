@@ -198,3 +198,28 @@ def test_keys_of_ones_own_data_are_not_for_published_sets() -> None:
     with pytest.raises(InputError, match=r"unknown key in .data. of fashion-mnist-mini: 'path'"):
         small_recipe(data={"path": "x"})
     assert CsvSource.__dataclass_fields__.keys() >= {"path", "delimiter"}
+
+
+def many(glucose: int = 60, changed: int = 40) -> str:
+    """Forty rows, the last ones with this glucose."""
+    lines = [f"{n},{20 + n},{glucose if n >= 40 - changed else 50},f,a,,no" for n in range(40)]
+    return "\n".join([TEXT.splitlines()[0], *lines])
+
+
+def read_with_test(folder: Path, text: str, other: str) -> int:
+    (folder / "test.csv").write_text(other, encoding="utf8")
+    return len(read(section(folder, text, test_path=str(folder / "test.csv"))).test)
+
+
+def test_test_rows_that_are_trained_on_are_refused(tmp_path: Path) -> None:
+    """Their metrics would tell of private rows without noise; `test_path` was once taken for whatever it named."""
+    assert read_with_test(tmp_path, many(), many(51)) == 40
+    assert read_with_test(tmp_path, many(50), many(51, changed=20)) == 40
+    for other in (many(50), many(51, changed=19), many(50).rsplit("\n", 12)[0]):
+        with pytest.raises(Refused, match="most test rows are rows that are trained on"):
+            read_with_test(tmp_path, many(50), other)
+
+
+def test_tables_with_few_different_rows_may_share_them(tmp_path: Path) -> None:
+    text = "\n".join([TEXT.splitlines()[0], *(f"{n},50,,f,a,,no" for n in range(40))])
+    assert read_with_test(tmp_path, text, text) == 40

@@ -211,7 +211,8 @@ def test_the_weights_of_the_attribution_check_differ_from_record_to_record(monke
     """Under neutral random numbers they were once all the same, and any attribution passed."""
     seen: list[Tensor] = []
     plain = assurance._plain_gradients
-    monkeypatch.setattr(assurance, "_plain_gradients", lambda s, d, w: (seen.append(w), plain(s, d, w))[1])
+    noted = lambda s, d, w, *more: (seen.append(w), plain(s, d, w, *more))[1]  # noqa: E731
+    monkeypatch.setattr(assurance, "_plain_gradients", noted)
     model, chunk = nn.Linear(N, N).double(), Chunk(slice(0, N), slice(0, N), N, N, None, None)
     with Neutral():
         assurance.check_attribution(_setup(model, squared), (noise(N, N), noise(N)), chunk)

@@ -315,11 +315,11 @@ def test_inputs_that_do_not_fit_together() -> None:
 
 
 def test_without_a_chunk_the_held_products_are_bounded() -> None:
-    """Vectors of features hold no products; with positions the batch is cut into equal chunks of about 96 MB."""
+    """Vectors of features hold no products; with positions the batch is cut into equal chunks of about 192 MB."""
     wide = nn.Linear(1000, 1000)  # 4 MB a record
     sizes = {"vectors": torch.zeros(1000, 1000), "positions": torch.zeros(1000, 2, 1000)}
     got = {k: default_chunk(wide, survey(wide), Rows(x, x), 1000) for k, x in sizes.items()}
-    assert got == {"vectors": 1000, "positions": 25}
+    assert got == {"vectors": 1000, "positions": 50}
     table = nn.Embedding(100_000, 100)
     ids = torch.zeros(1000, 5, dtype=torch.int64)
     assert default_chunk(table, survey(table), Rows(ids, ids), 1000) == 1000

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 
-def in_ranks(size: int, folder: Path, function: Callable[..., Any], *arguments: Any, seconds: float = 60) -> list[Any]:
+def in_ranks(size: int, folder: Path, function: Callable[..., Any], *arguments: Any, seconds: float = 600) -> list[Any]:
     """What `function(rank, *arguments)` returned at each rank, an exception as itself, None for a rank that died."""
     context = multiprocessing.get_context("fork")
     place, queue = folder / f"group-{os.urandom(4).hex()}", context.Queue()
@@ -42,7 +42,7 @@ def in_ranks(size: int, folder: Path, function: Callable[..., Any], *arguments: 
 
 def _rank(number: int, size: int, place: Path, function: Any, arguments: Any, queue: Any) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{place}", rank=number, world_size=size, timeout=timedelta(seconds=50))
+    dist.init_process_group("gloo", f"file://{place}", rank=number, world_size=size, timeout=timedelta(seconds=500))
     try:
         found = function(number, *arguments)
     except Exception as error:

@@ -32,7 +32,7 @@ def test_a_recipe_has_the_epsilon_that_was_asked_for_and_the_settings_of_the_nea
     assert best.nearest == min(best.known, key=lambda one: abs(one.epsilon - 1.1))
     assert "not measured at ε = 1.1" in best.said()
     measured = best_recipe(dataset, best.known[0].epsilon)
-    assert measured.said().startswith(str(best.known[0]))
+    assert f"measured: {best.known[0]}" in measured.said()
     assert recipe.privacy.insecure_seed is None
     assert 1.0 < plan_of(recipe).guarantee().epsilon <= 1.1
 

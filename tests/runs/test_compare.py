@@ -14,7 +14,7 @@ import pytest
 from small_recipes import small_toml
 from sordino.cli import main
 from sordino.data import load
-from sordino.errors import InputError
+from sordino.errors import InputError, Refused
 from sordino.report.compare import render
 from sordino.runs import compare, compare_job
 from sordino.runs.compare import differences, run_suite, table
@@ -85,6 +85,7 @@ def test_a_comparison_has_one_epsilon_delta_and_relation_and_goes_on_where_it_st
         if run["target_epsilon"] is not None:
             assert 0.99 * run["target_epsilon"] < run["epsilon"] <= run["target_epsilon"]
         assert (run["delta"], run["relation"]) == (1e-5, "add-remove")
+        assert run["commit"]
     rates = {key: m["train"]["lr"] for key, m in document["methods"][1]["settings"].items()}
     assert rates == {"1": 0.6, "3": 0.8}
     assert document["commit"]
@@ -190,3 +191,15 @@ def test_means_spreads_and_paired_differences_are_those_of_the_runs(suite: Path)
     assert pair["mean"] == pytest.approx(0.15)
     assert pair["spread"] == pytest.approx(0.05 * 2**0.5)
     assert pair["interval"] == pytest.approx(12.706 * 0.05, rel=1e-3)  # Student's, one degree of freedom
+
+
+def test_data_of_one_s_own_is_compared_only_where_it_is_declared_public(suite: Path, tmp_path: Path) -> None:
+    """All runs are seen, one without privacy among them, and no ε covers them together."""
+    columns = {"a": {"kind": "number", "low": 0, "high": 1}}
+    own = {"name": "csv", "records": 100, "path": "v.csv", "target": "y", "classes": 2, "columns": columns}
+    privacy = {"insecure_seed": None, "noise_multiplier": None, "epsilon": 3.0, "delta": 1e-5}
+    (tmp_path / "recipe.toml").write_text(small_toml(data=own, privacy=privacy))
+    with pytest.raises(Refused, match="public_data"):
+        compare.checked(Suite.read(suite))
+    suite.write_text('public_data = "synthetic rows"\n' + SUITE)
+    assert len(compare.checked(Suite.read(suite))) == 5

@@ -23,7 +23,7 @@ DATA: dict[str, Any] = {
     "name": "csv",
     "records": 240,
     "path": "visits.csv",
-    "test_path": "visits.csv",
+    "test_path": "held_out.csv",
     "target": "y",
     "classes": ["no", "yes"],
     "columns": {
@@ -48,10 +48,11 @@ METHODS: dict[str, dict[str, Any]] = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     generator = np.random.default_rng(0)
-    lines = ["a,b,y"]
-    for value in generator.normal(size=240):
-        lines.append(f"{value:.6f},{'fm'[int(value > 1)]},{'yes' if value > 0 else 'no'}")
-    (tmp_path / "visits.csv").write_text("\n".join(lines), encoding="utf8")
+    for name in ("visits.csv", "held_out.csv"):
+        lines = ["a,b,y"]
+        for value in generator.normal(size=240):
+            lines.append(f"{value:.6f},{'fm'[int(value > 1)]},{'yes' if value > 0 else 'no'}")
+        (tmp_path / name).write_text("\n".join(lines), encoding="utf8")
     return tmp_path
 
 
@@ -63,8 +64,8 @@ def recipe(**sections: Any) -> Recipe:
 def test_a_table_is_trained_on_and_predicted_under_each_method(method: str, folder: Path) -> None:
     result = run_recipe(recipe(**METHODS[method]), folder / "run", progress=False)
     trained = load(folder / "run")
-    found = trained.predict(folder / "visits.csv")
-    truth = [line.rsplit(",", 1)[1] for line in (folder / "visits.csv").read_text().splitlines()[1:]]
+    found = trained.predict(folder / "held_out.csv")
+    truth = [line.rsplit(",", 1)[1] for line in (folder / "held_out.csv").read_text().splitlines()[1:]]
     assert np.mean([one == other for one, other in zip(found, truth, strict=True)]) == pytest.approx(
         result["test_accuracy"]
     )

@@ -70,3 +70,37 @@ def test_what_would_not_protect_users_is_refused_and_writes_nothing(
     assert main(["train", recipe, "--out", str(tmp_path / "run")]) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+CODE = """
+import torch
+def rows():
+    return {{"train": (torch.ones(40, 3), torch.arange(40) % 2), "classes": 2, "users": {users}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("users", "said"),
+    [
+        ("[i % 10 for i in range(40)]", None),
+        ("torch.arange(40) % 10", None),
+        ("[1, 2]", "one id for each row"),
+        ("[None] * 40", "without missing values"),
+        ("None", "nothing says whose the rows are"),
+    ],
+)
+def test_a_function_of_ones_own_says_whose_the_rows_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], users: str, said: str | None
+) -> None:
+    (tmp_path / "own.py").write_text(CODE.format(users=users))
+    _, rest = RECIPE.split("[model]")
+    recipe = f'[data]\nname = "{tmp_path / "own.py"}:rows"\nrecords = 10\n[model]{rest}'
+    (tmp_path / "recipe.toml").write_text(recipe.format())
+    out = tmp_path / "run"
+    code = main(["train", str(tmp_path / "recipe.toml"), "--allow-code", "--out", str(out)])
+    assert code == (0 if said is None else 2)
+    if said is not None:
+        assert said in capsys.readouterr().err
+        assert not out.exists()
+    else:
+        assert json.loads((out / "ledger.jsonl").read_text().splitlines()[0])["unit"] == "user"

@@ -70,9 +70,6 @@ def test_a_misspelling_is_told_before_anything_slow_is_loaded(tmp_path) -> None:
 
 
 def test_the_tables_are_those_of_the_parts() -> None:
-    from sordino.accounting.schemes import SAMPLERS
-
-    assert words.SAMPLERS == SAMPLERS
     assert tuple(SCHEDULERS) == words.SCHEDULERS
     assert words.UNITS == UNITS
     assert words.REFUSED_CLIPPINGS == P_AVERAGED

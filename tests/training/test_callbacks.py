@@ -95,7 +95,7 @@ def test_writers_get_released_numbers_alone(records: tuple[Tensor, Tensor]) -> N
     first, *rows = client.seen
     assert first["epsilon"] == plan_of().guarantee().epsilon
     assert [row["step"] for row in rows] == [2, 4, 6, 8, 10, 12]
-    assert set().union(*rows) == {"step", "epsilon", "test_loss", "lr", "seconds"}
+    assert set().union(*rows) == {"step", "epsilon", "test_loss", "lr"}, "and no time, which depends on the batches"
 
 
 def test_a_writer_whose_package_is_missing_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from sordino.plan import Plan
 from sordino.records.digest import keyed_digest
 from sordino.release import adopt, read_ledger
 from sordino.training import Settings, train
-from sordino.training.fit import Result
+from sordino.training.job import Result
 from sordino.training.sealed import Damaged, read_sealed, sealed
 from sordino.training.state import TrainState
 

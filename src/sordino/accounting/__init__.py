@@ -1,7 +1,7 @@
 """Accounting: what releases cost. Events in, ε out; always an upper bound, always with its accountant's name.
 
 epsilon(event, delta, relation, accountant)      ε
-account(event, delta, relation, accountant)      ε with what stands beside it
+account(event, delta, relation, accountant)      ε, and the Rényi bound for comparison
 calibrate(make_event, target, delta, …)          the smallest noise multiplier for a target ε
 
 ε of a ledger and along a plan's steps: `sordino.plan.from_ledger`, `sordino.plan.epsilon_curve`.

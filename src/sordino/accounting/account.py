@@ -42,7 +42,7 @@ class Account:
 
 
 def account(event: DpEvent, delta: float, relation: str = "add-remove", accountant: str = "pld") -> Account:
-    """ε of the event at δ, with the Rényi bound beside it where there is one."""
+    """ε of the event at δ, and the Rényi bound for comparison where there is one."""
     delta = checks.delta_value(delta)
     checks.choice("relation", relation, checks.RELATIONS)
     checks.choice("accountant", accountant, checks.ACCOUNTANTS)

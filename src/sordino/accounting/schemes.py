@@ -21,7 +21,7 @@ from sordino import checks
 from sordino.accounting.events import Release, allocated, grouped
 from sordino.errors import InputError, Refused
 
-SAMPLERS = ("poisson", "truncated-poisson", "partition", "without-replacement", "allocation", "cyclic")
+SAMPLERS = checks.SAMPLERS
 MECHANISMS = ("gaussian", "laplace")
 
 

@@ -73,6 +73,8 @@ def _group(lines: Sequence[Mapping[str, Any]], records: int, relation: str) -> l
         sampling = entry.get("sampling")
         if not isinstance(sampling, Mapping):
             raise InputError(f"a ledger entry has no sampling: {dict(entry)!r}")
+        if entry.get("earlier") is not None:
+            raise InputError("a step that adds noise of earlier steps has no cost of its own: its method knows theirs")
         name = "poisson" if sampling.get("name") == "all" else str(sampling.get("name"))
         mechanism = str(entry.get("mechanism"))
         check_scheme(name, mechanism, relation)

@@ -1,4 +1,4 @@
-"""Membership inference against models of a recipe (LiRA), beside what its guarantee allows.
+"""Membership inference against models of a recipe (LiRA), compared with what its guarantee allows.
 
 Carlini et al., "Membership inference attacks from first principles", 2022, the online attack: `shadows` models are
 trained by the recipe, two on each of some random splits into halves; for each record the losses of the models with and

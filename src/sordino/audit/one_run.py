@@ -1,4 +1,4 @@
-"""The audit: one short private training with canaries, a lower bound on ε, and the claim beside it.
+"""The audit: one short private training with canaries, a lower bound on ε, and whether it contradicts the claim.
 
 Formal guarantee. If the mechanism that is run has the privacy profile that the plan claims, then
 `holds` is False with probability at most 1 − confidence, whatever the model, the data and the scores are.

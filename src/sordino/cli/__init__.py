@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from sordino.console import Parser
 from sordino.errors import InputError, SordinoError
 
 
@@ -131,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     from sordino.registry import command_modules
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sordino",
         description="Train PyTorch models with differential privacy, with an epsilon that is true.",
         epilog="exit codes: 0 done, 1 failed while running, 2 wrong input (nothing was written), 3 claim broken "

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from sordino.console import Commands
-from sordino.registry import flag_modules, other_methods
+from sordino.registry import default, flag_modules, other_methods, without_flags
 
 
 def add(commands: Commands) -> None:
+    more = f"steps of {' and '.join(without_flags())} cost what those of {default()} do: account them as such"
     account = commands.add_parser(
-        "account", help="the ε of a mechanism", description="The ε of a mechanism: an upper bound, and its theorem."
+        "account",
+        help="the ε of a mechanism",
+        description="The ε of a mechanism: an upper bound, and its theorem.",
+        epilog=more,
     )
     calibrate = commands.add_parser(
-        "calibrate", help="the noise for a target ε", description="The smallest noise that keeps ε within a target."
+        "calibrate",
+        help="the noise for a target ε",
+        description="The smallest noise that keeps ε within a target.",
+        epilog=more,
     )
     methods = {"title": "methods", "metavar": "METHOD", "required": True}
     parsers = account.add_subparsers(**methods), calibrate.add_subparsers(**methods)

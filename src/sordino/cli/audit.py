@@ -1,4 +1,4 @@
-"""sordino audit: an empirical lower bound on ε, beside the claim."""
+"""sordino audit: an empirical lower bound on ε, compared with the claim."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sordino.console import Commands, add_code, add_json, emit
 from sordino.errors import InputError
+from sordino.shown import up
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -96,7 +97,7 @@ def _chosen(suite: Suite, arguments: argparse.Namespace) -> Suite:
     for epsilon in arguments.epsilon or []:
         if epsilon not in suite.epsilons:
             known = ", ".join(f"{one:g}" for one in suite.epsilons)
-            raise InputError(f"--epsilon {epsilon:g} is none of the suite's: {known}")
+            raise InputError(f"--epsilon {up(epsilon)} is none of the suite's: {known}")
     if arguments.seeds and (min(arguments.seeds) < 0 or len(set(arguments.seeds)) < len(arguments.seeds)):
         raise InputError("--seeds must be different whole numbers from 0")
     methods = tuple(one for one in suite.methods if not arguments.only or one.name in arguments.only)
@@ -141,7 +142,7 @@ def _shown(arguments: argparse.Namespace) -> Iterator[Callable[[Mapping[str, Any
             seconds = run.get("core_seconds")
             found = run.get("error") or f"{run['test_accuracy']:.2%}"
             found += "" if seconds is None else f", {seconds:.0f} core seconds"
-            where = "" if run["target_epsilon"] is None else f" ε = {run['target_epsilon']:g}"
+            where = "" if run["target_epsilon"] is None else f" ε = {up(run['target_epsilon'])}"
             print(f"{len(said)} of {document['planned']}: {run['method']}{where} seed {run['seed']}: {found}",
                   file=sys.stderr, flush=True)  # fmt: skip
 
@@ -156,7 +157,7 @@ def _table(document: Mapping[str, Any]) -> Table:
     table = Table(title=f"{document['title']}: {len(document['runs'])} of {document['planned']} runs")
     table.add_column("method")
     for epsilon in document["epsilons"]:
-        table.add_column(f"ε = {epsilon:g}", justify="right")
+        table.add_column(f"ε = {up(epsilon)}", justify="right")
     for method in document["methods"]:
         plain = at(document["table"], method["name"], None)
         cells = [

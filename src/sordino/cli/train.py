@@ -84,12 +84,14 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_best_flags(parser: argparse.ArgumentParser) -> None:
+    from sordino.runs.best import best_names
+
     best = parser.add_argument_group("the best recipe known, instead of RECIPE.toml")
     best.add_argument(
         "--dataset",
         metavar="NAME",
-        help="a set that has one: adult, cifar10, fashion-mnist, imdb or mnist (an unknown name lists them). Those of "
-        "cifar10 and imdb use features of networks that others trained on public data",
+        help=f"a set that has one: {', '.join(best_names())}. What it assumes, and the accuracy that was measured, is "
+        "printed first",
     )
     best.add_argument("--epsilon", type=float, metavar="ε", help="what the run may cost; add/remove one record")
     best.add_argument("--delta", type=float, metavar="δ", help="default: 1e-5")
@@ -199,7 +201,11 @@ def _rows(result: dict[str, Any], out: Path) -> dict[str, str]:
         **({"test error": f"{error:.4g} (mean square)"} if (error := result.get("test_error")) is not None else {}),
         "test accuracy": percent(result["test_accuracy"]),
         **({"skipped steps": _skipped(result)} if result["skipped_steps"] else {}),
-        "noise-free accuracy": f"{percent(result['noise_free_accuracy'])} (same recipe without noise; not private)",
+        **(
+            {"noise-free accuracy": f"{percent(free)} (same recipe without noise; not private)"}
+            if (free := result["noise_free_accuracy"]) is not None
+            else {}
+        ),
         "seconds": f"{result['seconds']:.1f} of private training",
         "report": str(out / "report.html"),
     }

@@ -95,7 +95,20 @@ def dataset_of(name: str, options: Mapping[str, Any]) -> Dataset:
         if split.inputs.is_floating_point() and not bool(split.inputs.isfinite().all()):
             raise InputError(f"{name}: {side} has inputs that are not finite; nothing was spent")
     named = None if isinstance(made["classes"], int) else labels.names
-    return Dataset(name, train, held, len(labels.names), f"the data of {name}", LICENCE, labels=named)
+    users = _users(name, made.get("users"), len(train))
+    return Dataset(name, train, held, len(labels.names), f"the data of {name}", LICENCE, labels=named, users=users)
+
+
+def _users(name: str, given: Any, rows: int) -> tuple[str, ...] | None:
+    """Whose each row of train is, where the function says so."""
+    if given is None:
+        return None
+    ids = given.tolist() if isinstance(given, Tensor | np.ndarray) else list(given)
+    if len(ids) != rows:
+        raise InputError(f"{name}: users must have one id for each row of train, in the same order")
+    if any(isinstance(one, bool) or not isinstance(one, int | str) for one in ids):
+        raise InputError(f"{name}: users are ids, whole numbers or texts, without missing values")
+    return tuple(str(one) for one in ids)
 
 
 def _split(name: str, side: str, given: Any) -> Split:

@@ -13,7 +13,8 @@ from sordino.data.code import dataset_of, is_code
 from sordino.data.loading import load
 from sordino.data.own import CsvSource, HfSource, ParquetSource, Source, made
 from sordino.data.types import Dataset
-from sordino.errors import InputError, did_you_mean
+from sordino.errors import InputError, Refused, did_you_mean
+from sordino.plan.public import different_rows, shared_rows
 
 SOURCES: Mapping[str, type[Source]] = {
     "csv": CsvSource,
@@ -86,7 +87,25 @@ def read(section: Section, data_dir: Path | None = None, *, normalise: bool = Tr
     """The dataset in memory. Reading `module:function` runs it: recipes with such a name exist only where allowed."""
     source = source_of(section)
     if source is not None:
-        return source.read(data_dir)
+        return _apart(source.read(data_dir))
     if is_code(section.name):
-        return dataset_of(section.name, section.options)
+        return _apart(dataset_of(section.name, section.options))
     return load(section.name, data_dir, normalise=normalise)
+
+
+def _apart(dataset: Dataset) -> Dataset:
+    """The dataset; refused where its test rows are rows that it trains on: test metrics leave without noise.
+
+    Single rows that occur in both are chance, and so are many in a table that has few different rows. That most of many
+    different test rows are trained on is none.
+    """
+    if not len(dataset.test):
+        return dataset
+    shared, _ = shared_rows(dataset.test, dataset.train)
+    if 2 * len(shared) <= len(dataset.test) or 2 * different_rows(dataset.test) <= len(dataset.test):
+        return dataset
+    raise Refused(
+        "[data]: most test rows are rows that are trained on, and the test metrics of private rows would leave without "
+        "noise and without an entry in the ledger: give rows that were held out in test_path, or take some out of "
+        "protection by test_fraction and say why in test_public"
+    )

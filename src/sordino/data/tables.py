@@ -60,6 +60,8 @@ def read_table(path: Path, kind: str, delimiter: str = ",") -> Table:
 def _csv(path: Path, delimiter: str) -> Table:
     if path.is_dir():
         raise InputError(f"{path} is a folder, not a CSV file")
+    if not path.stat().st_size:
+        raise InputError(f"{path}: the file is empty")
     if len(delimiter) != 1:
         raise InputError(f"data.delimiter = {delimiter!r} must be one character")
     try:

@@ -135,7 +135,7 @@ def _weights(path: Path, config: Config) -> dict[str, Tensor]:
     ]
     if wrong:
         raise InputError(
-            f"{path} does not fit config.json beside it: {wrong[0]} is missing, unknown or of another size"
+            f"{path} does not fit the config.json in the same folder: {wrong[0]} is missing, unknown or of another size"
         )
     return {name: tensor.float() for name, tensor in weights.items()}
 

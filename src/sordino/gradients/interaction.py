@@ -1,4 +1,4 @@
-"""Do records interact? Their losses are computed again beside other records, and must not move.
+"""Do records interact? Their losses are computed again together with other records, and must not change.
 
 In other groups, a larger batch and another order, with random numbers that are neutral (``neutral.py``): what is
 computed over the batch shows. In the same batch and order, with the same random numbers, and one row changed: what
@@ -129,9 +129,13 @@ def _grouped(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], fir
                 continue
             try:
                 found = losses_of(setup, tuple(take(t, part, rows) for t in given))
-            except (ValueError, RuntimeError, IndexError, ArithmeticError):
+            except (ValueError, RuntimeError, IndexError, ArithmeticError) as error:
                 if not bool((part == extreme).any()):
-                    raise
+                    raise Refused(
+                        "the model fails on the same records in other groups, so what it does depends on how many "
+                        "there are, or on what it keeps from one batch to the next; make it work row by row",
+                        private=f"{type(error).__name__}: {error}",
+                    ) from error
                 continue  # the model does not take such a row at all: a distribution or a solver checks its arguments
             others = part != extreme
             worst = max(worst, _apart(found[others], base[part][others], size))

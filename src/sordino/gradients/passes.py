@@ -87,16 +87,15 @@ class ModuleTensors:
     To search all modules for each tensor took a tenth of MaxViT's step. What a module is given later is not known here.
     """
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._modules = modules
+    def __init__(self, modules: Sequence[nn.Module], state: Sequence[Held]) -> None:
+        self._modules, self._state = modules, state
         self._registered: dict[int, Tensor] | None = None
         self._kept: dict[int, Tensor] | None = None
 
     def registered(self, t: Tensor) -> bool:
         """As a parameter or a buffer."""
         if self._registered is None:
-            found = (t for m in self._modules for t in itertools.chain(m.parameters(), m.buffers()))
-            self._registered = {id(t): t for t in found}
+            self._registered = {id(held.tensor): held.tensor for held in self._state}
         return self._registered.get(id(t)) is t
 
     def kept(self, t: Tensor) -> bool:
@@ -117,7 +116,7 @@ class Pass:
         inputs, targets = (tree_map(_without_gradient, t) for t in data)
         memory, model = setup.memory, setup.model
         modules = [m for m in (model, setup.loss) if isinstance(m, nn.Module)]
-        held = ModuleTensors(modules)
+        held = ModuleTensors(modules, setup.state)
         whole = None if setup.shards is None else setup.shards.whole
         self.tape = Tape(model, setup.parameters, values, rows, RULEBOOK, lambda t: memory.is_constant(t, held), whole)
         self.rows, self.setup = rows, setup

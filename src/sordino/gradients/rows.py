@@ -96,7 +96,7 @@ def placed(rows: Rows, model: nn.Module) -> Rows:
     if first is None or first.device.type == "cpu":
         return rows
     moved = [
-        tree_map(lambda t: t.to(first.device, non_blocking=True), part)
+        tree_map(lambda t: (t.pin_memory() if first.is_cuda else t).to(first.device, non_blocking=True), part)
         for part in (rows.inputs, rows.targets, rows.coefficient)
     ]
     return Rows(moved[0], moved[1], rows.record, rows.records, moved[2])

@@ -13,7 +13,7 @@ from sordino.hf.arguments import optimizer_and_settings
 from sordino.hf.texts import TextRecords, causal_loss, class_loss, users_of
 from sordino.plan.core import Plan
 from sordino.runs.api import train as train_module
-from sordino.training.fit import Result
+from sordino.training.job import Result
 
 TASKS = ("causal", "classification")
 

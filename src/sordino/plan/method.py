@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from sordino.runs.recipe import Recipe
     from sordino.runs.work import Work
     from sordino.split import Split
-    from sordino.training.fit import Result
+    from sordino.training.job import Result
     from sordino.training.updates import Update
 
 

@@ -149,6 +149,11 @@ def shared_rows(public: Split, private: Split) -> tuple[Tensor, Tensor]:
     return found[0], found[1]
 
 
+def different_rows(split: Split) -> int:
+    """How many different inputs there are."""
+    return len(np.unique(_contents(split.inputs)))
+
+
 def refuse_shared_rows(public: Split, private: Split) -> None:
     """InputError where a private row sits in the public set: its content would go out without noise."""
     ours, theirs = shared_rows(public, private)

@@ -108,6 +108,8 @@ def noticing_loss(rank: Rank) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # what gloo raises when a connection closes
+        if "allocate" in str(error):
+            raise
         raise Lost(
             f"rank {rank.number} of {rank.size} has lost another rank of the run; everything that was released is in "
             "the ledger: go on with --resume, with any number of ranks"

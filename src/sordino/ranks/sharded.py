@@ -17,6 +17,7 @@ from sordino.errors import Refused, SordinoError
 from sordino.gradients.engine import most_records, narrowest
 from sordino.gradients.survey import survey, trainable
 from sordino.plan.core import Plan
+from sordino.plan.method import Method
 from sordino.randomness import RandomSource
 from sordino.randomness.masks import masks_of
 from sordino.ranks.group import Rank
@@ -56,6 +57,11 @@ def sharded(gradient_sum: GradientSum, plan: Plan, store: Store) -> RecordGradie
     if plan.method.adds_uniform_noise or plan.statistics:
         what = "uniform noise" if plan.method.adds_uniform_noise else "private statistics"
         raise Refused(f"{what} of a sharded model is not supported: train a model that is not sharded")
+    if type(plan.method).earlier_noise is not Method.earlier_noise:
+        raise Refused(
+            f"the method {plan.method.name} adds noise of earlier steps again, which is not supported for a sharded "
+            "model: train one that is not sharded"
+        )
     if survey(store.model).powers:
         raise Refused(
             "spectral_norm of a sharded model is not supported: its iteration needs whole parameters at all times"
@@ -93,7 +99,7 @@ def release_batch(
         noise=plan.noise_at(step),
         source=source,
         ledger=ledger,
-        entry=Entry("gradient", step, plan.sampling.at(step), plan.relation),
+        entry=Entry("gradient", step, plan.sampled(step), plan.relation),
         factor=1.0 / plan.divisor,
         dtype=narrowest(trainable(store.model).values()),
     )

@@ -26,7 +26,8 @@ from sordino.gradients import ClippedSum
 from sordino.plan.contribution import Contribution
 from sordino.randomness.masks import masks_of
 from sordino.ranks.group import Lost, Rank
-from sordino.records.gradients import Divisible, add_sums, empty_sum
+from sordino.records.ahead import one_ahead
+from sordino.records.gradients import Divisible, RecordGradients, add_sums, empty_sum
 from sordino.records.momentum import PastIterates
 from sordino.sampling import LogicalBatch
 
@@ -101,12 +102,13 @@ def own_chunks(inner: Divisible, rank: Rank, batch: LogicalBatch, seed: int) -> 
     chunks, dropped = [], 0
     try:
         inner.prepare()
-        for number, part in enumerate(inner.parts(batch, seed)):
-            if number % rank.size == rank.number:
-                made = part()
-                chunks.append((number, made.norms.cpu(), made.losses.cpu()))
-                dropped += made.dropped
-                total = made if total is None else add_sums(total, made)
+        mine = inner.parts(batch, seed)[rank.number :: rank.size]
+        start = inner.reader(batch.step) if isinstance(inner, RecordGradients) else None
+        for number, part in enumerate(one_ahead(mine, start)):
+            made = part()
+            chunks.append((rank.number + number * rank.size, made.norms.cpu(), made.losses.cpu()))
+            dropped += made.dropped
+            total = made if total is None else add_sums(total, made)
     except Lost:
         raise
     except Exception as error:  # whatever it is, the others must hear of it, or they would wait for ever

@@ -1,7 +1,7 @@
 """How a batch is cut into chunks: by the records' own numbers, so that one record less leaves the others' chunks alone.
 
-What a pass computes for a record, and how a sum is rounded, may depend on the records beside it. Chunks cut by place in
-the batch would all shift with one record less; these do not (docs/guarantees/noise.md, section 6).
+What a pass computes for a record, and how a sum is rounded, may depend on the other records in the pass. Chunks cut by
+place in the batch would all shift with one record less; these do not (docs/guarantees/noise.md, section 6).
 """
 
 from __future__ import annotations

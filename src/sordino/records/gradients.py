@@ -27,10 +27,12 @@ from sordino.gradients.survey import trainable
 from sordino.plan.contribution import Augmentation, Contribution, InnerMomentum
 from sordino.plan.core import Plan
 from sordino.randomness.masks import masks_of
+from sordino.records.ahead import Part, ReadingAhead, one_ahead
 from sordino.records.chunks import LONGEST_SUM, rising, stable_chunks
 from sordino.records.companions import companions_of, with_companions
 from sordino.records.momentum import PastIterates, RecordMomenta
-from sordino.records.reading import RowReader, count_records, row_reader
+from sordino.records.precision import refuse_half
+from sordino.records.reading import Collated, RowReader, count_records, row_reader
 from sordino.records.users import UserRows
 from sordino.records.views import with_views
 from sordino.sampling import LogicalBatch
@@ -86,6 +88,11 @@ class Counted:
         self.dropped += total.dropped
         return total
 
+    def expect(self, batch: LogicalBatch) -> None:
+        """Tells the gradient sum of the batch that comes next, where it reads ahead."""
+        if isinstance(self._gradient_sum, RecordGradients):
+            self._gradient_sum.expect(batch)
+
 
 def record_gradients(
     model: nn.Module,
@@ -116,8 +123,12 @@ def record_gradients(
     Returns:
         The gradient sum for `private_steps`.
     """
+    refuse_half(trainable(model).values())
     most = dataset.rows_per_user if isinstance(dataset, UserRows) else None
-    return RecordGradients(model, loss, row_reader(dataset), clipping, views, inner, past, seed, most or 1)
+    fetch = row_reader(dataset)
+    if isinstance(dataset, Collated) and dataset.workers:
+        fetch = ReadingAhead(fetch)
+    return RecordGradients(model, loss, fetch, clipping, views, inner, past, seed, most or 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +182,18 @@ class RecordGradients:
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         self.prepare()
-        return total_of(self.model, self.parts(batch, torch.initial_seed()))
+        return total_of(self.model, self.parts(batch, torch.initial_seed()), self.reader(batch.step))
+
+    def reader(self, step: int) -> Callable[[Tensor], None] | None:
+        """Begins to read records of this step that will be asked for next; None where reading takes no time."""
+        ahead = self.fetch
+        return (lambda indices: ahead.start(indices, step)) if isinstance(ahead, ReadingAhead) else None
+
+    def expect(self, batch: LogicalBatch) -> None:
+        """Begins to read the first chunk of the batch that comes next."""
+        start = self.reader(batch.step)
+        if start is not None and (pieces := self.pieces(batch)):
+            start(pieces[0])
 
     def prepare(self) -> None:
         """What happens to the model once before the chunks of a batch."""
@@ -203,20 +225,22 @@ def in_parts(
         seed: Of the masks.
     """
     if len(pieces) == 1:
-        return [partial(sum_of, pieces[0])]
+        return [Part(pieces[0], partial(sum_of, pieces[0]))]
     spacing = grid_spacing(clipping.clip_norm, records)
 
     def make(number: int) -> ClippedSum:
         with masks_of((seed + 0x9E3779B97F4A7C15 * number) % (1 << 63)):
             return on_grid(sum_of(pieces[number]), spacing)
 
-    return [partial(make, number) for number in range(len(pieces))]
+    return [Part(indices, partial(make, number)) for number, indices in enumerate(pieces)]
 
 
-def total_of(model: nn.Module, parts: Sequence[Callable[[], ClippedSum]]) -> ClippedSum:
-    """The sum of all parts."""
+def total_of(
+    model: nn.Module, parts: Sequence[Callable[[], ClippedSum]], start: Callable[[Tensor], None] | None = None
+) -> ClippedSum:
+    """The sum of all parts. `start` begins to read the records of a part that comes next."""
     total: ClippedSum | None = None
-    for part in parts:
+    for part in one_ahead(parts, start):
         total = part() if total is None else add_sums(total, part())
     return empty_sum(model) if total is None else total
 

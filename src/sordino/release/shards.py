@@ -1,4 +1,4 @@
-"""THE ONE DOOR for models whose parameters are divided over processes: noise for a part of a vector.
+"""Noise for a part of a vector, where a model's parameters are divided over processes.
 
 Formal guarantee: that of `door.release`, for all processes together. Coordinate i of the whole vector gets the noise
 that one process would give it, from the same stream, whose keys the leader hands out once the ledger's entry is on

@@ -1,8 +1,8 @@
 """The page that a privacy reviewer reads: one HTML file, self-contained, that fetches nothing.
 
 `write(run_dir)` reads what a run left behind (recipe.toml, ledger.jsonl, metrics.jsonl, result.json; if there:
-audit.json, histogram.json) and writes report.html beside it, whole or not at all. Everything that comes from a
-file is escaped; the page carries a Content-Security-Policy that allows its own style sheet and nothing else.
+audit.json, histogram.json) and writes report.html into the same directory, whole or not at all. Everything that comes
+from a file is escaped; the page carries a Content-Security-Policy that allows its own style sheet and nothing else.
 
 Edge cases: a missing required file is an InputError that names it; a last line of metrics.jsonl that was torn by
 a kill is left out; optional files that are not there are said to be missing, in words, on the page.

@@ -16,6 +16,7 @@ from sordino.files import write_atomically
 from sordino.report import numbers
 from sordino.report.page import _resource
 from sordino.report.plots import PlotAxis
+from sordino.shown import up
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 360, 56, 20, 16, 44
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22")
@@ -43,7 +44,7 @@ def render(document: Mapping[str, Any]) -> str:
     """The page as a string of HTML."""
     style = _resource("page.css") + STYLE
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(power=numbers.power, plain=numbers.plain)
+    environment.filters.update(power=numbers.power, plain=numbers.plain, epsilon=numbers.epsilon)
     names = [one["name"] for one in document["methods"]]
     return environment.from_string(_resource("compare.html")).render(
         found=document,
@@ -105,7 +106,7 @@ def plot(document: Mapping[str, Any]) -> Markup:
         + _text(LEFT - 8, y(t) + 4.5, y.label(t, percent=True), "tick right")
         for t in y.ticks()
     ]
-    shapes += [_text(x, HEIGHT - BOTTOM + 20, f"{epsilon:g}", "tick middle") for epsilon, x in places.items()]
+    shapes += [_text(x, HEIGHT - BOTTOM + 20, f"{up(epsilon)}", "tick middle") for epsilon, x in places.items()]
     for number, method in enumerate(document["methods"]):
         own = [row for row in table if row["method"] == method["name"]]
         shapes.append(_line(own, number % len(COLOURS), places, y))

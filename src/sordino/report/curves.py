@@ -1,4 +1,4 @@
-"""Several lines in one plot, as an SVG file that stands on its own: light and dark, no style sheet beside it."""
+"""Several lines in one plot, as an SVG file that stands on its own: in light and dark, without a style sheet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What membership inference achieved, beside what the guarantee allows: membership.json as a figure and a sentence."""
+"""Membership inference compared with what the guarantee allows: membership.json as a figure and a sentence."""
 
 from __future__ import annotations
 

@@ -27,7 +27,8 @@ from sordino.runs.finished import read_result
 from sordino.runs.results import Described, write_results
 from sordino.runs.trained import MADE_BY, read_weights
 from sordino.training import fit
-from sordino.training.fit import First, Loss, Result
+from sordino.training.fit import First, Loss
+from sordino.training.job import Result
 from sordino.training.loop import Evaluate, Reader, Settings
 from sordino.training.metrics import read_metrics
 from sordino.training.state import load_model, model_tensors

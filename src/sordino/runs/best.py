@@ -1,10 +1,10 @@
 """The best recipe known for a dataset at an ε, with the accuracy that was measured with it.
 
-Each file of `sordino/recipes/best` holds one recipe ([recipe.data], [recipe.model], …), and for every ε at which it was
-measured ([[known]]) the settings chosen for that ε on held-out training rows, the accuracy on the test rows, its
-spread over the seeds, and the result file that has the runs.
+Each file of `sordino/recipes/best` lists, for every ε at which something was measured ([[known]]), the recipe, whose
+settings were chosen on held-out training rows, its accuracy on the test rows, the spread over the seeds, and the
+result file that has the runs.
 
-An ε that was not measured takes the settings of the nearest one that was (by ratio); its noise is calibrated for the ε
+An ε that was not measured takes the recipe of the nearest one that was (by ratio); its noise is calibrated for the ε
 that was asked for, so the guarantee holds, and nothing is said about its accuracy.
 """
 
@@ -19,6 +19,7 @@ from typing import Any
 
 from sordino.errors import InputError, did_you_mean
 from sordino.runs.recipe import Recipe, with_overrides
+from sordino.shown import up
 
 DELTA = 1e-5
 """δ where none is given: of the sets here, every one has fewer than 100,000 training records."""
@@ -32,50 +33,52 @@ class Known:
     delta: float
     relation: str
     accuracy: float
-    spread: float
     seeds: int
-    settings: tuple[str, ...]
+    method: str
+    assumes: str
+    source: str
+    recipe: Mapping[str, Any]
+    spread: float | None = None  # None: of one seed
 
     def __str__(self) -> str:
-        return (
-            f"{self.accuracy:.2%} ± {100 * self.spread:.2f} at ε = {self.epsilon:g}, δ = {self.delta:g}, "
-            f"{self.relation} ({self.seeds} seeds)"
-        )
+        spread = "" if self.spread is None else f" ± {100 * self.spread:.2f}"
+        runs = "a single run" if self.seeds == 1 else f"{self.seeds} seeds"
+        return f"{self.accuracy:.2%}{spread} at ε = {up(self.epsilon)}, δ = {up(self.delta)}, {self.relation} ({runs})"
 
 
 @dataclass(frozen=True)
 class Best:
-    """A dataset's best recipe. `nearest` is the measured point whose settings are taken for `epsilon`."""
+    """What is known of a dataset. `nearest` is the measured point whose recipe is taken for `epsilon`."""
 
     dataset: str
     epsilon: float
-    assumes: str
-    source: str
-    method: str
     known: tuple[Known, ...]
     nearest: Known
-    document: Mapping[str, Any]
 
     def recipe(self, overrides: Sequence[str] = ()) -> Recipe:
-        """The recipe with the settings for `epsilon`, then these overrides.
+        """The recipe for `epsilon`, then these overrides.
 
         Args:
             overrides: `section.key=value`, as `--set` takes them.
         """
-        own = [*self.nearest.settings, f"privacy.epsilon={self.epsilon!r}"]
-        return Recipe.from_dict(with_overrides(self.document, [*own, *overrides]))
+        own = [f"privacy.epsilon={self.epsilon!r}"]
+        return Recipe.from_dict(with_overrides(self.nearest.recipe, [*own, *overrides]))
 
     def said(self) -> str:
-        """What is known of its accuracy, for the command line."""
+        """What it is, what it assumes, and what is known of its accuracy."""
+        found = f"the same settings gave {self.nearest}"
         if math.isclose(self.nearest.epsilon, self.epsilon):
-            return f"{self.nearest}; {self.assumes}"
-        return f"not measured at ε = {self.epsilon:g}; the same settings gave {self.nearest}; {self.assumes}"
+            found = f"measured: {self.nearest}"
+        else:
+            found = f"not measured at ε = {up(self.epsilon)}; {found}"
+        return f"{self.nearest.method} ({self.nearest.assumes}); {found}"
 
 
 def best_names() -> list[str]:
     """The datasets that have one."""
     folder = files("sordino") / "recipes" / "best"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    found = folder.iterdir() if folder.is_dir() else ()  # git keeps no empty folder
+    return sorted(entry.name.removesuffix(".toml") for entry in found if entry.name.endswith(".toml"))
 
 
 def best_recipe(dataset: str, epsilon: float) -> Best:
@@ -97,7 +100,5 @@ def best_recipe(dataset: str, epsilon: float) -> Best:
     if not 0 < epsilon < math.inf:
         raise InputError(f"--epsilon must be a positive number, got {epsilon}")
     text = (files("sordino") / "recipes" / "best" / f"{dataset}.toml").read_text(encoding="utf8")
-    found = tomllib.loads(text)
-    known = tuple(Known(**{**one, "settings": tuple(one["settings"])}) for one in found["known"])
-    nearest = min(known, key=lambda one: abs(math.log(one.epsilon / epsilon)))
-    return Best(dataset, epsilon, found["assumes"], found["source"], found["method"], known, nearest, found["recipe"])
+    known = tuple(Known(**one) for one in tomllib.loads(text)["known"])
+    return Best(dataset, epsilon, known, min(known, key=lambda one: abs(math.log(one.epsilon / epsilon))))

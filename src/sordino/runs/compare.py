@@ -27,7 +27,9 @@ from typing import Any
 from scipy.stats import t as student
 
 from sordino import features
-from sordino.errors import InputError, SordinoError
+from sordino.data.code import is_code
+from sordino.data.sources import SOURCES
+from sordino.errors import InputError, Refused, SordinoError
 from sordino.files import json_bytes, make_folder, read_json, usable_folder, write_atomically
 from sordino.plan import Plan
 from sordino.report.compare import write_page
@@ -37,6 +39,7 @@ from sordino.runs.origin import origin
 from sordino.runs.prepared import work_of
 from sordino.runs.recipe import Recipe
 from sordino.runs.sweep import plan_of
+from sordino.shown import up
 
 RESULT, PAGE = "compare.json", "compare.html"
 Shown = Callable[[Mapping[str, Any]], None]
@@ -83,15 +86,21 @@ def checked(suite: Suite, data_dir: Path | None = None) -> dict[Job, Recipe]:
     recipes = {}
     for job in suite.jobs():
         recipes[job] = recipe = job.recipe()
+        if not suite.public_data.strip() and (is_code(recipe.data.name) or recipe.data.name in SOURCES):
+            raise Refused(
+                f"{job.method.name}: [data] is your own, and a comparison shows every run, also those without privacy, "
+                "with no ε for all of them together: tune with `sordino sweep`, which pays for the choice; or say in "
+                'public_data = "…" of the suite why these records need no protection'
+            )
         if job.seed != suite.seeds[0]:
             continue  # the seed is all that differs
         try:
             plan = _plan(recipe, data_dir)
         except InputError as error:
-            raise error.within(f"{job.method.name} at ε = {job.epsilon:g}") from error
+            raise error.within(f"{job.method.name} at ε = {up(job.epsilon)}") from error
         if job.method.kind == "private" and (plan.delta, plan.relation) != (suite.delta, suite.relation):
             raise InputError(
-                f"{job.method.name} has δ = {plan.delta:g} and {plan.relation}, the suite δ = {suite.delta:g} and "
+                f"{job.method.name} has δ = {up(plan.delta)} and {plan.relation}, the suite δ = {up(suite.delta)} and "
                 f"{suite.relation}: what is compared must have both in common"
             )
     return recipes
@@ -203,7 +212,7 @@ def result_of(
 def _described(suite: Suite, name: str, recipes: Mapping[Job, Recipe]) -> dict[str, Any]:
     """A method with its settings at every ε, as its recipes have them."""
     (method,) = [one for one in suite.methods if one.name == name]
-    settings = {f"{job.epsilon:g}": recipe for job, recipe in recipes.items() if job.method.name == name}
+    settings = {f"{up(job.epsilon)}": recipe for job, recipe in recipes.items() if job.method.name == name}
     return {
         "name": name,
         "kind": method.kind,

@@ -18,6 +18,9 @@
     assumes = "no public data"
 
 The suite sets privacy.epsilon, privacy.delta, privacy.relation and the seeds; a recipe can't set them otherwise.
+
+All runs are seen, those without privacy too, and no ε covers them together. So data of one's own ([data] name = "csv"
+and the like) is refused, unless public_data = "…" says why its records need no protection.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from sordino.checks import brief
 from sordino.errors import InputError, did_you_mean
 from sordino.runs.best import best_recipe
 from sordino.runs.recipe import Recipe
+from sordino.shown import up
 
 KINDS = {
     "private": "trained by sordino under its own accountant",
@@ -72,6 +76,7 @@ class Suite:
     baseline: str = ""
     notes: str = ""
     allow_code: bool = False
+    public_data: str = ""
 
     @classmethod
     def read(cls, path: Path, *, allow_code: bool = False) -> Suite:
@@ -110,6 +115,7 @@ class Suite:
             _text(document.get("baseline", ""), "baseline"),
             _text(document.get("notes", ""), "notes"),
             allow_code,
+            _text(document.get("public_data", ""), "public_data"),
         )
         return suite._checked()
 
@@ -153,14 +159,14 @@ class Job:
         """The run directory's name: the same whichever part of the suite is run."""
         plain = re.sub(r"[^A-Za-z0-9]+", "-", self.method.name).strip("-").lower()[:60]
         mark = sha256(self.method.name.encode()).hexdigest()[:6]
-        where = "plain" if self.method.kind == "plain" else f"eps={self.epsilon:g}"
+        where = "plain" if self.method.kind == "plain" else f"eps={up(self.epsilon)}"
         return f"{plain}-{mark}/{where},seed={self.seed}"
 
     @property
     def overrides(self) -> list[str]:
         """What the method and the suite set in the recipe; the suite's own keys come last and hold."""
         suite = self.suite
-        given = [*self.method.set, *self.method.at.get(f"{self.epsilon:g}", ())]
+        given = [*self.method.set, *self.method.at.get(f"{up(self.epsilon)}", ())]
         for one in given:
             if one.partition("=")[0].strip() in (*_OWN_KEYS, "privacy.noise_multiplier"):
                 raise InputError(f"{self.method.name}: {one.partition('=')[0]} is the suite's to set")
@@ -177,7 +183,7 @@ class Job:
             path = self.suite.path.parent / str(method.recipe)
             return Recipe.read(path, self.overrides, allow_code=self.suite.allow_code)
         except InputError as error:
-            raise error.within(f"{method.name} at ε = {self.epsilon:g}") from error
+            raise error.within(f"{method.name} at ε = {up(self.epsilon)}") from error
 
 
 def _competitor(given: Any, epsilons: tuple[float, ...]) -> Competitor:
@@ -199,7 +205,7 @@ def _competitor(given: Any, epsilons: tuple[float, ...]) -> Competitor:
     named = {f"{_key(name, key):g}": _texts(value, f"{name}: at.{key}") for key, value in at.items()}
     for epsilon in [*where, *map(float, named)]:
         if epsilon not in epsilons:
-            raise InputError(f"{name}: ε = {epsilon:g} is none of the suite's epsilons")
+            raise InputError(f"{name}: ε = {up(epsilon)} is none of the suite's epsilons")
     paths = {key: _text(given[key], key) for key in ("recipe", "best") if key in given}
     changed, assumes = _texts(given.get("set", []), f"{name}: set"), _text(given.get("assumes", ""), "assumes")
     return Competitor(name, kind=kind, set=changed, at=named, epsilons=where, assumes=assumes, **paths)

@@ -37,7 +37,8 @@ from sordino.runs.build import (
 )
 from sordino.runs.recipe import Recipe
 from sordino.runs.work import Work
-from sordino.training.fit import Result, train, train_without_noise
+from sordino.training.fit import train, train_without_noise
+from sordino.training.job import Result
 from sordino.training.loop import Settings
 from sordino.training.progress import working
 from sordino.training.steps import unit_dataset
@@ -100,6 +101,11 @@ class Prepared:
     def _private(self) -> Any:
         """The private rows with the plan's unit as their record."""
         users = self.dataset.users if self.plan.unit == "user" else None
+        if self.plan.unit == "user" and users is None:
+            raise Refused(
+                'privacy.unit = "user", and nothing says whose the rows are: name the column with their ids in [data], '
+                'user = "…" (csv, parquet, hf), or have your function return "users"'
+            )
         return unit_dataset(self.plan, self.dataset.train, users)
 
     def without_noise(self) -> Result:

@@ -109,7 +109,7 @@ class PrivacySection:
     noise_multiplier: float | None = None  # standard deviation of the noise over the clip norm; or give epsilon
     relation: str | None = None  # default: the sampler's own
     accountant: str = "pld"  # pld or rdp
-    insecure_seed: int | None = None  # makes the run repeatable, and the guarantee void for who knows the seed
+    insecure_seed: int | None = None  # makes the run repeatable, and the guarantee void for whoever knows the seed
     unit: str = "record"  # what is protected: record, or user; then data.records and expected_batch count users
     rows_per_user: int | None = None  # of a user's rows at most so many take part in a step; default: all of them
     examples_per_user: int | None = None  # rows are sampled, of which a user has at most so many; records counts rows
@@ -125,7 +125,7 @@ class MethodSection:
 @dataclass(frozen=True)
 class SamplingSection:
     expected_batch: int  # the expected number of records in a step
-    name: str = "poisson"  # poisson, allocation, truncated-poisson, partition, without-replacement
+    name: str = "poisson"  # poisson, allocation, truncated-poisson, partition, without-replacement, cyclic
     cap: int | None = None  # the largest batch of truncated-poisson
 
 
@@ -231,8 +231,10 @@ class Recipe:
             document = tomllib.loads(path.read_text(encoding="utf8"))
         except FileNotFoundError:
             raise InputError(f"there is no recipe {path}") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} can't be read: {error}") from error
+        except OSError as error:
+            raise InputError(f"{path} can't be read: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path} is no recipe: it is not text in UTF-8") from error
         except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets in brackets in …
             said = error if isinstance(error, tomllib.TOMLDecodeError) else "a number or a nesting beyond all bounds"
             raise InputError(f"{path} is not valid TOML: {said}") from error

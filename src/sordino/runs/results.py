@@ -25,7 +25,7 @@ from sordino.errors import SordinoError
 from sordino.files import json_bytes, write_atomically
 from sordino.plan.core import Plan
 from sordino.runs.closing import write_closed
-from sordino.training.fit import Result
+from sordino.training.job import Result
 from sordino.training.state import model_tensors
 
 NOT_PRIVATE = "computed from the private records without noise; no guarantee covers this file: do not publish it"

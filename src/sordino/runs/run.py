@@ -40,7 +40,7 @@ from sordino.runs.recipe import Recipe
 from sordino.runs.results import Described, write_results
 from sordino.runs.verify import QUICK, failed, verify
 from sordino.runs.work import Work
-from sordino.training.fit import Result
+from sordino.training.job import Result
 
 FITTING = tuple(check for check in QUICK if check != "files")  # a report that is missing is written again
 

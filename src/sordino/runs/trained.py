@@ -148,6 +148,9 @@ def load(
         InputError: a file is missing or does not fit; Refused: code is named and not allowed.
     """
     folder = Path(folder)
+    if not (folder / "result.json").is_file():
+        what = "holds no finished run: there is no result.json" if folder.is_dir() else "is not a directory"
+        raise InputError(f"{folder} {what}; give the directory that a run was written to")
     result = read_result(folder / "result.json")
     weights, stated = read_weights(folder)
     recipe = _recipe(folder, allow_code)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sordino import nets, registry
-from sordino.checks import ACCOUNTANTS, RELATIONS
+from sordino.checks import ACCOUNTANTS, RELATIONS, SAMPLERS
 from sordino.data.catalogue import catalogue
 from sordino.data.words import SOURCE_KEYS
 from sordino.errors import InputError, did_you_mean
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         TrainSection,
     )
 
-SAMPLERS = ("poisson", "truncated-poisson", "partition", "without-replacement", "allocation")
 SCHEDULERS = ("constant", "cosine", "linear")
 AVERAGES = ("none", "ema", "tail")
 UNITS = ("record", "user")

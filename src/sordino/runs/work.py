@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from sordino.audit.one_run import AuditResult
 from sordino.data.types import Dataset
 from sordino.plan.core import Plan
-from sordino.training.fit import Result
+from sordino.training.job import Result
 
 
 class Work(Protocol):

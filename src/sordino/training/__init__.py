@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sordino.records.reading import pad_to
 from sordino.training.callbacks import Callback, EarlyStopping
-from sordino.training.fit import Loss, Result, train, train_without_noise
+from sordino.training.fit import Loss, train, train_without_noise
+from sordino.training.job import Result
 from sordino.training.loop import Evaluate, Settings
 from sordino.training.steps import DEFAULT_CHUNK, PrivateStep, Widths, private_steps
 from sordino.training.updates import Averaging

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sordino import checks
-from sordino.errors import InputError
+from sordino.errors import InputError, Refused
 from sordino.plan.core import Plan
 from sordino.registry import default
 from sordino.training.loop import Settings
+from sordino.training.updates import Update
 
 
 def check_asked(
@@ -60,3 +62,38 @@ def _check_update(optimizer: Any, lr: Any) -> None:
         )
     if lr is not None and not isinstance(lr, Tensor):
         checks.real("lr", lr)
+
+
+def chosen_update(
+    plan: Plan,
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    optimizer: Callable[..., Optimizer] | None,
+    lr: float | None,
+    settings: Settings,
+    public: Any,
+) -> Update:
+    """What the caller chose, where that is free; what the plan prescribes, where its guarantee depends on it."""
+    method = plan.method
+    if method.trained_by is not None:
+        raise Refused(
+            f"the guarantee of {method.name} is that of its own training: use {method.trained_by}, or a recipe"
+        )
+    given = {
+        "an optimizer": optimizer is not None,
+        "lr": lr is not None,
+        "a scheduler": settings.scheduler is not None,
+        **dict.fromkeys(settings.optimizer_options, True),
+    }
+    if method.holds_update and any(given.values()):
+        raise Refused(
+            f"the guarantee of {method.name} depends on the update, so the plan holds it: leave out "
+            f"{', '.join(name for name, is_given in given.items() if is_given)}; step sizes are a schedule of the "
+            "plan, and momentum, Adam and weight decay are not covered by its proof"
+        )
+    if not method.holds_update and lr is None:
+        raise InputError("give lr, the step size")
+    update = method.update(plan, model, loss, public) or Update(plan, model, loss)
+    if lr is not None:
+        update.optimizer, update.lr = optimizer or torch.optim.SGD, lr
+    return update

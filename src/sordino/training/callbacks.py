@@ -163,6 +163,6 @@ def epsilon_spent(plan: Plan, done: int, eval_every: int) -> float:
 
 
 def stopped(guarantee: Guarantee, plan: Plan, done: int, eval_every: int) -> Guarantee:
-    """The plan's guarantee with what was really spent beside it."""
+    """The plan's guarantee, together with the ε that was really spent."""
     spent = epsilon_spent(plan, done, eval_every)
     return replace(guarantee, beside={**guarantee.beside, "epsilon_spent": spent, "steps_made": done})

@@ -13,16 +13,12 @@ Killed at any moment and resumed:
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
@@ -30,8 +26,6 @@ from torch.utils.data import default_collate
 from sordino import checks, ranks
 from sordino.errors import InputError, Refused
 from sordino.files import make_folder
-from sordino.gradients import verify
-from sordino.gradients.check import verify_shards
 from sordino.plan.core import Plan
 from sordino.plan.explained import Explained, missing_step
 from sordino.plan.guarantee import Guarantee
@@ -42,18 +36,19 @@ from sordino.ranks.sharded import copy_buffers, sharded
 from sordino.ranks.store import Store
 from sordino.records.companions import companions_of, refuse_shared_companions, refuse_undeclared
 from sordino.records.fitting import check_fits, fitted
-from sordino.records.gradients import Counted, Divisible, GradientSum, record_gradients
-from sordino.records.momentum import made_up_past
-from sordino.records.reading import Collated, count_records, refuse_dependent_rows, splits
+from sordino.records.gradients import Counted, Divisible, GradientSum
+from sordino.records.reading import Collated, count_records, splits
 from sordino.release.ledger import Ledger
 from sordino.sampling import Partition, cycle
-from sordino.training.announced import header, seconds_per_step
-from sordino.training.asked import check_asked
-from sordino.training.callbacks import Callback, checked, stopped
-from sordino.training.histogram import NormHistogram, check_declared, release_histogram
-from sordino.training.loop import Evaluate, Loop, Reader, Settings
+from sordino.training.announced import header
+from sordino.training.asked import check_asked, chosen_update
+from sordino.training.callbacks import checked, stopped
+from sordino.training.first_batch import check_first_batch
+from sordino.training.histogram import check_declared, release_histogram
+from sordino.training.job import Job, Result, fingerprint_of
+from sordino.training.loop import Evaluate, Reader, Settings
 from sordino.training.progress import say
-from sordino.training.sharded import ShardedLoop, followed_steps, led_steps
+from sordino.training.sharded import followed_steps, led_steps
 from sordino.training.steps import (
     PrivateStep,
     check_records,
@@ -63,67 +58,12 @@ from sordino.training.steps import (
     unit_dataset,
 )
 from sordino.training.stopping import Stopping
-from sordino.training.updates import Running, Update
+from sordino.training.updates import Running
 from sordino.training.witness import bind
 
 Loss = Callable[..., Tensor]
 First = Callable[[Any, RandomSource, Ledger], Any]
 """Makes the plan's statistics from a dataset, through the same ledger, and gives back the dataset to train on."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """A trained model and what may be said of it.
-
-    Args:
-        model: The model that was trained.
-        guarantee: What holds for it; None where nothing was released.
-        metrics: What `evaluate` returned, row by row.
-        seconds: Wall time of the training.
-        skipped_steps: Steps whose release was lost in an interruption: they count for ε and moved no weights.
-        not_private: For your eyes only: no guarantee covers it.
-        histogram: The released histogram of norms, where the plan has one.
-        stopped_at: The steps that were made, where a callback ended the run.
-    """
-
-    model: nn.Module
-    guarantee: Guarantee | None
-    metrics: tuple[Mapping[str, float], ...]
-    seconds: float
-    skipped_steps: int
-    not_private: Mapping[str, Any]
-    histogram: NormHistogram | None = None
-    stopped_at: int | None = None  # the steps that were made, where a callback ended the run
-
-
-@dataclass(frozen=True, eq=False)
-class Job:
-    """A run before it begins: what is trained on what, under which plan, with which update."""
-
-    model: nn.Module
-    dataset: Any
-    plan: Plan
-    update: Update
-    settings: Settings
-    evaluate: Evaluate | None = None
-    folder: Path | None = None
-    fingerprint: str = ""
-    label: str = "training"
-    watch: Reader | None = None
-    callbacks: tuple[Callback, ...] = ()
-    said: str = ""  # before the first step, on the terminal
-    store: Store | None = None  # of a sharded model
-
-    def loop(self) -> Loop:
-        if self.store is not None:
-            return ShardedLoop(
-                self.store, self.folder, self.model, self.update, self.settings, self.plan, self.evaluate,
-                self.fingerprint, self.label, self.watch, self.callbacks,
-            )  # fmt: skip
-        return Loop(
-            self.model, self.update, self.settings, self.plan, self.evaluate, self.folder, self.fingerprint,
-            self.label, self.watch, self.callbacks,
-        )  # fmt: skip
 
 
 def train(
@@ -223,13 +163,13 @@ def _job(
     refuse_shared_companions(model, splits(dataset))
     if resume and folder is None:
         raise InputError("resume needs the directory of the run: give out=")
-    update = _update(plan, model, loss, optimizer, lr, settings, public)
+    update = chosen_update(plan, model, loss, optimizer, lr, settings, public)
     watching = checked(callbacks, plan, settings.eval_every)
     guarantee = plan.guarantee()  # refused before anything is read, where there is none
     settings = _checkpoints(plan, settings)
     update.check(dataset)
     check_fits(model, loss, dataset)
-    fingerprint = _fingerprint(plan, settings, update, public)
+    fingerprint = fingerprint_of(plan, settings, update, public)
     source = plan.source()
     store = Store(model, ranks.of_group()) if is_sharded(model) else None
     job = Job(
@@ -275,6 +215,7 @@ def fit(job: Job, source: RandomSource, guarantee: Guarantee, *, resume: bool, f
 def _fit_sharded(job: Job, store: Store, source: RandomSource, guarantee: Guarantee, *, resume: bool) -> Result:
     """The run of a sharded model: all ranks make it together, and each has its shards in the end."""
     rank = store.rank
+    heard(rank, ranks.Begin())  # the leader has checked the first batch, or ends the run here
     copy_buffers(job.model, rank)
     if rank.leads:
         with ranks.leading(rank):
@@ -385,7 +326,7 @@ def train_without_noise(
     For public data only: whatever comes out of it, its accuracy included, is not private.
     """
     settings = settings or Settings()
-    update = _update(plan, model, loss, optimizer, lr, settings, public)
+    update = chosen_update(plan, model, loss, optimizer, lr, settings, public)
     update.check(dataset)
     return fit_without_noise(Job(model, dataset, plan, update, settings, evaluate, label="without noise"))
 
@@ -404,41 +345,6 @@ def fit_without_noise(job: Job) -> Result:
     job.update.begin({}, None)
     ran = loop.run(steps(), loop.restore(), None)
     return Result(job.model, None, ran.metrics, ran.seconds, ran.skipped_steps, {})
-
-
-def _update(
-    plan: Plan,
-    model: nn.Module,
-    loss: Loss,
-    optimizer: Callable[..., Optimizer] | None,
-    lr: float | None,
-    settings: Settings,
-    public: Any,
-) -> Update:
-    """What the caller chose, where that is free; what the plan prescribes, where its guarantee depends on it."""
-    method = plan.method
-    if method.trained_by is not None:
-        raise Refused(
-            f"the guarantee of {method.name} is that of its own training: use {method.trained_by}, or a recipe"
-        )
-    given = {
-        "an optimizer": optimizer is not None,
-        "lr": lr is not None,
-        "a scheduler": settings.scheduler is not None,
-        **dict.fromkeys(settings.optimizer_options, True),
-    }
-    if method.holds_update and any(given.values()):
-        raise Refused(
-            f"the guarantee of {method.name} depends on the update, so the plan holds it: leave out "
-            f"{', '.join(name for name, is_given in given.items() if is_given)}; step sizes are a schedule of the "
-            "plan, and momentum, Adam and weight decay are not covered by its proof"
-        )
-    if not method.holds_update and lr is None:
-        raise InputError("give lr, the step size")
-    update = method.update(plan, model, loss, public) or Update(plan, model, loss)
-    if lr is not None:
-        update.optimizer, update.lr = optimizer or torch.optim.SGD, lr
-    return update
 
 
 def _next_start(plan: Plan, done: int) -> int:
@@ -476,52 +382,3 @@ def _checkpoints(plan: Plan, settings: Settings) -> Settings:
     if plan.contribution.record_momentum is None:
         return settings
     return replace(settings, checkpoint_every=0, checkpoint_minutes=math.inf)
-
-
-def check_first_batch(
-    model: nn.Module,
-    loss: Loss,
-    dataset: Any,
-    plan: Plan,
-    source: RandomSource,
-    settings: Settings,
-    store: Store | None = None,
-) -> float | None:
-    """The engine against a brute-force loop on the first batch, with the plan's views, and with iterates made up where
-    the plan needs past ones; nothing is written if they differ. Gives the seconds that a step will take."""
-    records, stated = count_records(dataset), plan.contribution
-    first = next(plan_batches(plan, records=records, source=source, chunk=64))
-    some = first.indices[:64] if len(first.indices) else torch.arange(min(records, 64))
-    if len(some):
-        views = stated.augmentation
-        refuse_dependent_rows(dataset, some[:8])
-        made = record_gradients(model, loss, dataset, plan.clipping, views=views, seed=settings.seed)
-        rows = made.rows(some, first.step)
-        if store is not None:
-            verify_shards(model, loss, rows, plan.clipping, store)
-            return None
-        iterates = None if stated.inner is None else made_up_past(model, stated.inner).with_present(stated.inner)
-        verify(model, loss, rows, plan.clipping, iterates=iterates)
-        if settings.progress is not False:
-            return seconds_per_step(model, loss, partial(made.rows, step=first.step), some, plan)
-    return None
-
-
-def _fingerprint(plan: Plan, settings: Settings, update: Update, public: Any) -> str:
-    """Identifies the run that a checkpoint belongs to (chunk, progress and checkpoint times may differ)."""
-    return digest(
-        {
-            "plan": plan.to_dict(),
-            "lr": update.lr,
-            "update": getattr(update.optimizer, "__qualname__", type(update.optimizer).__qualname__),
-            "optimizer": {name: repr(value) for name, value in settings.optimizer_options.items()},
-            "averaging": repr(settings.averaging),
-            "seed": settings.seed,
-            **({} if public is None else {"public": public.to_dict()}),
-        }
-    )
-
-
-def digest(document: Mapping[str, Any]) -> str:
-    """SHA-256 of a JSON-able document."""
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

@@ -40,7 +40,7 @@ def say(text: str, shown: bool | None = None) -> None:
 
 
 class ProgressBar:
-    """A bar over the steps with the latest metrics beside it; without a terminal, lines (`shown=None`)."""
+    """A progress bar with the latest metrics; without a terminal, lines (`shown=None`)."""
 
     def __init__(self, steps: int, done: int = 0, shown: bool | None = None, label: str = "training") -> None:
         console = Console(stderr=True)

@@ -120,7 +120,7 @@ def _released(
     widths: Widths | None,
     since: int,
 ) -> Iterator[PrivateStep]:
-    for batch in drawn:
+    for batch in _expected(drawn, gradient_sum):
         uniform = None if widths is None else _wide_enough(plan, widths(batch.step), batch.step)
         # A new dict, so that a caller who holds the original sums does not see them overwritten.
         total = summed(gradient_sum, batch, source)
@@ -142,6 +142,21 @@ def _released(
         )
         sums.clear()
         yield PrivateStep(batch.step, noisy)
+
+
+def _expected(drawn: Iterator[LogicalBatch], gradient_sum: GradientSum) -> Iterator[LogicalBatch]:
+    """The batches; each is drawn before the one before it is summed, so that its rows can be read meanwhile."""
+    expect = getattr(gradient_sum, "expect", None)
+    if expect is None:
+        yield from drawn
+        return
+    batch = next(drawn, None)
+    while batch is not None:
+        after = next(drawn, None)
+        if after is not None:
+            expect(after)
+        yield batch
+        batch = after
 
 
 def summed(gradient_sum: GradientSum, batch: LogicalBatch, source: RandomSource) -> ClippedSum:

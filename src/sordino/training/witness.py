@@ -1,4 +1,4 @@
-"""What a run keeps beside its checkpoints to recognise itself: the name of its ledger, and a keyed digest of its data.
+"""What a run keeps next to its checkpoints: the name of its ledger, and a keyed digest of its data.
 
 `checkpoint/run.json` is written before the first release, readable by its owner only, and goes with the checkpoints
 when the run is complete. On resume

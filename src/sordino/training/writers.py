@@ -1,6 +1,7 @@
 """Metrics to TensorBoard or MLflow: callbacks that pass on rows of the metrics, which are released or public numbers.
 
-Nothing else reaches them: neither losses of training records nor norms nor batch sizes, for none of these is in a row.
+Nothing else reaches them: neither losses of training records nor norms nor batch sizes, for none of these is in a row,
+nor the time that the steps took, which is in it. (The services record when they were called; docs/threat-model.md.)
 Both packages are optional.
 """
 
@@ -15,6 +16,11 @@ from sordino.errors import SordinoError
 from sordino.plan.core import Plan
 from sordino.plan.guarantee import Guarantee
 from sordino.training.callbacks import Callback, Row
+
+
+def _written(row: Row) -> dict[str, float]:
+    """A row without its step and its time: how long steps took depends on the batches, which are private."""
+    return {name: float(value) for name, value in row.items() if name not in ("step", "seconds")}
 
 
 class TensorBoard(Callback):
@@ -34,9 +40,8 @@ class TensorBoard(Callback):
         self._writer.add_text("guarantee", str(guarantee), 0)
 
     def told(self, row: Row) -> None:
-        for name, value in row.items():
-            if name != "step":
-                self._writer.add_scalar(name, value, int(row["step"]))
+        for name, value in _written(row).items():
+            self._writer.add_scalar(name, value, int(row["step"]))
 
     def seen(self, row: Row) -> None:
         """Written by the earlier part of the run."""
@@ -75,8 +80,7 @@ class MLflow(Callback):
         )
 
     def told(self, row: Row) -> None:
-        values = {name: float(value) for name, value in row.items() if name != "step"}
-        self._mlflow.log_metrics(values, step=int(row["step"]))
+        self._mlflow.log_metrics(_written(row), step=int(row["step"]))
 
     def seen(self, row: Row) -> None:
         """Logged by the earlier part of the run."""

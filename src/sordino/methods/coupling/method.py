@@ -113,7 +113,7 @@ class Coupling(Method):
         self, plan: Plan, model: nn.Module, loss: Callable[..., Tensor], public: PublicUse | None = None
     ) -> CoupledUpdate:
         if public is None:
-            raise Refused("a coupling plan is trained beside its public rows: give public=PublicUse(rows, rule=…)")
+            raise Refused("a coupling plan trains on public rows as well: give public=PublicUse(rows, rule=…)")
         return CoupledUpdate(public, plan, model, loss)
 
     @classmethod

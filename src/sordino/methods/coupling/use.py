@@ -62,7 +62,7 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class PublicUse:
-    """What the public rows are used for beside a plan of `methods.coupling`. None of it changes ε.
+    """What the public rows are used for in a plan of `methods.coupling`. None of it changes ε.
 
     rule: the weight of the public gradient. expected_batch: public rows in a step (None: as many as private ones).
     projection: the released gradient of the last linear layer is projected on so many directions of the public one.

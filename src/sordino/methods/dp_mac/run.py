@@ -33,7 +33,7 @@ from sordino.plan.core import Plan
 from sordino.plan.explained import Explained
 from sordino.randomness import RandomSource
 from sordino.release.ledger import Ledger
-from sordino.training.fit import Result
+from sordino.training.job import Result
 from sordino.training.loop import Evaluate
 from sordino.training.progress import working
 from sordino.training.steps import check_records

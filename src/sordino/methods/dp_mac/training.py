@@ -40,7 +40,8 @@ from sordino.randomness import RandomSource
 from sordino.records.momentum import PastIterates
 from sordino.records.reading import count_records, refuse_owners, row_reader
 from sordino.sampling import LogicalBatch
-from sordino.training.fit import Job, Result, digest, fit, fit_without_noise
+from sordino.training.fit import fit, fit_without_noise
+from sordino.training.job import Job, Result, digest
 from sordino.training.loop import Evaluate, Settings
 from sordino.training.steps import PrivateStep, check_records
 from sordino.training.updates import Running, Update

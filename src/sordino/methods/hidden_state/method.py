@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from sordino.accounting.events import Release
     from sordino.audit.one_run import AuditResult
     from sordino.runs.recipe import Recipe
-    from sordino.training.fit import Result
+    from sordino.training.job import Result
 
 PURPOSE = training.PURPOSE
 

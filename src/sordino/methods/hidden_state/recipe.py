@@ -2,7 +2,7 @@
 
     [method]
     name = "hidden-state"
-    loss = "softmax"            # softmax, one-vs-rest, huber, squared; their options beside it (cap, bound, …)
+    loss = "softmax"            # softmax, one-vs-rest, huber, squared; their options are further keys (cap, bound, …)
     cap = 0.1
     regularisation = 1e-6       # λ, required
     feature_norm = 1.0          # features are scaled down to it, record by record

@@ -47,7 +47,8 @@ from sordino.records.reading import count_records, refuse_owners, tensors_of
 from sordino.release import Entry, release
 from sordino.release.ledger import Ledger
 from sordino.sampling import LogicalBatch
-from sordino.training.fit import First, Result
+from sordino.training.fit import First
+from sordino.training.job import Result
 from sordino.training.metrics import MetricsLog
 from sordino.training.progress import ProgressBar
 from sordino.training.steps import check_records, plan_batches

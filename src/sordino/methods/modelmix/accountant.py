@@ -94,7 +94,7 @@ def account_modelmix(
     mechanism: str = "gaussian",
     further: Releases = (),
 ) -> MixAccount:
-    """ε of the steps, composed with `further` releases, with its control beside it; an upper bound, always.
+    """ε of the steps, composed with `further` releases, together with its control; both are upper bounds.
 
     `linf_p` is p of Algorithm 2: coordinates are truncated at clip_norm/√p after l2 clipping (p = 1: no truncation).
     Laplace noise needs l1 clipping, and has no l∞ form.

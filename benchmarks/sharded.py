@@ -1,0 +1,255 @@
+"""A model divided over ranks (fully_shard): that it trains where one process can't, and what a private step costs.
+
+    python benchmarks/sharded.py --json benchmarks/results/sharded.json
+
+Memory: every process gets RLIMIT_DATA, what it has after importing torch plus a budget in which neither the model, its
+sums and its optimizer's state fit into one process. One process has to fail, two have to make their steps.
+
+Time: the processor time of all ranks (the slowest counts) for a private step of the sharded model over a plain step of
+the same sharded model with fully_shard's own gathering and reduction; beside it the same ratio of one process. Bits:
+the weights after the steps, for one process, for ranks that share chunks, and for shards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import multiprocessing
+import os
+import resource
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from sordino.plan import Plan
+from sordino.ranks.layout import shard_blocks, whole_of
+from sordino.ranks.store import Store
+from sordino.runs.results import environment
+from sordino.training import Settings, train
+
+WORDS, LENGTH, CLASSES = 1000, 64, 10
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.one, self.two = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, s, d = x.shape
+        q, k, v = self.qkv(self.one(x)).view(b, s, 3, 4, d // 4).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, s, d)
+        x = x + self.out(y)
+        return x + self.down(torch.relu(self.up(self.two(x))))  # type: ignore[no-any-return]
+
+
+class Transformer(nn.Module):
+    def __init__(self, width: int, blocks: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.words(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))  # type: ignore[no-any-return]
+
+
+def _data(records: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return (
+        torch.randint(WORDS, (records, LENGTH), generator=generator),
+        torch.randint(CLASSES, (records,), generator=generator),
+    )
+
+
+def _plan(records: int, batch: int, steps: int) -> Plan:
+    return Plan.dpsgd(
+        noise_multiplier=1.0, delta=1e-5, records=records, expected_batch=batch, steps=steps, clip_norm=1.0,
+        insecure_seed=1,
+    )  # fmt: skip
+
+
+def _limited(rank: int, megabytes: int, width: int, blocks: int) -> dict[str, Any]:
+    """A run under a limit: the model is made shard by shard, so that no process ever has it whole."""
+    before = _private_bytes()
+    resource.setrlimit(resource.RLIMIT_DATA, (before + (megabytes << 20), resource.RLIM_INFINITY))
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        net: nn.Module = Transformer(width, blocks)
+    count = sum(p.numel() for p in net.parameters())
+    if dist.is_initialized():
+        shard_blocks(net)
+    net.to_empty(device="cpu")
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            local = p.to_local() if hasattr(p, "to_local") else p
+            local.fill_(1.0) if ".weight" in name and p.ndim == 1 else local.normal_(0, 0.02)
+    settings = Settings(chunk=4, checkpoint_every=0, progress=False)
+    result = train(
+        net,
+        cross_entropy,
+        (_data(64)[0][:, :16], _data(64)[1]),
+        _plan(64, 8, 2),
+        optimizer=torch.optim.Adam,
+        lr=1e-3,
+        settings=settings,
+    )
+    finite = all(bool(torch.isfinite(whole_of(p)).all()) for p in result.model.parameters())
+    return {"steps": 2, "finite": finite, "parameters": count, "beyond_start": _private_bytes(peak=True) - before}
+
+
+def _private_bytes(peak: bool = False) -> int:
+    """What counts for RLIMIT_DATA; the peak is that of resident memory."""
+    text = Path("/proc/self/status").read_text(encoding="utf8")
+    return int(text.split("VmHWM:" if peak else "VmData:")[1].split()[0]) << 10
+
+
+def _steps(rank: int, kind: str, width: int, blocks: int, batch: int, steps: int) -> dict[str, Any]:
+    """Processor seconds a step, without the first; bytes that this rank asked for; a digest of the weights."""
+    torch.manual_seed(0)
+    net: nn.Module = Transformer(width, blocks)
+    sharded = kind.endswith("sharded")
+    if sharded:
+        shard_blocks(net)
+    if kind.startswith("plain"):
+        return _plain(net, batch, steps)
+    times: list[float] = []
+    stores: list[Store] = []
+    begin = Store.begin
+
+    def noting(store: Store, *arguments: Any) -> None:
+        stores[:] = [store]
+        times.append(time.process_time())
+        begin(store, *arguments)
+
+    Store.begin = noting  # type: ignore[method-assign,assignment]
+
+    def evaluate(_: nn.Module) -> dict[str, float]:
+        if not sharded:
+            times.append(time.process_time())
+        return {}
+
+    settings = Settings(chunk=16, eval_every=1, checkpoint_every=0, progress=False)
+    result = train(
+        net, cross_entropy, _data(8 * batch), _plan(8 * batch, batch, steps), lr=0.1, settings=settings,
+        evaluate=evaluate,
+    )  # fmt: skip
+    weights = b"".join(whole_of(p).detach().numpy().tobytes() for p in result.model.parameters())
+    sent = (stores[0].sent + stores[0].received) / steps if stores else None
+    return {
+        "seconds": statistics.median(b - a for a, b in itertools.pairwise(times)),
+        "bytes": sent,
+        "digest": hashlib.sha256(weights).hexdigest(),
+    }
+
+
+def _plain(net: nn.Module, batch: int, steps: int) -> dict[str, Any]:
+    """Plain training: the same number of records a step, divided over the ranks."""
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    x, y = _data(batch // ranks)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    times = [time.process_time()]
+    for _ in range(steps):
+        for part in torch.split(torch.arange(len(x)), 16):
+            cross_entropy(net(x[part]), y[part], reduction="sum").backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        times.append(time.process_time())
+    return {"seconds": statistics.median(b - a for a, b in itertools.pairwise(times[1:]))}
+
+
+def _process(number: int, size: int, place: str, function: Any, arguments: Any, queue: Any) -> None:
+    torch.set_num_threads(1)
+    if size > 0:
+        dist.init_process_group("gloo", f"file://{place}", rank=number, world_size=size)
+    try:
+        queue.put((number, function(number, *arguments)))
+    except Exception as error:  # of one rank: the others must not wait for it
+        resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        queue.put((number, {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"}))
+    queue.close()
+    queue.join_thread()
+    os._exit(0)
+
+
+def together(size: int, function: Any, *arguments: Any) -> list[dict[str, Any]]:
+    """What each of so many ranks found; 0: one process without a group."""
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        made = [
+            context.Process(target=_process, args=(number, size, f"{folder}/group", function, arguments, queue))
+            for number in range(max(1, size))
+        ]
+        for process in made:
+            process.start()
+        found = dict(queue.get(timeout=900) for _ in made)
+        for process in made:
+            process.join()
+    return [found[number] for number in sorted(found)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "sharded.json")
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--megabytes", type=int, default=900)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--only", choices=["memory", "time"])
+    chosen = parser.parse_args()
+    import torch.distributed.fsdp  # noqa: F401 (before the ranks are forked)
+
+    document: dict[str, Any] = {"command": "python benchmarks/sharded.py --json benchmarks/results/sharded.json"}
+    if chosen.only != "time":
+        memory = {f"{n or 1} of 1 process" if n == 0 else f"{n} ranks": together(n, _limited, chosen.megabytes,
+                  chosen.width, chosen.blocks) for n in (0, 2)}  # fmt: skip
+        document["memory"] = {"megabytes": chosen.megabytes, **memory}
+        print(json.dumps(document["memory"], indent=1))
+    if chosen.only != "memory":
+        document["time"] = _timed(chosen.rounds)
+        print(json.dumps(document["time"], indent=1))
+    document["environment"] = environment()
+    chosen.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf8")
+    return 0
+
+
+def _timed(rounds: int) -> dict[str, Any]:
+    width, blocks, batch, steps = 128, 4, 64, 5
+    kinds = {"plain": 0, "private": 0, "plain sharded": 2, "private sharded": 2, "private ranks": 2}
+    rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    for _ in range(rounds):
+        for kind, size in kinds.items():
+            found = together(size, _steps, kind, width, blocks, batch, steps)
+            rows[kind].append(max(found, key=lambda one: float(one["seconds"])))
+    seconds = {kind: statistics.median(one["seconds"] for one in made) for kind, made in rows.items()}
+    parameters = sum(p.numel() for p in Transformer(width, blocks).parameters())
+    digests = {one["digest"] for made in rows.values() for one in made if "digest" in one}
+    return {
+        "width": width, "blocks": blocks, "batch": batch, "chunk": 16, "steps": steps, "parameters": parameters,
+        "seconds": seconds,
+        "over_plain": {
+            "one process": seconds["private"] / seconds["plain"],
+            "two ranks, sharded": seconds["private sharded"] / seconds["plain sharded"],
+        },
+        "bytes_a_step_of_one_rank": rows["private sharded"][0]["bytes"],
+        "same_bits": len(digests) == 1,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
