@@ -169,6 +169,12 @@ def strength_lines() -> Iterator[str]:
         )
 
 
+def _missing(rows: list[Row]) -> str:
+    """Recipes that the file does not hold: not attacked, so nothing is said of them."""
+    left = [name for name in NAMES if name not in {row["recipe"] for row in rows}]
+    return f"Not attacked yet: {', '.join(left)}." if left else "Every recipe was attacked."
+
+
 def page(rows: list[Row]) -> str:
     """docs/trust.md."""
     commits = ", ".join(sorted({row["commit"] for row in rows})) or "–"
@@ -187,6 +193,8 @@ def page(rows: list[Row]) -> str:
             "Claims are the recipe's; white-box bounds are of a few steps in one run, so of less than the whole claim.",
             "",
             *table(rows),
+            "",
+            _missing(rows),
             "",
             "## Mutants",
             "",
