@@ -25,6 +25,7 @@ import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +223,8 @@ def _cost(mutant: Mutant) -> tuple[int, str]:
 
 
 def _write(rows: list[Row]) -> None:
-    document = {"command": "python experiments/mutants.py", "commit": COMMIT, "mutants": rows}
+    about = {"command": "python experiments/mutants.py", "commit": COMMIT, "torch": version("torch")}
+    document = {**about, "mutants": rows}
     (RESULTS / "mutants.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf8")
     (RESULTS / "mutants.md").write_text(markdown(rows), encoding="utf8")
 

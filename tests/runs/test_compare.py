@@ -85,6 +85,7 @@ def test_a_comparison_has_one_epsilon_delta_and_relation_and_goes_on_where_it_st
         if run["target_epsilon"] is not None:
             assert 0.99 * run["target_epsilon"] < run["epsilon"] <= run["target_epsilon"]
         assert (run["delta"], run["relation"]) == (1e-5, "add-remove")
+        assert run["commit"]
     rates = {key: m["train"]["lr"] for key, m in document["methods"][1]["settings"].items()}
     assert rates == {"1": 0.6, "3": 0.8}
     assert document["commit"]

@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 from sordino.accounting.account import epsilon
 from sordino.errors import InputError, SordinoError
 from sordino.files import json_bytes, write_atomically
+from sordino.runs.origin import commit
 from sordino.runs.prepared import Prepared, prepare, test_metrics
 from sordino.runs.recipe import Recipe
 from sordino.runs.results import environment
@@ -150,7 +151,7 @@ def main(words: list[str]) -> int:
     kind, folder, data_dir = words[0], Path(words[1]), Path(words[2]) if len(words) > 2 else None
     recipe = Recipe.read(folder.with_name(folder.name + ".toml"), allow_code=True)
     try:
-        found = carried_out(kind, recipe, folder, data_dir)
+        found = {**carried_out(kind, recipe, folder, data_dir), "commit": commit()}
     except SordinoError as error:
         found = {"error": f"{type(error).__name__}: {error}"}
     except Exception as error:  # its message may hold private values, and what is returned is kept

@@ -125,7 +125,7 @@ class MethodSection:
 @dataclass(frozen=True)
 class SamplingSection:
     expected_batch: int  # the expected number of records in a step
-    name: str = "poisson"  # poisson, allocation, truncated-poisson, partition, without-replacement
+    name: str = "poisson"  # poisson, allocation, truncated-poisson, partition, without-replacement, cyclic
     cap: int | None = None  # the largest batch of truncated-poisson
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from sordino import checks
 from sordino.console import Commands, add_json, emit
 from sordino.shown import down, up
 
@@ -60,7 +61,7 @@ def _add_parser(methods: Commands, summary: str, epilog: str, flag: str, flag_he
         "--sampling",
         dest="sampling",
         default="poisson",
-        choices=("poisson", "truncated-poisson", "partition", "without-replacement", "allocation", "cyclic"),
+        choices=checks.SAMPLERS,
         help="how batches are drawn (default: poisson)",
     )
     rate.add_argument(
