@@ -99,7 +99,7 @@ def test_clipped_softmax_is_refused_with_the_cap_that_does_the_same() -> None:
 def test_unknown_and_missing_keys() -> None:
     with pytest.raises(InputError, match="did you mean 'cap'"):
         prepare(changed("method", capp=0.1))
-    with pytest.raises(InputError, match="no certificate"):
+    with pytest.raises(InputError, match="'hinge' is unknown"):
         prepare(changed("method", loss="hinge"))
     with pytest.raises(InputError, match="regularisation"):
         prepare(Recipe.from_dict(BASE | {"method": {"name": "hidden-state"}}))
