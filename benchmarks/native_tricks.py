@@ -68,11 +68,6 @@ TRICKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "scaled": ("`scaled`: clipped rows and their sum in one pass", {_SUMS: _outside("scaled")}, ("mlp10", "W2")),
     "gathered": ("`gathered`: sums of products in double precision", {_SUMS: _outside("gather")}, ("W3", "W4-64")),
     "scattered": ("`scattered`: sums of rows of tables", {_SUMS: _outside("scatter")}, ("words",)),
-    "crossed": (
-        "`crossed`: products with few outputs, in double",
-        {_SUMS: _outside("cross")},
-        ("W4-64", "vit"),
-    ),
     "blocked": ("`blocked`: sums of blocks of records", {_SUMS: _outside("blocked")}, ("logistic", "W2", "W5")),
     "lengths": ("`lengths`: norms of records from those of parameters", {_SUMS: _outside("lengths")}, ("mlp10", "W2")),
     "factors": ("`factors`: clipping factors", {"sordino.clipping.compiled": _nothing}, ("mlp10", "W2")),
@@ -166,7 +161,10 @@ def table(results: dict[str, Any]) -> str:
     lines = ["| trick | without it, time of a step |", "|---|---|"]
     for trick, (title, _, _) in TRICKS.items():
         found = [m for m in results["measurements"] if m["trick"] == trick]
-        said = ", ".join(f"{WORKLOADS[m['workload']].title} × {m['ratio']:.2f}" for m in found)
+        said = "; ".join(
+            f"× {m['ratio']:.2f} {WORKLOADS[m['workload']].title}, batch {WORKLOADS[m['workload']].records}"
+            for m in found
+        )
         if found:
             lines.append(f"| {title} | {said} |")
     return "\n".join(lines)

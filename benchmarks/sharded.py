@@ -208,7 +208,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "sharded.json")
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--blocks", type=int, default=12)
-    parser.add_argument("--megabytes", type=int, default=760)
+    parser.add_argument("--megabytes", type=int, default=900)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", choices=["memory", "time"])
     chosen = parser.parse_args()

@@ -44,9 +44,9 @@ def net(shape, classes):
 
 def rows():
     """A dataset for recipes: [data] name = "our_package:rows"."""
-    inputs = torch.rand(400, 4, generator=torch.Generator().manual_seed(0))
-    pair = inputs, (inputs[:, 0] > inputs[:, 1]).long()
-    return {"train": pair, "test": pair, "classes": ["less", "more"]}
+    inputs = torch.rand(500, 4, generator=torch.Generator().manual_seed(0))
+    targets = (inputs[:, 0] > inputs[:, 1]).long()
+    return {"train": (inputs[:400], targets[:400]), "test": (inputs[400:], targets[400:]), "classes": ["less", "more"]}
 
 
 @dataclass(frozen=True)

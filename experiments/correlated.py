@@ -13,6 +13,7 @@ not paid for: these are public datasets. Runs that are in FILE already are not m
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from provenance import add_run, read_runs
 from sordino import data
 from sordino.methods.planner import Budget, compare_ways
 
-DATASETS = ("adult", "fashion-mnist", "mnist")
+DATASETS = {"adult": 32561, "fashion-mnist": 60000, "fashion-mnist/10": 6000, "mnist/10": 6000}
+"""Names with their training rows; /10: every tenth training row, where the noise weighs ten times as much."""
 EPSILONS = (1.0, 8.0)
 EPOCHS = (1, 5)
 WAYS = ("poisson", "allocation", "correlated")
@@ -37,8 +39,11 @@ Rows = tuple[torch.Tensor, torch.Tensor]
 
 def rows_of(name: str, folder: Path) -> tuple[Rows, Rows]:
     """(training rows, test rows), flat."""
-    found = data.load(name, folder)
-    return tuple((part.inputs.flatten(1).float(), part.targets) for part in (found.train, found.test))  # type: ignore[return-value]
+    whole, _, every = name.partition("/")
+    found = data.load(whole, folder)
+    train, test = ((part.inputs.flatten(1).float(), part.targets) for part in (found.train, found.test))
+    kept = slice(None, None, int(every or 1))
+    return (train[0][kept], train[1][kept]), test
 
 
 def plan_of(way: str, records: int, epochs: int, epsilon: float) -> sordino.Plan:
@@ -101,12 +106,25 @@ def table(runs: dict[str, Any]) -> list[dict[str, Any]]:
                     for way, row in rows.items()
                     if row is not None
                 }
-                records = {"adult": 32561}.get(name, 60000)
-                planned = compare_ways(Budget(records, BATCHES, epochs, epsilon, DELTA))
+                planned = compare_ways(Budget(DATASETS[name], BATCHES, epochs, epsilon, DELTA))
                 best = max(shown, key=lambda way: shown[way]["accuracy"])
                 lost = shown[best]["accuracy"] - shown[planned["recommended"]]["accuracy"]
                 row = {"dataset": name, "epsilon": epsilon, "epochs": epochs, **shown, "best": best}
                 found.append(row | {"planned": planned["recommended"], "lost_by_the_plan": lost})
+    return found
+
+
+def markdown(rows: list[dict[str, Any]]) -> list[str]:
+    """The table as lines of a page: test accuracy in % (± over the seeds) and the noise multiplier of each way."""
+    found = ["| dataset, ε, epochs | " + " | ".join(WAYS) + " | planned |", "|---|" + "---|" * (len(WAYS) + 1)]
+    for row in rows:
+        ways = [row[way] for way in WAYS]
+        cells = [
+            f"{100 * one['accuracy']:.2f} ± {100 * one['spread']:.2f} (σ = {one['noise_multiplier']:.3g})"
+            for one in ways
+        ]
+        where = f"{row['dataset']}, {row['epsilon']:g}, {row['epochs']}"
+        found.append(f"| {where} | {' | '.join(cells)} | {row['planned']} |")
     return found
 
 
@@ -117,10 +135,15 @@ def key(name: str, way: str, epochs: int, epsilon: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--page", action="store_true", help="print the table of what is in FILE as a page has it")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "correlated.json")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--datasets", nargs="+", default=list(DATASETS), choices=list(DATASETS))
     arguments = parser.parse_args()
-    for name in DATASETS:
+    if arguments.page:
+        print("\n".join(markdown(json.loads(arguments.out.read_text(encoding="utf8"))["table"])))
+        return
+    for name in arguments.datasets:
         for epochs in EPOCHS:
             for epsilon in EPSILONS:
                 for way in WAYS:

@@ -38,6 +38,7 @@ import scipy
 import torch
 from safetensors.torch import load_file
 
+from sordino.native.kernels import compiled
 from sordino.runs.recipe import Recipe
 from sordino.runs.run import run_recipe
 from sordino.training.loop import Loop
@@ -208,12 +209,13 @@ def rounded_alike(found: Any, recorded: Any, relative: float = 1e-9) -> bool:
 
 
 def arithmetic() -> str:
-    """Of what decides a float's last bits: the libraries' versions, the processor, its instruction sets and caches."""
+    """Of what decides a float's last bits: libraries, C kernels, the processor with its instruction sets and caches."""
     info = Path("/proc/cpuinfo")
     first = info.read_text("utf8").split("\n\n")[0].splitlines() if info.exists() else [platform.processor()]
     kinds = ("vendor_id", "cpu family", "model", "stepping", "cache size", "flags", "Features")
     processor = [line for line in first if line.split("\t")[0].split(":")[0].strip() in (*kinds, platform.processor())]
     versions = [torch.__version__, np.__version__, scipy.__version__, torch.backends.cpu.get_cpu_capability()]
+    versions.append("C kernels" if compiled() is not None else "NumPy alone")
     chosen = [f"{k}={v}" for k, v in sorted(os.environ.items()) if k.split("_")[0] in ("MKL", "ATEN", "ONEDNN", "NPY")]
     chosen = [one for one in chosen if not one.startswith("MKL_NUM_THREADS")]
     return hashlib.sha256("\n".join([*processor, *versions, *chosen]).encode()).hexdigest()[:16]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import sordino
+from sordino.clipping import FlatClip
 from sordino.errors import InputError, Refused
 
 LOSS = nn.functional.cross_entropy
@@ -110,3 +111,12 @@ def test_mistakes_cost_nothing_and_their_sentences_measure_nothing(
     assert "199" not in str(error.value)
     assert "has 200" not in str(error.value)
     assert "records=2" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_an_own_loop_refuses_weights_in_half_precision_as_train_does(kind: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2).to(kind))
+    with pytest.raises(Refused, match="the model's weights are"):
+        sordino.record_gradients(model, nn.functional.cross_entropy, (X, Y), FlatClip(1.0))
+    model[1].requires_grad_(False)
+    sordino.record_gradients(model, nn.functional.cross_entropy, (X, Y), FlatClip(1.0))

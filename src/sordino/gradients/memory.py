@@ -129,18 +129,12 @@ def scatter(total: Tensor, rows: Tensor, place: Tensor, owner: Tensor, weight: T
         total.index_add_(0, place[lo:hi], (rows[lo:hi].double() * factor).masked_fill_(factor == 0, 0))
 
 
-FEW = 32  # outputs, up to which the loop in C beats a product of matrices in double precision
-DEEPEST = 4096  # rows of one such product
+DEEPEST = 4096  # rows of one product in double precision
 
 
 def cross(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total += Σ_i left_i ⊗ right_i in double precision, for total (p, q), contiguous, left (n, p), right (n, q)."""
     n, p = left.shape
-    kernels = compiled() if left.dtype == right.dtype and left.dtype in _NUMPY and p <= FEW else None
-    if kernels is not None and left.is_contiguous() and right.stride(1) == 1 and readable(left) and readable(right):
-        sizes = n, p, right.shape[1], right.stride(0)
-        kernels.crossed[left.itemsize](left.data_ptr(), right.data_ptr(), *sizes, total.data_ptr())
-        return
     step = max(64, min(DEEPEST, BLOCK_BYTES // (8 * (p + right.shape[1]))))
     for lo in range(0, n, step):
         total.addmm_(left[lo : lo + step].double().mT, right[lo : lo + step].double())

@@ -388,43 +388,6 @@ GATHERED(gathered_f64, double)
 SCATTERED(scattered_f32, float)
 SCATTERED(scattered_f64, double)
 
-/* totals (p, q) += the sum over i of left_i (p) times right_i (q), in double precision, four i at a time; for few p. */
-#define CROSSED(NAME, T)                                                                                               \
-    WIDE void NAME(const T *restrict left, const T *restrict right, int64_t n, int64_t p, int64_t q, int64_t stride,   \
-                   double *restrict totals) {                                                                          \
-        enum { TILE = 256 };                                                                                           \
-        double x[4][TILE];                                                                                             \
-        for (int64_t start = 0; start < q; start += TILE) {                                                            \
-            const int64_t width = start + TILE < q ? TILE : q - start;                                                 \
-            for (int64_t i = 0; i < n; i += 4) {                                                                       \
-                const int64_t count = i + 4 < n ? 4 : n - i;                                                           \
-                for (int64_t k = 0; k < 4; k++)                                                                        \
-                    for (int64_t j = 0; j < width; j++)                                                                \
-                        x[k][j] = k < count ? (double)right[(i + k) * stride + start + j] : 0;                         \
-                for (int64_t a = 0; a < p; a += 2) {                                                                   \
-                    const int64_t b = a + 1 < p ? a + 1 : a;                                                           \
-                    double v[4], w[4];                                                                                 \
-                    for (int64_t k = 0; k < 4; k++) {                                                                  \
-                        v[k] = k < count ? (double)left[(i + k) * p + a] : 0;                                          \
-                        w[k] = k < count ? (double)left[(i + k) * p + b] : 0;                                          \
-                    }                                                                                                  \
-                    double *restrict to = totals + a * q + start, *restrict next = totals + b * q + start;             \
-                    if (a == b)                                                                                        \
-                        for (int64_t j = 0; j < width; j++)                                                            \
-                            to[j] += (v[0] * x[0][j] + v[1] * x[1][j]) + (v[2] * x[2][j] + v[3] * x[3][j]);            \
-                    else                                                                                               \
-                        for (int64_t j = 0; j < width; j++) {                                                          \
-                            to[j] += (v[0] * x[0][j] + v[1] * x[1][j]) + (v[2] * x[2][j] + v[3] * x[3][j]);            \
-                            next[j] += (w[0] * x[0][j] + w[1] * x[1][j]) + (w[2] * x[2][j] + w[3] * x[3][j]);          \
-                        }                                                                                              \
-                }                                                                                                      \
-            }                                                                                                          \
-        }                                                                                                              \
-    }
-
-CROSSED(crossed_f32, float)
-CROSSED(crossed_f64, double)
-
 /* total (p, q) += the sum over blocks of weight times (the sum over the block's rows of left_k (p) times right_k (q)).
  * A block is summed in single precision, DEEP rows at most at a time; blocks are added up in double precision, so that
  * what one adds does not depend on the others. Tiles of the total stay in the cache meanwhile. room: memory for

@@ -9,7 +9,6 @@
 | `scaled`        | a product, and another one for the sum | the same up to the rounding of double precision           |
 | `gathered`      | a vector times a matrix, in double     | likewise                                                  |
 | `scattered`     | torch's `index_add_`, in double        | likewise                                                  |
-| `crossed`       | a product of matrices, in double       | likewise                                                  |
 | `blocked`       | a product of matrices for each block   | the same up to the rounding of a block                    |
 | `lengths`       | numpy's sums and its square root       | the same                                                  |
 | `factors`       | numpy's quotient and its minimum       | the same                                                  |
@@ -164,7 +163,6 @@ class Kernels:
         self.scaled = functions("scaled_*", None, c_void_p, *sizes, *pointers)
         self.gathered = functions("gathered_*", None, c_void_p, *sizes, c_void_p, c_void_p)
         self.scattered = functions("scattered_*", None, c_void_p, c_int64, c_int64, *pointers, c_void_p)
-        self.crossed = functions("crossed_*", None, c_void_p, c_void_p, *sizes, c_int64, c_void_p)
         self._blocked, self._blocked_room = (
             function("blocked_f32", None, *[c_void_p] * 7),
             function("blocked_room", c_int64),
@@ -330,30 +328,28 @@ def _adds_up(kernels: Kernels) -> bool:
     numbers = [[(7 * i + 3 * j) % 11 - 5.0 for j in range(columns)] for i in range(n)]
     rows, out = (array("f", [x for row in numbers for x in row]) for _ in range(2))
     weight = array("d", weights)
-    sizes = n, n, n, columns, columns**2, columns**2, n * columns
-    squares, lengths, factors, total, whole, tiles, apart = (array("d", [0.0] * size) for size in sizes)
-    room = rows, weight, squares, lengths, factors, out, total, whole, tiles, apart
-    at, scales, to, roots, shrunk, product, sums, square, tiled, spread = (a.buffer_info()[0] for a in room)
+    sizes = n, n, n, columns, columns**2, n * columns
+    squares, lengths, factors, total, tiles, apart = (array("d", [0.0] * size) for size in sizes)
+    room = rows, weight, squares, lengths, factors, out, total, tiles, apart
+    at, scales, to, roots, shrunk, product, sums, tiled, spread = (a.buffer_info()[0] for a in room)
     table, order = array("q", [scales] * 8), array("q", range(n))
     kernels.squares[4](at, n, columns, columns, scales, to)
     kernels.scaled[4](at, n, columns, columns, scales, product, sums)
     kernels.gathered[4](at, n, columns, columns, scales, sums)
     kernels.scattered[4](at, n, columns, order.buffer_info()[0], order.buffer_info()[0], scales, spread)
-    kernels.crossed[4](product, at, n, columns, columns, columns, square)
     kernels.factors[8](scales, n, 2.0, shrunk)
     finite = kernels.lengths[8](table.buffer_info()[0], 8, n, roots)
     scaled = [[w * x for x in row] for w, row in zip(weights, numbers, strict=True)]
     rows_of = np.array([0, 2, 2, 5], np.int64), np.array([1.0, 3.0, 2.0])
     kernels.blocked((product, columns), (at, columns), (columns, columns), *rows_of, tiled)
     terms = [[row[0] * x for row, x in zip(scaled, column, strict=True)] for column in zip(*numbers, strict=True)]
-    first, second = [sum(t) for t in terms], [sum(t[:2]) + 2 * sum(t[2:]) for t in terms]
+    by_block = [sum(t[:2]) + 2 * sum(t[2:]) for t in terms]
     return (
         squares.tolist() == [w * sum(x * x for x in row) for w, row in zip(weights, numbers, strict=True)]
         and factors.tolist() == [1.0, 1.0, 1.0, 1.0, 0.5]
         and out.tolist() == [x for row in scaled for x in row]
         and total.tolist() == [2 * sum(column) for column in zip(*scaled, strict=True)]
-        and whole[:columns].tolist() == first
-        and tiles[:columns].tolist() == second
+        and tiles[:columns].tolist() == by_block
         and apart.tolist() == out.tolist()
         and lengths.tolist()[2:4] == [0.0, 2.0]
         and finite == 1

@@ -101,12 +101,12 @@ class Store:
             magic = 1.5 * self.spacing * 2.0**52
             total.add_(magic).sub_(magic)
         total = total.reshape(one.shape)  # a parameter without dimensions can't be sharded
-        with noticing_loss(self.rank):
-            for peer in self._peers:
-                first, last = one.rows(peer, self.rank.size)
-                if first < last:
+        parts = [(peer, total[slice(*one.rows(peer, self.rank.size))].contiguous()) for peer in self._peers]
+        with noticing_loss(self.rank):  # nothing is allocated between a request and what follows it
+            for peer, part in parts:
+                if len(part):
                     self._ask(peer, ADD, self._places[name])
-                    self._send(total[first:last].contiguous(), peer, _SUM)
+                    self._send(part, peer, _SUM)
         first, last = one.rows(self.rank.number, self.rank.size)
         with self._lock:
             self.sums[name] += total[first:last]
@@ -164,18 +164,22 @@ class Store:
             _refuse_written(self._whole.pop(next(iter(self._whole))))
         ordered = self._sendable(version, group)
         whole = {one.name: torch.empty(one.shape, dtype=one.parameter.dtype) for one in ordered}
-        with noticing_loss(self.rank):
+        rows = {peer: [(one, *one.rows(peer, self.rank.size)) for one in ordered] for peer in self._peers}
+        sent = {
+            peer: [(last - first) * one.row * one.parameter.element_size() for one, first, last in sizes]
+            for peer, sizes in rows.items()
+        }
+        buffers = {peer: torch.empty(sum(sizes), dtype=torch.uint8) for peer, sizes in sent.items()}
+        with noticing_loss(self.rank):  # nothing is allocated between a request and its answer
             for peer in self._peers:
                 self._ask(peer, FETCH, group, version)
-            for peer in self._peers:
-                sizes = [(one, *one.rows(peer, self.rank.size)) for one in ordered]
-                sent = [(last - first) * one.row * one.parameter.element_size() for one, first, last in sizes]
-                buffer = torch.empty(sum(sent), dtype=torch.uint8)
+            for peer, buffer in buffers.items():
                 if len(buffer):
                     self._receive(buffer, peer, _GIVE)
-                for (one, first, last), part in zip(sizes, torch.split(buffer, sent), strict=True):
-                    if first < last:
-                        whole[one.name][first:last] = part.view(one.parameter.dtype).view(last - first, *one.shape[1:])
+        for peer, buffer in buffers.items():
+            for (one, first, last), part in zip(rows[peer], torch.split(buffer, sent[peer]), strict=True):
+                if first < last:
+                    whole[one.name][first:last] = part.view(one.parameter.dtype).view(last - first, *one.shape[1:])
         for one in ordered:
             first, last = one.rows(self.rank.number, self.rank.size)
             whole[one.name][first:last] = self._local(one, version)

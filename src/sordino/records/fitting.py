@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sordino.errors import InputError, Refused, SordinoError
+from sordino.errors import InputError, SordinoError
 from sordino.gradients.rows import call, placed, tensors, tree_map
 from sordino.records.companions import with_companions
+from sordino.records.precision import refuse_half
 from sordino.records.reading import row_reader, tensors_of
 from sordino.split import Split
 
@@ -29,13 +30,8 @@ def fitted(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> Any:
     Rounding a row to the model's precision is a function of that row alone. Raises InputError or Refused where model,
     loss and records do not go together.
     """
+    refuse_half(model.parameters())
     kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    half = sorted(str(kind).removeprefix("torch.") for kind in kinds if kind in (torch.bfloat16, torch.float16))
-    if half:
-        raise Refused(
-            f"the model's weights are {half[0]}: norms and sums of that precision have rounding errors that the bound "
-            "on a record's share does not cover. Give model.float(); autocast inside the model is fine"
-        )
     pair = tensors_of(dataset)
     if pair is None:
         return dataset

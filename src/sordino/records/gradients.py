@@ -31,6 +31,7 @@ from sordino.records.ahead import Part, ReadingAhead, one_ahead
 from sordino.records.chunks import LONGEST_SUM, rising, stable_chunks
 from sordino.records.companions import companions_of, with_companions
 from sordino.records.momentum import PastIterates, RecordMomenta
+from sordino.records.precision import refuse_half
 from sordino.records.reading import Collated, RowReader, count_records, row_reader
 from sordino.records.users import UserRows
 from sordino.records.views import with_views
@@ -122,6 +123,7 @@ def record_gradients(
     Returns:
         The gradient sum for `private_steps`.
     """
+    refuse_half(trainable(model).values())
     most = dataset.rows_per_user if isinstance(dataset, UserRows) else None
     fetch = row_reader(dataset)
     if isinstance(dataset, Collated) and dataset.workers:
