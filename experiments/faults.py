@@ -31,7 +31,7 @@ import torch  # noqa: E402
 
 from faulty import commands, datasets, disk, recipes, runs  # noqa: E402
 from faulty.outcome import Tally, limit_memory  # noqa: E402
-from provenance import COMMIT  # noqa: E402
+from provenance import COMMIT, origin  # noqa: E402
 
 Fuzz = Callable[[int, Tally, Path], None]
 KINDS: Mapping[str, tuple[Fuzz, Callable[[], AbstractContextManager[None]]]] = {
@@ -48,7 +48,8 @@ def keep(path: Path, kind: str, found: Mapping[str, Any]) -> None:
     document = json.loads(path.read_text()) if path.exists() else {}
     parts = {**document.get("parts", {}), kind: dict(found)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**sums(parts), "parts": parts}, indent=2, ensure_ascii=False) + "\n")
+    about = origin("python experiments/faults.py")
+    path.write_text(json.dumps({**about, **sums(parts), "parts": parts}, indent=2, ensure_ascii=False) + "\n")
 
 
 def sums(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:

@@ -183,7 +183,9 @@ def figures(name: str, document: Document) -> str:
         return shown[name](document)
     if "differences" in document and "methods" in document:
         return compared(document)
-    return accuracies(document) if document.get("table") and "mean" in document["table"][0] else plain(document)
+    rows = document.get("table")
+    has_accuracies = isinstance(rows, list) and rows and "mean" in rows[0]
+    return accuracies(document) if has_accuracies else plain(document)
 
 
 def section(path: Path) -> str:
