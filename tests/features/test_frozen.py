@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-import sordino.features
 from sordino.data.text import text_bytes
 from sordino.errors import InputError
 from sordino.features import build, efficientnet, minilm
@@ -86,7 +85,7 @@ def test_a_record_less_moves_the_features_of_the_others_by_rounding_alone(image_
 def test_the_cache_is_in_parts_so_that_a_killed_run_goes_on(
     image_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sordino.features, "PART", 2)
+    monkeypatch.setattr("sordino.features.extractor.PART", 2)
     extract, heard = build({"name": "efficientnet-lite0", "resolution": 32}, image_model), []
     features = extract.cached(IMAGES, tmp_path, heard.append)
     assert heard == ["efficientnet-lite0: 0 of 3 records", "efficientnet-lite0: 2 of 3 records"]

@@ -314,7 +314,7 @@ class TestPlan:
         def spy(net: nn.Module, loss: Any, rows: Any, clipping: Any, **options: Any) -> None:
             seen.update(rows=rows, clipping=clipping, **options)
 
-        monkeypatch.setattr("sordino.training.fit.verify", spy)
+        monkeypatch.setattr("sordino.training.first_batch.verify", spy)
         pictures = torch.randn(RECORDS, 1, 4, 4), torch.arange(RECORDS) % 3
         plan = plan_for(inner=InnerMomentum(2, 0.5), augmentation=Augmentation(views=3, flip=True), steps=1)
         train(nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), cross_entropy, pictures, plan, lr=0.1)

@@ -74,7 +74,7 @@ def test_a_recipe_reads_back_what_it_writes(tmp_path: Path) -> None:
         (["batch_clipping.draws=0"], InputError, "at least 1"),
         (["method.name=modelmix", "method.lr=0.1"], Refused, "modelmix"),
         (["method.name=hidden-state"], Refused, "hidden-state"),
-        (["method.name=dp-mac"], Refused, "dp-mac"),
+        (["method.name=dp-mac", "model.name=classifier", "model.form="], Refused, "dp-mac"),
         (["method.name=coupling"], Refused, "coupling"),
         (["features.private=centre", "features.private_noise=1", "features.private_bound=1"], Refused, "companions"),
         (["batch_clipping.companion=3"], InputError, "companions"),

@@ -182,7 +182,15 @@ def test_a_recipe_s_private_readings_are_kept_apart_and_the_report_says_so_in_re
             Refused,
             "does not publish them",
         ),
-        ({"instruments": {"every": 2, "split": "test"}, "method": {"name": "dp-mac"}}, Refused, "does not publish"),
+        (
+            {
+                "instruments": {"every": 2, "split": "test"},
+                "method": {"name": "dp-mac"},
+                "model": {"name": "classifier"},
+            },
+            Refused,
+            "does not publish",
+        ),
     ],
 )
 def test_a_recipe_s_instruments_are_refused_where_they_would_leak(

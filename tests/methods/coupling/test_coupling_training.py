@@ -309,7 +309,7 @@ class TestWhatIsRefused:
             fit(plan_for(), PublicUse(some(60, seed=9)))
 
     def test_a_coupling_plan_without_rows_and_rows_without_a_coupling_plan(self) -> None:
-        with pytest.raises(Refused, match="beside its public rows"):
+        with pytest.raises(Refused, match="trains on public rows as well"):
             train(linear(), LOSS, PRIVATE, plan_for(), lr=1.0)
         plain = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, records=len(PRIVATE), expected_batch=40, steps=6)
         with pytest.raises(Refused, match="plans of the method coupling"):
