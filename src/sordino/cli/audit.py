@@ -86,7 +86,7 @@ def _membership(arguments: argparse.Namespace) -> int:
     from sordino.audit.membership import membership, write_membership
     from sordino.runs.prepared import work_of
 
-    work = work_of(_recipe(arguments), arguments.data_dir)
+    work = work_of(_recipe(arguments), arguments.data_dir, False)
     targets = max(1, arguments.models // 9)
     seed = arguments.seed or 0
     say = (lambda text: print(text, file=sys.stderr, flush=True)) if sys.stderr.isatty() else None
