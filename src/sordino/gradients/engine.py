@@ -102,16 +102,17 @@ def clipped_sum(
     norms, losses, dropped = Scattered(records), Scattered(n), 0
     size = chunk or default_chunk(model, found, rows, records)
     parts = chunks(rows, n, records, size, reduction == "mean")
-    for part, made in examined(setup, rows, (n, records), parts, steps, found.powers, assurance):
+    for part, made, spare in examined(setup, rows, (n, records), parts, steps, found.powers, assurance):
         gradients = made.gradients
-        losses.put(part.index, _as(made.losses, kind))
+        losses.put(part.index, _as(made.losses[: part.rows], kind))
         if centre is not None:
-            gradients = centred(gradients, centre, parameters, part.records)
+            gradients = centred(gradients, centre, parameters, part.records + spare)
         runs = None
         if keys is not None and isinstance(part.ids, slice) and part.records == records:
             runs = stable(keys.numpy())
+            runs = np.append(runs, records + spare) if spare else runs
         with torch.no_grad():
-            here, bad = add_clipped(gradients, clipping, parameters, sums, part.records, kind, runs, shards)
+            here, bad = add_clipped(gradients, clipping, parameters, sums, part.records, kind, runs, shards, spare)
         norms.put(part.ids, here)
         dropped += bad
         setup.pool.give_back()
@@ -131,11 +132,13 @@ def examined(
     steps: Iterates,
     powers: Sequence[Any],
     assurance: Assurance | None,
-) -> Iterator[tuple[Chunk, Found]]:
-    """Every chunk with its contributions, and what the assurance finds once the caller has summed them.
+) -> Iterator[tuple[Chunk, Found, int]]:
+    """Every chunk with its contributions and how many of them, the last ones, are nobody's; and what the assurance
+    finds once the caller has summed them.
 
     sizes: how many rows and records there are. A chunk whose rows can't be told apart because one of them is not
-    finite is taken record by record.
+    finite is taken record by record. One of a model that asks for the number of rows is filled up to a number that many
+    chunks share (``Assurance.room``).
     """
     n, records = sizes
     if assurance is not None:
@@ -143,18 +146,26 @@ def examined(
     waiting = list(parts)
     while waiting:
         part = waiting.pop(0)
-        data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
+        room = part.rows if assurance is None else assurance.room(part)
+        full = part if room == part.rows else part.filled(room, n)
+        data = take(rows.inputs, full.index, n), take(rows.targets, full.index, n)
         with frozen(powers):
             try:
                 with reading(setup.shards):
-                    made = contributions(setup, data, part, steps)
+                    made = contributions(setup, data, full, steps)
             except NotFinite:
                 waiting = [*part.by_record(n, records), *waiting]
                 continue
-        yield part, made
+        if assurance is not None and made.sized and not assurance.sized:
+            assurance.sized = True  # from its first chunk on, so that other processes fill up the same chunks
+            if assurance.room(part) != part.rows:
+                setup.pool.give_back()
+                waiting = [part, *waiting]
+                continue
+        yield part, made, full.records - part.records
         if assurance is not None:
             with frozen(powers):
-                assurance.examine(setup, data, part, made.program, made.independent)
+                assurance.examine(setup, data, full, made)
 
 
 class Scattered:
@@ -194,8 +205,8 @@ def per_record_gradients(
     losses = torch.zeros(n, dtype=accumulate(first.dtype), device=first.device)
     whole = {k: torch.zeros(records, *p.shape, dtype=accumulate(p.dtype)) for k, p in parameters.items()}
     parts = chunks(rows, n, records, default_chunk(model, found, rows, records), False)
-    for part, made in examined(setup, rows, (n, records), parts, [({}, 1.0)], found.powers, assurance):
-        losses[part.index] = made.losses.to(losses.dtype)
+    for part, made, _ in examined(setup, rows, (n, records), parts, [({}, 1.0)], found.powers, assurance):
+        losses[part.index] = made.losses[: part.rows].to(losses.dtype)
         with torch.no_grad():
             for name, gradient in made.gradients.items():
                 dense = gradient.dense(0, part.records)
@@ -279,12 +290,14 @@ def add_clipped(
     kind: torch.dtype,
     runs: npt.NDArray[np.int64] | None = None,
     shards: Shards | None = None,
+    spare: int = 0,
 ) -> tuple[Tensor, int]:
     """Add the clipped gradients of the chunk's records to ``sums``; returns (norms, how many were dropped).
 
     Norms, factors and sums are in double precision: docs/guarantees/noise.md, section 6. With `shards` each parameter's
-    sum goes there, and is not kept.
+    sum goes there, and is not kept. spare: so many more gradients come last, which are nobody's and count zero times.
     """
+    total = records + spare
 
     def add(name: str, to: Callable[[Tensor], object]) -> None:
         to(_sum(sums, name, parameters[name]))
@@ -293,11 +306,11 @@ def add_clipped(
 
     if isinstance(clipping, L1Clip):
         squares = {}
-        norms = _l1(gradients, parameters, records)
+        norms = _l1(gradients, parameters, total)
         finite = bool(torch.isfinite(norms).all())  # one synchronisation for the chunk
     else:
         squares = {name: g.norm2() for name, g in gradients.items()}
-        norms, finite = lengths(list(squares.values())) if squares else (_none(parameters, records), True)
+        norms, finite = lengths(list(squares.values())) if squares else (_none(parameters, total), True)
     bad = None if finite else ~torch.isfinite(norms)
     if bad is not None:
         for gradient in gradients.values():
@@ -305,8 +318,8 @@ def add_clipped(
     for gradient in gradients.values():
         if isinstance(gradient, Single):
             gradient.runs = runs
-    dropped = 0 if bad is None else int(bad.sum())
-    shown = _shown(norms, kind)
+    dropped = 0 if bad is None else int(bad[:records].sum())
+    shown = _shown(norms[:records], kind)
     if isinstance(clipping, PerLayerClip):
         groups = layers(parameters)
         sizes = [sum(parameters[n].numel() for n in names) for names in groups.values()]
@@ -315,11 +328,14 @@ def add_clipped(
             if here:
                 own, _ = lengths(here)
                 factor = FlatClip(bound).factors(own if bad is None else own.masked_fill(bad, torch.inf))
+                factor[records:] = 0
                 for n in names:
                     if n in gradients:
                         add(n, functools.partial(gradients[n].add_to, weight=factor))
         return shown, dropped
     factor = clipping.factors(norms)
+    if spare:
+        factor[records:] = 0
     limit = clipping.coordinate_bound if isinstance(clipping, L2LinfClip) else None
     for name, gradient in gradients.items():
         size = parameters[name].numel()

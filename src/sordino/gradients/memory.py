@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import zlib
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -44,6 +45,13 @@ def keep_freed_memory() -> None:
     """
     with contextlib.suppress(MemoryError):  # a limit on the address space: then without
         np.empty(_LARGEST_KEPT, np.uint8)
+
+
+def checksum(t: Tensor) -> int:
+    """Of the content of a tensor: equal for equal values, in the same type."""
+    flat = t.detach().cpu().reshape(-1)
+    flat = flat if flat.is_contiguous() and flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
+    return zlib.crc32(flat.view(torch.uint8).numpy().data)
 
 
 def by_record(t: Tensor) -> Tensor:
