@@ -73,6 +73,7 @@ class Assurance:
         self.memory = PassMemory()
         self.programs: dict[int, bool] = {}  # those that were checked, and whether they draw no random numbers
         self.sized = False
+        self.held: int | None = None  # bytes of the gradients that are held of a record, where they were measured
         self.attributed = self.grouped = self.looked = self.batches = 0
         self.widest = 0
         self.proven = True

@@ -11,8 +11,8 @@ from torch import Tensor
 from sordino.gradients import contraction
 from sordino.gradients.contributions import Contribution, Dense, outer
 from sordino.gradients.layout import Frame, full
-from sordino.gradients.memory import CACHE_BYTES, blocks, reads_memory, squares
-from sordino.gradients.single import Scaled, Shift, Single, too_long
+from sordino.gradients.memory import CACHE_BYTES, blocks, reads_memory, squares, too_long
+from sordino.gradients.single import Scaled, Shift, Single
 from sordino.gradients.slots import Emit, Slot, Use, hold
 from sordino.gradients.tape import Tape
 from sordino.native.kernels import compiled, readable
