@@ -128,7 +128,8 @@ def _apply(tape: Tape, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None
         return out
 
     slots = tuple(s for s in (w, b) if s is not None)
-    return tape.tap(output, Use(func, slots, output.shape, (0,), emit, hold(x)))
+    label = tape.leading(x, n + 1) if w is not None and (bias is None or b is not None) else None
+    return tape.tap(output, Use(func, slots, output.shape, (0,), emit, hold(x)), label)
 
 
 def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry, pool: Pool) -> Contribution:

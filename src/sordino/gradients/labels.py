@@ -14,7 +14,7 @@ from torch.autograd.function import BackwardCFunction
 
 from sordino.errors import Refused
 from sordino.gradients import selections, shards
-from sordino.gradients.flow import Labels, Rule, flat
+from sordino.gradients.flow import Labels, Rule, flat, pointwise
 from sordino.gradients.lineage import MANY, Axis, Lineage, Many, Owners, aligned, merged
 from sordino.gradients.memory import checksum
 from sordino.gradients.vocabulary import READS, name_of, rule_for, writes
@@ -64,10 +64,14 @@ def _content(t: Tensor) -> int:
     return checksum(t)
 
 
+_saved_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+
 class Kind(NamedTuple):
     """What the name of an operation says of it, looked up once.
 
     own: the name of one that is treated by itself. hooks: it gives a hook, or a place for one, to what it is called on.
+    plain: it works position by position on what it is given, and does nothing else.
     """
 
     name: str
@@ -76,6 +80,7 @@ class Kind(NamedTuple):
     writes: bool
     hooks: bool
     own: str | None
+    plain: bool
 
 
 @functools.lru_cache(1 << 12)
@@ -83,7 +88,9 @@ def kind_of(func: Any) -> Kind:
     name, own = name_of(func), getattr(func, "__name__", "")
     hooks = func is Tensor.register_hook or name == "grad_fn"
     single = own if own in ("requires_grad_", "__setitem__", "__set__") else None
-    return Kind(name, rule_for(func), name in READS, writes(func), hooks, single)
+    rule, written = rule_for(func), writes(func)
+    plain = rule is pointwise and not (written or hooks or single)
+    return Kind(name, rule, name in READS, written, hooks, single, plain)
 
 
 class Book:
@@ -234,9 +241,13 @@ class Book:
             self.mixed = True
         return label
 
-    def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Label the result of an operation on data."""
+    def follow(self, func: Any, args: Any, kwargs: Any, out: Any, before: Sequence[Before] = ()) -> None:
+        """Label the result of an operation on data. before: the tensors that it was given, as they were."""
         kind = kind_of(func)
+        if kind.plain and type(out) is Tensor and (label := self._alike(before, out)) is not None:
+            self.see_hooks()
+            self.put(out, label)
+            return
         if kind.reads:
             if self.ruled:
                 return
@@ -254,9 +265,8 @@ class Book:
                 return
             if kind.own == "__set__":
                 self._attribute(getattr(func.__self__, "__name__", ""), *args)
-        # whoever asks for a place in the graph can put a hook there; others change what autograd keeps for its way back
-        if kind.hooks or shards.hooked(torch._C._autograd._top_saved_tensors_default_hooks(True)):
-            self.hooked = True
+        self.hooked = self.hooked or kind.hooks  # whoever asks for a place in the graph can put a hook there
+        self.see_hooks()
         results = flat(out)
         if not results:
             self._replaced(func, args)
@@ -271,6 +281,27 @@ class Book:
         self._put_all(kind, args, kwargs, results, self._labels(kind, args, kwargs, out))
         if isinstance(out, (tuple, list)) and any(not isinstance(self.lineage(t), Axis) for t in results):
             self.asked = True  # how many results there are may depend on the number of rows (unbind, split)
+
+    def _alike(self, before: Sequence[Before], out: Tensor) -> Axis | None:
+        """The label that all data among these tensors has, where each is as large as the result; None otherwise."""
+        label: Axis | None = None
+        shape = out.shape
+        for t, _, entry in before:
+            if entry is None:
+                continue
+            own = entry[1]
+            if type(own) is not Axis or (label is not None and own != label) or t.shape != shape:
+                return None
+            if t.requires_grad and (not entry[2] or _foreign(type(t.grad_fn))):  # type: ignore[arg-type]
+                return None
+            label = own
+        return label if self.rows > 1 else None
+
+    def see_hooks(self) -> None:
+        """Notes hooks on what autograd keeps for its way back."""
+        top = _saved_hooks(True)
+        if top is not None and shards.hooked(top):
+            self.hooked = True
 
     def _replaced(self, func: Any, args: Any) -> None:
         """t.data = value: t has other numbers, and its place in the graph, with its label, as before."""
@@ -321,6 +352,7 @@ class Book:
                 self._overwrite(t, label)
             elif label is None:
                 self.forget(t)
+                self.note(t)
             else:
                 self.put(t, label)
 

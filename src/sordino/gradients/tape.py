@@ -33,7 +33,7 @@ from torch.overrides import TorchFunctionMode
 from sordino.gradients.flow import flat
 from sordino.gradients.labels import Before, Book
 from sordino.gradients.layout import Layout, layout_of
-from sordino.gradients.lineage import MANY, ROWS, Lineage, Many, permuted
+from sordino.gradients.lineage import MANY, ROWS, Axis, Lineage, Many, permuted
 from sordino.gradients.slots import Slot, Use, describe, hold, not_implemented, pulling_back
 from sordino.gradients.standardisation import Pull
 from sordino.gradients.vocabulary import ASKS, OPENS, SIZES, writes
@@ -171,6 +171,12 @@ class Tape(TorchFunctionMode):
             return MANY
         found = self.book.join([t for t in tensors if isinstance(t, Tensor)], shape)
         return MANY if found is None else found
+
+    def leading(self, x: Tensor, trailing: int) -> Axis | None:
+        """The label of x, where its rows lie before the last ``trailing`` dimensions, which an operation with
+        parameters alone mixes: then it is that of the result as well. None: `follow` has to find out."""
+        label = self.book.lineage(x)
+        return label if type(label) is Axis and label.dim < x.ndim - trailing and self.rows > 1 else None
 
     def value(self, t: Any) -> Any:
         """Detached value of a slot; anything else unchanged."""
@@ -357,8 +363,9 @@ class Tape(TorchFunctionMode):
             if not slotted or not torch.is_grad_enabled():
                 out = func(*self.values(args), **self.values(kwargs)) if slotted else func(*args, **kwargs)
                 if data:
-                    self.book.follow(func, args, kwargs, out)
-                self._note_constants(out)
+                    self.book.follow(func, args, kwargs, out, before)
+                else:
+                    self._note_constants(out)
             else:
                 out = self._applied(func, args, kwargs, data)
         except Exception:
@@ -403,9 +410,10 @@ class Tape(TorchFunctionMode):
 
     def _label(self, func: Any, args: Any, kwargs: Any, out: Any, before: int) -> None:
         """Labels of what a rule returned, and with them the layouts of the uses that it left open."""
-        results = flat(out)
-        if not all(map(self.book.has, results)) or writes(func):  # also into an item of it
+        if not all(map(self.book.has, flat(out))) or writes(func):  # also into an item of it
             self.book.follow(func, args, kwargs, out)
+        else:
+            self.book.see_hooks()
         for use in self.uses[before:]:
             tapped = use.tapped() if use.tapped is not None else None
             if tapped is not None and use.layout is None:
