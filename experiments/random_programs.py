@@ -51,7 +51,7 @@ def started(path: Path, programs: int) -> dict[str, Any]:
         "torch": torch.__version__,
         "seeds": [0, 0],
         "programs": 0,
-        "runs": {"proven": 0, "measured": 0, "refused": 0, "tie": 0},
+        "runs": {"proven": 0, "measured": 0, "refused": 0, "tie": 0, "unused": 0},
         "largest_difference": 0.0,
         "wrong": [],
         "refused": [],

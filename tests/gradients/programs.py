@@ -318,6 +318,7 @@ def loss(out: Tensor, target: Tensor) -> Tensor:
 @dataclass
 class Outcome:
     """kind: proven, measured, refused, or a tie (rounding decides a sort or a mask, and the losses themselves differ).
+    unused: a first batch of which no record uses any parameter is refused.
     gap: the largest difference from a plain loop, relative to the largest entry."""
 
     seed: int
@@ -347,7 +348,8 @@ def compared(seed: int, rows: int, several: bool, checks: Assurance | None = Non
         try:
             engine = clipped_sum(model, loss, data, FlatClip(1.0), assurance=checks)
         except Refused as refusal:
-            return Outcome(seed, "refused", 0.0, model.names, str(refusal))
+            unused = not any(t.any() for t in brute_force(model, loss, data, FlatClip(1.0)).sums.values())
+            return Outcome(seed, "unused" if unused else "refused", 0.0, model.names, str(refusal))
     oracle = brute_force(model, loss, data, FlatClip(1.0))
     if not torch.allclose(engine.losses, oracle.losses, rtol=1e-9, atol=1e-9):
         return Outcome(seed, "tie", 0.0, model.names)

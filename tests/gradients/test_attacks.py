@@ -210,9 +210,9 @@ def _setup(model: nn.Module, loss: Any) -> Setup:
 def test_the_weights_of_the_attribution_check_differ_from_record_to_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under neutral random numbers they were once all the same, and any attribution passed."""
     seen: list[Tensor] = []
-    plain = assurance._plain_gradients
-    noted = lambda s, d, w, *more: (seen.append(w), plain(s, d, w, *more))[1]  # noqa: E731
-    monkeypatch.setattr(assurance, "_plain_gradients", noted)
+    compared = assurance._differences
+    noted = lambda s, d, w, *more: (seen.append(w), compared(s, d, w, *more))[1]  # noqa: E731
+    monkeypatch.setattr(assurance, "_differences", noted)
     model, chunk = nn.Linear(N, N).double(), Chunk(slice(0, N), slice(0, N), N, N, None, None)
     with Neutral():
         assurance.check_attribution(_setup(model, squared), (noise(N, N), noise(N)), chunk)

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sordino.errors import Refused
 from sordino.gradients.checkpoints import without_checkpoints
+from sordino.gradients.contributions import Contribution
 from sordino.gradients.interaction import (
     EVERY,
     FEW,
@@ -44,8 +46,11 @@ from sordino.gradients.interaction import (
     wide,
 )
 from sordino.gradients.measure import NotFinite
+from sordino.gradients.memory import Pool, give_back_freed_memory
+from sordino.gradients.narrow import narrow_sum
 from sordino.gradients.neutral import Neutral, neutral
 from sordino.gradients.passes import Found, PassMemory, Setup, contributions
+from sordino.gradients.refusals import Aside
 from sordino.gradients.rows import Chunk, call, take
 from sordino.gradients.shards import reading
 from sordino.gradients.survey import Held, check_state
@@ -128,9 +133,11 @@ class Assurance:
 
     def _attribute(self, setup: Setup, data: Data, chunk: Chunk, independent: bool) -> bool:
         """Compares the gradients of a new program with plain autograd; tells whether it draws no random numbers."""
+        give_back_freed_memory()
         still = not _draws(setup, data)
         with nullcontext() if still and independent else neutral():
             check_attribution(setup, data, chunk)
+            give_back_freed_memory()
             if not independent:
                 check_lengths(setup, data, chunk.rows)
         self.attributed += 1
@@ -232,10 +239,9 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> tuple[str, float] |
         weight = 0.5 + torch.rand(rows, generator=generator_of(2))
         weight = torch.where(torch.rand(rows, generator=generator_of(3)) < 0.5, weight, -weight).to(setup.device)
     each = Chunk(slice(0, rows), slice(0, rows), rows, rows, None, None)
-    free = replace(setup, once=False)
     try:
         with reading(setup.shards):
-            made = contributions(free, data, each, [({}, 1.0)])
+            made = contributions(replace(setup, once=False), data, each, [({}, 1.0)])
     except NotFinite:
         return None
     with torch.no_grad():
@@ -248,36 +254,60 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> tuple[str, float] |
             if len(kept) < 2:
                 return None
             return _attribution_gap(setup, _taken(data, kept, rows), len(kept))
+        mine = {}
+        for name in list(made.gradients):  # each is gone before the next, and all before autograd makes its activations
+            mine[name] = _weighted(made.gradients.pop(name), weight, setup.parameters[name], setup.pool)
+    setup.pool.give_back()
     scale = float((weight.double().square() * total).sum().sqrt())
     worst = ("", 0.0)
-    for group in [list(setup.parameters)] if setup.shards is None else setup.shards.groups:
-        want = _plain_gradients(setup, data, weight, group)
-        for name in group:
-            mine = torch.zeros(setup.parameters[name].shape, dtype=torch.float64, device=setup.device)
-            if name in made.gradients:
-                with torch.no_grad():
-                    made.gradients[name].add_to(mine, weight.double())
-            theirs = want.pop(name, None)
-            difference = float((mine if theirs is None else mine.sub_(theirs)).norm())  # in place: a table is large
-            own = float((weight.double().square() * squares[name]).sum().sqrt()) if name in squares else 0.0
-            size = own + 1e-4 * scale
-            if difference and (not size or difference / size > worst[1]):
-                worst = name, difference / size if size else float("inf")
-    setup.pool.give_back()
+    for name, difference in _differences(setup, data, weight, mine):
+        own = float((weight.double().square() * squares[name]).sum().sqrt()) if name in squares else 0.0
+        size = own + 1e-4 * scale
+        if difference and (not size or difference / size > worst[1]):
+            worst = name, difference / size if size else float("inf")
     return worst
 
 
-def _plain_gradients(setup: Setup, data: Data, weight: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-    """Those of these parameters; of a sharded model, one group after the other, so that no more is held."""
-    inputs, targets = data
-    with torch.enable_grad(), without_checkpoints(), reading(setup.shards, names) as leaves:
-        losses = setup.loss(call(setup.model, inputs), targets)
-        if not losses.requires_grad:
-            return {}  # they do not depend on this group, or on no parameter in this batch
-        found = torch.autograd.grad(
-            losses, [leaves.get(n, setup.parameters[n]) for n in names], weight.to(losses.dtype), allow_unused=True
-        )
-    return {name: g for name, g in zip(names, found, strict=True) if g is not None}
+def _weighted(of: Contribution, weight: Tensor, parameter: Tensor, pool: Pool) -> Tensor:
+    """Σ_i w_i g_i, in single precision where the parameter has it."""
+    if parameter.dtype == torch.float32 and parameter.device.type == "cpu":
+        return narrow_sum(of, weight.double(), parameter, pool)
+    total = torch.zeros(parameter.shape, dtype=torch.float64, device=parameter.device)
+    of.add_to(total, weight.double())
+    return total
+
+
+def _differences(setup: Setup, data: Data, weight: Tensor, mine: dict[str, Tensor]) -> list[tuple[str, float]]:
+    """How far these sums are from plain autograd's gradient of Σ w_i L_i, parameter by parameter.
+
+    Each gradient is compared when it is made, and not kept; of a sharded model, one group after the other is whole.
+    """
+    found: list[tuple[str, float]] = []
+
+    def compare(name: str, parameter: Tensor) -> None:
+        theirs, parameter.grad = parameter.grad, None
+        if theirs is not None:
+            ours = mine.pop(name, None)
+            found.append((name, float((theirs if ours is None else ours.sub_(theirs)).norm())))
+
+    for group in [list(setup.parameters)] if setup.shards is None else setup.shards.groups:
+        with (
+            Aside(setup.parameters),
+            torch.enable_grad(),
+            without_checkpoints(),
+            reading(setup.shards, group) as leaves,
+        ):
+            losses = setup.loss(call(setup.model, data[0]), data[1])
+            if not losses.requires_grad:
+                continue  # they do not depend on this group, or on no parameter in this batch
+            given = {name: leaves.get(name, setup.parameters[name]) for name in group}
+            hooks = [t.register_post_accumulate_grad_hook(partial(compare, n)) for n, t in given.items()]
+            try:
+                torch.autograd.backward(losses, weight.to(losses.dtype), inputs=list(given.values()))
+            finally:
+                for hook in hooks:
+                    hook.remove()
+    return [*found, *((name, float(total.norm())) for name, total in mine.items())]
 
 
 def check_lengths(setup: Setup, data: Data, rows: int) -> None:

@@ -50,6 +50,12 @@ def keep_freed_memory() -> None:
         library.mallopt(_TRIM_THRESHOLD, 512 << 20)
 
 
+def give_back_freed_memory() -> None:
+    """Return to the system what the process holds and does not use: before and after something rare that takes much."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def checksum(t: Tensor) -> int:
     """Of the content of a tensor: equal for equal values, in the same type."""
     flat = t.detach().cpu().reshape(-1)
