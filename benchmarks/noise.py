@@ -30,7 +30,7 @@ import torch
 from sordino.randomness import RandomSource, keystream
 from sordino.randomness import stream as randomness
 from sordino.release import Entry, Gaussian, Laplace, release
-from sordino.release import door as releasing
+from sordino.release import requests as releasing
 from sordino.release.ledger import Ledger
 from sordino.sampling import Partition, Poisson, Sampling, WithoutReplacement, batches
 
