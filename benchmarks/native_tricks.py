@@ -51,7 +51,7 @@ _SUMS = "sordino.gradients.memory.compiled"
 TRICKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "rounded-sum": (
         "`rounded_sum`, `rounded_again`: noise and rounding in one pass",
-        {"sordino.randomness.stream.compiled": _nothing},
+        {"sordino.randomness.rounded_sum.compiled": _nothing},
         ("mlp10", "words"),
     ),
     "key-stream": (

@@ -20,7 +20,7 @@ from sordino.gradients import memory
 from sordino.native import boxmuller, kernels
 from sordino.native.kernels import Array, Kernels, Pair, Parts, Room, Rules, agrees, compiled
 from sordino.randomness import RandomSource, Stream, keystream
-from sordino.randomness import stream as randomness
+from sordino.randomness import rounded_sum as randomness
 from sordino.randomness.exact import exact_normal
 from sordino.release import requests as release
 
@@ -109,14 +109,14 @@ class TestNoise:
         monkeypatch.setattr(kernels, "DOUBLE_TOLERANCE", 1.0)
         monkeypatch.setattr(randomness, "_rules", Rules)  # not what was kept of others
         settled = 0
-        settle = Stream._settle
+        settle = randomness.RoundedSum._settle
 
         def counted(*arguments: Any) -> None:
             nonlocal settled
             settled += 1
             settle(*arguments)
 
-        monkeypatch.setattr(Stream, "_settle", counted)
+        monkeypatch.setattr(randomness.RoundedSum, "_settle", counted)
         stream().rounded_sum(values, 20.0, 2.0**-6)
         assert torch.equal(values, expected)
         assert settled > 100
@@ -131,8 +131,9 @@ class TestNoise:
         expected = by_passes(values, 20.0, 2.0**-6)
         monkeypatch.setattr(kernels, "single_limit", lambda scale: 0.0)
         monkeypatch.setattr(randomness, "_rules", Rules)
-        counts, decide = [], Stream._decide
-        monkeypatch.setattr(Stream, "_decide", lambda *arguments: counts.append(arguments[-1]) or decide(*arguments))
+        counts, sums = [], randomness.RoundedSum
+        decide = sums._decide
+        monkeypatch.setattr(sums, "_decide", lambda *arguments: counts.append(arguments[-1]) or decide(*arguments))
         stream().rounded_sum(values, 20.0, 2.0**-6)
         assert torch.equal(values, expected)
         assert len(counts) > 1

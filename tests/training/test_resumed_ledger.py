@@ -75,8 +75,8 @@ def test_a_ledger_ahead_of_its_checkpoint_is_what_a_kill_leaves(records: Records
     [
         (None, "not the ledger that this run began with"),  # lost
         (0, "not the ledger that this run began with"),  # emptied
-        (1, "holds 0 releases, and the checkpoint of step 5 was written after 5"),
-        (4, "holds 3 releases, and the checkpoint of step 5 was written after 5"),  # rolled back
+        (1, "holds 0 releases, but the checkpoint of step 5 was written after 5"),
+        (4, "holds 3 releases, but the checkpoint of step 5 was written after 5"),  # rolled back
     ],
 )
 def test_a_ledger_behind_its_checkpoint_is_refused_and_nothing_changes(
