@@ -102,6 +102,12 @@ def within(
     return number
 
 
+def exactly_one(**values: object) -> None:
+    """InputError unless exactly one of the values is given (is not None)."""
+    if sum(value is not None for value in values.values()) != 1:
+        raise InputError(f"give exactly one of {' and '.join(values)}")
+
+
 def known_keys(given: Iterable[str], known: Iterable[str], where: str) -> None:
     """Every key that is given is known; `where` is the section's name as the message has it."""
     allowed = list(known)

@@ -17,7 +17,12 @@ from sordino.registry import method_class, names
 
 PUBLIC = {name: getattr(sordino, name) for name in sordino.__all__}
 MAKERS = {name: method_class(name).plan for name in names()}
-WITH_EXAMPLES = ("sordino.clipping", "sordino.gradients.replacement", "sordino.plan.make", "sordino.schedule")
+WITH_EXAMPLES = (
+    "sordino.clipping",
+    "sordino.gradients.replacement",
+    "sordino.methods.dpsgd.method",
+    "sordino.schedule",
+)
 
 
 def documented() -> Iterator[tuple[str, Any, list[str]]]:

@@ -183,10 +183,10 @@ def test_statistics_cost_budget_and_calibration_pays_for_them() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"epsilon": 3.0}, "either epsilon"),
-        ({"noise_multiplier": ...}, "either epsilon"),
-        ({"epochs": 3}, "either epochs"),
-        ({"steps": ...}, "either epochs"),
+        ({"epsilon": 3.0}, "exactly one of epsilon and noise_multiplier"),
+        ({"noise_multiplier": ...}, "exactly one of epsilon and noise_multiplier"),
+        ({"epochs": 3}, "exactly one of epochs and steps"),
+        ({"steps": ...}, "exactly one of epochs and steps"),
         ({"steps": ..., "epochs": 0}, "epochs"),
         ({"clip_norm": 1.0, "clipping": FlatClip(1.0)}, "either clip_norm"),
         ({"clip_norm": 0.0}, "clip_norm"),
@@ -206,7 +206,7 @@ def test_statistics_cost_budget_and_calibration_pays_for_them() -> None:
         ({"divisor": 0.0}, "divisor"),
         ({"sampling": "shuffle"}, "sampling"),
         ({"sampling": "truncated-poisson"}, "needs a cap"),
-        ({"cap": 10}, "cap belongs"),
+        ({"cap": 10}, "cap is an option"),
         ({"relation": "zero-out"}, "relation"),
         ({"sampling": "partition", "relation": "add-remove"}, "replace-one"),
         ({"sampling": "without-replacement", "relation": "add-remove"}, "replace-one"),

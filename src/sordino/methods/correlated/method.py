@@ -14,22 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from sordino import checks
 from sordino.accounting.account import account
 from sordino.accounting.events import Release
-from sordino.clipping import Clipping
 from sordino.errors import InputError, Refused
 from sordino.methods.correlated.choose import best_setting, best_strategy
 from sordino.methods.correlated.mechanism import Pattern, calibrated, check_relation, pattern_of, releases, theorem
 from sordino.methods.correlated.scores import CorrelatedScorer
 from sordino.methods.correlated.strategies import Strategy, strategy_from
 from sordino.methods.correlated.workloads import Workload, noise_in_weights, workload_from
-from sordino.plan.core import Plan, Statistic
+from sordino.plan.core import Plan
 from sordino.plan.explained import Explained
 from sordino.plan.make import make_plan
 from sordino.plan.method import Accounted, Assumption, Method, Request
+from sordino.plan.options import SharedOptions, with_options
 from sordino.sampling import Cyclic
 
 if TYPE_CHECKING:
@@ -162,84 +162,56 @@ class Correlated(Method):
         return plan.noise.noise_multiplier * noise_in_weights(self.strategy, self.workload, plan.steps)
 
 
+@with_options(
+    make_plan, "delta", "records", "expected_batch", "epsilon", "noise_multiplier", "epochs", "steps", "clip_norm",
+    "clipping", "accountant", "divisor", "insecure_seed", "statistics", "unit", "rows_per_user",
+)  # fmt: skip
 def plan(
     *,
-    delta: float,
-    records: int,
-    expected_batch: float,
-    epsilon: float | None = None,
-    noise_multiplier: float | None = None,
-    epochs: float | None = None,
-    steps: int | None = None,
     strategy: str | None = None,
     value: float | None = None,
     bands: int | None = None,
     groups: int | None = None,
     momentum: float = 0.0,
     decay: float = 0.0,
-    clip_norm: float | None = None,
-    clipping: Clipping | None = None,
     relation: str = "add-remove",
-    accountant: str = "pld",
-    divisor: float | None = None,
-    insecure_seed: int | None = None,
-    statistics: Sequence[Statistic] = (),
-    unit: str = "record",
-    rows_per_user: int | None = None,
+    **shared: Unpack[SharedOptions],
 ) -> Plan:
-    """A plan whose noise is correlated over the steps; strategy and groups are chosen where they are not given.
+    """A plan whose noise is correlated between steps; strategy and groups are chosen if they are not given.
 
     Args:
-        delta: δ in (0, 1).
-        records: the public number of records.
-        expected_batch: the expected number of records in a step.
-        epsilon: the target; or give `noise_multiplier`.
-        noise_multiplier: standard deviation of each step's own noise over the clip norm.
-        epochs: passes over the data; or give `steps`.
-        steps: the number of steps.
-        strategy: identity, lambda, inverse-root, banded-root or banded-lambda; None: that with the least noise in the
-            weights.
+        strategy: identity, lambda, inverse-root, banded-root or banded-lambda; None: the one with the least noise in
+            the weights.
         value: λ of lambda and banded-lambda.
-        bands: coefficients of C⁻¹ (inverse-root) or of C (banded-root, banded-lambda).
-        groups: into how many groups the records are divided, which take turns. As many as there are batches in an
-            epoch: a batch is a whole group. Fewer: a part of the group is drawn, which amplifies. None: by the noise in
-            the weights where `epsilon` is given, else as many as there are batches.
-        momentum: of the update, for the choice of the strategy alone.
-        decay: step size times weight decay of the update, likewise.
-        clip_norm: the bound of flat l2 clipping (default 1.0); or give `clipping`.
-        clipping: how a record is bounded; in l2.
-        relation: add-remove, or replace-one where batches are whole groups.
-        accountant: pld or rdp.
-        divisor: the public number that sums are divided by (default: the expected batch).
-        insecure_seed: makes the run repeatable, and the guarantee void for whoever knows it.
-        statistics: further releases in the same budget.
-        unit: record, or user: then `records` is the public number of users and `expected_batch` counts users.
-        rows_per_user: of a user's rows at most so many take part in a step (default: all of them).
+        bands: The number of coefficients of C⁻¹ (inverse-root) or of C (banded-root, banded-lambda).
+        groups: The number of groups into which the records are divided; the groups take turns. With as many groups as
+            batches in an epoch, a batch is a whole group. With fewer, a part of the group is sampled, which amplifies
+            privacy. None: chosen by the noise in the weights if `epsilon` is given, else as many as there are batches.
+        momentum: The momentum of the update; used only to choose the strategy.
+        decay: Step size times weight decay of the update; used only to choose the strategy.
+        relation: add-remove, or replace-one if batches are whole groups.
 
     Returns:
-        The plan; `plan.guarantee()` says what it promises.
+        The plan; `plan.guarantee()` states what it guarantees.
 
     Raises:
-        InputError: a value is wrong.
+        InputError: a value is wrong, or not exactly one of two alternatives is given.
         Refused: no theorem covers the combination.
     """
-    if (epsilon is None) == (noise_multiplier is None):
-        raise InputError("give either epsilon or noise_multiplier")
+    epsilon, noise_multiplier = shared.pop("epsilon", None), shared.get("noise_multiplier")
+    checks.exactly_one(epsilon=epsilon, noise_multiplier=noise_multiplier)
     if strategy is None and (value is not None or bands is not None):
-        raise InputError("value and bands belong to a strategy: name it")
-    made = make_plan(
-        Correlated(Strategy("identity"), Workload(momentum, decay)), delta=delta, records=records,
-        expected_batch=expected_batch, epochs=epochs, steps=steps, clip_norm=clip_norm, clipping=clipping,
-        sampling="cyclic", relation=relation, accountant=accountant, divisor=divisor, insecure_seed=insecure_seed,
-        statistics=statistics, noise_multiplier=noise_multiplier or 1.0, unit=unit, rows_per_user=rows_per_user,
-    )  # fmt: skip
-    named = None if strategy is None else Strategy(strategy, value, bands)
-    pattern = pattern_of(records, expected_batch, groups)
+        raise InputError("value and bands are options of a strategy: give its name")
     workload = Workload(momentum, decay)
+    shared["noise_multiplier"], shared["sampling"] = noise_multiplier or 1.0, "cyclic"
+    made = make_plan(Correlated(Strategy("identity"), workload), **shared, relation=relation)
+    named = None if strategy is None else Strategy(strategy, value, bands)
+    records, expected_batch = made.records, shared["expected_batch"]
+    pattern = pattern_of(records, expected_batch, groups)
     if groups is None and epsilon is not None:
         found = best_setting(
             records=records, batch=expected_batch, steps=made.steps, epsilon=checks.positive("epsilon", epsilon),
-            delta=delta, workload=workload, strategy=named, relation=relation,
+            delta=made.delta, workload=workload, strategy=named, relation=relation,
         )  # fmt: skip
         pattern, named = found.pattern, found.strategy
     chosen = named or best_strategy(pattern, workload, made.steps)
@@ -248,7 +220,7 @@ def plan(
         made,
         method=Correlated(chosen, workload),
         sampling=Cyclic(pattern.groups, pattern.rate),
-        divisor=expected if divisor is None else made.divisor,
+        divisor=expected if shared.get("divisor") is None else made.divisor,
     )
     return made if epsilon is None else made.calibrated(epsilon)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from torch import Tensor, nn
 
@@ -25,6 +25,7 @@ from sordino.methods.coupling.use import CoupledUpdate, PublicUse
 from sordino.plan.core import Plan
 from sordino.plan.make import make_plan
 from sordino.plan.method import Assumption, Method, Request
+from sordino.plan.options import SharedOptions, with_options
 from sordino.plan.public import PublicSet
 
 if TYPE_CHECKING:
@@ -139,21 +140,29 @@ class Coupling(Method):
         return public_use(recipe, rows)
 
 
-def plan(*, public: PublicSet | None, centring: bool = False, quantile: float | None = None, **options: Any) -> Plan:
-    """A coupling plan: DP-SGD's options, the declared public rows, and what a record's vector is.
+@with_options(make_plan)
+def plan(
+    *,
+    public: PublicSet | None,
+    centring: bool = False,
+    quantile: float | None = None,
+    relation: str | None = None,
+    **shared: Unpack[SharedOptions],
+) -> Plan:
+    """A coupling plan; its ε is that of DP-SGD with the same options.
 
     Args:
         public: The declared public rows; None for a plan that is made before they are read: training refuses it until
             they are declared.
-        centring: Clip the difference of a record's gradient from the public one.
-        quantile: Scale a record's gradient by the clip norm over this quantile of public norms before it is clipped.
-        options: Those of `sordino.dpsgd`.
+        centring: Subtract the public gradient from a record's gradient before clipping.
+        quantile: Scale a record's gradient by the clip norm over this quantile of public norms before clipping.
+        relation: add-remove or replace-one; the default is that of the sampler.
 
     Returns:
-        The plan; its ε is that of DP-SGD with the same options.
+        The plan.
 
     Raises:
-        InputError: a value is wrong, or one of a pair is missing.
+        InputError: a value is wrong, or not exactly one of two alternatives is given.
         Refused: no theorem covers the combination.
     """
-    return make_plan(Coupling(centring=centring, quantile=quantile), **options, public=public)
+    return make_plan(Coupling(centring=centring, quantile=quantile), **shared, relation=relation, public=public)

@@ -7,7 +7,7 @@ what is accounted (docs/guarantees/dpsgd.md, docs/guarantees/clipping_bias.md).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import torch
 
@@ -16,8 +16,9 @@ from sordino.errors import InputError
 from sordino.methods.dpsgd.words import WORDS
 from sordino.plan.contribution import KINDS, InnerMomentum, RecordMomentum
 from sordino.plan.core import Plan
-from sordino.plan.make import make_plan, maker
+from sordino.plan.make import make_plan
 from sordino.plan.method import Method, Request
+from sordino.plan.options import PlanOptions, with_options
 
 if TYPE_CHECKING:
     from sordino.runs.recipe import Recipe
@@ -69,7 +70,24 @@ class DPSGD(Method):
         return {"momentum": checks.within("outer_kept", kept, 0, 1, open_high=True)}
 
 
-plan = maker(make_plan, DPSGD())
+@with_options(make_plan)
+def plan(**shared: Unpack[PlanOptions]) -> Plan:
+    """A DP-SGD plan for a target `epsilon` (with the smallest noise that meets it) or for a given `noise_multiplier`.
+
+    Returns:
+        The plan; `plan.guarantee()` states what it guarantees.
+
+    Raises:
+        InputError: a value is wrong, or not exactly one of two alternatives is given.
+        Refused: no theorem covers the combination.
+
+    Example:
+        >>> import sordino
+        >>> plan = sordino.dpsgd(delta=1e-5, records=1000, expected_batch=100, steps=10, noise_multiplier=2.0)
+        >>> round(plan.guarantee().epsilon, 1)
+        0.8
+    """
+    return make_plan(DPSGD(), **shared)
 
 
 def record_vector(recipe: Recipe) -> dict[str, Any]:

@@ -375,10 +375,8 @@ def plan(
         InputError: a value is wrong, or one of a pair is missing.
         Refused: no theorem covers the combination.
     """
-    if (epsilon is None) == (noise_multiplier is None):
-        raise InputError("give either epsilon (the target) or noise_multiplier, not both and not neither")
-    if (epochs is None) == (steps is None):
-        raise InputError("give either epochs or steps, not both and not neither")
+    checks.exactly_one(epsilon=epsilon, noise_multiplier=noise_multiplier)
+    checks.exactly_one(epochs=epochs, steps=steps)
     if sampling == "full" and batch != records:
         raise InputError(f"sampling = 'full' takes all records in every step: batch must be {records}, got {batch}")
     sampler = make_sampling("partition" if sampling == "full" else sampling, batch, checks.count("records", records))

@@ -26,7 +26,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from scipy.optimize import brentq
 
@@ -34,16 +34,17 @@ from sordino import checks
 from sordino.accounting.account import checked_releases, composed_epsilon
 from sordino.accounting.events import Release
 from sordino.accounting.spent import growing_curve
-from sordino.clipping import Clipping, L2LinfClip
+from sordino.clipping import L2LinfClip
 from sordino.errors import InputError, Refused, did_you_mean
 from sordino.methods.modelmix.accountant import MixStep, account_modelmix, calibrate_modelmix, modelmix_epsilon
 from sordino.methods.modelmix.audit import mixed_update
 from sordino.methods.modelmix.scores import MixedScorer
 from sordino.methods.modelmix.widths import MixingUpdate
 from sordino.methods.modelmix.words import WORDS
-from sordino.plan.core import Plan, Statistic
+from sordino.plan.core import Plan
 from sordino.plan.make import make_plan
 from sordino.plan.method import Accounted, Assumption, Method, Request
+from sordino.plan.options import PlanOptions, with_options
 from sordino.registry import method_class
 from sordino.schedule import Schedule, constant
 from sordino.shown import up
@@ -198,65 +199,43 @@ class ModelMix(Method):
         return replace(self, tau_over_lr=_times(self.tau_over_lr, factor))
 
 
+@with_options(
+    make_plan, "delta", "records", "expected_batch", "epsilon", "noise_multiplier", "epochs", "steps", "clip_norm",
+    "clipping", "sampling", "relation", "insecure_seed", "statistics",
+)  # fmt: skip
 def plan(
     *,
-    delta: float,
-    records: int,
-    expected_batch: float,
     lr: Schedule | float,
     tau_over_lr: Schedule | float | None = None,
-    epsilon: float | None = None,
-    noise_multiplier: float | None = None,
     noise_factors: Schedule | float = 1.0,
-    epochs: float | None = None,
-    steps: int | None = None,
-    clip_norm: float | None = None,
-    clipping: Clipping | None = None,
-    sampling: str = "poisson",
-    relation: str = "add-remove",
-    insecure_seed: int | None = None,
-    statistics: Sequence[Statistic] = (),
+    **shared: Unpack[PlanOptions],
 ) -> Plan:
-    """A ModelMix plan. Two of `epsilon`, `noise_multiplier` and `tau_over_lr`; the third is found.
+    """A ModelMix plan from two of `epsilon`, `noise_multiplier` and `tau_over_lr`; the third is computed.
 
-    ε and τ given: the smallest noise multiplier. ε and noise given: the smallest constant τ. Noise and τ given: the
-    guarantee is what it is.
+    Given ε and τ: the smallest noise multiplier. Given ε and the noise: the smallest constant τ. Given the noise and τ:
+    ε follows. Sampling is Poisson and the relation add-remove: the theorem covers no other. l2-linf clipping
+    (Algorithm 2) is accounted with its p, any other l2 clipping with p = 1.
 
     Args:
-        delta: δ in (0, 1).
-        records: The public number of records.
-        expected_batch: The expected number of records in a step.
         lr: The step size, or its schedule: the guarantee depends on it.
-        tau_over_lr: The mixing threshold τ over the step size, or its schedule.
-        epsilon: The target.
-        noise_multiplier: Standard deviation of the Gaussian noise (Laplace: its scale) over the clip norm.
+        tau_over_lr: The mixing threshold τ divided by the step size, or its schedule.
         noise_factors: Factors on the noise, step by step.
-        epochs: Passes over the data; or give `steps`.
-        steps: The number of steps.
-        clip_norm: The bound of flat l2 clipping (default 1.0); or give `clipping`.
-        clipping: Chooses the noise: l2 Gaussian, l1 Laplace. l2-linf clipping (Algorithm 2) is accounted with its p,
-            any other l2 clipping with p = 1.
-        sampling: "poisson": the theorem covers no other.
-        relation: add-remove or replace-one.
-        insecure_seed: Makes the run repeatable, and the guarantee void for whoever knows it.
-        statistics: Further releases in the same budget.
 
     Returns:
         The plan.
 
     Raises:
-        InputError: a value is wrong, or not two of the three are given.
+        InputError: a value is wrong, or not exactly two of the three are given.
         Refused: no theorem covers the combination.
     """
+    epsilon, noise_multiplier = shared.pop("epsilon", None), shared.pop("noise_multiplier", None)
     if [epsilon, noise_multiplier, tau_over_lr].count(None) != 1:
         raise InputError("give two of epsilon, noise_multiplier and tau_over_lr; the third is computed")
-    _check_sampling(sampling)
+    _check_sampling(shared.get("sampling", "poisson"))
     method = ModelMix(_schedule(lr), _schedule(1.0 if tau_over_lr is None else tau_over_lr), _schedule(noise_factors))
-    made = make_plan(
-        method, delta=delta, records=records, expected_batch=expected_batch, epochs=epochs, steps=steps,
-        clip_norm=clip_norm, clipping=clipping, sampling=sampling, relation=relation, insecure_seed=insecure_seed,
-        statistics=statistics, noise_multiplier=1.0 if noise_multiplier is None else noise_multiplier, accountant="rdp",
-    )  # fmt: skip
+    shared["noise_multiplier"] = 1.0 if noise_multiplier is None else noise_multiplier
+    shared["accountant"] = "rdp"
+    made = make_plan(method, **shared)
     if epsilon is None:
         return made
     return made.calibrated(epsilon) if tau_over_lr is not None else _with_least_tau(made, method, epsilon)
