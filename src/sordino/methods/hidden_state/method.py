@@ -30,11 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
-
-import numpy as np
-import numpy.typing as npt
 
 from sordino import checks
 from sordino.clipping import FlatClip
@@ -46,8 +42,13 @@ from sordino.methods.hidden_state.accountant import (
     hidden_epsilon_curve,
 )
 from sordino.methods.hidden_state.certificate import Certificate, Geometry, certify
-from sordino.methods.hidden_state.gaussian_mixture import gaussian_epsilon
 from sordino.methods.hidden_state.losses import Loss, loss_from_dict
+from sordino.methods.hidden_state.recorded import (
+    recorded_steps,
+    statistic_releases,
+    statistics_epsilon,
+    step_values,
+)
 from sordino.methods.hidden_state.rounding import iterate_radius, step_error
 from sordino.methods.hidden_state.run import HiddenRun
 from sordino.plan.core import Plan, Statistic
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from sordino.accounting.events import Release
     from sordino.audit.one_run import AuditResult
     from sordino.runs.recipe import Recipe
     from sordino.training.job import Result
@@ -141,17 +141,17 @@ class HiddenState(Method):
                 f"expand distances: step sizes must not exceed 2/M = {self.certificate.largest_lr:.6g}"
             )
         self.run(plan)
-        _further(plan.statistics)
+        statistic_releases(plan.statistics)
 
     def noise_factor(self, step: int, steps: int) -> float:
-        return float(_values(self.noise_factors, steps)[step])
+        return float(step_values(self.noise_factors, steps)[step])
 
     def run(self, plan: Plan) -> HiddenRun:
         """What the accountant is told: step sizes, noise, certificate, and how far rounding may move a step."""
         assert isinstance(plan.sampling, Partition | WithoutReplacement)
         assert isinstance(plan.noise, Gaussian)
         batch, full = plan.sampling.batch, plan.sampling.batch == plan.records
-        sizes, factors = _values(self.lr, plan.steps), _values(self.noise_factors, plan.steps)
+        sizes, factors = step_values(self.lr, plan.steps), step_values(self.noise_factors, plan.steps)
         unit = plan.noise.noise_multiplier * plan.sensitivity / batch
         certificate = self.certificate
         return HiddenRun(
@@ -168,7 +168,7 @@ class HiddenState(Method):
 
     def ball(self, plan: Plan) -> float:
         """The radius that iterates are kept in: the user's, or one that they do not reach."""
-        sizes, factors = _values(self.lr, plan.steps), _values(self.noise_factors, plan.steps)
+        sizes, factors = step_values(self.lr, plan.steps), step_values(self.noise_factors, plan.steps)
         stds = sizes * factors * (plan.noise.noise_multiplier * plan.sensitivity / plan.divisor)
         return iterate_radius(self.radius, float(stds.max()), float(sizes.max()) * plan.sensitivity)
 
@@ -178,7 +178,7 @@ class HiddenState(Method):
         Two runs, each moved before the noise (arithmetic, and half a grid spacing) and after it (half a spacing).
         """
         assert isinstance(plan.noise, Gaussian)
-        sizes, factors = _values(self.lr, plan.steps), _values(self.noise_factors, plan.steps)
+        sizes, factors = step_values(self.lr, plan.steps), step_values(self.noise_factors, plan.steps)
         largest = Gaussian(plan.noise.noise_multiplier * float(factors.max()))
         grid = fine_rounding(largest, plan.sensitivity, self.coordinates)
         size = float(sizes.max())
@@ -188,7 +188,7 @@ class HiddenState(Method):
         return 2 * (grid * size / plan.divisor + arithmetic)
 
     def account(self, plan: Plan, delta: float) -> Accounted:
-        found = account_hidden_state(self.run(plan), delta, further=_further(plan.statistics))
+        found = account_hidden_state(self.run(plan), delta, further=statistic_releases(plan.statistics))
         beside = {"epsilon_of_the_worst_batch": found.epsilon_worst_position}
         if found.epsilon_composition is not None:
             beside["epsilon_if_every_iterate_were_seen"] = found.epsilon_composition
@@ -200,22 +200,22 @@ class HiddenState(Method):
         found = dict(
             zip(
                 wanted,
-                hidden_epsilon_curve(self.run(plan), plan.delta, wanted, _further(plan.statistics)),
+                hidden_epsilon_curve(self.run(plan), plan.delta, wanted, statistic_releases(plan.statistics)),
                 strict=True,
             )
         )
-        return [found[t] if t else self._statistics_alone(plan, plan.delta) for t in steps]
+        return [found[t] if t else statistics_epsilon(plan, plan.delta) for t in steps]
 
     def spent(self, plan: Plan, entries: Sequence[Mapping[str, Any]], delta: float) -> Accounted:
         """ε of publishing the iterate after the recorded steps. A run that was killed has published nothing of it."""
-        done = _recorded_steps(plan, entries)
+        done = recorded_steps(plan, entries, PURPOSE)
         if done == 0:
-            return Accounted(self._statistics_alone(plan, delta, entries), delta, "hidden-state", "statistics alone")
-        found = account_hidden_state(self.run(plan).until(done), delta, further=_further(plan.statistics))
+            return Accounted(statistics_epsilon(plan, delta, entries), delta, "hidden-state", "statistics alone")
+        found = account_hidden_state(self.run(plan).until(done), delta, further=statistic_releases(plan.statistics))
         return Accounted(found.epsilon, delta, found.accountant, found.theorem)
 
     def calibrated(self, plan: Plan, epsilon: float) -> Plan:
-        further = _further(plan.statistics)
+        further = statistic_releases(plan.statistics)
         slack_free = plan.with_noise(1.0)
         factor = 1.0
         for _ in range(4):  # rounding grows with the noise, by parts in a million: two rounds settle it
@@ -311,15 +311,6 @@ class HiddenState(Method):
         run = self.run(plan)
         return float(run.shrink[step] * run.step_sizes[step - 1] / run.step_sizes[step])
 
-    def _statistics_alone(self, plan: Plan, delta: float, entries: Sequence[Mapping[str, Any]] | None = None) -> float:
-        multipliers = (
-            [s.noise_multiplier for s in plan.statistics for _ in range(s.count)]
-            if entries is None
-            else [checks.noise_multiplier_value(entry.get("noise_multiplier")) for entry in entries]
-        )
-        square = sum((2 / multiplier) ** 2 for multiplier in multipliers)
-        return gaussian_epsilon(math.sqrt(square) * (1 + 1e-12), delta) if square else 0.0
-
 
 def plan(
     *,
@@ -409,46 +400,3 @@ def plan(
         statistics=tuple(statistics),
     )
     return made if epsilon is None else made.calibrated(epsilon)
-
-
-def _further(statistics: Sequence[Statistic]) -> list[tuple[Release, int]]:
-    for statistic in statistics:
-        if statistic.mechanism != "gaussian" or statistic.sampling_rate != 1:
-            raise Refused(
-                f"the statistic {statistic.purpose!r} must be Gaussian and on all records: only then does it add to "
-                "the guarantee of the last iterate in squares"
-            )
-    return [statistic.release() for statistic in statistics]
-
-
-@lru_cache(maxsize=16)
-def _values(schedule: Schedule, steps: int) -> npt.NDArray[np.float64]:
-    values = schedule.over(steps)
-    values.setflags(write=False)
-    return values
-
-
-def _recorded_steps(plan: Plan, entries: Sequence[Mapping[str, Any]]) -> int:
-    """How many steps the entries record; InputError for one that the plan does not explain."""
-    declared = {s.purpose: s for s in plan.statistics}
-    steps = []
-    for entry in entries:
-        purpose, step = entry.get("purpose"), entry.get("step")
-        if purpose in declared:
-            expected: Mapping[str, Any] = {"noise_multiplier": declared[str(purpose)].noise_multiplier}
-        elif purpose == PURPOSE and isinstance(step, int) and 0 <= step < plan.steps:
-            steps.append(step)
-            expected = {
-                "noise_multiplier": plan.noise_at(step).noise_multiplier,
-                "sensitivity": plan.sensitivity,
-                "sampling": plan.sampling.to_dict(),
-                "fine": True,
-            }
-        else:
-            raise InputError(f"the plan of this ledger has no release {purpose!r}, step {step}")
-        wrong = [key for key, value in expected.items() if entry.get(key) != value]
-        if wrong:
-            raise InputError(f"release {purpose!r}, step {step}: {', '.join(wrong)} differ from the plan's")
-    if sorted(steps) != list(range(len(steps))):
-        raise InputError("the ledger lacks a step of the run: its ε can't be told")
-    return len(steps)

@@ -76,7 +76,8 @@ def _account(arguments: argparse.Namespace) -> int:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
-    from sordino.methods.modelmix.accountant import MixStep, calibrate_modelmix
+    from sordino.methods.modelmix.accountant import MixStep
+    from sordino.methods.modelmix.calibration import calibrate_modelmix
 
     shared = {name: getattr(arguments, name) for name in SHARED}
     sigma, tau = arguments.noise_multiplier, arguments.tau_over_lr

@@ -36,8 +36,9 @@ from sordino.accounting.events import Release
 from sordino.accounting.spent import growing_curve
 from sordino.clipping import L2LinfClip
 from sordino.errors import InputError, Refused, did_you_mean
-from sordino.methods.modelmix.accountant import MixStep, account_modelmix, calibrate_modelmix, modelmix_epsilon
+from sordino.methods.modelmix.accountant import MixStep, account_modelmix, modelmix_epsilon
 from sordino.methods.modelmix.audit import mixed_update
+from sordino.methods.modelmix.calibration import calibrate_modelmix
 from sordino.methods.modelmix.scores import MixedScorer
 from sordino.methods.modelmix.widths import MixingUpdate
 from sordino.methods.modelmix.words import WORDS
