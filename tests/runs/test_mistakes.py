@@ -111,6 +111,6 @@ def test_a_mistake_writes_nothing(tmp_path: Path) -> None:
         train((X, Y + 1), out=tmp_path / "a" / "run")
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").write_text("precious")
-    with pytest.raises(InputError, match="a file is there"):
+    with pytest.raises(InputError, match="there is a file of that name"):
         train(out=tmp_path / "file")
     assert (tmp_path / "file").read_text() == "precious"
