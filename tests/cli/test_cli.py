@@ -88,7 +88,7 @@ def test_train_writes_its_run_directory(recipe: Path, tmp_path: Path, capsys: py
         (["sampling.name=poison"], "poisson"),
         (["privacy.epsilon=-1"], "epsilon"),
         (["privacy.delta=1.5"], "delta"),
-        (["privacy.epsilon=0.01", "privacy.norm_histogram=0.5"], "cannot be reached"),
+        (["privacy.epsilon=0.01", "privacy.norm_histogram=0.5"], "can't be reached"),
         (["sampling.expected_batch=20000"], "expected_batch"),
         (["train.chunk=0"], "chunk"),
         (["train.average=mean"], "mean"),
