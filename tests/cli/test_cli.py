@@ -111,7 +111,7 @@ def test_a_large_epsilon_does_not_pass_without_a_word(
     flags = ["--set", "train.steps=1", "--set", "privacy.noise_multiplier=0.05", "--set", "privacy.epsilon="]
     assert main(["train", str(recipe), "--out", str(tmp_path / "run"), *flags]) == 0
     said = capsys.readouterr().err
-    assert "content to accuse wrongly in 1 of 100 cases, can recognise at most" in said
+    assert "accepts 1 % false accusations, can recognise at most" in said
     assert "is large" in said
 
 

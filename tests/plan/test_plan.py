@@ -81,7 +81,7 @@ def test_the_sentence_says_everything() -> None:
     ):
         assert words in text
     assert "replacing one record" in str(plan(sampling="partition").guarantee())
-    assert "promises no protection" in str(plan(noise_multiplier=0.2).guarantee())
+    assert "means no protection" in str(plan(noise_multiplier=0.2).guarantee())
 
 
 def test_the_sentence_never_rounds_epsilon_down() -> None:
@@ -94,7 +94,7 @@ def test_the_sentence_never_rounds_epsilon_down() -> None:
 def test_an_insecure_seed_is_said_to_void_the_guarantee() -> None:
     guarantee = plan(insecure_seed=7).guarantee()
     assert not guarantee.secure
-    assert "does NOT hold against whoever knows the insecure seed" in str(guarantee)
+    assert "does NOT hold against anyone who knows the insecure seed" in str(guarantee)
     assert not plan(insecure_seed=7).source().secure
     assert plan().source().secure
 
@@ -155,9 +155,9 @@ def test_plans_are_frozen_and_strict() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.steps = 1  # type: ignore[misc]
     for broken in ({**found.to_dict(), "extra": 1}, {k: v for k, v in found.to_dict().items() if k != "delta"}):
-        with pytest.raises(InputError, match="missing or unknown"):
+        with pytest.raises(InputError, match="must have exactly the keys"):
             Plan.from_dict(broken)
-    with pytest.raises(InputError, match="noise is"):
+    with pytest.raises(InputError, match="noise must be"):
         Plan.from_dict({**found.to_dict(), "noise": {"name": "uniform", "noise_multiplier": 1.0}})
 
 

@@ -350,7 +350,7 @@ class TestTraining:
         net = companion_model(made(conv_net), PUBLIC, 4)
         with pytest.raises(Refused, match="does not declare as public"):
             train(net, cross_entropy, PRIVATE, declared(public=None), lr=0.1)
-        with pytest.raises(InputError, match="those given are others"):
+        with pytest.raises(InputError, match="the given rows are different"):
             train(net, cross_entropy, PRIVATE, declared(rows(12, 9)), lr=0.1)
 
     def test_a_loop_of_ones_own_is_checked_too(self) -> None:

@@ -305,7 +305,7 @@ class TestTheGuarantee:
 
 class TestWhatIsRefused:
     def test_rows_that_the_plan_does_not_declare(self) -> None:
-        with pytest.raises(InputError, match="those given are others"):
+        with pytest.raises(InputError, match="the given rows are different"):
             fit(plan_for(), PublicUse(some(60, seed=9)))
 
     def test_a_coupling_plan_without_rows_and_rows_without_a_coupling_plan(self) -> None:

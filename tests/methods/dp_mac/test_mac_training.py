@@ -145,7 +145,7 @@ def test_a_plan_of_another_mechanism_is_refused() -> None:
         train_mac(small(), blobs(), Plan.dpsgd(
             noise_multiplier=1.0, delta=1e-5, records=400, expected_batch=200, steps=30
         ), mac)  # fmt: skip
-    with pytest.raises(InputError, match="does not pay"):
+    with pytest.raises(InputError, match="does not declare"):
         train_mac(small(), blobs(), mac_plan(mac), CONFIGURATIONS["private"])
     with pytest.raises(Refused, match="Poisson"):
         replace(mac_plan(mac), relation="replace-one")
