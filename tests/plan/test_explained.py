@@ -1,4 +1,4 @@
-"""No result states an ε below its ledger's: a release that the plan does not declare for is refused before it leaves."""
+"""No result states an ε below its ledger's: a release that the plan does not declare is refused before it leaves."""
 
 from __future__ import annotations
 

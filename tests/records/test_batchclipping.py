@@ -259,7 +259,7 @@ class TestModel:
 
     @pytest.mark.parametrize("count", [0, 13, -1])
     def test_companions_come_from_the_public_rows(self, count: int) -> None:
-        with pytest.raises(InputError, match="give 1 to 12"):
+        with pytest.raises(InputError, match="between 1 and 12"):
             companion_model(made(conv_net), PUBLIC, count)
 
     def test_wrong_inputs_are_said(self) -> None:

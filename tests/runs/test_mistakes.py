@@ -67,7 +67,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "lengths that differ": (lambda: train((X, Y[:-3])), InputError, "their lengths differ"),
     "inputs and targets swapped": (lambda: train((Y, X)), InputError, "fails on a record"),
     "labels from one": (lambda: train((X, Y + 1)), InputError, "number the classes from 0"),
-    "labels that are floats": (lambda: train((X, Y.float())), InputError, "no whole numbers"),
+    "labels that are floats": (lambda: train((X, Y.float())), InputError, "not whole numbers"),
     "labels in a column": (lambda: train((X, Y[:, None])), InputError, "squeeze"),
     "a bf16 model": (lambda: train(model=nn.Linear(4, 3).bfloat16()), Refused, r"model\.float\(\)"),
     "a model of another shape": (lambda: train(model=nn.Linear(5, 3)), InputError, "fails on a record"),

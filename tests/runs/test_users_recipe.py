@@ -59,7 +59,7 @@ def test_a_table_with_a_user_column_is_trained_with_users_as_records(tmp_path: P
         (
             "[train]\nlr = 0.1",
             '[method]\nname = "modelmix"\nlr = 0.1\ntau_over_lr = 0.1\n[train]',
-            "takes a row for a record",
+            "treats a row as a record",
         ),
     ],
 )

@@ -186,7 +186,7 @@ def check_unit(recipe: Recipe) -> None:
         raise Refused(f"privacy.examples_per_user is accounted for the method {default_method()} alone")
     if not method_of(recipe).protects_users:
         raise Refused(
-            f'privacy.unit = "user": the method {recipe.method.name} takes a row for a record; use one of '
+            f'privacy.unit = "user": the method {recipe.method.name} treats a row as a record; use one of '
             f"{', '.join(names_with(lambda method: method.protects_users))}"
         )
     if recipe.features.private is not None or recipe.public.given:
