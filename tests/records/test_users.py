@@ -75,7 +75,7 @@ def test_train_takes_the_owner_of_a_row_as_its_record() -> None:
 def test_a_plan_for_the_number_of_rows_is_not_one_for_owners() -> None:
     model, x, y = problem()
     plan = sordino.dpsgd(delta=0.01, records=10, expected_batch=4, steps=1, noise_multiplier=1.0)
-    with pytest.raises(InputError, match="10 records, and the dataset has another number"):
+    with pytest.raises(InputError, match="10 records, but the dataset has another number"):
         sordino.train(model, loss, Rows(x, y, record=OWNER), plan, lr=1.0)
 
 

@@ -77,7 +77,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "BatchNorm": (
         lambda: train(model=nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))), Refused, r"sordino\.fix"),
     "a loss that sums": (lambda: train(loss=lambda o, y: cross_entropy(o, y)), Refused, "reduction='none'"),
-    "a loss by name": (lambda: train(loss="cross_entropy"), InputError, "is no function"),
+    "a loss by name": (lambda: train(loss="cross_entropy"), InputError, "is not a function"),
     "an optimizer instance": (
         lambda: train(model=MODEL, optimizer=torch.optim.SGD(MODEL.parameters(), lr=0.1)), InputError, "its class"),
     "an optimizer by name": (lambda: train(optimizer="sgd"), InputError, r"torch\.optim\.SGD"),

@@ -100,7 +100,7 @@ def train(
     earlier = folder / "result.json"
     if earlier.exists():
         if not resume:
-            raise InputError(f"{folder} holds a run already: resume it, or give another directory")
+            raise InputError(f"{folder} already contains a run: resume it, or give another directory")
         if read_result(earlier).get("stopped_at") is None:
             return _read_back(folder, model, plan)
         earlier.unlink()  # it speaks of the model before the steps that follow now

@@ -177,7 +177,7 @@ def _earlier_result(recipe: Recipe, out: Path, resume: bool) -> dict[str, Any] |
             raise InputError(f"{out} is not empty and holds no run: give another directory with --out")
         return None
     if not resume:
-        raise InputError(f"{out} holds a run already: go on with --resume, or give another directory with --out")
+        raise InputError(f"{out} already contains a run: go on with --resume, or give another directory with --out")
     if Recipe.read(earlier, allow_code=True) != recipe:  # read to be compared: nothing of it is carried out
         raise InputError(
             f"{earlier} is not the recipe given: resume with the same one, or give another directory with --out"

@@ -105,7 +105,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, name: str) -> None:
             killed, blobs(), mac_plan(mac), mac, settings=replace(settings, eval_every=17), evaluate=dies,
             out=tmp_path / "killed",
         )  # fmt: skip
-    with pytest.raises(InputError, match="holds a run already"):
+    with pytest.raises(InputError, match="already contains a run"):
         train_mac(small(), blobs(), mac_plan(mac), mac, settings=settings, out=tmp_path / "killed")
     again = small()
     train_mac(again, blobs(), mac_plan(mac), mac, settings=settings, out=tmp_path / "killed", resume=True)

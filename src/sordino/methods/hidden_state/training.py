@@ -247,7 +247,7 @@ def _check_resume(ledger: Ledger, source: RandomSource, resume: bool, folder: Pa
     if ledger.last_step(PURPOSE) < 0 and not ledger.entries:
         return
     if not resume:
-        raise InputError(f"{folder} holds a run already: give another directory")
+        raise InputError(f"{folder} already contains a run: give another directory")
     if source.secure:
         raise Refused(
             f"{folder}: a hidden-state run can't be resumed: its iterate was in memory only, by intent. It has "
