@@ -148,7 +148,7 @@ def change(old: str, new: str) -> Callable[[str], str]:
         (change("epsilons = [1, 3]", "epsilons = [1, -3]"), "positive"),
         (change("delta = 1e-5", "delta = 2"), "delta"),
         (change('recipe = "recipe.toml"', 'recipe = "none.toml"'), "no recipe"),
-        (change('recipe = "recipe.toml"', 'best = "imagenet"'), "known are"),
+        (change('recipe = "recipe.toml"', 'best = "imagenet"'), "known names are"),
         (lambda text: "[[", "TOML"),
     ],
 )

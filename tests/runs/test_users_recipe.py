@@ -55,7 +55,7 @@ def test_a_table_with_a_user_column_is_trained_with_users_as_records(tmp_path: P
     ("old", "new", "words"),
     [
         ('user = "patient"', 'ignore = ["patient"]', "nothing says whose the rows are"),
-        ('user = "patient"', 'user = "age"', "must not read it"),
+        ('user = "patient"', 'user = "age"', "can't be an input"),
         (
             "[train]\nlr = 0.1",
             '[method]\nname = "modelmix"\nlr = 0.1\ntau_over_lr = 0.1\n[train]',

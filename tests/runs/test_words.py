@@ -66,7 +66,7 @@ def test_a_misspelling_is_told_before_anything_slow_is_loaded(tmp_path) -> None:
     assert len(said) == len(TYPOS)
     for line, expected in zip(said, TYPOS.values(), strict=True):
         assert expected in line
-        assert "known are" in line
+        assert "known names are" in line
 
 
 def test_the_tables_are_those_of_the_parts() -> None:
