@@ -57,7 +57,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "users without a plan for them": (
         lambda: train(users=torch.arange(60) // 2), Refused, "its ε would be about rows"),
     "a plan for users without them": (
-        lambda: train(plan=plan_of(30, unit="user")), Refused, "nothing says whose the rows are"),
+        lambda: train(plan=plan_of(30, unit="user")), Refused, "the rows have no owners"),
     "too few users": (lambda: train(plan=plan_of(30, unit="user"), users=[1, 2]), InputError, "one id for each row"),
     "a DataLoader": (lambda: train(DataLoader(TensorDataset(X, Y))), Refused, "loader.dataset"),
     "a generator": (lambda: train((X[i], Y[i]) for i in range(60)), InputError, "has no length"),
