@@ -108,7 +108,7 @@ def test_record_norms_are_shown_only_if_paid_for(tmp_path: Path) -> None:
     unpaid = page_of(make_run(tmp_path / "unpaid"))
     assert "no noisy histogram of it was released" in unpaid.text
     paid = page_of(make_run(tmp_path / "paid", histogram=HISTOGRAM))
-    assert "This histogram was paid for" in paid.text
+    assert "This histogram was released with noise" in paid.text
     assert "0.2 to 0.4 28.70 %" in paid.text
     assert "0.8 and more -0.40 %" in paid.text
     assert "record-norms" in paid.text
