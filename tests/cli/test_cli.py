@@ -134,7 +134,7 @@ def test_a_run_is_not_overwritten_nor_resumed_under_another_recipe(
     before = (out / "result.json").read_bytes()
     assert main(["train", str(recipe), "--out", str(out)]) == 2
     assert main(["train", str(recipe), "--out", str(out), "--resume", "--set", "train.lr=0.25"]) == 2
-    assert "is not the recipe given" in capsys.readouterr().err
+    assert "is not the given recipe" in capsys.readouterr().err
     assert (out / "result.json").read_bytes() == before
 
 

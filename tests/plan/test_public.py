@@ -160,5 +160,5 @@ def test_a_shared_row_is_found_before_anything_is_written(tmp_path: Path, monkey
 
 
 def test_a_method_that_would_not_look_at_public_rows_refuses_them(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="makes no use of public rows"):
+    with pytest.raises(Refused, match="does not use public rows"):
         run_recipe(read(tmp_path, "method.name=modelmix", "method.lr=0.1"), tmp_path / "out", progress=False)

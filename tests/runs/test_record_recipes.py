@@ -70,7 +70,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_methods_refuse_views_and_momenta(name: str) -> None:
     document = DOCUMENT | OTHERS[name]
-    with pytest.raises(Refused, match="takes no views"):
+    with pytest.raises(Refused, match="does not use views"):
         Recipe.from_dict(document | {"augmentation": VIEWS})
     for key in ("inner_length", "outer_kept", "record_momentum_kept"):
         with pytest.raises(InputError, match=key):

@@ -47,18 +47,18 @@ from sordino.runs.dataset_digest import content_digest
 from sordino.runs.recipe import Recipe
 from sordino.shown import up
 
-TOKEN = "budget.json"  # in the run directory: which reservation the run has
+TOKEN = "budget.json"  # in the run directory: the run's reservation
 
 
 class Budget:
     """A budget file. Every method is one transaction.
 
     Args:
-        path: the SQLite file.
-        create: make it if it is not there.
+        path: The SQLite file.
+        create: Create it if it does not exist.
 
     Raises:
-        InputError: it is not there, can't be opened, or is no budget file.
+        InputError: it does not exist, can't be opened, or is not a budget file.
     """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
@@ -68,7 +68,7 @@ class Budget:
                 raise InputError(f"there is no budget file {path}: make one with `sordino budget set`")
             create_file(path)
         with self._transaction():
-            pass  # it can be read, and its seal fits
+            pass  # raises if the file can't be read, or its seal does not match
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -88,12 +88,12 @@ class Budget:
             known = self._account(base, digest)
             if known is not None and not replace:
                 raise InputError(
-                    f"{self.path} has a budget for these records already (ε = {up(known.limit.epsilon)}, δ = "
+                    f"{self.path} already has a budget for these records (ε = {up(known.limit.epsilon)}, δ = "
                     f"{up(known.limit.delta)}, {known.limit.relation}): give --replace to change it"
                 )
             if known is not None and known.runs and known.limit.relation != relation:
-                raise InputError(f"runs under {known.limit.relation} are counted there: its relation can't be changed")
-            # the order may not follow from what was seen: with runs, it stays
+                raise InputError(f"it already counts runs under {known.limit.relation}: its relation can't be changed")
+            # the order must not depend on what was seen: once there are runs, it is fixed
             order = known.limit.order if known is not None and known.runs else filter_order(epsilon, delta)
             base.execute(
                 "INSERT INTO datasets VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO UPDATE SET "
@@ -111,7 +111,7 @@ class Budget:
     def reserve(self, digest: str, plan: Plan, out: Path) -> str:
         """Reserves the plan's cost for the run in `out`, or raises; nothing may be released before it returns.
 
-        A run that is resumed keeps its reservation; one that was settled meanwhile is reserved again in full.
+        A resumed run keeps its reservation; one that was settled in the meantime is reserved again in full.
 
         Raises:
             InputError: the dataset has no budget, the relation differs, or all runs together would exceed it.
@@ -124,14 +124,14 @@ class Budget:
             limit = known.limit
             if plan.unit != "record":
                 raise InputError(
-                    f"the budget counts what protects a record, and this run protects a {plan.unit}: neither follows "
+                    f"the budget is for record-level guarantees, and this run protects a {plan.unit}: neither follows "
                     "from the other without loss, so they are not added; run it without --budget, and count it apart"
                 )
             if plan.relation != limit.relation:
                 raise InputError(
                     f"the budget counts under {limit.relation} and this run's guarantee is under {plan.relation}: "
                     "neither follows from the other without loss, so they are not added; use privacy.relation = "
-                    f'"{limit.relation}", or keep a budget of its own for these runs'
+                    f'"{limit.relation}", or set a separate budget for these runs'
                 )
             others = [
                 Cost.from_json(text)
@@ -143,7 +143,7 @@ class Budget:
                 spent = limit.together(others)
                 raise InputError(
                     f"this run would exceed the budget of its records: ε = {up(spent)} of {up(limit.epsilon)} at δ = "
-                    f"{up(limit.delta)} is spent or reserved, and {up(total)} it would be with this run. It was not "
+                    f"{up(limit.delta)} is spent or reserved, and with this run it would be {up(total)}. It was not "
                     "started. Give it less ε, or settle runs that were killed: sordino budget settle"
                 )
             if token is None or not self._is_of(base, token, digest, folder):
@@ -157,11 +157,11 @@ class Budget:
         return token
 
     def settle(self, out: Path, token: str | None = None) -> None:
-        """The run in `out` has ended: its reservation becomes what its ledger holds.
+        """Replaces the reservation of the ended run in `out` by what its ledger contains.
 
         Args:
-            out: the run directory.
-            token: what `reserve` returned, from the process that made the run: without a ledger it released nothing.
+            out: The run directory.
+            token: What `reserve` returned, if this process made the run: without a ledger it then released nothing.
         """
         token, ledger = token or _token(out), out / "ledger.jsonl"
         if token is None:
@@ -171,16 +171,16 @@ class Budget:
             row = base.execute("SELECT digest, cost FROM runs WHERE token = ?", (token,)).fetchone()
             known = self._account(base, row[0]) if row is not None else None
             if known is not None and known.limit.filtered([c for _, _, c in known.runs]) > known.limit.epsilon:
-                cost = Cost.from_json(row[1])  # admitted as the only run: nothing is given back
+                cost = Cost.from_json(row[1])  # it was admitted as the only run, so it counts in full
             base.execute(
                 "UPDATE runs SET state = 'settled', cost = ? WHERE token = ? AND folder = ? AND state = 'reserved'",
                 (cost.to_json(), token, str(out.resolve())),
             )
 
     def settle_dead(self) -> tuple[list[str], list[str]]:
-        """Settles the reservations of runs that are not at work any more: (settled, left as they are).
+        """Settles the reservations of runs that have ended: (settled, left as they are).
 
-        Left is a run that is at work, and one whose directory or ledger is gone: it counts in full for ever.
+        A run in progress is left, and so is one whose directory or ledger is missing: it counts in full forever.
         """
         with self._transaction() as base:
             folders = [row[0] for row in base.execute("SELECT folder FROM runs WHERE state = 'reserved'")]
@@ -197,7 +197,7 @@ class Budget:
         return settled, left
 
     def _is_of(self, base: sqlite3.Connection, token: str | None, digest: str, folder: str) -> bool:
-        """The reservation was made for this dataset in this directory: a copied directory gets its own."""
+        """Whether the reservation was made for this dataset and directory: a copied directory needs its own."""
         row = base.execute("SELECT digest, folder FROM runs WHERE token = ?", (token,)).fetchone()
         return bool(row == (digest, folder))
 
@@ -215,7 +215,7 @@ class Budget:
 
 @contextmanager
 def charged(path: Path | None, recipe: Recipe, plan: Plan, out: Path, data_dir: Path | None) -> Iterator[None]:
-    """Reserves before, settles after; where the run fails, too. Without a file nothing is counted."""
+    """Reserves before and settles after the block, also if the run fails. Without a file nothing is counted."""
     if path is None:
         yield
         return
@@ -228,7 +228,7 @@ def charged(path: Path | None, recipe: Recipe, plan: Plan, out: Path, data_dir: 
 
 
 def _token(out: Path) -> str | None:
-    """Of the run in `out`; None where it has no ledger, for then nobody knows what it released before."""
+    """The reservation of the run in `out`; None if it has no ledger, as its earlier releases are then unknown."""
     path = out / TOKEN
     if not path.exists() or not (out / "ledger.jsonl").exists():
         return None

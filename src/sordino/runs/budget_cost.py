@@ -24,7 +24,7 @@ from sordino.release.ledger import read_ledger
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run releases: mechanisms that compose, or one (ε, δ) where its method does not compose."""
+    """What a run releases: mechanisms that compose, or one (ε, δ) if its method does not compose."""
 
     releases: tuple[tuple[Release, int], ...] = ()
     epsilon: float = 0.0
@@ -32,7 +32,7 @@ class Cost:
 
     @classmethod
     def of_plan(cls, plan: Plan) -> Cost:
-        """Of everything that the plan allows."""
+        """The cost of everything that the plan allows."""
         if plan.method.composes:
             return cls(tuple(checked_releases(plan.releases())))
         found = plan.guarantee()
@@ -40,7 +40,7 @@ class Cost:
 
     @classmethod
     def of_ledger(cls, path: Path) -> Cost:
-        """Of what a ledger holds."""
+        """The cost of a ledger's releases."""
         header, entries = read_ledger(path)
         stated = header.get("plan", header)
         lines = [entry for entry in entries if entry.get("kind", "release") == "release"]
@@ -63,7 +63,7 @@ class Cost:
             releases = checked_releases([(Release(**values), int(count)) for values, count in known["releases"]])
             epsilon, delta = (checks.real(name, known[name]) for name in ("epsilon", "delta"))
             if epsilon < 0.0 or delta < 0.0:
-                raise ValueError("a cost below zero")
+                raise ValueError("a negative cost")
         except (KeyError, TypeError, ValueError, InputError) as error:
             raise InputError(f"a run's cost in the budget file is damaged: {error}") from error
         return cls(tuple(releases), epsilon, delta)
@@ -71,7 +71,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Limit:
-    """What all runs on a dataset may cost together, and the order of the filter that adds them up."""
+    """The joint limit of all runs on a dataset, and the order of the filter that adds them up."""
 
     epsilon: float
     delta: float
@@ -83,11 +83,11 @@ class Limit:
         return cls(epsilon, delta, relation, filter_order(epsilon, delta))
 
     def filtered(self, costs: Sequence[Cost]) -> float:
-        """ε at δ of runs that were chosen adaptively."""
+        """ε at δ of adaptively chosen runs."""
         found, failures = [], []
         for cost in costs:
             here = divergence(cost.releases, self.order, self.relation)
-            if math.isinf(here):  # no Rényi bound is known: the run's own ε, at a quarter of δ
+            if math.isinf(here):  # no Rényi bound is known: use the run's own ε, at a quarter of δ
                 own = self.delta / 4
                 here = pure_divergence(self._alone(cost.releases, own), self.order)
                 failures.append(own)
@@ -96,7 +96,7 @@ class Limit:
         return filtered_epsilon(found, failures, self.order, self.delta)
 
     def together(self, costs: Sequence[Cost]) -> float:
-        """ε at δ of all of these runs, an upper bound; infinite where their own δ leave nothing of it."""
+        """An upper bound on ε at δ of all of these runs; infinite if their own δ use up all of it."""
         if len(costs) > 1:
             return self.filtered(costs)
         if not costs:

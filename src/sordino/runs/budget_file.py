@@ -15,7 +15,7 @@ from sordino.errors import InputError, SordinoError
 from sordino.files import sync_folder
 
 VERSION = 3
-WAIT = 120.0  # seconds for other runs that add up their cost
+WAIT = 120.0  # seconds to wait for other runs that add up their cost
 _TABLES = """
 CREATE TABLE about (version INTEGER NOT NULL, key BLOB NOT NULL, seal BLOB);
 CREATE TABLE datasets (
@@ -30,7 +30,7 @@ CREATE TABLE runs (
 
 
 class _Bent(Exception):
-    """The file holds what this package did not write there."""
+    """The file was not written by this package, or was changed."""
 
 
 def _content(base: sqlite3.Connection) -> bytes:
@@ -43,27 +43,27 @@ def _seal(base: sqlite3.Connection, key: bytes) -> None:
 
 
 def _opened(base: sqlite3.Connection) -> bytes:
-    """The key of a file whose seal fits. It finds damage and edits, not a forger who reads the key beside it."""
+    """The key of a file whose seal matches. The seal detects damage and edits, but not a forger who reads the key."""
     rows = base.execute("SELECT * FROM about").fetchall()
-    if len(rows) == 1 and rows[0][0] == 2:  # made before there were seals
+    if len(rows) == 1 and rows[0][0] == 2:  # written by a version without seals
         base.execute("ALTER TABLE about ADD COLUMN seal BLOB")
         base.execute("UPDATE about SET version = ?", (VERSION,))
         _seal(base, rows[0][1])
         rows = base.execute("SELECT * FROM about").fetchall()
     if len(rows) != 1 or rows[0][0] != VERSION or not isinstance(rows[0][1], bytes) or len(rows[0][1]) != 32:
-        raise _Bent("it is not of this version of sordino")
+        raise _Bent("it belongs to another version of sordino")
     _, key, seal = rows[0]
     try:
         content = _content(base)
     except TypeError as error:
-        raise _Bent("a cell has a type that it never has") from error
+        raise _Bent("a cell has a wrong type") from error
     if not isinstance(seal, bytes) or not hmac.compare_digest(seal, hmac.digest(key, content, "sha256")):
-        raise _Bent("its rows do not fit its seal")
+        raise _Bent("its rows do not match its seal")
     return bytes(key)
 
 
 def create(path: Path) -> None:
-    """Made aside and then linked into its place: whoever finds the file finds it whole."""
+    """Creates the file under a temporary name and then links it, so that it is never incomplete."""
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         os.close(os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -79,14 +79,14 @@ def create(path: Path) -> None:
             os.unlink(aside)
         sync_folder(path.absolute().parent)
     except FileExistsError:
-        return  # another process has made it
+        return  # another process has created it
     except OSError as error:
-        raise InputError(f"the budget file {path} can't be made: {error.strerror or error}") from error
+        raise InputError(f"the budget file {path} can't be created: {error.strerror or error}") from error
 
 
 @contextmanager
 def transaction(path: Path) -> Iterator[tuple[sqlite3.Connection, bytes]]:
-    """All or nothing, one process at a time; on return it is on the disk."""
+    """A transaction, (connection, key): atomic, one process at a time, on disk when the block ends."""
     try:
         base = sqlite3.connect(path, timeout=WAIT, isolation_level=None)
         try:
@@ -106,6 +106,6 @@ def transaction(path: Path) -> Iterator[tuple[sqlite3.Connection, bytes]]:
         raise SordinoError(f"the budget file {path} can't be used: {error}") from error
     except (sqlite3.DatabaseError, _Bent) as error:
         raise InputError(
-            f"{path} is no budget file, or was damaged or edited: {error}. Nothing was counted; use the "
-            "newest copy that you have, and count what was run since"
+            f"{path} is not a budget file, or was damaged or edited: {error}. Nothing was counted; use the "
+            "newest copy that you have, and count the runs since then"
         ) from error

@@ -14,7 +14,7 @@ from sordino.runs.recipe import Recipe
 
 
 def content_digest(recipe: Recipe, data_dir: Path | None) -> bytes:
-    """SHA-256 of a dataset's content: of its file, or of its rows in any order. Not keyed: never to be written down."""
+    """SHA-256 of a dataset's content: of its file, or of its rows in any order. Not keyed, so never to be stored."""
     source = source_of(recipe.data)
     if source is not None:
         place = found(source.path, data_dir)
