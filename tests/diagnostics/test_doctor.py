@@ -262,7 +262,7 @@ def test_the_command_names_a_batch_that_is_calibrated_to_the_same_epsilon(
     [
         (
             ["--set", "method.name=hidden-state", "--set", "method.cap=0.2", "--test-rows"],
-            "the method hidden-state clips no gradients of records",
+            "the method hidden-state does not clip gradients of records",
         ),
         (["--steps", "0", "--test-rows"], "--steps must be at least 1"),
         (["--rows", "1", "--test-rows"], "--rows must be at least 2"),
@@ -284,4 +284,4 @@ def test_the_threshold_of_a_method_with_steps_of_its_own_is_judged_without_a_reh
     found = json.loads(capsys.readouterr().out)
     assert [one["topic"] for one in found["findings"]] == ["bias", "clip_norm", "batch"]
     assert found["trials"] == []
-    assert "modelmix are not rehearsed" in found["caveats"][0]
+    assert "modelmix are not tried" in found["caveats"][0]
