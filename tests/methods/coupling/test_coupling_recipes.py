@@ -95,7 +95,7 @@ def test_coupling_needs_public_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["features.private=centre", "features.private_noise=1.0", "features.private_bound=1.0"], "for free"),
+        (["features.private=centre", "features.private_noise=1.0", "features.private_bound=1.0"], "at no cost"),
         (["augmentation.views=2", "augmentation.flip=true"], "does not use views of a record"),
     ],
 )

@@ -106,7 +106,7 @@ def test_a_lost_projection_is_not_paid_for_twice(tmp_path: Path) -> None:
     again = released_projection(made, images, tmp_path, made.plan.source())
     assert again is not None  # read from its file
     (tmp_path / PROJECTION).unlink()
-    with pytest.raises(Refused, match="start anew"):
+    with pytest.raises(Refused, match="start again"):
         released_projection(made, images, tmp_path, made.plan.source())
 
 
@@ -116,12 +116,12 @@ def test_a_lost_projection_is_not_paid_for_twice(tmp_path: Path) -> None:
         ("method", {"z_stepz": 3}, "z_steps"),
         ("method", {"curvature_bound": 1.0}, "would be ignored"),
         ("method", {"thresholds_noise": 3.0}, "thresholds_every"),
-        ("method", {"bounding": "analytic"}, "belong to clipping"),
+        ("method", {"bounding": "analytic"}, "are for clipping"),
         ("features", {"name": "scattering"}, "dp-pca"),
         ("features", {"components": 0}, "components"),
         ("features", {"multiply": -1}, "multiply"),
         ("model", {"name": "resnet20"}, "classifier"),
-        ("model", {"name": "autoencoder"}, "rebuilds its own inputs"),
+        ("model", {"name": "autoencoder"}, "reconstructs its own inputs"),
         ("model", {"activation": "tanh"}, "softplus"),
         ("model", {"hidden": []}, "hidden"),
         ("clipping", {"clip_norm": 0.5}, "norm 1"),

@@ -151,7 +151,7 @@ def test_a_plan_of_another_mechanism_is_refused() -> None:
         replace(mac_plan(mac), relation="replace-one")
     with pytest.raises(InputError, match="conjugate"):
         Mac(w=WSteps("cg"))
-    with pytest.raises(InputError, match="belong to clipping"):
+    with pytest.raises(InputError, match="are for clipping"):
         Mac(expansion=Expansion(bounding="normalise"), bounds={"gradient": 1.0})
 
 

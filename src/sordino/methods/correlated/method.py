@@ -1,13 +1,13 @@
 """Correlated noise: step t releases x_t + Σ_j c′_j z_{t−j}, the noise C⁻¹z of a matrix mechanism.
 
-Formal guarantee. Each record belongs to one group and takes part in its group's steps alone (sampling "cyclic"). What
-is released is C⁻¹(CX + Z) with C lower triangular, a function of the Gaussian mechanism on CX, whose sensitivity is
-exact (`sensitivity`). It holds for gradients that depend on earlier releases: row t of CX is a function of x_1 … x_t,
-and the Gaussian mechanism with a lower triangular C has the same privacy for adaptive inputs (Denisov et al. 2022,
-arXiv 2202.08312, Thm 2.1). The proofs, and what a resumed run releases, are in docs/guarantees/correlated.md.
+Formal guarantee. Each record belongs to one group and takes part only in its group's steps (sampling "cyclic"). The
+release is C⁻¹(CX + Z) with C lower triangular, a function of the Gaussian mechanism on CX, whose sensitivity is exact
+(`sensitivity`). It holds for gradients that depend on earlier releases: row t of CX is a function of x_1 … x_t, and the
+Gaussian mechanism with a lower triangular C has the same privacy for adaptive inputs (Denisov et al. 2022, arXiv
+2202.08312, Thm 2.1). The proofs, and what a resumed run releases, are in docs/guarantees/correlated.md.
 
-Units. `noise_multiplier` is the standard deviation of z, of each step's own noise, over the clip norm: what DP-SGD
-calls by that name. The mechanism's own is noise_multiplier/s.
+Units. `noise_multiplier` is the standard deviation of z, each step's own noise, divided by the clip norm, as in DP-SGD.
+The noise multiplier of the mechanism is noise_multiplier/s.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KEYS = ("strategy", "lambda", "bands", "groups", "momentum", "decay")
 
 @dataclass(frozen=True)
 class Correlated(Method):
-    """C, and the update that it was chosen for (which no guarantee depends on)."""
+    """C, and the update that it was chosen for (no guarantee depends on the update)."""
 
     strategy: Strategy
     workload: Workload = field(default_factory=Workload)
@@ -60,7 +60,7 @@ class Correlated(Method):
         pattern = _pattern(plan)
         check_relation(pattern, plan.relation)
         if plan.noise.name != "gaussian":
-            raise Refused("correlated noise is proven for Gaussian noise alone: use l2 clipping")
+            raise Refused("correlated noise is proven for Gaussian noise only: use l2 clipping")
         releases(self.strategy, pattern, plan.noise.noise_multiplier, plan.steps)
 
     def releases(self, plan: Plan, steps: int) -> list[tuple[Release, int]]:
@@ -72,15 +72,15 @@ class Correlated(Method):
 
     def account(self, plan: Plan, delta: float) -> Accounted:
         found = account(plan.event(), delta, plan.relation, plan.accountant)
-        exact = self.strategy.residue(plan.steps) == 0  # else what was cut off is paid for, and attained by nobody
+        exact = self.strategy.residue(plan.steps) == 0  # otherwise the cost of truncation is included, and not attained
         said = theorem(_pattern(plan), found.accountant)
         below = found.epsilon_lower if exact and not plan.statistics else None
         return Accounted(found.epsilon, delta, found.accountant, said, found.epsilon_rdp, below)
 
     def spent(self, plan: Plan, entries: Sequence[Mapping[str, Any]], delta: float) -> Accounted:
-        """Every entry must be a release that the plan pays for; then ε is that of its first steps, and no more.
+        """Every entry must be a release that the plan declares; then ε is at most that of the plan's first steps.
 
-        Steps that were left out, and noise that began anew under another key, only make C smaller (section 5 of
+        Steps that were left out, and noise that was restarted under another key, only make C smaller (section 5 of
         docs/guarantees/correlated.md).
         """
         try:
@@ -90,7 +90,7 @@ class Correlated(Method):
         made = [entry["step"] for entry in entries if entry.get("purpose") == self.purpose]
         others = [entry for entry in entries if entry.get("purpose") != self.purpose]
         if others and len(others) != sum(statistic.count for statistic in plan.statistics):
-            raise InputError("a ledger with some of the plan's statistics has no ε of its own: finish the run")
+            raise InputError("a ledger with some of the plan's statistics has no separate ε: finish the run")
         part = replace(plan, statistics=plan.statistics if others else ())
         done = max(made) + 1 if made else 0
         epsilon = self.epsilons(replace(part, delta=delta), [done])[0] if done or others else 0.0
@@ -109,9 +109,9 @@ class Correlated(Method):
         return (
             Assumption(
                 f"the noise of a step is that of the strategy {self.strategy}: up to {terms} Gaussians, each of which "
-                "was added to an earlier step with its own coefficient",
-                "earlier noise is regenerated from its address, the sum is rounded once, exactly; a release whose "
-                "earlier noise the ledger does not hold under the same key is refused",
+                "was added to an earlier step with another coefficient",
+                "earlier noise is regenerated from its address, and the sum is rounded once, exactly; a release is "
+                "refused if the ledger does not hold its earlier noise under the same key",
             ),
             Assumption(
                 "the coefficients of C are non-negative and non-increasing",

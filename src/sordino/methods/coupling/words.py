@@ -1,4 +1,4 @@
-"""The words of coupling in recipes."""
+"""The keys of coupling in recipes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""DP-MAC as a plan sees it: noisy sums of scaled Taylor coefficients, all of them visible.
+"""DP-MAC as a method: noisy sums of scaled Taylor coefficients, all of them visible.
 
-A record's coefficients of all layers are one vector of norm at most 1 (mac.coefficients, by construction), summed over
-a Poisson batch and released once per step. That is the subsampled Gaussian mechanism with clip norm 1, accounted for
-as DP-SGD is (Abadi et al. 2016; docs/guarantees/dp_mac.md, Theorem 1). DP-PCA and private thresholds are
+A record's coefficients of all layers are one vector of norm at most 1 (by construction, `coefficients`), summed over a
+Poisson batch and released once per step. That is the subsampled Gaussian mechanism with clip norm 1, accounted as
+DP-SGD (Abadi et al. 2016; docs/guarantees/dp_mac.md, Theorem 1). DP-PCA and private thresholds are
 `Statistic`s of the same plan.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DPMAC(Method):
-    """Harder et al. 2018. `parts`: how many bounded parts (layers × coefficients) make up a record's vector."""
+    """Harder et al. 2018. `parts`: the number of bounded parts (layers × coefficients) in a record's vector."""
 
     parts: int = 1
     name: ClassVar[str] = "dp-mac"
@@ -56,9 +56,9 @@ class DPMAC(Method):
     def check(self, plan: Plan) -> None:
         checks.count("parts", self.parts)
         if plan.clipping != FlatClip(1.0):
-            raise Refused(f"DP-MAC scales a record's coefficients to norm 1: clip_norm is 1, not {plan.clipping}")
+            raise Refused(f"DP-MAC scales a record's coefficients to norm 1: clip_norm must be 1, not {plan.clipping}")
         if plan.relation != "add-remove" or plan.sampling.name != "poisson":
-            raise Refused("DP-MAC is proven for Poisson sampling under add-remove: choose these")
+            raise Refused("DP-MAC is proven for Poisson sampling under add-remove only")
         super().check(plan)
 
     def assumptions(self, plan: Plan) -> tuple[Assumption, ...]:
@@ -66,11 +66,11 @@ class DPMAC(Method):
             Assumption(
                 f"a record's {self.parts} coefficient blocks, each divided by its bound and √{self.parts}, have joint "
                 "norm at most 1",
-                "every block of every record is clipped to its bound, also where the bound is an analytic one",
+                "every block of every record is clipped to its bound, also if the bound is analytic",
             ),
             Assumption(
                 "a record's auxiliary coordinates depend on no other record",
-                "they are started from the record and the released weights, and moved coordinate by coordinate",
+                "they start from the record and the released weights, and are updated coordinate by coordinate",
             ),
         )
 

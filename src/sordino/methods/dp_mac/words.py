@@ -1,4 +1,4 @@
-"""The words of DP-MAC in recipes."""
+"""The keys of DP-MAC in recipes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""DP-SGD: noisy sums of clipped gradients, all of them visible. What becomes of them is post-processing.
+"""DP-SGD: noisy sums of clipped gradients, all of them visible. What is done with them is post-processing.
 
-What is clipped is one vector per record; the plan's `contribution` says what it is made of. None of its parts changes
-what is accounted (docs/guarantees/dpsgd.md, docs/guarantees/clipping_bias.md).
+One vector per record is clipped; the plan's `contribution` says what it consists of. None of its parts changes the
+accounting (docs/guarantees/dpsgd.md, docs/guarantees/clipping_bias.md).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DPSGD(Method):
-    """Abadi et al. 2016, with the sampling that is really used and the accountant that fits it."""
+    """Abadi et al. 2016, with the actual sampling and the accountant for it."""
 
     name: ClassVar[str] = "dpsgd"
     covers: ClassVar[frozenset[str]] = frozenset(KINDS)
@@ -91,12 +91,12 @@ def plan(**shared: Unpack[PlanOptions]) -> Plan:
 
 
 def record_vector(recipe: Recipe) -> dict[str, Any]:
-    """What a record's one vector is made of, from [method] and [augmentation]: keywords of `make_plan`."""
+    """What a record's vector consists of, from [method] and [augmentation]: keywords of `make_plan`."""
     options = recipe.method.options
     given = [key for key in ("inner_length", "inner_decay") if key in options]
     if len(given) == 1:
         raise InputError(
-            "[method] inner_length (past iterates) and inner_decay (factor per iterate of age) go together"
+            "[method] inner_length (past iterates) and inner_decay (factor per iterate of age) must be given together"
         )
     kept = options.get("record_momentum_kept")
     return {
