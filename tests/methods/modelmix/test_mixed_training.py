@@ -266,7 +266,7 @@ class TestPlan:
         assert beside < plan.guarantee().epsilon
         with pytest.raises(InputError, match="constant"):
             averaging_control(mix_plan(tau_over_lr=pieces((0, 0.2), (0.5, 0.1))))
-        with pytest.raises(InputError, match="belongs to a ModelMix plan"):
+        with pytest.raises(InputError, match="is for a ModelMix plan"):
             averaging_control(control)
 
 

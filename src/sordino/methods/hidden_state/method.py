@@ -1,19 +1,19 @@
-"""Hidden state: noisy gradient descent on a certified loss of which the last iterate alone is published.
+"""Hidden state: noisy gradient descent on a certified loss, of which only the last iterate is published.
 
     plan(loss=Softmax(10, cap=0.1), features=1296, records=60000, batch=128, epochs=100, regularisation=1e-6,
          epsilon=3.0, delta=1e-5)
 
 The relation is replace-one. The guarantee is that of `accountant` (shifted interpolation for any schedule of step sizes
-and noise, averaged over the record's hidden batch; composition where that is smaller), and holds for an
-adversary who sees the published weights and nothing that depends on an earlier iterate.
+and noise, averaged over the record's hidden batch; composition if that is smaller). It holds against an adversary who
+sees the published weights and nothing that depends on an earlier iterate.
 
-Units. As in every plan, `noise_multiplier` is the standard deviation of the noise on the *summed* gradient over the
-bound on one record, here S/2 with the certificate's S. σ_mul of Ye & Shokri 2022 is the same number: their noise on the
-mean gradient is σ_mul·S/(2b). `noise_factors` multiply it step by step.
+Units. As in every plan, `noise_multiplier` is the standard deviation of the noise on the *summed* gradient divided by
+the bound on one record, here S/2 with the certificate's S. σ_mul of Ye & Shokri 2022 is the same number: their noise on
+the mean gradient is σ_mul·S/(2b). `noise_factors` multiply it step by step.
 
 Rounding. A step is computed in double precision and rounded to a public grid by `release()`. Neither is a function of
-the step's exact value, so both go into the accountant as a disparity of every step (`rounding`); to bound them
-beforehand the iterates are kept in a ball, whose projection is non-expansive, even where the user asks for none.
+the step's exact value, so the accountant counts both as a disparity of every step (`rounding`). To bound them in
+advance the iterates are kept in a ball, whose projection is non-expansive, even if the user asks for none.
 
 | refused                                            | why                                                        |
 |----------------------------------------------------|------------------------------------------------------------|
@@ -21,8 +21,8 @@ beforehand the iterates are kept in a ball, whose projection is non-expansive, e
 | Poisson sampling                                   | no theorem for the last iterate; every iterate: dpsgd      |
 | a step size above 2/M                              | a step may expand                                          |
 | a clip norm other than S/2, another divisor than b | the run would not be the one that is accounted             |
-| statistics that are not Gaussian or are sampled    | only those add to the iterate's guarantee in squares       |
-| momentum, Adam, averages of iterates               | they are not made here: the update is the plan's           |
+| statistics that are not Gaussian or are sampled    | their cost does not add to the guarantee in squares        |
+| momentum, Adam, averages of iterates               | not available: the update is the plan's                    |
 """
 
 from __future__ import annotations
@@ -36,11 +36,7 @@ from sordino import checks
 from sordino.clipping import FlatClip
 from sordino.errors import InputError, Refused
 from sordino.methods.hidden_state import audit, recipe, training
-from sordino.methods.hidden_state.accountant import (
-    account_hidden_state,
-    calibrate_hidden_state,
-    hidden_epsilon_curve,
-)
+from sordino.methods.hidden_state.accountant import account_hidden_state, calibrate_hidden_state, hidden_epsilon_curve
 from sordino.methods.hidden_state.certificate import Certificate, Geometry, certify
 from sordino.methods.hidden_state.losses import Loss, loss_from_dict
 from sordino.methods.hidden_state.recorded import (
@@ -72,7 +68,7 @@ PURPOSE = training.PURPOSE
 
 @dataclass(frozen=True)
 class HiddenState(Method):
-    """The update and its certificate. `features`: inputs of the linear model, without the constant one."""
+    """The update and its certificate. `features`: the number of inputs of the linear model, without the constant."""
 
     loss: Loss
     features: int
@@ -82,7 +78,7 @@ class HiddenState(Method):
     feature_norm: float = 1.0
     bias: float = 1.0
     radius: float | None = None
-    unit: bool = False  # features are scaled to their norm, up as well as down
+    unit: bool = False  # features are also scaled up to their norm
     name: ClassVar[str] = "hidden-state"
     threat_model: ClassVar[str] = (
         "the adversary sees the last iterate only: no earlier iterate, and no metric of one, is ever published"
@@ -94,7 +90,7 @@ class HiddenState(Method):
     purpose: ClassVar[str] = PURPOSE
     trained_by: ClassVar[str | None] = "sordino.methods.hidden_state.training.train_hidden"
     needs_shape: ClassVar[bool] = True
-    bounded_by: ClassVar[str] = "no gradient of the loss is longer, whatever the record: see its certificate below"
+    bounded_by: ClassVar[str] = "no gradient of the loss is longer, for any record: see its certificate below"
 
     @classmethod
     def plan(cls, **options: Any) -> Plan:
@@ -114,7 +110,7 @@ class HiddenState(Method):
 
     @property
     def coordinates(self) -> int:
-        """Of an iterate."""
+        """The number of coordinates of an iterate."""
         return self.loss.outputs * (self.features + (1 if self.bias else 0))
 
     def check(self, plan: Plan) -> None:
@@ -130,7 +126,7 @@ class HiddenState(Method):
         if plan.clipping != FlatClip(self.certificate.sensitivity / 2):
             raise Refused(
                 f"the certificate bounds one record by S/2 = {self.certificate.sensitivity / 2:.6g} without clipping, "
-                f"the plan has {plan.clipping}: make the plan with sordino.methods.hidden_state.plan"
+                f"but the plan has {plan.clipping}: make the plan with sordino.hidden_state"
             )
         if plan.divisor != plan.sampling.batch:
             raise Refused(f"a step takes the mean over its batch of {plan.sampling.batch}, not over {plan.divisor:g}")
@@ -147,7 +143,7 @@ class HiddenState(Method):
         return float(step_values(self.noise_factors, steps)[step])
 
     def run(self, plan: Plan) -> HiddenRun:
-        """What the accountant is told: step sizes, noise, certificate, and how far rounding may move a step."""
+        """The run for the accountant: step sizes, noise, certificate, and a bound on the rounding of a step."""
         assert isinstance(plan.sampling, Partition | WithoutReplacement)
         assert isinstance(plan.noise, Gaussian)
         batch, full = plan.sampling.batch, plan.sampling.batch == plan.records
@@ -162,20 +158,20 @@ class HiddenState(Method):
             noise_stds=unit * factors,
             strong_convexity=certificate.strong_convexity,
             smoothness=certificate.smoothness,
-            sensitivity=2 * plan.sensitivity,  # the certificate's, and the plan's margin
+            sensitivity=2 * plan.sensitivity,  # the certificate's, with the plan's margin
             disparity_slack=self.rounding(plan),
         )
 
     def ball(self, plan: Plan) -> float:
-        """The radius that iterates are kept in: the user's, or one that they do not reach."""
+        """The radius of the ball for iterates: the user's, or one that they do not reach."""
         sizes, factors = step_values(self.lr, plan.steps), step_values(self.noise_factors, plan.steps)
         stds = sizes * factors * (plan.noise.noise_multiplier * plan.sensitivity / plan.divisor)
         return iterate_radius(self.radius, float(stds.max()), float(sizes.max()) * plan.sensitivity)
 
     def rounding(self, plan: Plan) -> float:
-        """How far rounding may drive two runs apart in one step, at most, in units of the iterate.
+        """The largest distance by which rounding may separate two runs in one step, in units of the iterate.
 
-        Two runs, each moved before the noise (arithmetic, and half a grid spacing) and after it (half a spacing).
+        Each run is moved before the noise (arithmetic, and half a grid spacing) and after it (half a spacing).
         """
         assert isinstance(plan.noise, Gaussian)
         sizes, factors = step_values(self.lr, plan.steps), step_values(self.noise_factors, plan.steps)
@@ -195,19 +191,14 @@ class HiddenState(Method):
         return Accounted(found.epsilon, delta, found.accountant, found.theorem, beside=beside)
 
     def epsilons(self, plan: Plan, steps: Sequence[int]) -> list[float]:
-        """Of publishing the iterate after t steps, and no other one; t = 0: of the statistics alone."""
+        """ε of publishing only the iterate after t steps; t = 0: of the statistics."""
         wanted = sorted({t for t in steps if t > 0})
-        found = dict(
-            zip(
-                wanted,
-                hidden_epsilon_curve(self.run(plan), plan.delta, wanted, statistic_releases(plan.statistics)),
-                strict=True,
-            )
-        )
+        curve = hidden_epsilon_curve(self.run(plan), plan.delta, wanted, statistic_releases(plan.statistics))
+        found = dict(zip(wanted, curve, strict=True))
         return [found[t] if t else statistics_epsilon(plan, plan.delta) for t in steps]
 
     def spent(self, plan: Plan, entries: Sequence[Mapping[str, Any]], delta: float) -> Accounted:
-        """ε of publishing the iterate after the recorded steps. A run that was killed has published nothing of it."""
+        """ε of publishing the iterate after the recorded steps. A killed run has published none."""
         done = recorded_steps(plan, entries, PURPOSE)
         if done == 0:
             return Accounted(statistics_epsilon(plan, delta, entries), delta, "hidden-state", "statistics alone")
@@ -218,7 +209,7 @@ class HiddenState(Method):
         further = statistic_releases(plan.statistics)
         slack_free = plan.with_noise(1.0)
         factor = 1.0
-        for _ in range(4):  # rounding grows with the noise, by parts in a million: two rounds settle it
+        for _ in range(4):  # rounding grows with the noise, by parts in a million: two rounds suffice
             run = self.run(slack_free.with_noise(factor))
             again, _ = calibrate_hidden_state(epsilon, run, plan.delta, further)
             factor *= again
@@ -243,7 +234,7 @@ class HiddenState(Method):
                 "they are kept in memory only: no checkpoint, no metric before the end, no resume",
             ),
             Assumption(
-                f"rounding moves two runs apart by at most {self.rounding(plan):.3g} in a step",
+                f"rounding separates two runs by at most {self.rounding(plan):.3g} in a step",
                 "bounded from the arithmetic and the grid of the release, and accounted as a disparity of every step",
             ),
         )
@@ -265,7 +256,7 @@ class HiddenState(Method):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of to_dict; the certificate is made anew and must be the one that is written there."""
+        """The inverse of to_dict; the certificate is computed again and must equal the stored one."""
         given = dict(values)
         shown = given.pop("certificate", None)
         try:
@@ -278,9 +269,9 @@ class HiddenState(Method):
                 }
             )
         except (TypeError, KeyError) as error:
-            raise InputError(f"a hidden-state method is incomplete or has a key too many: {error}") from None
+            raise InputError(f"a hidden-state method has a missing or unknown key: {error}") from None
         if shown is not None and shown != method.certificate.to_dict():
-            raise InputError("the certificate in the plan is not the one that its loss has: the plan was edited")
+            raise InputError("the certificate in the plan is not that of its loss: the plan was edited")
         return method
 
     def restored(
@@ -307,7 +298,7 @@ class HiddenState(Method):
         return audit.audit_last_iterate(plan, **options)
 
     def contraction(self, plan: Plan, step: int) -> float:
-        """c of the step, times the ratio of step sizes: a release is the iterate in units of its own step's sums."""
+        """c of the step times the ratio of step sizes: a release is the iterate in units of its own step's sums."""
         run = self.run(plan)
         return float(run.shrink[step] * run.step_sizes[step - 1] / run.step_sizes[step])
 
@@ -336,17 +327,17 @@ def plan(
 ) -> Plan:
     """A plan that publishes the last iterate: for a target `epsilon`, or with a given `noise_multiplier`.
 
-    The relation is replace-one. The loss has to be certified: convex, smooth and Lipschitz on the rows' ball.
+    The relation is replace-one. The loss must be certified: convex, smooth and Lipschitz on the rows' ball.
 
     Args:
         loss: One of the certified losses (`sordino.methods.hidden_state.losses`).
-        features: How many features a row has.
+        features: The number of features of a row.
         records: The exact number of records.
         batch: Records in a step; sampling "full": all.
         delta: δ in (0, 1).
         regularisation: λ of the ridge term, which makes the loss strongly convex.
         epsilon: The target; or give `noise_multiplier`.
-        noise_multiplier: Standard deviation of the noise on the summed gradient over the bound on one record.
+        noise_multiplier: Standard deviation of the noise on the summed gradient divided by the bound on one record.
         epochs: Passes of ⌊records/batch⌋ steps; or give `steps`.
         steps: The number of steps.
         sampling: "partition" (one secret shuffle), "without-replacement" or "full".
@@ -354,16 +345,16 @@ def plan(
         bias: The constant feature that is appended.
         radius: Weights are projected into a ball of this radius; None: they are not.
         unit: Rows are scaled to norm `feature_norm` instead of clipped.
-        lr: The step size or its schedule; None: the step that contracts most, 2/(m + M) of the certificate.
+        lr: The step size or its schedule; None: the step size that contracts most, 2/(m + M) of the certificate.
         noise_factors: Factors on the noise, step by step.
-        insecure_seed: Makes the run repeatable, and the guarantee void for whoever knows it.
-        statistics: Further Gaussian releases on all records, in the same budget.
+        insecure_seed: Makes the run reproducible; there is no guarantee against anyone who knows the seed.
+        statistics: Further Gaussian releases on all records that share the budget.
 
     Returns:
         The plan.
 
     Raises:
-        InputError: a value is wrong, or one of a pair is missing.
+        InputError: a value is wrong, or not exactly one of two alternatives is given.
         Refused: no theorem covers the combination.
     """
     checks.exactly_one(epsilon=epsilon, noise_multiplier=noise_multiplier)

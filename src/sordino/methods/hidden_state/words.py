@@ -1,4 +1,4 @@
-"""The words of hidden-state training in recipes."""
+"""The keys of hidden-state training in recipes."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ that of DP-SGD with the same noise (the uniform is post-processing).
     input                 answer
     τ = 0, or W < σ/1000  DP-SGD's (the uniform is ignored)
     σ·√p below 0.1        DP-SGD's (the moments leave the range of doubles)
-    linf_p not whole      ⌊p⌋ coordinates at c/√p and one with what is left
+    linf_p not whole      ⌊p⌋ coordinates at c/√p and one with the remainder
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sordino.methods.modelmix.mixture import Array
 from sordino.methods.modelmix.sampled import MOST_ORDERS, SampledStep, classic, tight
 
 _MOST_LEVELS = 4  # fractional orders up to 5 are verified and used; beyond, whole ones are as good
-_MOST_KINDS = 16  # different steps that are accounted for one by one
+_MOST_KINDS = 16  # largest number of different steps that are accounted separately
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class MixAccount:
     """ε of a run. `equal_variance_epsilon` is the control: DP-SGD whose Gaussian noise has the same variance."""
 
     epsilon: float
-    epsilon_classic: float  # by ρ + log(1/δ)/(α−1), Xiao et al. 2022 use this conversion
+    epsilon_classic: float  # by ρ + log(1/δ)/(α−1), the conversion of Xiao et al. 2022
     equal_variance_epsilon: float
     order: float
     delta: float
-    accountant: str  # "modelmix-rdp", or "pld" where DP-SGD's bound is the smaller one
+    accountant: str  # "modelmix-rdp", or "pld" if DP-SGD's bound is smaller
     theorem: str
     checked: tuple[str, ...]
 
@@ -77,7 +77,7 @@ class Run:
     further: tuple[tuple[Release, int], ...]
 
     def releases(self, sigma: Callable[[float, float], float], mechanism: str) -> Releases:
-        """DP-SGD with the same sampling, the noise of each step given by `sigma` of its noise and its uniform."""
+        """DP-SGD with the same sampling; the noise of each step is `sigma` of its noise and its uniform."""
         own = [(Release(mechanism, sigma(s, w), self.rate), count) for s, w, count in self.kinds]
         return checked_releases([*own, *self.further])
 
@@ -160,7 +160,7 @@ def best_order(run: Run, *, verify: bool) -> Best:
     steps = [(SampledStep(run.noise, s, w, run.p, run.rate), count) for s, w, count in run.kinds]
     top = min([MOST_ORDERS, *(step.top for step, _ in steps)])
     if top < 2:
-        return Best(math.inf, math.inf, math.inf, ("the uniform was ignored: the noise is out of the moments' range",))
+        return Best(math.inf, math.inf, math.inf, ("the uniform was ignored: its moments are out of range",))
     orders = np.arange(2.0, top + 1)
     totals = _further(run, orders)
     for step, count in steps:
@@ -187,7 +187,7 @@ def best_order(run: Run, *, verify: bool) -> Best:
 def _fractional(
     run: Run, steps: Sequence[tuple[SampledStep, int]], start: float, levels: int, cost: Callable[[Point], float]
 ) -> list[Point]:
-    """(α, (α−1)·ρ(α)) at the orders that a search for the best one around `start` visits, below levels + 1."""
+    """(α, (α−1)·ρ(α)) at the orders that a search around `start` visits, below levels + 1."""
     points: list[Point] = []
 
     def at(log_order: float) -> float:
@@ -228,12 +228,12 @@ def _further(run: Run, orders: Array) -> Array:
 
 
 def dpsgd_epsilon(run: Run, mixed: Best, coarse: bool = False) -> float:
-    """ε of DP-SGD with the same noise, where it can be the smaller one: the uniform is post-processing."""
+    """ε of DP-SGD with the same noise, if it can be the smaller one: the uniform is post-processing."""
     releases = run.releases(lambda s, _: s, run.noise)
-    often = sum(count for _, _, count in run.kinds) * run.rate > 10  # else privacy loss distributions gain a lot
+    often = sum(count for _, _, count in run.kinds) * run.rate > 10  # otherwise PLDs are much tighter
     if run.noise == "gaussian" and often and mixed.order < MOST_ORDERS / 2:
         plain = replace(run, kinds=tuple((sigma, 0.0, count) for sigma, _, count in run.kinds))
-        if mixed.tight < 0.5 * best_order(plain, verify=False).tight:  # they do not gain that much
+        if mixed.tight < 0.5 * best_order(plain, verify=False).tight:  # PLDs are not that much tighter
             return math.inf
     try:
         tolerance = TOLERANCE * (10 if coarse else 1)
@@ -261,7 +261,7 @@ def checked_run(
     if p < 1:
         raise InputError(f"linf_p must be at least 1 (coordinates are truncated at clip_norm/√p), got {p:g}")
     if noise == "laplace" and p != 1:
-        raise Refused("Laplace noise goes with l1 clipping, for which l∞ truncation has no theorem; use linf_p=1")
+        raise Refused("Laplace noise needs l1 clipping, for which l∞ truncation has no theorem; use linf_p=1")
     scale = checks.positive("expected_batch", expected_batch) / checks.positive("clip_norm", clip_norm)
     kinds: dict[tuple[float, float], int] = {}
     for step, count in steps:
@@ -285,9 +285,9 @@ def checked_run(
 
 
 def _few(kinds: dict[tuple[float, float], int]) -> tuple[tuple[float, float, int], ...]:
-    """At most _MOST_KINDS kinds of steps: noise and width are rounded down, on ever coarser grids, until they are few.
+    """At most _MOST_KINDS kinds of steps: noise and width are rounded down, on coarser and coarser grids.
 
-    Less noise and a narrower uniform are never better (docs/guarantees/modelmix.md), so this only adds to ε.
+    Less noise and a narrower uniform are never better (docs/guarantees/modelmix.md), so this can only increase ε.
     """
     ratio, merged = 1.001, kinds
     while len(merged) > _MOST_KINDS:
@@ -317,7 +317,7 @@ def _sentences(levels: int, smallest: float) -> tuple[str, ...]:
     if math.isfinite(smallest):
         worst = f"criterion S verified numerically, margin {smallest:.2g}; orders up to {levels + 1} may be fractional"
     elif levels:
-        worst = "without a uniform every vector of the same length is equal"
+        worst = "without a uniform all vectors of the same length are equivalent"
     else:
         worst = "whole orders only, by the supremum over shifts"
     return (

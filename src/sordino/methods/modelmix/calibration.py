@@ -55,7 +55,7 @@ def calibrate_modelmix(
     else:
         given = tau_over_lr if solve == "noise_multiplier" else noise_multiplier
         if given is None or (noise_multiplier is not None and tau_over_lr is not None):
-            raise InputError("give one of noise_multiplier and tau_over_lr; the other is solved for")
+            raise InputError("give one of noise_multiplier and tau_over_lr; the other is computed")
         shape = [(MixStep(1.0, given) if solve == "noise_multiplier" else MixStep(given, 1.0), steps)]
 
     def schedule(value: float) -> Steps:
@@ -78,7 +78,7 @@ def calibrate_modelmix(
 
 
 def _solve(function: Callable[[float], float], target: float, name: str, unit: float) -> float:
-    """The value at which a non-increasing function falls to just below the target: secants on logarithms."""
+    """The value at which a non-increasing function falls just below the target: secants in logarithms."""
     allowed = 4e-4 * min(1.0, target)
     low: tuple[float, float] | None = None
     high: tuple[float, float] | None = None

@@ -1,4 +1,4 @@
-"""The words of ModelMix in recipes."""
+"""The keys of ModelMix in recipes."""
 
 from __future__ import annotations
 
