@@ -90,6 +90,7 @@ class TestSixth:
         page = report.write(out).read_text("utf8")
         assert "The ledger agrees with the plan" in page
         assert "only signs of released gradients are used" in page
+        assert main(["verify", str(out)]) == 0
         assert run_recipe(Recipe.read(path), out, resume=True) == result
 
     def test_its_update_is_the_one_that_is_run(self, records: object, linear: nn.Module) -> None:
