@@ -35,14 +35,14 @@ class Words:
     """The names that a method allows in recipes, so that a misspelling is found before anything slow is loaded.
 
     Attributes:
-        keys: The keys of [method].
+        keys: The keys of [method], with the meaning of each.
         choices: The allowed values of keys of [method] whose values are names.
         models: The method's own networks and their options, one of which [model] must name; empty: the common ones.
         features: The same for [features].
         optimizers: The same for [train] optimizer.
     """
 
-    keys: tuple[str, ...] = ()
+    keys: Mapping[str, str] = field(default_factory=dict)
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -24,6 +24,7 @@ from sordino.methods.correlated.choose import best_setting, best_strategy
 from sordino.methods.correlated.mechanism import Pattern, calibrated, check_relation, pattern_of, releases, theorem
 from sordino.methods.correlated.scores import CorrelatedScorer
 from sordino.methods.correlated.strategies import Strategy, strategy_from
+from sordino.methods.correlated.words import WORDS
 from sordino.methods.correlated.workloads import Workload, noise_in_weights, workload_from
 from sordino.plan.core import Plan
 from sordino.plan.explained import Explained
@@ -34,8 +35,6 @@ from sordino.sampling import Cyclic
 
 if TYPE_CHECKING:
     from sordino.runs.recipe import Recipe
-
-KEYS = ("strategy", "lambda", "bands", "groups", "momentum", "decay")
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ class Correlated(Method):
 
     @classmethod
     def check_recipe(cls, recipe: Recipe) -> None:
-        checks.known_keys(recipe.method.options, KEYS, f"[method] of {cls.name}")
+        checks.known_keys(recipe.method.options, WORDS.keys, f"[method] of {cls.name}")
         if recipe.sampling.name not in ("poisson", "cyclic") or recipe.sampling.cap is not None:
             raise Refused(f"[sampling] of the method {cls.name} is cyclic: leave out its name, or write cyclic")
 

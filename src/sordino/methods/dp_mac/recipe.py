@@ -13,7 +13,7 @@ Pixels are used as they are, in [0, 1]: a public scale. Unknown keys, and keys t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -177,7 +177,7 @@ def _plan(recipe: Recipe, mac: Mac, layers: int, records: int, pca: PcaBudget | 
     )
 
 
-def _only(options: Mapping[str, Any], known: tuple[str, ...], section: str) -> None:
+def _only(options: Mapping[str, Any], known: Collection[str], section: str) -> None:
     for key in options:
         if key not in known:
             raise InputError(f"unknown key in [{section}]: {key!r}: {did_you_mean(key, known)}")
