@@ -48,11 +48,8 @@ def method_keys() -> str:
         rows = [(key, f"{text}{_one_of(words.choices.get(key, ()))}") for key, text in words.keys.items()]
         parts.append(_table(("key of `[method]`", "meaning"), rows))
         for section, own in (("model", words.models), ("features", words.features)):
-            if own:
-                parts.append(f"Networks and features of its own, in `[{section}]`:" if section == "model" else "")
-                parts.append(
-                    _table((f"`[{section}]` name", "options"), [(one, _codes(keys)) for one, keys in own.items()])
-                )
+            names = [(one, _codes(keys)) for one, keys in own.items()]
+            parts.append(_table((f"`[{section}]` name, for this method only", "options"), names))
         if words.optimizers:
             parts.append(f"Optimizers of `[train]`: {_codes(words.optimizers)}.")
     return "\n\n".join(part for part in parts if part)
@@ -69,7 +66,9 @@ def recipe_parts() -> str:
     parts = ["## Your own data: `[data] name`"]
     for name, source in SOURCES.items():
         parts += [f"### `{name}`", _prose(inspect.getdoc(source) or ""), _key_table(source, list(fields(source)))]
-    parts += ["## Features: `[features] name`", _options({name: dict(known) for name, known in OPTIONS.items()})]
+    features = {name: dict(known) for name, known in OPTIONS.items()}
+    described = "What each computes: [data, features, networks](../data.md)."
+    parts += ["## Features: `[features] name`", described, _options(features)]
     networks = {
         name: {
             one.name: one.default
@@ -83,11 +82,8 @@ def recipe_parts() -> str:
         name: {one.name: one.default for one in fields(kind) if one.name != "clip_norm"}
         for name, kind in _BY_NAME.items()
     }
-    parts += [
-        "## Clippings: `[clipping] name`",
-        "What each does is in the [API](api.md#clipping).",
-        _options(clippings),
-    ]
+    described = "What each does: [API](api.md#clipping)."
+    parts += ["## Clippings: `[clipping] name`", described, _options(clippings)]
     rows = [(name, _codes(keys)) for name, keys in OPTIMIZERS.items()]
     parts += ["## Optimizers: `[train] optimizer`", "The options are torch's.", _table(("name", "options"), rows)]
     return "\n\n".join(part for part in parts if part)
@@ -127,9 +123,8 @@ def _options(known: Mapping[str, Mapping[str, Any]]) -> str:
     """A table of names with their options and defaults."""
 
     def shown(options: Mapping[str, Any]) -> str:
-        return ", ".join(
-            f"`{key}`" if value in (None, MISSING) else f"`{key}` = `{value!r}`" for key, value in options.items()
-        )
+        given = {key: "" if value in (None, MISSING) else f" = `{value!r}`" for key, value in options.items()}
+        return ", ".join(f"`{key}`{value}" for key, value in given.items())
 
     return _table(("name", "options and defaults"), [(name, shown(options) or "–") for name, options in known.items()])
 
