@@ -57,8 +57,8 @@ def _add_parser(methods: Commands, summary: str, epilog: str, flag: str, flag_he
     rate.add_argument("--batch", type=int, metavar="B", help="batch, or expected batch of Poisson sampling")
     rate.add_argument("--batches", type=int, metavar="t", help="batches per epoch of random allocation")
     rate.add_argument(
-        "--sampler",
         "--sampling",
+        "--sampler",
         dest="sampling",
         default="poisson",
         choices=checks.SAMPLERS,
