@@ -462,6 +462,27 @@ def test_a_batch_of_one_record_leaves_the_check_to_the_next() -> None:
     assert sums.assurance.attributed == 1
 
 
+def test_a_batch_in_which_no_record_uses_a_parameter_has_zero_sums() -> None:
+    """Records whose positions are all masked; alone they would be taken for a model without gradients."""
+
+    def masked(s: Any, x: Tensor) -> Tensor:
+        kept = x[:, 0] > 0
+        return (
+            torch.zeros(len(x), 3).index_put((kept.nonzero().flatten(),), plain(s, x[kept])) if kept.any() else x[:, :3]
+        )
+
+    x, y = data()
+    x[:, 0] = 1.0
+    x[30:, 0] = -1.0
+    sums = sordino.record_gradients(net(masked), ce, (x, y), plan().clipping)
+    with pytest.raises(sordino.Refused, match="does not depend on any trainable parameter"):
+        sums(LogicalBatch(0, torch.arange(32, 40), 64))
+    sums(LogicalBatch(0, torch.arange(24), 64))
+    found = sums(LogicalBatch(1, torch.arange(32, 40), 64))
+    assert all(not value.any() for value in found.sums.values())
+    assert len(found.norms) == 8
+
+
 def released(model: nn.Module, steps: int = 3) -> list[dict[str, Tensor]]:
     sums = sordino.record_gradients(model, ce, data(), plan(steps).clipping)
     with sordino.Ledger.open(None, plan(steps).to_dict()) as ledger:

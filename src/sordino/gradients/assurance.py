@@ -272,8 +272,8 @@ def _plain_gradients(setup: Setup, data: Data, weight: Tensor, names: Sequence[s
     inputs, targets = data
     with torch.enable_grad(), without_checkpoints(), reading(setup.shards, names) as leaves:
         losses = setup.loss(call(setup.model, inputs), targets)
-        if setup.shards is not None and not losses.requires_grad:
-            return {}  # the losses do not depend on this group
+        if not losses.requires_grad:
+            return {}  # they do not depend on this group, or on no parameter in this batch
         found = torch.autograd.grad(
             losses, [leaves.get(n, setup.parameters[n]) for n in names], weight.to(losses.dtype), allow_unused=True
         )
@@ -303,15 +303,26 @@ def _length_gap(setup: Setup, data: Data, rows: int) -> float:
         order = torch.randperm(rows, generator=generator_of(3))
     part, last = order[: max(1, rows // 2)], int(order[-1])
     whole, some = _lengths(setup, data, rows), _lengths(setup, _taken(data, part, rows), len(part))
-    try:
-        beside = _lengths(setup, changed(data, last, "large"), rows)
-    except (ValueError, RuntimeError, IndexError, ArithmeticError):
-        beside = None  # the model does not take such a row at all
+    beside = _lengths_beside(setup, data, rows, last)
     if whole is None:
         return 0.0
     size = max(float(whole.nan_to_num(0, 0, 0).max()), 1e-12)
     found = [t for t in (some, None if beside is None else beside[part]) if t is not None]
     return max((float((whole[part] - t).nan_to_num(0, 0, 0).abs().max()) / size for t in found), default=0.0)
+
+
+def _lengths_beside(setup: Setup, data: Data, rows: int, row: int) -> Tensor | None:
+    """The lengths where this row is made large; None where the model does not take such a row at all.
+
+    Beside a large gradient the others may be too small to be told apart (``measure.py``): then the row is made like
+    its neighbour, and whatever is refused even so is refused.
+    """
+    try:
+        return _lengths(setup, changed(data, row, "large"), rows)
+    except (ValueError, RuntimeError, IndexError, ArithmeticError):
+        return None
+    except Refused:
+        return _lengths(setup, changed(data, row, "copy"), rows)
 
 
 def _lengths(setup: Setup, data: Data, rows: int) -> Tensor | None:

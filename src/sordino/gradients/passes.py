@@ -56,6 +56,7 @@ class PassMemory:
     """What one pass leaves to the next of the same training: the tensors that held its data, to be known again."""
 
     def __init__(self) -> None:
+        self.graded = False  # whether the losses of some pass depended on a parameter
         self._carried: list[weakref.ref[Tensor]] = []
         self._constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
@@ -168,10 +169,13 @@ class Pass:
         tape = self.tape
         tape.arrived = one_pass(arrived)
         if not self.losses.requires_grad:
+            if self.setup.memory.graded:
+                return  # in other batches they did: no record of this one uses a parameter
             raise Refused(
                 "the loss does not depend on any trainable parameter through operations that sordino can see; "
                 "check that the model is in use, not wrapped in no_grad, scripted or compiled"
             )
+        self.setup.memory.graded = True
         watched = [*tape.leaves.items(), *self.setup.parameters.items()]
         with Aside(self.setup.parameters):
             found: Sequence[Tensor | None] = torch.autograd.grad(

@@ -44,11 +44,15 @@ class Work:
 
 @dataclass(frozen=True)
 class Share:
-    """What a rank reports besides its sum: (number of the chunk, norms, losses), or why it failed."""
+    """What a rank reports besides its sum: (number of the chunk, norms, losses), or why it failed.
+
+    narrow: True if the sum is in single precision; it is then the sum of a single chunk.
+    """
 
     chunks: tuple[tuple[int, Tensor, Tensor], ...]
     dropped: int
     error: Exception | None = None
+    narrow: bool = False
 
 
 class Divided:
@@ -82,7 +86,9 @@ def shared_sum(inner: Divisible, model: nn.Module, rank: Rank, work: Work) -> Cl
     failed = next((one.error for one in shares if one.error is not None), None)
     if rank.tell(failed is not None):
         raise failed or share.error or SordinoError("another rank could not sum its records: the leader reports why")
-    added = rank.add_up(list(total.sums.values()))
+    added = rank.add_up([value.double() for value in total.sums.values()])
+    if any(one.narrow for one in shares):  # the other ranks added zeros: this is the precision of one process
+        added = [value.float() for value in added]
     if not rank.leads:
         return total
     chunks = sorted((chunk for one in shares for chunk in one.chunks), key=lambda chunk: chunk[0])
@@ -113,7 +119,8 @@ def own_chunks(inner: Divisible, rank: Rank, batch: LogicalBatch, seed: int) -> 
         raise
     except Exception as error:  # any error must be reported, or the other ranks would wait forever
         return None, Share((), 0, _sendable(error))
-    return total, Share(tuple(chunks), dropped)
+    narrow = total is not None and any(value.dtype == torch.float32 for value in total.sums.values())
+    return total, Share(tuple(chunks), dropped, narrow=narrow)
 
 
 def _sendable(error: Exception) -> Exception:
