@@ -51,7 +51,7 @@ _SUMS = "sordino.gradients.memory.compiled"
 TRICKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "rounded-sum": (
         "`rounded_sum`, `rounded_again`: noise and rounding in one pass",
-        {"sordino.randomness.stream.compiled": _nothing},
+        {"sordino.randomness.rounded_sum.compiled": _nothing},
         ("mlp10", "words"),
     ),
     "key-stream": (
@@ -61,7 +61,7 @@ TRICKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     ),
     "largest": (
         "`largest`: the range of what is released, in one pass",
-        {"sordino.release.door.compiled": _nothing},
+        {"sordino.release.requests.compiled": _nothing},
         ("mlp10", "words"),
     ),
     "squares": ("`squares`: norms of rows in one pass", {_SUMS: _outside("squares")}, ("W2", "W4-64")),
@@ -98,7 +98,7 @@ TRICKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     ),
     "in-place": (
         "`ownership`: scaled rows in the place of what nobody holds",
-        {"sordino.gradients.single.alone": _no, "sordino.release.door.alone": _no},
+        {"sordino.gradients.single.alone": _no, "sordino.release.noise.alone": _no},
         ("mlp10", "W2", "logistic"),
     ),
     "pool": (

@@ -28,9 +28,9 @@ from unittest.mock import patch
 import torch
 
 from sordino.randomness import RandomSource, keystream
-from sordino.randomness import stream as randomness
+from sordino.randomness import rounded_sum as randomness
 from sordino.release import Entry, Gaussian, Laplace, release
-from sordino.release import door as releasing
+from sordino.release import requests as releasing
 from sordino.release.ledger import Ledger
 from sordino.sampling import Partition, Poisson, Sampling, WithoutReplacement, batches
 

@@ -4,7 +4,7 @@
     python benchmarks/records.py --into docs/benchmarks.md         fill the tables of the JSON into the document
 
 A step is the one that a training run takes: views drawn, gradients at every iterate, one clipped vector per record,
-noise through the one door with a ledger in memory, SGD. Each round is a fresh process in which all settings take turns
+noise by `release` with a ledger in memory, SGD. Each round is a fresh process in which all settings take turns
 step by step; a ratio is that of two steps of the same turn, and the table shows the median over all of them.
 """
 

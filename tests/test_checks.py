@@ -20,17 +20,17 @@ from sordino.training import train
 
 def test_a_delta_of_one_over_the_records_or_more_is_refused() -> None:
     refuse_empty_delta(0.0099, 100)
-    with pytest.raises(Refused, match="one record whole"):
+    with pytest.raises(Refused, match="a complete record"):
         refuse_empty_delta(0.01, 100)
 
 
 def test_train_and_recipes_refuse_it_before_anything_is_written(tmp_path: Path) -> None:
     plan = Plan.dpsgd(noise_multiplier=1.0, delta=0.1, records=90, expected_batch=9, steps=1)
-    with pytest.raises(Refused, match="one record whole"):
+    with pytest.raises(Refused, match="a complete record"):
         train(
             nn.Linear(3, 2), cross_entropy, (torch.randn(90, 3), torch.zeros(90).long()), plan, lr=1.0,
             out=tmp_path / "run",
         )  # fmt: skip
     assert not (tmp_path / "run").exists()
-    with pytest.raises(Refused, match="one record whole"):
+    with pytest.raises(Refused, match="a complete record"):
         plan_from(small_recipe(privacy={"delta": 0.5}), FlatClip(1.0), 1000)

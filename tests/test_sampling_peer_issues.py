@@ -60,7 +60,7 @@ def test_opacus_813_600_a_sampler_is_never_replaced_by_another() -> None:
     data = TensorDataset(torch.zeros(100, 2))
     weighted = WeightedRandomSampler([1.0] * 100, num_samples=16)
     for foreign in (weighted, DataLoader(data, batch_size=8, sampler=weighted), "weighted", None):
-        with pytest.raises(Refused, match="not replaced"):
+        with pytest.raises(Refused, match="not silently replaced"):
             batches(foreign, records=100, steps=1, source=SOURCE, chunk=8)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="unknown sampling 'weighted'"):
         sampling_from_dict({"name": "weighted", "num_samples": 16})

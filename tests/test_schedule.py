@@ -56,7 +56,7 @@ def test_a_plain_number_is_a_constant() -> None:
         ("linear", (1.0, 0.0), "greater than 0"),
         ("linear", (1.0, float("nan")), "finite"),
         ("pieces", ((0.1, 1.0),), "start at 0"),
-        ("pieces", ((0.0, 1.0), (0.0, 2.0)), "go up"),
+        ("pieces", ((0.0, 1.0), (0.0, 2.0)), "and increase"),
         ("pieces", (1.0, 2.0), "pairs"),
         ("pieces", (), "start at 0"),
     ],

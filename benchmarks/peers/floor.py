@@ -19,7 +19,7 @@ from sordino.gradients.linear import _with_squares
 from sordino.gradients.memory import keep_freed_memory, scaled, squares
 from sordino.randomness import RandomSource
 from sordino.release import Gaussian
-from sordino.release.door import choose_lattice
+from sordino.release.mechanisms import choose_lattice
 from workloads import RowLoss
 
 Sums = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor, Tensor], None]

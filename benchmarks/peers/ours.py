@@ -1,4 +1,4 @@
-"""sordino's step: the engine, the one door with its cryptographic generator and a ledger in memory, SGD."""
+"""sordino's step: the engine, the release with its cryptographic generator and a ledger in memory, SGD."""
 
 from __future__ import annotations
 

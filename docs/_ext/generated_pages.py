@@ -1,4 +1,4 @@
-"""Pages of the reference that are made from the code when the site is built.
+"""Pages of the reference that are generated from the code when the site is built.
 
 A page contains `<!-- generated: NAME -->`; before Sphinx parses it, the comment is replaced with the Markdown that the
 function NAME of `PAGES` returns. Nothing is written into the source tree.
@@ -11,7 +11,7 @@ import inspect
 import re
 import textwrap
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ WIDTH = 84  # characters of a literal block that fit on the page
 
 
 def recipe_keys() -> str:
-    """A table for each section of a recipe: key, type, default, and the comment beside the field."""
+    """A table for each section of a recipe: key, type, default, and the comment next to the field."""
     from sordino.runs.recipe import OPEN_SECTIONS, Recipe
 
     parts = []
@@ -29,25 +29,68 @@ def recipe_keys() -> str:
         said = (inspect.getdoc(section) or "").strip()
         intro = [] if said.startswith(f"{section.__name__}(") else [_prose(said)]
         if name in OPEN_SECTIONS:
-            intro.append(f"Further keys of `[{name}]` go to the part that the section names, which checks them.")
+            intro.append(f"Further keys of `[{name}]` are options of the part that it names: see below.")
         parts += [f"## `[{name}]`", *intro, _key_table(section, keys)]
     return "\n\n".join(part for part in parts if part)
 
 
 def method_keys() -> str:
-    """For each method: its first sentence and the fields that its guarantee depends on."""
+    """For each method: its first sentence, and the keys of [method] with their meaning."""
     from sordino import registry
 
     parts = []
     for name in registry.names():
-        method = registry.method_class(name)
-        keys = [one for one in fields(method) if one.init] if is_dataclass(method) else []
-        parts += [f"## `{name}`", _prose(inspect.getdoc(method) or ""), _key_table(method, keys)]
+        method, words = registry.method_class(name), registry.words(name)
+        parts += [f"## `{name}`", _prose(inspect.getdoc(method) or "")]
+        if words is None:  # a method of another package
+            parts.append(_key_table(method, [one for one in fields(method) if one.init]))
+            continue
+        rows = [(key, f"{text}{_one_of(words.choices.get(key, ()))}") for key, text in words.keys.items()]
+        parts.append(_table(("key of `[method]`", "meaning"), rows))
+        for section, own in (("model", words.models), ("features", words.features)):
+            names = [(one, _codes(keys)) for one, keys in own.items()]
+            parts.append(_table((f"`[{section}]` name, for this method only", "options"), names))
+        if words.optimizers:
+            parts.append(f"Optimizers of `[train]`: {_codes(words.optimizers)}.")
+    return "\n\n".join(part for part in parts if part)
+
+
+def recipe_parts() -> str:
+    """The datasets, features, networks, clippings and optimizers that a recipe can name, with their options."""
+    from sordino import nets
+    from sordino.clipping import _BY_NAME
+    from sordino.data.sources import SOURCES
+    from sordino.features.words import OPTIONS
+    from sordino.runs.words import OPTIMIZERS
+
+    parts = ["## Your own data: `[data] name`"]
+    for name, source in SOURCES.items():
+        parts += [f"### `{name}`", _prose(inspect.getdoc(source) or ""), _key_table(source, list(fields(source)))]
+    features = {name: dict(known) for name, known in OPTIONS.items()}
+    described = "What each computes: [data, features, networks](../data.md)."
+    parts += ["## Features: `[features] name`", described, _options(features)]
+    networks = {
+        name: {
+            one.name: one.default
+            for one in inspect.signature(nets._function(name)).parameters.values()
+            if one.kind is one.KEYWORD_ONLY and one.name != "vectors"
+        }
+        for name in nets.names()
+    }
+    parts += ["## Networks: `[model] name`", _options(networks)]
+    clippings = {
+        name: {one.name: one.default for one in fields(kind) if one.name != "clip_norm"}
+        for name, kind in _BY_NAME.items()
+    }
+    described = "What each does: [API](api.md#clipping)."
+    parts += ["## Clippings: `[clipping] name`", described, _options(clippings)]
+    rows = [(name, _codes(keys)) for name, keys in OPTIMIZERS.items()]
+    parts += ["## Optimizers: `[train] optimizer`", "The options are torch's.", _table(("name", "options"), rows)]
     return "\n\n".join(part for part in parts if part)
 
 
 def commands() -> str:
-    """Every command and subcommand: what it does, how it is called, its arguments."""
+    """Every command and subcommand: description, usage, arguments."""
     from sordino import cli
 
     return "\n\n".join(part for parser in _parsers(cli._parser()) for part in _command(parser))
@@ -56,6 +99,7 @@ def commands() -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "recipe_keys": recipe_keys,
     "method_keys": method_keys,
+    "recipe_parts": recipe_parts,
     "commands": commands,
 }
 
@@ -66,6 +110,31 @@ def _key_table(owner: type, keys: list[Field[Any]]) -> str:
     comments = _comments(owner)
     rows = [f"| `{key.name}` | `{_type(key)}` | {_default(key)} | {comments.get(key.name, '')} |" for key in keys]
     return "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows])
+
+
+def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
+    if not rows:
+        return ""
+    body = [f"| `{name}` | {text if text.startswith('`') else _cell(text)} |" for name, text in rows]
+    return "\n".join([f"| {head[0]} | {head[1]} |", "|---|---|", *body])
+
+
+def _options(known: Mapping[str, Mapping[str, Any]]) -> str:
+    """A table of names with their options and defaults."""
+
+    def shown(options: Mapping[str, Any]) -> str:
+        given = {key: "" if value in (None, MISSING) else f" = `{value!r}`" for key, value in options.items()}
+        return ", ".join(f"`{key}`{value}" for key, value in given.items())
+
+    return _table(("name", "options and defaults"), [(name, shown(options) or "–") for name, options in known.items()])
+
+
+def _codes(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _one_of(names: Iterable[str]) -> str:
+    return f" ({', '.join(names)})" if names else ""
 
 
 def _comments(owner: type) -> dict[str, str]:
@@ -136,7 +205,7 @@ def _cell(text: str) -> str:
 
 
 def _prose(text: str) -> str:
-    """Plain text as Markdown: what would be taken for HTML, emphasis or a reference is escaped outside of code."""
+    """Plain text as Markdown: HTML, emphasis and references are escaped outside of code."""
     pieces = re.split(r"(`[^`\n]*`)", text.strip())
     return "".join(piece if piece.startswith("`") else re.sub(r"([<>*_\[\]])", r"\\\1", piece) for piece in pieces)
 

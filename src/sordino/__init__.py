@@ -4,8 +4,8 @@
     print(plan.guarantee())
     result = sordino.train(model, loss, dataset, plan, optimizer=torch.optim.SGD, lr=0.5)
 
-`private_steps` and `record_gradients` are the same in pieces, for hand-written loops. Each method makes its plans with
-a function of its name: `dpsgd`, `modelmix`, `hidden_state`, `dp_mac`, `coupling`, `correlated`.
+For your own training loop, use `private_steps` and `record_gradients`. Each method has a function that makes its plans:
+`dpsgd`, `modelmix`, `hidden_state`, `dp_mac`, `coupling`, `correlated`.
 """
 
 from typing import TYPE_CHECKING
@@ -79,8 +79,8 @@ if TYPE_CHECKING:
         private_steps,
     )
 else:
-    # The same names, imported when they are asked for: torch takes seconds, and `sordino --help` has no use for it.
-    # tests/test_lazy_names.py holds the lists together, and keeps submodules from taking a public name.
+    # The same names, imported on first use: importing torch takes seconds, and `sordino --help` does not need it.
+    # tests/test_lazy_names.py checks that the lists agree and that no submodule has the name of a public object.
     __getattr__, _HOMES = lazy_names(
         __name__,
         {

@@ -1,4 +1,4 @@
-"""Validation of values that users give: a wrong one is an InputError that names it and says what it must be."""
+"""Validation of values given by users. A wrong value is an InputError that names it and says what it must be."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}  # laws of 
 
 
 def real(name: str, value: object) -> float:
-    """`value` as a finite float; bool, text, NaN and infinities are refused."""
+    """`value` as a finite float; bool, text, NaN and infinity are refused."""
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise InputError(f"{name} must be a number, got {value!r}")
     try:
@@ -27,11 +27,11 @@ def real(name: str, value: object) -> float:
 
 
 def brief(value: object, length: int = 60) -> str:
-    """A value as a message shows it: its repr, cut where it is long."""
+    """The repr of a value for use in a message, truncated if it is long."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, a list in itself
-        return f"a {type(value).__name__} that is too large to be shown"
+        return f"a {type(value).__name__} that is too large to show"
     return text if len(text) <= length else f"{text[:length]}…"
 
 
@@ -51,16 +51,16 @@ def probability(name: str, value: object, *, allow_one: bool) -> float:
 
 
 def delta_value(value: object) -> float:
-    """δ in (0, 1). δ = 0 has no finite ε for Gaussian noise; δ = 1 says nothing."""
+    """δ in (0, 1). Gaussian noise has no finite ε at δ = 0, and δ = 1 guarantees nothing."""
     return probability("delta", value, allow_one=False)
 
 
 def refuse_empty_delta(delta: float, records: int) -> None:
-    """Refuses a δ that promises nothing: to publish one record of n, drawn at random, is (0, 1/n)-private."""
+    """Refuses a meaningless δ: publishing one of n records, drawn at random, is (0, 1/n)-differentially private."""
     if delta * records >= 1:
         raise Refused(
             f"δ = {delta!r} is not below 1/{records}, one over the plan's number of records: a program that publishes "
-            f"one record whole, drawn at random, would satisfy it; choose a δ well below, such as {0.1 / records:.0e}"
+            f"a complete record, drawn at random, would satisfy it; choose a smaller δ, such as {0.1 / records:.0e}"
         )
 
 
@@ -76,15 +76,15 @@ def count(name: str, value: object, *, minimum: int = 1) -> int:
 
 
 def fewest_records(records: int) -> int:
-    """The smallest dataset that a plan for `records` records is run on: a tenth fewer, rounded in the plan's favour.
+    """The smallest dataset that a plan for `records` records may run on: ten percent fewer, rounded up.
 
-    Where a sampler's cost depends on the number of records, all numbers from here on are accounted for.
+    Where a sampler's privacy cost depends on the number of records, all sizes from this one on are accounted for.
     """
     return records - records // 10
 
 
 def whole(name: str, value: object, *, minimum: int = 0) -> int:
-    """An int of at least `minimum`; neither bool nor 10.0."""
+    """An int of at least `minimum`; bool and 10.0 are refused."""
     if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**63:
         raise InputError(f"{name} = {brief(value)} must be a whole number, at least {minimum} and below 2**63")
     return value
@@ -93,7 +93,7 @@ def whole(name: str, value: object, *, minimum: int = 0) -> int:
 def within(
     name: str, value: object, low: float, high: float, *, open_low: bool = False, open_high: bool = False
 ) -> float:
-    """A number between `low` and `high`, both allowed unless that end is open."""
+    """A number between `low` and `high`; each end is included unless it is open."""
     number = real(name, value)
     inside = (low < number if open_low else low <= number) and (number < high if open_high else number <= high)
     if not inside:
@@ -102,8 +102,14 @@ def within(
     return number
 
 
+def exactly_one(**values: object) -> None:
+    """InputError unless exactly one of the values is given (is not None)."""
+    if sum(value is not None for value in values.values()) != 1:
+        raise InputError(f"give exactly one of {' and '.join(values)}")
+
+
 def known_keys(given: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Every key that is given is known; `where` is the section's name as the message has it."""
+    """InputError for the first given key that is not known; `where` names the section in the message."""
     allowed = list(known)
     for key in given:
         if key not in allowed:
@@ -117,7 +123,7 @@ def choice(name: str, value: object, allowed: Collection[str]) -> str:
 
 
 def noise_multiplier_value(value: object) -> float:
-    """A noise multiplier within the range that doubles can account for."""
+    """A noise multiplier in the range that the accountants support."""
     number = positive("noise_multiplier", value)
     if not 1e-3 <= number <= 1e12:
         raise InputError(f"noise_multiplier must lie between 0.001 and 1e12, got {number}")

@@ -1,7 +1,7 @@
-"""How much one record may change a sum: the clippings, each with the bound that it enforces.
+"""How much one record may change a sum: the clippings, and the bound that each enforces.
 
-A clipping maps a record's gradient g (all trainable parameters together) to a vector whose norm never
-exceeds ``clip_norm``, for every g. That bound, and nothing measured, is what ``sensitivity`` returns.
+A clipping maps a record's gradient g (all trainable parameters together) to a vector whose norm is at most
+``clip_norm`` for every g. ``sensitivity`` returns that bound; nothing is measured.
 
 | clipping       | result                                            | norm | g = 0 | non-finite g     |
 |----------------|---------------------------------------------------|------|-------|------------------|
@@ -34,7 +34,7 @@ from sordino.native.kernels import compiled, readable
 Floats = npt.NDArray[np.floating[Any]]
 Norm = Literal["l1", "l2"]
 _SINGLE_OR_DOUBLE = (torch.float32, torch.float64)
-_SHORTEST = 1e-12  # of a vector that is normalised: below, squares underflow in single precision and norms mislead
+_SHORTEST = 1e-12  # shortest vector that is normalised: below, squares underflow in single precision
 
 
 def _positive(owner: object, **values: object) -> None:
@@ -55,7 +55,7 @@ class _Clip:
         """The largest change of a sum of clipped records, in ``norm``.
 
         Args:
-            relation: "add-remove" (one record more or less: C) or "replace-one" (one record is another: 2C).
+            relation: "add-remove" (one record is added or removed: C) or "replace-one" (one is replaced: 2C).
 
         Returns:
             The bound.
@@ -68,12 +68,12 @@ class _Clip:
         return self.clip_norm * (1.0 if relation == "add-remove" else 2.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; ``clipping_from_dict`` gives back an equal value."""
+        """The clipping as JSON-serialisable values; ``clipping_from_dict`` is the inverse."""
         fields = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
         return {"name": self.name, **fields}
 
     def factors(self, norms: Tensor) -> Tensor:
-        """The factor of each record from its norm; 0 where the norm is not finite. Never a division by zero.
+        """The factor of each record; 0 where the norm is not finite. Never divides by zero.
 
         Args:
             norms: (records,) the norms before clipping.
@@ -90,7 +90,7 @@ class _Clip:
 
 
 def _from_norms(norms: Tensor, factors: Callable[[Floats], Floats]) -> Tensor:
-    """By numpy, as memory.squares does: torch's comparisons load a megabyte of code for five short vectors."""
+    """Computed by NumPy, as in memory.squares: torch's comparisons load a megabyte of code for five short vectors."""
     values = norms.detach().cpu().numpy()
     with np.errstate(invalid="ignore", over="ignore"):
         found = factors(values).astype(values.dtype, copy=False)
@@ -143,7 +143,7 @@ class AutomaticClip(_Clip):
 
 @dataclass(frozen=True)
 class NormalisedClip(_Clip):
-    """g · C/‖g‖₂; a zero gradient stays zero, and so does one that is too short to have a direction.
+    """g · C/‖g‖₂; zero for a gradient that is zero or too short to have a direction.
 
     Args:
         clip_norm: C, the largest norm of one record's clipped gradient.
@@ -165,7 +165,7 @@ class NormalisedClip(_Clip):
 
 @dataclass(frozen=True)
 class PerLayerClip(_Clip):
-    """Each layer to its own bound c_l with √(Σ c_l²) = C, so that the whole record stays within C.
+    """Clips each layer to its own bound c_l with √(Σ c_l²) = C, so that the whole record is bounded by C.
 
     Args:
         clip_norm: C, the largest norm of one record's clipped gradient.
@@ -249,12 +249,12 @@ class L2LinfClip(_Clip):
 
 
 def in_unit_ball(inputs: Tensor, radius: float | None) -> Tensor:
-    """Flattened rows x / max(‖x‖₂, radius) in double precision; `radius` None: x / ‖x‖₂, and zero for a zero row.
+    """Flattened rows x / max(‖x‖₂, radius) in double precision; if `radius` is None, x / ‖x‖₂, and 0 for a zero row.
 
-    The norm of every result is at most 1 + (d + 4)·10⁻¹⁵ for d coordinates, whatever the floats: a row is divided by
-    its largest magnitude before it is squared, so the sum of squares lies in [1, d]. Rows that are not finite
-    become zero; so do rows below the smallest normal number where `radius` is None, for the platform may take them for
-    zero in one operation and not in the next.
+    The norm of every result is at most 1 + (d + 4)·10⁻¹⁵ for d coordinates, for all floats: a row is divided by its
+    largest magnitude before it is squared, so the sum of squares lies in [1, d]. Rows that are not finite become zero.
+    So do rows below the smallest normal number if `radius` is None, because the platform may flush them to zero in one
+    operation and not in the next.
     """
     rows = inputs.flatten(1).double()
     if not rows.shape[1]:
@@ -267,7 +267,7 @@ def in_unit_ball(inputs: Tensor, radius: float | None) -> Tensor:
     directions = scaled / norms
     if radius is None:
         return torch.where(largest >= torch.finfo(torch.float64).tiny, directions, nothing)
-    # ‖x‖ > radius, divided by the largest magnitude: ‖x‖ itself may overflow
+    # ‖x‖ > radius, with both sides divided by the largest magnitude: ‖x‖ itself may overflow
     return torch.where(norms > radius / largest, directions, rows / radius)
 
 
@@ -280,15 +280,16 @@ _BY_NAME: dict[str, type[Clipping]] = {
 
 P_AVERAGED = ("p-averaged", "p_averaged", "microbatch")
 P_AVERAGED_REFUSED = (
-    "clipping means of groups of p records is no private method at per-record noise: one record moves the clipped mean "
-    "of its group by up to 2c, and a batch of B has only B/p of them, so the noise per unit of gradient would have to "
-    "be 2p times as large (p times under replace-one), which the smaller sampling noise τ/√p does not pay for; use "
-    "flat clipping with views of each record or inner momentum, and diagnostics.instruments.p_averaged to look at it"
+    "clipping the means of groups of p records is not private at per-record noise: one record moves the clipped mean "
+    "of its group by up to 2c, and a batch of B records has only B/p groups, so the noise per unit of gradient would "
+    "have to be 2p times as large (p times under replace-one), which the smaller sampling noise τ/√p does not make up "
+    "for; use flat clipping with views of each record or inner momentum, and diagnostics.instruments.p_averaged to "
+    "study it"
 )
 
 
 def clipping_from_dict(values: Mapping[str, Any]) -> Clipping:
-    """The inverse of ``to_dict``; unknown names and unknown fields are errors."""
+    """The inverse of ``to_dict``. Raises InputError for an unknown name or option."""
     fields = dict(values)
     name = fields.pop("name", None)
     if name in P_AVERAGED:

@@ -1,4 +1,4 @@
-"""What the commands share: output as a table or as one JSON object."""
+"""Shared by all commands: the parser's help format, common flags, and output as a table or as one JSON object."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Commands = Any  # argparse's subparsers action, whose type is private
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Breaks lines between words alone: an example must not be cut inside a flag."""
+    """Breaks lines only between words, so that an example is not cut inside a flag."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
@@ -24,7 +24,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose help, and that of all commands below it, is formatted so."""
+    """A parser that formats its help, and that of its commands, with `HelpFormatter`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": HelpFormatter, **options})
@@ -38,12 +38,12 @@ def add_code(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-code",
         action="store_true",
-        help="carry out module:function names of the recipe ([data] or [model]); a recipe alone never runs code",
+        help="run the module:function names in the recipe's [data] and [model]; without this flag no code is run",
     )
 
 
 def emit(arguments: argparse.Namespace, document: Mapping[str, Any], rows: Mapping[str, str]) -> None:
-    """The document as JSON where it was asked for, else the rows as a small table."""
+    """Prints the document as JSON if --json was given, else the rows as a table."""
     if arguments.json:
         print(json.dumps(finite(document), ensure_ascii=False))
         return
@@ -57,7 +57,7 @@ def emit(arguments: argparse.Namespace, document: Mapping[str, Any], rows: Mappi
 
 
 def finite(value: Any) -> Any:
-    """JSON has no infinity: it is written as null."""
+    """The value with infinities and NaN replaced by None: JSON has neither."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

@@ -1,9 +1,10 @@
-"""Every error that sordino raises on purpose, and the exit code that the command line gives for it.
+"""The errors that sordino raises, and the exit code of each on the command line.
 
-**What a message may hold.** A message is printed, logged, kept in sweep.json and pasted into bug reports, so it holds
-nothing that was read from private records: no value, label, extreme, line number or count of records. That goes into
-`private`, which only the data's owner is to see: the command line shows it on a terminal and never into a file.
-That an error occurred at all does depend on the records; no guarantee covers it (docs/threat-model.md).
+**What a message may contain.** A message is printed, logged, stored in sweep.json and pasted into bug reports, so it
+contains nothing that was read from private records: no value, label, minimum, maximum, line number or count of records.
+Such details go into `private`, which is for the data's owner only: the command line shows it on a terminal and never
+writes it to a file. Whether an error occurs at all depends on the records; no guarantee covers that
+(docs/threat-model.md).
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Self
 
 
 class SordinoError(Exception):
-    """Something failed while running. The message says what, where, and what to do.
+    """Something failed at run time. The message says what failed, where, and what to do.
 
     Args:
-        message: public; see above for what it may hold.
-        private: what was found in private records, for their owner.
+        message: Public: it contains nothing that was read from private records.
+        private: What was found in private records, for their owner.
     """
 
     exit_code = 1
@@ -27,7 +28,7 @@ class SordinoError(Exception):
         super().__init__(message)
         self.private = private
         if private:
-            self.add_note("What was found in the records is private, so it is kept apart: see `private` of this error.")
+            self.add_note("What was found in the records is private: see the attribute `private` of this error.")
 
     def within(self, place: str) -> Self:
         """The same error with a place in front of its message.
@@ -42,13 +43,13 @@ class SordinoError(Exception):
 
 
 class InputError(SordinoError):
-    """The input is wrong (recipe, budget, file, argument). Raised before anything is written."""
+    """The input (recipe, budget, file, argument) is wrong. Raised before anything is written."""
 
     exit_code = 2
 
 
 class Refused(InputError):
-    """The request can't be certified. The message says why, and what to do instead."""
+    """No guarantee covers the request. The message says why, and what to do instead."""
 
 
 class ClaimBroken(SordinoError):
@@ -58,11 +59,11 @@ class ClaimBroken(SordinoError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest known one, and all of them."""
+    """The end of a message about an unknown name: the closest known name, and the list of all."""
     names = sorted(known)
     if not names:
         return "there are none"
     near = difflib.get_close_matches(str(word).lower().replace("_", "-"), names, 1, 0.5) or difflib.get_close_matches(
         str(word), names, 1, 0.5
     )
-    return (f"did you mean {near[0]!r}? " if near else "") + f"known are {', '.join(names)}"
+    return (f"did you mean {near[0]!r}? " if near else "") + f"known names are {', '.join(names)}"

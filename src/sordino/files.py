@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and the one form in which JSON documents are written."""
+"""Atomic writing of files, directories and locks, and the format of JSON documents."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from typing import Any, BinaryIO
 
 from sordino.errors import InputError, SordinoError
 
-PARTIAL = ".partial"  # ends the name of a file that is being written; a kill may leave one behind
+PARTIAL = ".partial"  # suffix of a file that is being written; a killed process may leave one behind
 
 
 def strict_json(text: str) -> Any:
-    """The value of a JSON text in which no object has a key twice: readers disagree on which of the two counts.
+    """Parses JSON and refuses an object with a repeated key: readers disagree on which of the two values counts.
 
     Args:
         text: One JSON document.
 
     Raises:
-        ValueError: it is no JSON, or a key is there twice.
+        ValueError: the text is not JSON, or a key is repeated.
     """
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
             twice = next(key for key in found if sum(other == key for other, _ in pairs) > 1)
-            raise ValueError(f"the key {twice!r} is there twice")
+            raise ValueError(f"the key {twice!r} is repeated")
         return found
 
     return json.loads(text, object_pairs_hook=once)
@@ -43,12 +43,12 @@ def json_bytes(document: Mapping[str, Any]) -> bytes:
 
 
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
-    """Writes a file and syncs it to disk; on failure (also a full disk) the old file is unchanged.
+    """Writes a file and syncs it to disk; on failure (such as a full disk) the old file is unchanged.
 
     Args:
-        path: the file; its folder exists.
-        content: the whole of it.
-        private: nobody but its owner may read it (mode 0600), at no moment.
+        path: The file; its folder must exist.
+        content: The whole content.
+        private: Create it so that only its owner can ever read it (mode 0600).
 
     Raises:
         SordinoError: the file can't be written.
@@ -59,11 +59,11 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
 
 @contextmanager
 def written_atomically(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
-    """A file to write to, which takes the place of `path` once the block has ended without an error.
+    """A file to write to, which replaces `path` when the block ends without an error.
 
     Args:
-        path: the file; its folder exists.
-        private: nobody but its owner may read it (mode 0600), at no moment.
+        path: The file; its folder must exist.
+        private: Create it so that only its owner can ever read it (mode 0600).
 
     Raises:
         SordinoError: the file can't be written.
@@ -71,7 +71,7 @@ def written_atomically(path: Path, *, private: bool = False) -> Iterator[BinaryI
     partial = path.with_name(path.name + PARTIAL)
     try:
         if private:
-            partial.unlink(missing_ok=True)  # of a killed process, perhaps with another mode
+            partial.unlink(missing_ok=True)  # a killed process may have left one with another mode
         handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600 if private else 0o666)
         with open(handle, "wb") as file:
             yield file
@@ -86,16 +86,16 @@ def written_atomically(path: Path, *, private: bool = False) -> Iterator[BinaryI
 
 
 def usable_folder(path: Path) -> None:
-    """Checks that `path` is a folder that can be written to, or can be made. Nothing is written.
+    """Checks, without writing, that `path` is a writable folder or can be created.
 
     Raises:
-        InputError: a file is there, a link that leads nowhere, no permission, a name that is too long.
+        InputError: the path is a file or a broken link, there is no permission, or a name is too long.
     """
     try:
         nearest = path
         while not _exists(nearest):
             if nearest.is_symlink():
-                raise InputError(f"{nearest} is a link that leads nowhere: give another directory")
+                raise InputError(f"{nearest} is a broken link: give another directory")
             nearest = nearest.parent
         if not nearest.is_dir():
             raise InputError(f"{nearest} is a file, so {path} can't be a directory: give another one")
@@ -107,7 +107,7 @@ def usable_folder(path: Path) -> None:
 
 
 def _exists(path: Path) -> bool:
-    """Unlike Path.exists, says when it can't be told."""
+    """As Path.exists, but raises if the file system does not answer."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -132,14 +132,14 @@ def _name_lengths(path: Path, nearest: Path) -> None:
 
 
 def make_folder(path: Path, *, private: bool = False) -> list[Path]:
-    """Makes a folder and its missing parents, each name synced to disk; returns those that it made, the deepest first.
+    """Creates a folder and its missing parents, synced to disk; returns the created folders, the deepest first.
 
     Args:
-        path: the folder; one that is there is left as it is.
-        private: its owner alone may enter it (mode 0700).
+        path: The folder; an existing one is left as it is.
+        private: Only its owner may enter it (mode 0700).
 
     Raises:
-        InputError: it can't be made; what was made before the failure is removed.
+        InputError: it can't be created; folders created before the failure are removed.
     """
     made: list[Path] = []
     try:
@@ -156,15 +156,16 @@ def make_folder(path: Path, *, private: bool = False) -> list[Path]:
             made.insert(0, folder)
             sync_folder(folder.parent)
         if not path.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "a file is there")
+            raise NotADirectoryError(errno.ENOTDIR, "there is a file of that name")
     except (OSError, ValueError) as error:
         remove_empty(made)
-        raise InputError(f"the directory {path} can't be made: {getattr(error, 'strerror', None) or error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"the directory {path} can't be created: {reason}") from error
     return made
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Removes those of the folders that are empty, in this order; others stay."""
+    """Removes the empty ones of the folders, in the given order."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()
@@ -172,10 +173,10 @@ def remove_empty(folders: Iterable[Path]) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Holds the folder for one process at a time; where the file system can't lock a folder, nothing is held.
+    """Locks the folder for this process; does nothing if the file system can't lock folders.
 
     Raises:
-        SordinoError: another process holds it, or it can't be opened.
+        SordinoError: another process has locked it, or it can't be opened.
     """
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
@@ -186,7 +187,7 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise SordinoError(
-                f"another run is at work in {folder}: wait until it ends, or give this one a directory of its own"
+                f"another run is using {folder}: wait until it ends, or give this run a directory of its own"
             ) from error
         except OSError as error:
             if error.errno not in (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
@@ -197,7 +198,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes a rename in `folder` durable. A file system that can't sync folders is left to its own ways.
+    """Makes a rename in `folder` durable, if the file system can sync folders.
 
     Raises:
         OSError: the folder can't be opened or synced.
@@ -216,11 +217,11 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     """The JSON object in a file.
 
     Args:
-        path: the file.
-        what: how the error message calls it, for example "the result of the run".
+        path: The file.
+        what: What the error message calls it, for example "the result of the run".
 
     Raises:
-        InputError: it can't be read, or holds no JSON object.
+        InputError: it can't be read, or is not a JSON object.
     """
     try:
         document = json.loads(path.read_bytes())
@@ -229,5 +230,5 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}, {what}, is damaged: it is not JSON") from error
     if not isinstance(document, dict):
-        raise InputError(f"{path}, {what}, is damaged: a JSON object is expected, here is a {type(document).__name__}")
+        raise InputError(f"{path}, {what}, is damaged: expected a JSON object, got {type(document).__name__}")
     return document

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are asked for: `sordino --help` loads neither torch nor scipy."""
+"""Imports a package's public names on first use, so that `sordino --help` loads neither torch nor scipy."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from importlib import import_module
 
 
 def lazy_names(package: str, homes: Mapping[str, Iterable[str]]) -> tuple[Callable[[str], object], dict[str, str]]:
-    """The `__getattr__` of a package, and the module of each of its names.
+    """A `__getattr__` for a package, and the module of each of its names.
 
     Args:
-        package: the package's `__name__`.
-        homes: the names that each submodule gives to the package.
+        package: The package's `__name__`.
+        homes: The names that each submodule provides.
 
     Returns:
         The function to bind to `__getattr__` (it also imports submodules), and {name: submodule}.

@@ -1,13 +1,13 @@
-"""Where methods are found: the package's own by a table, others through the entry points `sordino.methods`.
+"""Finds methods by name: built-in ones in a table, others through the entry points `sordino.methods`.
 
-A method of another package names itself in its pyproject.toml:
+Another package registers its method in its pyproject.toml:
 
     [project.entry-points."sordino.methods"]
     my-method = "my_package.my_method:MyMethod"
 
-`MyMethod` derives from `sordino.plan.Method`. From then on `[method] name = "my-method"` works in recipes, and so do
-accounting, training, sweeps, audits and reports. The classes are loaded by name when they are asked for: no module of
-the core imports a method.
+`MyMethod` derives from `sordino.plan.Method`. Then `[method] name = "my-method"` works in recipes, and so do
+accounting, training, sweeps, audits and reports. The classes are loaded by name on first use: no module of the core
+imports a method.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ GROUP = "sordino.methods"
 
 @dataclass(frozen=True)
 class Words:
-    """The words of one method in recipes, so that a misspelling is found before anything slow is loaded.
+    """The names that a method allows in recipes, so that a misspelling is found before anything slow is loaded.
 
     Attributes:
-        keys: of [method].
-        choices: the values that keys of [method] may have, where they are names.
-        models: networks of the method's own and their options, which [model] must then name; empty: the common ones.
-        features: likewise for [features].
-        optimizers: likewise for [train] optimizer.
+        keys: The keys of [method], with the meaning of each.
+        choices: The allowed values of keys of [method] whose values are names.
+        models: The method's own networks and their options, one of which [model] must name; empty: the common ones.
+        features: The same for [features].
+        optimizers: The same for [train] optimizer.
     """
 
-    keys: tuple[str, ...] = ()
+    keys: Mapping[str, str] = field(default_factory=dict)
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Words:
 
 
 def words(name: str) -> Words | None:
-    """The words of a built-in method; None for one of another package, whose class checks its recipes itself."""
+    """The names that a built-in method allows; None for another package's method, whose class checks recipes itself."""
     table: Mapping[str, str] = import_module(GROUP).WORDS
     if name not in table:
         return None
@@ -62,11 +62,11 @@ def method_class(name: str, key: str = "the method") -> type[Method]:
     """The class of the method called `name`.
 
     Args:
-        name: as in a recipe's `[method] name`, or in a plan's ledger.
-        key: what the error message calls the value.
+        name: The name in a recipe's `[method] name`, or in a plan's ledger.
+        key: What the error message calls the value.
 
     Raises:
-        InputError: no package provides it, two do, or what is provided is not a method of that name.
+        InputError: no package provides it, several do, or the class is not a method of that name.
     """
     own, others = _built_in(), [point for point in _others() if point.name == name]
     if len(others) + (name in own) > 1:
@@ -81,26 +81,26 @@ def method_class(name: str, key: str = "the method") -> type[Method]:
 
 
 def names() -> list[str]:
-    """All methods that there are, the built-in ones first."""
+    """The names of all methods, built-in ones first."""
     own = _built_in()
     return [*own, *sorted({point.name for point in _others()} - set(own))]
 
 
 def names_with(capability: Callable[[type[Method]], bool]) -> list[str]:
-    """The methods whose class has a capability, for messages that say what to use instead."""
+    """The names of the methods that have a capability, for messages that say what to use instead."""
     return [name for name in names() if capability(method_class(name))]
 
 
 def method_from_dict(values: Any) -> Method:
     """The inverse of Method.to_dict."""
     if not isinstance(values, Mapping) or "name" not in values:
-        raise InputError(f"a plan's method is {{name, …}}, got {values!r}")
+        raise InputError(f"a plan's method must be an object with a name, got {values!r}")
     found = method_class(values["name"], "a plan's method")
     return found.from_dict({key: value for key, value in values.items() if key != "name"})
 
 
 def flag_modules() -> Iterator[ModuleType]:
-    """The modules with command-line flags of built-in methods; they load nothing slow."""
+    """The modules with command-line flags of built-in methods; they import nothing slow."""
     table: Mapping[str, str] = import_module(GROUP).FLAGS
     yield from (import_module(module) for module in table.values())
 
@@ -111,7 +111,7 @@ def without_flags() -> list[str]:
 
 
 def command_modules() -> Iterator[ModuleType]:
-    """The modules with further commands of built-in methods; likewise."""
+    """The modules with further commands of built-in methods; they import nothing slow."""
     table: Iterable[str] = import_module(GROUP).COMMANDS
     yield from (import_module(module) for module in table)
 
@@ -133,19 +133,19 @@ def _built_in() -> Mapping[str, str]:
 
 
 def _others() -> list[EntryPoint]:
-    """Entry points of other packages. Those that repeat a line of the table are the package's own."""
+    """The entry points of other packages: those that do not repeat a line of the table."""
     own = _built_in()
     return [point for point in _entry_points(tuple(sys.path)) if own.get(point.name) != point.value]
 
 
 @lru_cache(maxsize=4)
 def _entry_points(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """The entry points that `path` holds. Reading the metadata of all packages takes tens of milliseconds, so once."""
+    """The entry points found on `path`. Cached: reading the metadata of all packages takes tens of milliseconds."""
     return tuple(entry_points(group=GROUP))
 
 
 def _checked(found: Any, name: str) -> type[Method]:
-    """A class by duck typing: this module must not load the base class."""
+    """The class, checked by its attributes because this module must not import the base class."""
     if not isinstance(found, type) or getattr(found, "name", None) != name or not hasattr(found, "from_dict"):
         raise InputError(f"the method {name!r} must be a class derived from sordino.plan.Method with name = {name!r}")
     return found

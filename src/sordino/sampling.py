@@ -1,10 +1,9 @@
-"""Who takes part in a step: samplers as frozen values, logical batches that carry their own chunks.
+"""Which records take part in a step: samplers as frozen values, and batches that are read in chunks.
 
-Formal contract. Batch t is a function of (sampling, records, source, t) alone: it can be drawn again, drawn
-first, or not drawn at all, and the others stay the same; `start` resumes anywhere; leaving the loop early
-leaves nothing behind. With allocation the next batches of an epoch, `WINDOW` records of them, are drawn together when
-the first one is asked for: a step costs O(batch) on average. The laws that the accountants rely on, given an ideal
-generator:
+Formal contract. Batch t is a function of (sampling, records, source, t) only: it can be drawn again, out of order, or
+not at all, without changing other batches; `start` resumes at any step; leaving the loop early leaves no state behind.
+With allocation the next batches of an epoch, `WINDOW` records of them, are drawn together when the first one is
+needed: a step costs O(batch) on average. The distributions that the accountants rely on, given an ideal generator:
 
 | sampling             | law of batch t                                                                   |
 |----------------------|----------------------------------------------------------------------------------|
@@ -19,9 +18,9 @@ generator:
 |                      | the others, once for the whole run; step t draws each record of group t mod        |
 |                      | `batches` independently with probability `sampling_rate`                          |
 
-Rates, sizes and the number of records are given by the caller as public constants; nothing is read off a
-loader, and no sampler stands in for another. An empty batch is yielded like any other: the step still
-happens and still costs. A partition is *not* a Poisson sample, and says so by name in plan and ledger.
+Rates, sizes and the number of records are public constants given by the caller; nothing is read from a data loader, and
+no sampler is silently replaced by another. An empty batch is yielded like any other: the step takes place and has its
+privacy cost. A partition is *not* a Poisson sample; plan and ledger name the sampler.
 """
 
 from __future__ import annotations
@@ -41,19 +40,19 @@ from sordino.randomness import RandomSource, Stream
 from sordino.randomness.skips import RARE
 
 MANY = 1 << 22
-"""Records above which rare ones are found by skipping to them: a step then costs O(batch) instead of O(records)."""
+"""Above this number of records, rare ones are found by skipping to them: O(batch) instead of O(records) per step."""
 
 WINDOW = 1 << 21
-"""Records of random allocation that are held at a time, in whole batches: about 16 MB, and as much again to sort."""
+"""Records of random allocation held in memory at a time, in whole batches: about 16 MB, and as much again to sort."""
 
-_BLOCK = 1 << 20  # records decided at a time, so that memory does not grow with the data set
+_BLOCK = 1 << 20  # records decided at a time, so that memory does not grow with the dataset
 
 
 class _Named:
     name: ClassVar[str]
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-able description; `sampling_from_dict` reads it back."""
+        """The sampling as JSON-serialisable values; `sampling_from_dict` is the inverse."""
         return {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
 
     def at(self, step: int) -> dict[str, Any]:
@@ -74,7 +73,7 @@ class Poisson(_Named):
 
 @dataclass(frozen=True)
 class TruncatedPoisson(_Named):
-    """Poisson sampling whose batch never exceeds `cap`: what is over is dropped uniformly at random."""
+    """Poisson sampling whose batch never exceeds `cap`: excess records are dropped uniformly at random."""
 
     sampling_rate: float
     cap: int
@@ -111,7 +110,7 @@ class WithoutReplacement(_Named):
 class Allocation(_Named):
     """Each record in exactly one of the `batches` batches of every epoch, uniformly, independently of the others.
 
-    It is not shuffle-and-cut, whose batches have a fixed size and so depend on each other.
+    This differs from shuffling and cutting: there batches have a fixed size, so records depend on each other.
     """
 
     batches: int
@@ -130,7 +129,7 @@ class Cyclic(_Named):
     """A fixed order: each record belongs to one of `batches` groups, and step t draws from group t mod `batches` alone.
 
     With `sampling_rate` 1 a batch is its whole group, so a record takes part every `batches` steps. The group of a
-    record is drawn uniformly and independently of all others, once for the run; no guarantee counts on its secrecy.
+    record is drawn uniformly and independently of all others, once for the run; no guarantee relies on its secrecy.
     """
 
     batches: int
@@ -149,15 +148,16 @@ _KINDS: dict[str, type[Sampling]] = {
 
 
 def cycle(sampling: Sampling) -> int:
-    """The steps whose batches hang together under one key, from a multiple of their number on; 1: none do.
+    """The number of consecutive steps whose batches are drawn jointly under one key; 1 if steps are independent.
 
-    A run whose key died goes on with the next multiple: before it a record could take part twice.
+    A run that is resumed with a new key continues at the next multiple of this number: before it, a record could take
+    part twice.
     """
     return sampling.batches if isinstance(sampling, Allocation | Cyclic) else 1
 
 
 def sampling_from_dict(description: Mapping[str, Any]) -> Sampling:
-    """The inverse of `to_dict`; unknown names and keys are errors."""
+    """The inverse of `to_dict`. Raises InputError for an unknown name or option."""
     options = dict(description)
     name = options.pop("name", None)
     if name not in _KINDS:
@@ -171,7 +171,7 @@ def sampling_from_dict(description: Mapping[str, Any]) -> Sampling:
 
 @dataclass(frozen=True, eq=False)
 class LogicalBatch:
-    """The records of one step, and how many of them to hold in memory at a time."""
+    """The records of one step, read at most `chunk` at a time."""
 
     step: int
     indices: Tensor  # int64, sorted
@@ -188,11 +188,11 @@ class LogicalBatch:
 def batches(
     sampling: Sampling, *, records: int, steps: int, source: RandomSource, chunk: int, start: int = 0
 ) -> Iterator[LogicalBatch]:
-    """The logical batches of steps start, …, steps − 1. Arguments are checked at once, not at the first batch."""
+    """The batches of steps start, …, steps − 1. Arguments are checked by the call, not at the first batch."""
     if not isinstance(sampling, Sampling):
         raise Refused(
-            f"{type(sampling).__name__} is not a sampling that can be accounted for, and it is not replaced by one "
-            f"behind your back; choose one of {', '.join(_KINDS)}"
+            f"{type(sampling).__name__} is not a sampling that can be accounted for, and it is not silently replaced "
+            f"by one; choose one of {', '.join(_KINDS)}"
         )
     _check_count("records", records)
     _check_count("chunk", chunk)
@@ -206,7 +206,7 @@ _Indices = npt.NDArray[np.int64]
 
 
 def _drawer(sampling: Sampling, records: int, source: RandomSource) -> Callable[[int], _Indices]:
-    """The function from the step to its sorted indices."""
+    """The function that maps a step to its sorted indices."""
     if isinstance(sampling, Partition):
         _check_batch(sampling.batch, records)
         return _partition(sampling.batch, records, source)
@@ -259,11 +259,11 @@ def _cyclic(sampling: Cyclic, records: int, source: RandomSource) -> Callable[[i
 
 
 def _in_batches(count: int, records: int, stream_of: Callable[[int], Stream]) -> Callable[[int, int], _Indices]:
-    """From an epoch and a batch to its records: each record in one batch of an epoch, drawn uniformly.
+    """Maps an epoch and a batch to its records; each record is in one uniformly drawn batch of an epoch.
 
-    The records of some batches of an epoch are kept at a time, sorted by their batch: as many batches as WINDOW records
-    fill. The labels of an epoch are read once for each window, block by block: memory is bounded, and a step costs
-    O(batch) on average as long as a window has many more batches than a record has bytes.
+    The records of as many batches as fit in WINDOW records are kept at a time, sorted by batch. The labels of an epoch
+    are drawn once for each window, block by block. So memory is bounded, and a step costs O(batch) on average as long
+    as a window has many more batches than a record has bytes.
     """
     width = max(1, min(count, WINDOW * count // records))  # batches in a window
 
@@ -277,7 +277,7 @@ def _in_batches(count: int, records: int, stream_of: Callable[[int], Stream]) ->
             labels.append((drawn[here] - first).astype(np.min_scalar_type(width - 1)))
             places.append(here + start)
         held = np.concatenate(labels)
-        order = np.argsort(held, kind="stable")  # of small integers: linear time
+        order = np.argsort(held, kind="stable")  # linear time for small integers
         ends = np.cumsum(np.bincount(held, minlength=width))
         return np.concatenate(places)[order].astype(np.int64, copy=False), np.concatenate([[0], ends])
 

@@ -1,13 +1,13 @@
-"""A number for each step, known before training begins: step sizes, factors on the noise, mixing thresholds.
+"""A number for each step, fixed before training: step sizes, factors on the noise, mixing thresholds.
 
-A schedule that a guarantee depends on is part of the plan, so it is a plain value:
+A guarantee may depend on a schedule, so it is a plain value that can be part of the plan:
 
 | kind      | values                     | at step t of T                                          |
 |-----------|----------------------------|---------------------------------------------------------|
 | pieces    | (from, value) pairs        | the value of the last piece with from ≤ t/T (first: 0)  |
-| linear    | first, last                | a line from the first step to the last                  |
-| geometric | first, last                | a line in logarithms                                    |
-| cosine    | first, last                | half a cosine                                           |
+| linear    | first, last                | linear from the first step to the last                  |
+| geometric | first, last                | linear in the logarithm                                 |
+| cosine    | first, last                | half a period of a cosine                               |
 | listed    | one value for each step    | that value; T must be their number                      |
 """
 
@@ -31,7 +31,7 @@ MOST_STEPS = 10**8
 
 @dataclass(frozen=True)
 class Schedule:
-    """Make it with `constant`, `pieces`, or `Schedule(kind, values)`; every value is positive and finite.
+    """Values by step; all are positive and finite. Also made by `constant` and `pieces`.
 
     Args:
         kind: pieces, linear, geometric, cosine or listed.
@@ -53,12 +53,12 @@ class Schedule:
         if self.kind == "pieces":
             starts = [checks.real("the start of a piece", start) for start, _ in self._pairs()]
             if not starts or starts[0] != 0 or starts != sorted(set(starts)) or starts[-1] >= 1:
-                raise InputError(f"the pieces of a schedule start at 0 and go up, below 1; got {starts}")
+                raise InputError(f"the pieces of a schedule must start at 0 and increase, below 1; got {starts}")
             numbers: Sequence[Any] = [value for _, value in self._pairs()]
         else:
             numbers = self.values
             if self.kind != "listed" and len(numbers) != 2:
-                raise InputError(f"a {self.kind} schedule has two values, the first and the last; got {self.values!r}")
+                raise InputError(f"a {self.kind} schedule needs two values, first and last; got {self.values!r}")
         for value in numbers:
             checks.positive("a value of a schedule", value)
 
@@ -66,13 +66,13 @@ class Schedule:
         try:
             return [(start, value) for start, value in self.values]  # type: ignore[misc]
         except (TypeError, ValueError):
-            raise InputError(f"a schedule of pieces is a list of (from, value) pairs, got {self.values!r}") from None
+            raise InputError(f"a schedule of pieces must be (from, value) pairs, got {self.values!r}") from None
 
     def over(self, steps: int) -> npt.NDArray[np.float64]:
         """The value at each of `steps` steps."""
         steps = checks.count("steps", steps)
         if steps > MOST_STEPS:
-            raise InputError(f"a schedule has a value for each step, and {steps} steps are more than {MOST_STEPS:,}")
+            raise InputError(f"a schedule has one value per step; {steps} steps are more than {MOST_STEPS:,}")
         if self.kind == "listed":
             if len(self.values) != steps:
                 raise InputError(f"the schedule lists {len(self.values)} values, the plan has {steps} steps")
@@ -100,13 +100,13 @@ class Schedule:
 
     @classmethod
     def from_dict(cls, values: Any) -> Schedule:
-        """The inverse of to_dict; a plain number is a constant (the form of a recipe)."""
+        """The inverse of to_dict; a plain number is a constant schedule (as in a recipe)."""
         if isinstance(values, Mapping):
             if set(values) != {"kind", "values"}:
-                raise InputError(f"a schedule is a number or {{kind, values}}, got {dict(values)!r}")
+                raise InputError(f"a schedule must be a number or {{kind, values}}, got {dict(values)!r}")
             kind, listed = values["kind"], values["values"]
             if not isinstance(listed, Sequence) or isinstance(listed, str):
-                raise InputError(f"the values of a schedule are a list, got {listed!r}")
+                raise InputError(f"the values of a schedule must be a list, got {listed!r}")
             return cls(kind, tuple(tuple(v) if isinstance(v, Sequence) else v for v in listed))
         return constant(checks.positive("a schedule's value", values))
 

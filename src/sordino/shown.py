@@ -1,6 +1,6 @@
-"""ε and δ as text: the one place where they are rounded. What is promised is rounded up, a lower bound is rounded down.
+"""Prints ε and δ: all rounding for output happens here. Upper bounds are rounded up, lower bounds are rounded down.
 
-A float stands for the shortest decimal that gives it back: δ = 1e-05 is shown as it is, not as 1.001e-05.
+A float is taken as the shortest decimal that converts back to it: δ = 1e-05 prints as 1e-05, not as 1.001e-05.
 """
 
 from __future__ import annotations
@@ -10,12 +10,17 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 
 def up(value: float, digits: int = 4) -> str:
-    """At most `digits` significant digits, never less than the value: for every ε and δ that is printed."""
+    """At most `digits` significant digits, never below the value: for every guaranteed ε and δ.
+
+    Example:
+        >>> up(2.00001), up(1e-5)
+        ('2.001', '1e-05')
+    """
     return _shown(value, digits, ROUND_CEILING)
 
 
 def down(value: float, digits: int = 4) -> str:
-    """At most `digits` significant digits, never more than the value: for what an audit has shown."""
+    """At most `digits` significant digits, never above the value: for the lower bound of an audit."""
     return _shown(value, digits, ROUND_FLOOR)
 
 

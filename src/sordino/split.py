@@ -1,4 +1,4 @@
-"""Rows with their targets: what datasets, public rows and readings are made of."""
+"""Rows with their targets, as datasets and public rows consist of."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_fixed_releases_are_part_of_the_budget() -> None:
 
 def test_an_impossible_budget_says_what_can_be_reached() -> None:
     floor = epsilon(dp_event.GaussianDpEvent(4.0), 1e-5)
-    with pytest.raises(InputError, match=f"cannot be reached.*{floor:.3g}"):
+    with pytest.raises(InputError, match=f"can't be reached.*{floor:.3g}"):
         calibrate(with_statistic, 0.5, 1e-5)
 
 

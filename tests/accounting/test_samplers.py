@@ -222,7 +222,7 @@ def test_laplace_is_refused_where_nothing_is_proven(sampling: str, relation: str
         ({"sampling_rate": 0.1, "batch": 3, "records": 10}, "either sampling_rate"),
         ({"batch": 3}, "needs records"),
         ({"batch": 30, "records": 10}, "exceeds"),
-        ({"sampling_rate": 0.1, "cap": 5}, "cap belongs"),
+        ({"sampling_rate": 0.1, "cap": 5}, "cap is an option"),
         ({"sampling_rate": 0.1, "sampling": "truncated-poisson", "records": 100}, "needs cap"),
         ({"sampling_rate": 0.1, "sampling": "partition", "records": 100}, "records and batch"),
         ({"sampling_rate": 0.1, "sampling": "shuffle"}, "one of poisson"),

@@ -44,7 +44,7 @@ def test_noise_of_nine_tenths_is_found(work: Work, monkeypatch: pytest.MonkeyPat
             for name, value in noisy.items()
         }
 
-    monkeypatch.setattr("sordino.release.door.release", weak)
+    monkeypatch.setattr("sordino.release.noise.release", weak)
     monkeypatch.setattr(steps, "release", weak)
     result = attack(work, quick=True, only=["noise"])
     assert any("scale" in text or "fit" in text for text in result.found)

@@ -39,6 +39,7 @@ import torch
 from safetensors.torch import load_file
 
 from sordino.native.kernels import compiled
+from sordino.runs.best import best_recipe
 from sordino.runs.recipe import Recipe
 from sordino.runs.run import run_recipe
 from sordino.training.loop import Loop
@@ -70,6 +71,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "features": {"private": "centre", "private_noise": 30.0, "private_bound": 28.0},
         "clipping": {"name": "automatic", "gamma": 0.1},
     },
+    "dpsgd-allocation": {"sampling": {"name": "allocation", "expected_batch": 4000}},
     "dpsgd-inner": {"method": {"inner_length": 2, "inner_decay": 0.3, "outer_kept": 0.9}},
     "dpsgd-views": {
         "model": {"name": "mnist-cnn"},
@@ -87,6 +89,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "public": {"records": 20, "shared": "drop"},
         "batch_clipping": {"companions": 3, "draws": 1},
         "train": {"steps": 2, "eval_every": 0},
+    },
+    "correlated": {
+        "method": {"name": "correlated", "strategy": "lambda", "lambda": 0.9},
+        "sampling": {"expected_batch": 4000},
+    },
+    "correlated-sampled": {
+        "method": {"name": "correlated", "strategy": "banded-root", "bands": 2, "groups": 2},
+        "sampling": {"expected_batch": 400},
     },
     "modelmix": {"method": {"name": "modelmix", "lr": 0.5, "tau_over_lr": 0.01}, "train": {"lr": None}},
     "modelmix-control": {"train": {"optimizer": "averaging-sgd"}},
@@ -131,20 +141,24 @@ EXPERIMENTS = tuple(
 )  # fmt: skip
 """The recipes of experiments/ that need about a second at a small size, and no texts."""
 SMALLER: dict[str, dict[str, Any]] = {
-    "features": {"name": None, "normalise": None, "groups": None, "frequencies": None},
+    "features": dict.fromkeys(("name", "normalise", "groups", "frequencies", "power", "whiten")),
     "public": {"fraction": None, "records": 200, "expected_batch": 32},
     "privacy": {"insecure_seed": 7},
     "sampling": {"expected_batch": 64},
     "train": {"epochs": None, "steps": 2, "eval_every": None, "chunk": 64},
 }
 NETS = {"resnet": {"depth": 8}, "classifier": {"hidden": [16]}, "autoencoder": {"hidden": [12]}}
-KINDS = (*VARIANTS, *BUNDLED, *EXPERIMENTS)
+BEST = ("best-adult", "best-fashion-mnist")
+"""The package's best known recipes, at a small size."""
+KINDS = (*VARIANTS, *BUNDLED, *BEST, *EXPERIMENTS)
 
 
 def recipe(kind: str) -> Recipe:
     """The recipe of one line of the record."""
     if kind in EXPERIMENTS:
-        return _smaller(RECIPES / f"{kind.removeprefix('experiment-')}.toml")
+        return _smaller((RECIPES / f"{kind.removeprefix('experiment-')}.toml").read_text("utf8"))
+    if kind in BEST:
+        return _smaller(best_recipe(kind.removeprefix("best-"), 1.0).recipe().to_toml())
     if kind in BUNDLED:
         with as_file(files("sordino") / "recipes" / f"{kind.removeprefix('bundled-')}.toml") as path:
             return Recipe.read(path, BUNDLED[kind])
@@ -153,9 +167,9 @@ def recipe(kind: str) -> Recipe:
     return Recipe.from_dict({n: {k: v for k, v in part.items() if v is not None} for n, part in document.items()})
 
 
-def _smaller(path: Path) -> Recipe:
-    """A recipe of experiments/ with two small steps on the embedded images, without extracted features."""
-    document = tomllib.loads(path.read_text("utf8"))
+def _smaller(text: str) -> Recipe:
+    """A recipe with two small steps on the embedded images, without extracted features."""
+    document = tomllib.loads(text)
     changes = SMALLER | {"model": NETS.get(document["model"]["name"], {})}
     features = document.get("features", {})
     if features.get("name") == "dp-pca":

@@ -15,6 +15,8 @@ import make
 import pytest
 
 from sordino import report
+from sordino.methods import METHODS
+from sordino.runs.best import best_names
 from sordino.runs.run import run_recipe
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
@@ -31,7 +33,8 @@ def agree(found: dict[str, Any], recorded: dict[str, Any]) -> None:
 
 def test_the_record_covers_every_method() -> None:
     assert set(RECORD["runs"]) == set(make.KINDS)
-    assert {"dpsgd", "modelmix", "hidden-state", "dp-mac", "coupling"} <= set(make.KINDS)
+    assert set(METHODS) <= set(make.KINDS)
+    assert {f"best-{name}" for name in best_names()} <= set(make.KINDS)
 
 
 @pytest.mark.parametrize("kind", make.KINDS)

@@ -52,7 +52,7 @@ def test_a_sweep_makes_runs_json_heat_map_and_page_and_makes_nothing_twice(
     ("flags", "complaint"),
     [
         (["--over", "train.lr=0.1,x"], "must be of type float"),
-        (["--over", "train.lr=0.1,0.2", "--epsilon", "3"], "belongs to --pay"),
+        (["--over", "train.lr=0.1,0.2", "--epsilon", "3"], "needs --pay"),
         (["--over", "train.lr=0.1,0.2", "--pay"], "needs --epsilon"),
         (["--over", "train.lr=0.1,0.2", "--pay", "--epsilon", "3", "--jobs", "2"], "one after another"),
         (["--over", "train.lr=0.1,0.2", "--pay", "--epsilon", "3", "--mean-runs", "0.5"], "above 1"),

@@ -120,7 +120,7 @@ def test_a_cut_connection_is_taken_up_where_it_stopped(server: Server, tmp_path:
 
 def test_the_next_call_takes_up_what_the_last_one_left(server: Server, tmp_path: Path) -> None:
     server.cuts, server.cut_at = 4, 10_000
-    with pytest.raises(SordinoError, match=r"cut at 40,000 bytes.*40,000 bytes are kept"):
+    with pytest.raises(SordinoError, match=r"interrupted at 40,000 bytes.*40,000 bytes are kept"):
         fetch_entry(known(server), tmp_path)
     assert not (tmp_path / "set" / "file.bin").exists()
     fetch_entry(known(server), tmp_path)
@@ -181,7 +181,7 @@ def test_without_a_network_the_message_says_what_to_do(tmp_path: Path, server: S
 def test_a_folder_that_cannot_be_made_is_named(server: Server, tmp_path: Path) -> None:
     (tmp_path / "set").write_text("a file in the way")
     one = known(server)
-    with pytest.raises(SordinoError, match=f"{tmp_path / 'set'}: can't be made"):
+    with pytest.raises(SordinoError, match=f"{tmp_path / 'set'}: can't be created"):
         download(one, one.remotes[0], tmp_path)
 
 

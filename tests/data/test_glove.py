@@ -123,4 +123,4 @@ def test_verifying_the_reviews_as_glove_words_takes_the_vectors_too(tmp_path: Pa
     assert (vectors.status, vectors.path) == ("wrong", tmp_path / "glove.6B.50d.txt")
     (tmp_path / "glove.6B.50d.txt").write_text("the 0.5 1\nfilm 1 2\n")
     *_, vectors = verify_entry(whole, tmp_path)
-    assert (vectors.status, vectors.detail) == ("ok", "reads as vectors of 2 words")
+    assert (vectors.status, vectors.detail) == ("ok", "contains vectors of 2 words")

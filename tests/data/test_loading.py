@@ -92,7 +92,7 @@ def test_fetch_makes_the_first_layout_of_every_dataset() -> None:
 def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(InputError, match="did you mean 'fashion-mnist'"):
         load("fashion_mnist")
-    with pytest.raises(InputError, match="known are"):
+    with pytest.raises(InputError, match="known names are"):
         entry("imagenet-21k")
 
 

@@ -64,7 +64,7 @@ def test_a_row_is_encoded_the_same_whatever_the_others_are(tmp_path: Path) -> No
         (TEXT.replace(",m,", ",x,"), "spent. sex: a value that is not in the column's public list"),
         (TEXT.replace("yes", "perhaps"), "spent. y: a label that is not in data.classes"),
         (TEXT.replace("2,250", "2,3,250"), "more or fewer fields"),
-        (TEXT.replace("id,", "age,"), "names a column twice"),
+        (TEXT.replace("id,", "age,"), "repeats a column name"),
         (TEXT.replace("id,age", "id,years"), "there is no column 'age'"),
         (TEXT.replace("id,", "postcode,"), "neither in"),
         ("", "the file is empty"),
@@ -90,12 +90,12 @@ def test_a_record_in_the_place_of_the_header_is_not_shown(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"columns": {"age": {"kind": "number"}}}, "low and high, public bounds that you give"),
+        ({"columns": {"age": {"kind": "number"}}}, "low and high, public bounds, given by you"),
         ({"columns": {"age": {"kind": "number", "low": 3, "high": 3}}}, "must be below"),
         ({"columns": {"sex": {"kind": "category", "values": []}}}, "list of the values"),
-        ({"columns": {"y": {"kind": "category", "values": ["no"]}}}, "must not read its answer"),
+        ({"columns": {"y": {"kind": "category", "values": ["no"]}}}, "can't be an input of the model"),
         ({"columns": {}}, "is empty"),
-        ({"classes": ["no"]}, "two at least"),
+        ({"classes": ["no"]}, "at least two"),
         ({"test_fraction": 0.5}, "test_public"),
         ({"test_fraction": 0.5, "test_path": "x", "test_public": "yes"}, "give one of them"),
         ({"colums": {}}, "did you mean 'columns'"),
@@ -133,7 +133,7 @@ def test_arrays_are_read_without_pickles_and_scaled_by_public_bounds(tmp_path: P
     source = NpzSource(path=str(path), classes=2, low=0.0, high=10.0)
     assert source.read(None).train.inputs.tolist() == [[0, 0.5], [0, 1]]
     np.savez(path, inputs=np.array([[0.0, np.nan], [1e300, 1.0]]), targets=np.array([0, 7]))
-    with pytest.raises(InputError, match=r"spent. inputs: .*finite; inputs: .*beyond.*; targets: a label") as error:
+    with pytest.raises(InputError, match=r"spent. inputs: .*finite; inputs: .*too large.*; targets: a label") as error:
         NpzSource(path=str(path), classes=2).read(None)
     assert [word in error.value.private for word in ("line 0", "line 1")] == [True, True]
     assert "line" not in str(error.value)
@@ -152,7 +152,7 @@ def test_a_folder_of_images_is_scaled_picture_by_picture(tmp_path: Path) -> None
     assert found.train.inputs.shape == (2, 1, 4, 6)
     assert found.train.inputs.flatten(1).mean(1).tolist() == [1, 0]
     (tmp_path / "dog" / "2.png").write_bytes(b"no picture")
-    with pytest.raises(InputError, match="not a picture"):
+    with pytest.raises(InputError, match="not an image"):
         read(DataSection("images", 2, options))
     with pytest.raises(InputError, match=r"not in data\.classes"):
         read(DataSection("images", 2, {**options, "classes": ["cat", "bird"]}))
@@ -216,7 +216,7 @@ def test_test_rows_that_are_trained_on_are_refused(tmp_path: Path) -> None:
     assert read_with_test(tmp_path, many(), many(51)) == 40
     assert read_with_test(tmp_path, many(50), many(51, changed=20)) == 40
     for other in (many(50), many(51, changed=19), many(50).rsplit("\n", 12)[0]):
-        with pytest.raises(Refused, match="most test rows are rows that are trained on"):
+        with pytest.raises(Refused, match="most test rows are training rows"):
             read_with_test(tmp_path, many(50), other)
 
 

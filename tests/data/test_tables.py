@@ -81,9 +81,9 @@ def test_imdb_from_the_original_folders(tmp_path: Path) -> None:
         ("a,b\n1,2\n", "does not name the columns text and label"),
         ("\n", "does not name the columns"),
         ("text,label\n", "no rows"),
-        ("text,label\ngood,2\n", "a label is none of 0 to 1"),
-        ("text,label\ngood,²\n", "a label is none of 0 to 1"),
-        (f"text,label\ngood,{'1' * 5000}\n", "a label is none of 0 to 1"),
+        ("text,label\ngood,2\n", "a label is not one of 0 to 1"),
+        ("text,label\ngood,²\n", "a label is not one of 0 to 1"),
+        (f"text,label\ngood,{'1' * 5000}\n", "a label is not one of 0 to 1"),
         ("text,label\ngood,1\nbad\n", "a line without 2 fields"),
         ('text,label\n"cut in the mid', "truncated or not CSV"),
     ],
@@ -102,9 +102,9 @@ def test_bytes_that_are_not_text_are_named(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_for_images_is_an_error() -> None:
-    with pytest.raises(InputError, match="holds no text"):
+    with pytest.raises(InputError, match="has no text"):
         load("fashion-mnist-mini", tokenizer=HashingTokenizer())
-    with pytest.raises(InputError, match="holds no text"):
+    with pytest.raises(InputError, match="has no text"):
         load_texts("mnist")
     with pytest.raises(InputError, match="vocabulary must be at least 2"):
         HashingTokenizer(vocabulary=1)

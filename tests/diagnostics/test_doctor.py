@@ -87,7 +87,7 @@ SKEWED = (torch.tensor([[-20.0], [-10.0], [90.0]]).repeat(20, 1), torch.zeros(60
 def test_a_threshold_that_turns_the_gradient_is_to_be_raised_where_there_is_little_noise() -> None:
     found = diagnose(Point(), outputs, SKEWED, plan(FlatClip(1.0), noise=0.4), lr=0.1, steps=5, public="made up")
     assert found.finding("bias").verdict == "watch"
-    assert "turns the gradient away" in found.finding("bias").sentence
+    assert "changes the gradient's direction" in found.finding("bias").sentence
     clip = found.finding("clip_norm")
     assert clip.verdict == "raise"
     assert clip.value is not None
@@ -104,7 +104,7 @@ def test_a_tiny_threshold_under_heavy_noise_is_not_the_illness_but_the_noise_and
     """Below all norms c scales gradient and noise alike; what is wrong is the noise of the run, and lr·c."""
     found = examined(records, plan(FlatClip(1e-6), noise=100.0))
     assert found.finding("clip_norm").verdict == "fine"
-    assert "lr·c is all that counts" in found.finding("clip_norm").sentence
+    assert "only lr·c matters" in found.finding("clip_norm").sentence
     assert found.finding("batch").verdict == "raise"
     assert "noise dominates" in found.finding("batch").sentence
 
@@ -262,7 +262,7 @@ def test_the_command_names_a_batch_that_is_calibrated_to_the_same_epsilon(
     [
         (
             ["--set", "method.name=hidden-state", "--set", "method.cap=0.2", "--test-rows"],
-            "the method hidden-state clips no gradients of records",
+            "the method hidden-state does not clip gradients of records",
         ),
         (["--steps", "0", "--test-rows"], "--steps must be at least 1"),
         (["--rows", "1", "--test-rows"], "--rows must be at least 2"),
@@ -284,4 +284,4 @@ def test_the_threshold_of_a_method_with_steps_of_its_own_is_judged_without_a_reh
     found = json.loads(capsys.readouterr().out)
     assert [one["topic"] for one in found["findings"]] == ["bias", "clip_norm", "batch"]
     assert found["trials"] == []
-    assert "modelmix are not rehearsed" in found["caveats"][0]
+    assert "modelmix are not tried" in found["caveats"][0]

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import re
 import runpy
 import shlex
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from small_recipes import small_toml
 from sordino.cli import _parser
+from sordino.runs.compare_suite import Suite
+from sordino.runs.recipe import Recipe
+
+sys.modules.setdefault("torchvision", None)  # a build for another torch fails to import, and transformers tries it
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -65,13 +73,60 @@ def test_no_python_is_hidden_in_an_indented_block() -> None:
         assert not hidden, f"{name(page)}: write ```python, so that it is run: {hidden[0]}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+def commands(page: Path) -> list[str]:
+    """Every line of a page's code that calls sordino: in any fence, or indented; continued lines joined."""
+    text = re.sub(r"```(?:python|toml)\n.*?```", "", page.read_text(encoding="utf8"), flags=re.S)
+    fenced = re.findall(r"```\w*\n(.*?)```", text, re.S)
+    indented = re.findall(r"^ {4,}(.*)$", re.sub(r"```.*?```", "", re.sub(r" *\\\n *", " ", text), flags=re.S), re.M)
+    lines = [line for block in fenced for line in re.sub(r" *\\\n *", " ", block).splitlines()] + indented
+    found = [line.strip().removeprefix("$ ") for line in lines]
+    return [line for line in found if line.startswith("sordino ") or "-m sordino " in line]
+
+
+def accepted(line: str) -> None:
+    """SystemExit or AssertionError unless the line is a call that its parser accepts; a pattern has known flags."""
+    line = line.partition("-m sordino ")[2] or line.removeprefix("sordino ")
+    words = shlex.split(re.split(r" # | {3,}", line)[0], comments=True)
+    pattern = any(mark in line for mark in ("…", "[", "|"))
+    if not pattern:
+        _parser().parse_args(words)
+        return
+    parser = _parser()
+    while parser._subparsers is not None:
+        (action,) = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+        choices = [one for one in words.pop(0).split("|") if one]
+        assert set(choices) <= set(action.choices), line
+        parser = action.choices[choices[0]]
+    known = {option for one in parser._actions for option in one.option_strings}
+    assert {word.strip("[]") for word in words if word.strip("[").startswith("--")} <= known, line
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"], ids=name)
 def test_the_commands_of_a_page_are_accepted_by_their_parsers(page: Path) -> None:
-    for block in re.findall(r"```console\n(.*?)```", page.read_text(encoding="utf8"), re.S):
-        for line in block.splitlines():
-            command = line.strip().removeprefix("$ ")
-            if command.startswith("sordino "):
-                _parser().parse_args(shlex.split(command, comments=True)[1:])
+    for line in commands(page):
+        accepted(line)
+
+
+def test_commands_are_found_and_wrong_ones_are_not_accepted() -> None:
+    assert len(commands(ROOT / "README.md")) > 10
+    for wrong in ("sordino trian x.toml", "sordino train x.toml --sett a=b", "sordino train x.toml [--otu DIR]"):
+        with pytest.raises((SystemExit, AssertionError)):
+            accepted(wrong)
+
+
+TOML = re.compile(r"```toml\n(.*?)```", re.S)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if TOML.search(page.read_text(encoding="utf8"))], ids=name)
+def test_the_recipes_of_a_page_have_known_keys(page: Path, tmp_path: Path) -> None:
+    for block in TOML.findall(page.read_text(encoding="utf8")):
+        document = tomllib.loads(block)
+        if "methods" in document:
+            (tmp_path / "suite.toml").write_text(block, encoding="utf8")
+            (tmp_path / "linear.toml").write_text(small_toml(), encoding="utf8")
+            assert Suite.read(tmp_path / "suite.toml").jobs
+        else:
+            Recipe.from_dict({**tomllib.loads(small_toml()), **document})
 
 
 @pytest.mark.slow

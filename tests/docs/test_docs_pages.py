@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import sordino
+from sordino.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 WHICH = (ROOT / "docs" / "which_method.md").read_text(encoding="utf8")
@@ -75,6 +76,17 @@ class TestWhichMethod:
         for epsilon in (0.5, 2.0, 8.0):
             mac, sgd = (100 * summary[f"eps={epsilon:g}, {name}"]["mean"] for name in ("dp-mac", "dp-sgd"))
             assert f"{mac:.2f} against {sgd:.2f} at ε = {epsilon:g}" in line("an interest in layer")
+
+    def test_correlated_noise(self) -> None:
+        rows = result("correlated")["table"]
+        best = sum(row["best"] == "correlated" for row in rows)
+        assert f"it was the best of three options in {best} of {len(rows)} settings" in " ".join(WHICH.split())
+
+    def test_every_method_has_a_sentence(self) -> None:
+        sentences = WHICH.partition("In a sentence each:")[2]
+        names = {"dpsgd": "DP-SGD", "dp-mac": "DP-MAC", "modelmix": "ModelMix", "correlated": "Correlated noise"}
+        for name in METHODS:
+            assert f"- **{names.get(name, name.replace('-', ' ').capitalize())}** is for" in sentences, name
 
     def test_it_is_linked_from_the_first_screen_and_from_the_help(self) -> None:
         from sordino.cli import _parser

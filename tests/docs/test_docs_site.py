@@ -13,8 +13,11 @@ from typing import get_type_hints
 
 import pytest
 
-from sordino import registry
+from sordino import nets, registry
 from sordino.cli import _parser
+from sordino.data.words import SOURCE_KEYS
+from sordino.features.words import OPTIONS as FEATURES
+from sordino.runs import words
 from sordino.runs.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +59,22 @@ def test_every_key_of_a_recipe_has_a_meaning(generated) -> None:
     rows = [row for row in generated.recipe_keys().splitlines() if row.startswith("| `")]
     assert len(rows) > 50
     assert not [row for row in rows if row.endswith("|  |")]
+
+
+def test_every_part_that_a_recipe_can_name_is_in_the_reference(generated) -> None:
+    parts, methods = generated.recipe_parts(), generated.method_keys()
+    for name in [*SOURCE_KEYS, *FEATURES, *nets.names(), *words.CLIPPINGS, *words.OPTIMIZERS]:
+        assert f"| `{name}` |" in parts or f"### `{name}`" in parts, name
+    for name, keys in SOURCE_KEYS.items():
+        section = parts.split(f"### `{name}`")[1].split("\n## ")[0].split("\n### ")[0]
+        assert [key for key in keys if f"| `{key}` |" not in section] == [], name
+        assert "|  |" not in section, f"{name}: a key without a meaning"
+    for name in registry.names():
+        section = methods.split(f"## `{name}`\n")[1].split("\n## ")[0]
+        found = registry.words(name)
+        assert found is not None
+        assert [key for key in found.keys if f"| `{key}` |" not in section] == [], name
+        assert [one for one in (*found.models, *found.features) if f"| `{one}` |" not in section] == []
 
 
 def commands(parser: argparse.ArgumentParser, path: str = "sordino") -> Iterator[str]:

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,12 @@ from sordino.registry import method_class, names
 
 PUBLIC = {name: getattr(sordino, name) for name in sordino.__all__}
 MAKERS = {name: method_class(name).plan for name in names()}
-WITH_EXAMPLES = ("sordino.clipping", "sordino.gradients.replacement", "sordino.plan.make", "sordino.schedule")
+SOURCE = Path(sordino.__file__).parent
+WITH_EXAMPLES = sorted(
+    "sordino." + ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+    for path in SOURCE.rglob("*.py")
+    if ">>> " in path.read_text(encoding="utf8")
+)
 
 
 def documented() -> Iterator[tuple[str, Any, list[str]]]:

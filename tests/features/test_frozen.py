@@ -111,7 +111,7 @@ def test_a_file_of_other_weights_is_refused_and_nothing_is_unpickled(
     tmp_path: Path, content: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.save(content, tmp_path / "w.pth")
-    with pytest.raises(InputError, match="does not hold the weights of EfficientNet-Lite0"):
+    with pytest.raises(InputError, match="does not contain the weights of EfficientNet-Lite0"):
         efficientnet.load(tmp_path / "w.pth")
     assert "executed" not in capsys.readouterr().out
 
@@ -127,7 +127,7 @@ def test_two_files_are_not_chosen_from(image_model: Path, tmp_path: Path) -> Non
     (tmp_path / "efficientnet-lite0").mkdir()
     for name in "12":
         (tmp_path / f"efficientnet-lite0/efficientnet-lite0-{name}.pth").write_bytes(b"x")
-    with pytest.raises(InputError, match="leave one"):
+    with pytest.raises(InputError, match="keep one"):
         build({"name": "efficientnet-lite0"}, tmp_path)
 
 

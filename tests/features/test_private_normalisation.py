@@ -87,7 +87,7 @@ def test_a_dpsgd_recipe_with_private_centring(tmp_path: Path) -> None:
         ({"private": "centre"}, "private_noise"),
         ({"private_noise": 1.0}, "ignored"),
         ({"private": "centre", "private_noise": 1.0, "private_bound": 1.0, "private_square_bound": 1.0}, "channels"),
-        ({"private": "channels", "private_noise": 1.0, "private_bound": 1.0}, "needs it"),
+        ({"private": "channels", "private_noise": 1.0, "private_bound": 1.0}, "is needed by"),
         ({"private": "centre", "private_noise": 0.0, "private_bound": 1.0}, "positive"),
     ],
 )

@@ -66,7 +66,7 @@ def test_an_adapter_is_trained_with_users_as_the_unit(tmp_path: Path) -> None:
 def test_users_and_the_plans_unit_go_together() -> None:
     with pytest.raises(Refused, match="its ε would be about rows"):
         hf.train(gpt(), ROWS, plan_of(36), Tokenizer(), length=8, users="who")
-    with pytest.raises(Refused, match="nothing says whose the rows are"):
+    with pytest.raises(Refused, match="the rows have no owners"):
         hf.train(gpt(), ROWS, plan_of(12, unit="user"), Tokenizer(), length=8)
     with pytest.raises(InputError, match="every row must have its user under 'author'"):
         hf.train(gpt(), ROWS, plan_of(12, unit="user"), Tokenizer(), length=8, users="author")

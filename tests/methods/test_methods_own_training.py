@@ -38,6 +38,6 @@ def test_no_loop_gets_the_gradients_of_a_run_whose_iterates_are_hidden() -> None
     plan = hidden()
     gradients = sordino.record_gradients(nn.Linear(5, 2), cross_entropy, DATA, plan.clipping)
     with sordino.Ledger.open(None, plan.to_dict()) as ledger:
-        with pytest.raises(Refused, match="the last iterate alone"):
+        with pytest.raises(Refused, match="the last iterate only"):
             sordino.private_steps(plan, gradients, records=40, source=plan.source(), ledger=ledger)
         assert not ledger.entries

@@ -20,9 +20,9 @@ from sordino.gradients import memory
 from sordino.native import boxmuller, kernels
 from sordino.native.kernels import Array, Kernels, Pair, Parts, Room, Rules, agrees, compiled
 from sordino.randomness import RandomSource, Stream, keystream
-from sordino.randomness import stream as randomness
+from sordino.randomness import rounded_sum as randomness
 from sordino.randomness.exact import exact_normal
-from sordino.release import door as release
+from sordino.release import requests as release
 
 LIBRARY = compiled()
 needs_compiler = pytest.mark.skipif(LIBRARY is None, reason="installed without a C compiler")
@@ -109,14 +109,14 @@ class TestNoise:
         monkeypatch.setattr(kernels, "DOUBLE_TOLERANCE", 1.0)
         monkeypatch.setattr(randomness, "_rules", Rules)  # not what was kept of others
         settled = 0
-        settle = Stream._settle
+        settle = randomness.RoundedSum._settle
 
         def counted(*arguments: Any) -> None:
             nonlocal settled
             settled += 1
             settle(*arguments)
 
-        monkeypatch.setattr(Stream, "_settle", counted)
+        monkeypatch.setattr(randomness.RoundedSum, "_settle", counted)
         stream().rounded_sum(values, 20.0, 2.0**-6)
         assert torch.equal(values, expected)
         assert settled > 100
@@ -131,8 +131,9 @@ class TestNoise:
         expected = by_passes(values, 20.0, 2.0**-6)
         monkeypatch.setattr(kernels, "single_limit", lambda scale: 0.0)
         monkeypatch.setattr(randomness, "_rules", Rules)
-        counts, decide = [], Stream._decide
-        monkeypatch.setattr(Stream, "_decide", lambda *arguments: counts.append(arguments[-1]) or decide(*arguments))
+        counts, sums = [], randomness.RoundedSum
+        decide = sums._decide
+        monkeypatch.setattr(sums, "_decide", lambda *arguments: counts.append(arguments[-1]) or decide(*arguments))
         stream().rounded_sum(values, 20.0, 2.0**-6)
         assert torch.equal(values, expected)
         assert len(counts) > 1
@@ -383,10 +384,10 @@ def test_patches_of_memory_that_it_does_not_know_are_left_to_numpy() -> None:
 def test_both_ways_refuse_the_same_values(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = Parts.of([np.array([1.0, -7.0], np.float32), np.zeros(0, np.float32), np.array([2.0], np.float32)])
     bad = Parts.of([np.array([np.nan, 1.0], np.float32), np.array([np.inf], np.float32)])
-    found = release._largest(parts), release._largest(bad)
+    found = release.largest_magnitude(parts), release.largest_magnitude(bad)
     monkeypatch.setattr(release, "compiled", lambda: None)
-    assert found[0] == release._largest(parts) == 7.0
-    assert np.isnan([found[1], release._largest(bad)]).all()
+    assert found[0] == release.largest_magnitude(parts) == 7.0
+    assert np.isnan([found[1], release.largest_magnitude(bad)]).all()
 
 
 @pytest.mark.parametrize("loops", [True, False])
@@ -396,11 +397,11 @@ def test_columns_and_stretched_numbers_are_read_by_value(loops: bool, monkeypatc
     table = torch.arange(12.0).reshape(3, 4)
     values = {"column": table[:, 1], "odd": torch.arange(6.0)[::2], "one": torch.tensor(-20.0).expand(3), "T": table.T}
     values |= {"negated": torch._neg_view(torch.tensor([3.0, 4.0])), "nothing": torch._efficientzerotensor((2,))}
-    parts, out = release._parts(values, torch.float32)[0], np.empty(25, np.float32)
+    parts, out = release.flat_parts(values, torch.float32)[0], np.empty(25, np.float32)
     stream().rounded_sum_of(parts, Parts.of([out]), 1.0, 2.0**-20)
     plain = [1, 5, 9, 0, 2, 4, -20, -20, -20, *table.T.flatten().tolist(), -3, -4, 0, 0]
     assert np.abs(out - np.array(plain)).max() < 1e-4
-    assert release._largest(parts) == 20.0
+    assert release.largest_magnitude(parts) == 20.0
 
 
 def test_what_a_library_is_tried_on_is_rounded_exactly() -> None:

@@ -14,7 +14,7 @@ from sordino.native.boxmuller import BLOCK
 from sordino.native.kernels import Kernels, Parts, compiled
 from sordino.native.threads import share, workers
 from sordino.randomness import RandomSource
-from sordino.randomness import stream as randomness
+from sordino.randomness import rounded_sum as randomness
 from sordino.release import Entry, Gaussian, release
 from sordino.release.ledger import Ledger
 

@@ -1,4 +1,4 @@
-"""No result states an ε below its ledger's: a release that the plan does not pay for is refused before it leaves."""
+"""No result states an ε below its ledger's: a release that the plan does not declare is refused before it leaves."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def entry(plan: Plan, **changed: Any) -> dict[str, Any]:
 )
 def test_every_way_to_release_more_than_the_plan_is_refused(changed: dict[str, Any]) -> None:
     plan = plan_with(expected_batch=6, statistics=[Statistic("s", 5.0, sampling_rate=0.5)])
-    with pytest.raises(Refused, match="does not pay"):
+    with pytest.raises(Refused, match="does not declare"):
         Explained(plan, [entry(plan, **changed)])
 
 
@@ -109,5 +109,5 @@ def test_each_declaration_pays_for_as_many_releases_as_it_counts() -> None:
     made = [entry(plan, **paid, noise_multiplier=sigma) for sigma in (9.0, 5.0, 6.0)]
     explained = Explained(plan, [entry(plan, step=step) for step in range(3)] + made)
     for again in (entry(plan, step=1), entry(plan, **paid, noise_multiplier=50.0)):
-        with pytest.raises(Refused, match="does not pay"):
+        with pytest.raises(Refused, match="does not declare"):
             explained(again)

@@ -89,7 +89,7 @@ def test_the_plan_declares_the_rows_and_recognises_them() -> None:
     declared = PublicSet.of(split, "collected with consent")
     declared.check(split)
     for other in (rows(10, seed=1), rows(9), Split(split.inputs, 1 - split.targets)):
-        with pytest.raises(InputError, match="those given are others"):
+        with pytest.raises(InputError, match="the given rows are different"):
             declared.check(other)
     with pytest.raises(InputError, match="needs an origin"):
         replace(declared, origin=" ")
@@ -101,9 +101,7 @@ def test_public_rows_are_part_of_the_plan_and_leave_its_epsilon_alone() -> None:
     with_public = replace(plan, public=PublicSet.of(rows(10), "the archive of 1990"))
     assert Plan.from_dict(json.loads(json.dumps(with_public.to_dict()))) == with_public != plan
     assert with_public.guarantee().epsilon == plan.guarantee().epsilon
-    assert "10 rows are public and have no protection; their origin: the archive of 1990" in str(
-        with_public.guarantee()
-    )
+    assert "10 rows are public and not protected; their origin: the archive of 1990" in str(with_public.guarantee())
 
 
 def read(tmp_path: Path, *overrides: str) -> Recipe:
@@ -162,5 +160,5 @@ def test_a_shared_row_is_found_before_anything_is_written(tmp_path: Path, monkey
 
 
 def test_a_method_that_would_not_look_at_public_rows_refuses_them(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="makes no use of public rows"):
+    with pytest.raises(Refused, match="does not use public rows"):
         run_recipe(read(tmp_path, "method.name=modelmix", "method.lr=0.1"), tmp_path / "out", progress=False)

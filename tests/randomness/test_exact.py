@@ -11,8 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino.randomness import RandomSource
-from sordino.randomness import exact as lattice
+from sordino.randomness import RandomSource, exact
 from sordino.randomness import stream as randomness
 from sordino.randomness.exact import _FRACTION, cos_sin, exact_exponential, exact_normal, negative_log
 
@@ -57,8 +56,8 @@ def test_sine_of_a_small_angle_is_the_angle() -> None:
 
 def test_rounding_is_to_the_nearest_integer_on_both_sides_of_zero() -> None:
     one = 1 << _FRACTION
-    assert [lattice._round(one * k // 4, _FRACTION, 1.0) for k in (-5, -3, -1, 0, 1, 3, 5)] == [-1, -1, 0, 0, 0, 1, 1]
-    assert lattice._round(one, _FRACTION, 2.5e8) == 250_000_000
+    assert [exact._round(one * k // 4, _FRACTION, 1.0) for k in (-5, -3, -1, 0, 1, 3, 5)] == [-1, -1, 0, 0, 0, 1, 1]
+    assert exact._round(one, _FRACTION, 2.5e8) == 250_000_000
 
 
 @pytest.mark.parametrize("scale", [2.0**28, 1.7 * 2.0**28, 2.0**40])  # at 2⁴⁰ a sixteenth is undecided

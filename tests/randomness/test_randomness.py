@@ -81,7 +81,7 @@ def test_a_seed_is_an_integer(seed: object) -> None:
 
 
 def test_a_negative_index_and_a_short_key_are_refused() -> None:
-    with pytest.raises(InputError, match="counts from 0"):
+    with pytest.raises(InputError, match="must be at least 0"):
         stream(index=-1)
     with pytest.raises(InputError, match="32 bytes"):
         RandomSource(b"short", secure=True)
@@ -183,7 +183,7 @@ def test_subsets_are_uniform_over_all_subsets(size: int) -> None:
 def test_subsets_at_the_edges() -> None:
     assert stream().subset(5, 0).tolist() == []
     assert stream().subset(5, 5).tolist() == [0, 1, 2, 3, 4]
-    with pytest.raises(InputError, match="does not exist"):
+    with pytest.raises(InputError, match="can't have"):
         stream().subset(5, 6)
 
 

@@ -259,7 +259,7 @@ class TestModel:
 
     @pytest.mark.parametrize("count", [0, 13, -1])
     def test_companions_come_from_the_public_rows(self, count: int) -> None:
-        with pytest.raises(InputError, match="give 1 to 12"):
+        with pytest.raises(InputError, match="between 1 and 12"):
             companion_model(made(conv_net), PUBLIC, count)
 
     def test_wrong_inputs_are_said(self) -> None:
@@ -350,7 +350,7 @@ class TestTraining:
         net = companion_model(made(conv_net), PUBLIC, 4)
         with pytest.raises(Refused, match="does not declare as public"):
             train(net, cross_entropy, PRIVATE, declared(public=None), lr=0.1)
-        with pytest.raises(InputError, match="those given are others"):
+        with pytest.raises(InputError, match="the given rows are different"):
             train(net, cross_entropy, PRIVATE, declared(rows(12, 9)), lr=0.1)
 
     def test_a_loop_of_ones_own_is_checked_too(self) -> None:

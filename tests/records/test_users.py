@@ -75,7 +75,7 @@ def test_train_takes_the_owner_of_a_row_as_its_record() -> None:
 def test_a_plan_for_the_number_of_rows_is_not_one_for_owners() -> None:
     model, x, y = problem()
     plan = sordino.dpsgd(delta=0.01, records=10, expected_batch=4, steps=1, noise_multiplier=1.0)
-    with pytest.raises(InputError, match="10 records, and the dataset has another number"):
+    with pytest.raises(InputError, match="10 records, but the dataset has another number"):
         sordino.train(model, loss, Rows(x, y, record=OWNER), plan, lr=1.0)
 
 
@@ -89,7 +89,7 @@ def test_guarantee_and_ledger_say_user(tmp_path: Path) -> None:
     plan = user_plan(rows_per_user=2)
     result = sordino.train(model, loss, (x, y), plan, lr=0.1, users=[f"u{i}" for i in OWNER.tolist()], out=tmp_path)
     assert result.guarantee.unit == "user"
-    assert "one user with all its rows" in str(result.guarantee)
+    assert "one user with all their rows" in str(result.guarantee)
     page = (tmp_path / "report.html").read_text("utf8")
     assert "one user of the dataset with all their rows" in page
     assert "one user is added to the data or removed from it" in page
@@ -151,7 +151,7 @@ def test_users_and_unit_go_together() -> None:
         sordino.train(model, loss, (x, y), user_plan(), lr=0.1)
     with pytest.raises(InputError, match="rows_per_user"):
         sordino.dpsgd(delta=0.01, records=4, expected_batch=2, steps=3, noise_multiplier=1.0, rows_per_user=2)
-    with pytest.raises(Refused, match="takes a row for a record"):
+    with pytest.raises(Refused, match="treats a row as a record"):
         sordino.Plan.from_dict({**sordino.modelmix(
             delta=0.01, records=4, expected_batch=2, steps=3, noise_multiplier=1.0, lr=0.1, tau_over_lr=0.1
         ).to_dict(), "unit": "user", "rows_per_user": None})  # fmt: skip

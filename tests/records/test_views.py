@@ -135,7 +135,7 @@ class TestWhatTheyAre:
         ({"crop": -1}, "crop"),
         ({"crop": True}, "crop"),
         ({"flip": True, "erase": 1.5}, "erase"),
-        ({"mixup": 0.3}, "differ by crop, flip or erase"),
+        ({"mixup": 0.3}, "crop, flip or erase must make them differ"),
         ({"flip": True, "mixup": 0.7}, "mixup"),
         ({"flip": True, "word_dropout": 0.1}, "for texts"),
     ],

@@ -38,11 +38,11 @@ def test_noise_of_another_ledger_or_of_before_a_restart_is_gone(tmp_path: Path) 
     source = RandomSource.from_os()
     with Ledger.open(tmp_path / "ledger.jsonl", PLAN) as ledger:
         released(ledger, source, 0, {})
-    with Ledger.open(tmp_path / "ledger.jsonl", PLAN) as ledger, pytest.raises(Refused, match="noise is gone"):
+    with Ledger.open(tmp_path / "ledger.jsonl", PLAN) as ledger, pytest.raises(Refused, match="can't be regenerated"):
         released(ledger, source, 1, {0: -0.5})
     with Ledger.open(None, PLAN) as ledger:
         released(ledger, source, 0, {})
-        with pytest.raises(Refused, match="noise is gone"):
+        with pytest.raises(Refused, match="can't be regenerated"):
             released(ledger, RandomSource.from_os(), 1, {0: -0.5})
 
 
@@ -71,7 +71,7 @@ def test_only_steps_before_it_and_steps_that_kept_their_noise_count() -> None:
     source = RandomSource.seeded(1)
     with Ledger.open(None, PLAN) as ledger:
         released(ledger, source, 0, None)
-        with pytest.raises(Refused, match="noise is gone"):
+        with pytest.raises(Refused, match="can't be regenerated"):
             released(ledger, source, 1, {0: -0.5})
         for wrong in ({1: 0.5}, {5: 0.5}, {0: float("nan")}):
             with pytest.raises(InputError):

@@ -168,8 +168,8 @@ def test_a_foreign_file_is_never_overwritten(path: Path) -> None:
     [
         (b'{"kind": "rel', "not JSON"),
         (b"\x00\x00\x00", "not JSON"),
-        (b"7", "a JSON object is expected"),
-        (b'{"kind": "plan"}', "kind 'release' is expected"),
+        (b"7", "expected a JSON object"),
+        (b'{"kind": "plan"}', "expected kind 'release'"),
         (b'{"kind": "release", "step": 1}', "a purpose"),
         (b'{"kind": "release", "purpose": "gradient", "step": -1}', "counts from 0"),
         (b'{"kind": "release", "purpose": "gradient", "step": 0}', "already on line 2"),
@@ -339,7 +339,7 @@ def test_nothing_is_recorded_in_a_file_that_was_changed_meanwhile(how: str, tmp_
         else:
             path.write_bytes(path.read_bytes() + b"{}\n")
         for step in (1, 2):
-            with pytest.raises(SordinoError, match="while the run was at work"):
+            with pytest.raises(SordinoError, match="during the run"):
                 ledger.record(entry(step))
 
 

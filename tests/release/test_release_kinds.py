@@ -12,8 +12,8 @@ from torch import Tensor
 from sordino.errors import InputError, Refused
 from sordino.randomness import RandomSource
 from sordino.release import Entry, Gaussian, Laplace, fine_rounding, release
-from sordino.release.door import choose_lattice
 from sordino.release.ledger import Ledger
+from sordino.release.mechanisms import choose_lattice
 
 ENTRY = Entry("gradient", 0, {"name": "poisson", "sampling_rate": 0.1}, "add-remove")
 
@@ -91,7 +91,7 @@ def test_a_fine_release_lies_on_its_grid_and_moves_a_value_by_no_more_than_it_sa
 
 
 def test_what_no_proof_needs_is_refused() -> None:
-    with pytest.raises(Refused, match="Gaussian noise alone"):
+    with pytest.raises(Refused, match="Gaussian noise only"):
         send({"w": torch.zeros(2)}, fine=True, noise=Laplace(1.0), norm="l1")
-    with pytest.raises(Refused, match="Gaussian noise alone"):
+    with pytest.raises(Refused, match="Gaussian noise only"):
         send({"w": torch.zeros(2)}, fine=True, widths={"w": torch.ones(2)})

@@ -75,12 +75,12 @@ def test_epsilon_recomputed_from_the_ledger_stands_beside_the_plans(tmp_path: Pa
 
 def test_a_ledger_with_one_release_too_many_is_called_out(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path, released=STEPS + 1))
-    assert "The ledger holds more than the plan allows" in page.text
+    assert "The ledger contains more than the plan allows" in page.text
     assert "agrees with the plan" not in page.text
 
 
 def test_a_ledger_that_is_not_complete_says_so(tmp_path: Path) -> None:
-    assert "The ledger holds less than the plan" in page_of(make_run(tmp_path, released=300)).text
+    assert "The ledger contains less than the plan" in page_of(make_run(tmp_path, released=300)).text
 
 
 def test_like_releases_are_one_row_and_counted(tmp_path: Path) -> None:
@@ -106,9 +106,9 @@ def test_an_insecure_seed_is_an_alarm_and_a_secure_run_has_none(tmp_path: Path, 
 
 def test_record_norms_are_shown_only_if_paid_for(tmp_path: Path) -> None:
     unpaid = page_of(make_run(tmp_path / "unpaid"))
-    assert "not shown, because it was not paid for" in unpaid.text
+    assert "no noisy histogram of it was released" in unpaid.text
     paid = page_of(make_run(tmp_path / "paid", histogram=HISTOGRAM))
-    assert "This histogram was paid for" in paid.text
+    assert "This histogram was released with noise" in paid.text
     assert "0.2 to 0.4 28.70 %" in paid.text
     assert "0.8 and more -0.40 %" in paid.text
     assert "record-norms" in paid.text
@@ -134,7 +134,7 @@ def test_plots_carry_a_description_and_their_numbers(tmp_path: Path) -> None:
 
 def test_numbers_about_test_data_and_without_noise_are_labelled(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path / "a"))
-    assert "test data, taken to be public: the guarantee does not protect test records" in page.text
+    assert "test data, assumed to be public: the guarantee does not protect test records" in page.text
     assert "the training records without noise: not private, for public data only" in page.text
     assert "accuracy without noise" not in page_of(make_run(tmp_path / "b", noise_free=None)).text
 
@@ -180,7 +180,7 @@ def test_a_broken_line_within_metrics_is_named(tmp_path: Path) -> None:
 def test_metrics_without_evaluation_or_with_odd_values_still_make_a_page(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
     (folder / "metrics.jsonl").write_text('{"step": 600, "epsilon": null, "test_accuracy": NaN}\n')
-    assert "Nothing was measured while the run went on" in page_of(folder).text
+    assert "Nothing was measured during the run" in page_of(folder).text
     (folder / "metrics.jsonl").write_text('{"step": 600, "epsilon": 3.0, "test_accuracy": 0.9}\n')
     assert "The value" in page_of(folder).text
 

@@ -54,7 +54,7 @@ def test_the_guarantee_is_what_one_sees_first(driver: webdriver.Chrome) -> None:
 def test_every_section_is_visible(driver: webdriver.Chrome) -> None:
     headings = [h.text for h in driver.find_elements(By.TAG_NAME, "h2") if h.is_displayed()]
     assert headings == [
-        "The guarantee", "The statement and its theorem", "What it rests on", "What this guarantee does not say",
+        "The guarantee", "The statement and its theorem", "Assumptions", "What this guarantee does not say",
         "Over the steps", "The ledger",
         "Record norms", "Audit", "What each number is about", "Environment", "Recipe",
     ]  # fmt: skip

@@ -69,8 +69,8 @@ def test_a_recipe_reads_back_what_it_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "error", "match"),
     [
-        (["batch_clipping.companions=21"], InputError, "give 1 to 20"),
-        (["batch_clipping.companions=0"], InputError, "give 1 to 20"),
+        (["batch_clipping.companions=21"], InputError, "between 1 and 20"),
+        (["batch_clipping.companions=0"], InputError, "between 1 and 20"),
         (["batch_clipping.draws=0"], InputError, "at least 1"),
         (["method.name=modelmix", "method.lr=0.1"], Refused, "modelmix"),
         (["method.name=hidden-state"], Refused, "hidden-state"),

@@ -22,7 +22,8 @@ from sordino.cli import main
 from sordino.errors import InputError, SordinoError
 from sordino.plan import Plan
 from sordino.release.ledger import Ledger
-from sordino.runs.budget import TOKEN, Budget, Cost, Limit
+from sordino.runs.budget import TOKEN, Budget
+from sordino.runs.budget_cost import Cost, Limit
 
 DIGEST = "0" * 32
 

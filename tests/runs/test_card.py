@@ -58,7 +58,7 @@ def test_the_card_states_unit_epsilon_and_what_is_not_declared(run: Path, capsys
 def test_the_page_shows_the_declared_unit_before_epsilon_and_the_promise(run: Path) -> None:
     page = (run / "report.html").read_text("utf8")
     unit = page.index("up to 5 per patient")
-    assert unit < page.index('class="big"') < page.index("accuse wrongly in 1 of 100 cases") < page.index('id="theory"')
+    assert unit < page.index('class="big"') < page.index("accepts 1 % false accusations") < page.index('id="theory"')
     assert "Declared: trust" in page
 
 

@@ -125,7 +125,7 @@ def test_a_run_is_a_process_of_its_own_and_one_that_dies_is_told(
     found = compare._made(tmp_path / "out", job, job.recipe(), None)
     assert 0 < found["test_accuracy"] < 1
     monkeypatch.setattr(compare.sys, "executable", "/bin/false")
-    assert "goes on" in compare._made(tmp_path / "out", job, job.recipe(), None)["error"]
+    assert "without an outcome" in compare._made(tmp_path / "out", job, job.recipe(), None)["error"]
 
 
 def change(old: str, new: str) -> Callable[[str], str]:
@@ -136,11 +136,11 @@ def change(old: str, new: str) -> Callable[[str], str]:
     ("changed", "complaint"),
     [
         (change('assumes = "nothing"', 'assume = "nothing"'), "assumes"),
-        (change("train.lr=0.8", "privacy.epsilon=9"), "the suite's to set"),
-        (change("train.lr=0.8", "privacy.noise_multiplier=1"), "the suite's to set"),
+        (change("train.lr=0.8", "privacy.epsilon=9"), "is set by the suite"),
+        (change("train.lr=0.8", "privacy.noise_multiplier=1"), "is set by the suite"),
         (change("train.lr=0.8", "train.learning=9"), "learning"),
         (change("train.lr=0.8", "features.name=scatter"), "scattering"),
-        (change('"1" =', '"2" ='), "none of the suite's epsilons"),
+        (change('"1" =', '"2" ='), "not one of the suite's epsilons"),
         (change('kind = "plain"', 'kind = "plane"'), "plain"),
         (change("seeds = [0]", "seeds = [0, 0]"), "different whole numbers"),
         (change("seeds = [0]", 'baseline = "fats"'), "fast"),
@@ -148,7 +148,7 @@ def change(old: str, new: str) -> Callable[[str], str]:
         (change("epsilons = [1, 3]", "epsilons = [1, -3]"), "positive"),
         (change("delta = 1e-5", "delta = 2"), "delta"),
         (change('recipe = "recipe.toml"', 'recipe = "none.toml"'), "no recipe"),
-        (change('recipe = "recipe.toml"', 'best = "imagenet"'), "known are"),
+        (change('recipe = "recipe.toml"', 'best = "imagenet"'), "known names are"),
         (lambda text: "[[", "TOML"),
     ],
 )

@@ -57,7 +57,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "users without a plan for them": (
         lambda: train(users=torch.arange(60) // 2), Refused, "its ε would be about rows"),
     "a plan for users without them": (
-        lambda: train(plan=plan_of(30, unit="user")), Refused, "nothing says whose the rows are"),
+        lambda: train(plan=plan_of(30, unit="user")), Refused, "the rows have no owners"),
     "too few users": (lambda: train(plan=plan_of(30, unit="user"), users=[1, 2]), InputError, "one id for each row"),
     "a DataLoader": (lambda: train(DataLoader(TensorDataset(X, Y))), Refused, "loader.dataset"),
     "a generator": (lambda: train((X[i], Y[i]) for i in range(60)), InputError, "has no length"),
@@ -67,7 +67,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "lengths that differ": (lambda: train((X, Y[:-3])), InputError, "their lengths differ"),
     "inputs and targets swapped": (lambda: train((Y, X)), InputError, "fails on a record"),
     "labels from one": (lambda: train((X, Y + 1)), InputError, "number the classes from 0"),
-    "labels that are floats": (lambda: train((X, Y.float())), InputError, "no whole numbers"),
+    "labels that are floats": (lambda: train((X, Y.float())), InputError, "not whole numbers"),
     "labels in a column": (lambda: train((X, Y[:, None])), InputError, "squeeze"),
     "a bf16 model": (lambda: train(model=nn.Linear(4, 3).bfloat16()), Refused, r"model\.float\(\)"),
     "a model of another shape": (lambda: train(model=nn.Linear(5, 3)), InputError, "fails on a record"),
@@ -77,7 +77,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "BatchNorm": (
         lambda: train(model=nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))), Refused, r"sordino\.fix"),
     "a loss that sums": (lambda: train(loss=lambda o, y: cross_entropy(o, y)), Refused, "reduction='none'"),
-    "a loss by name": (lambda: train(loss="cross_entropy"), InputError, "is no function"),
+    "a loss by name": (lambda: train(loss="cross_entropy"), InputError, "is not a function"),
     "an optimizer instance": (
         lambda: train(model=MODEL, optimizer=torch.optim.SGD(MODEL.parameters(), lr=0.1)), InputError, "its class"),
     "an optimizer by name": (lambda: train(optimizer="sgd"), InputError, r"torch\.optim\.SGD"),
@@ -111,6 +111,6 @@ def test_a_mistake_writes_nothing(tmp_path: Path) -> None:
         train((X, Y + 1), out=tmp_path / "a" / "run")
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").write_text("precious")
-    with pytest.raises(InputError, match="a file is there"):
+    with pytest.raises(InputError, match="there is a file of that name"):
         train(out=tmp_path / "file")
     assert (tmp_path / "file").read_text() == "precious"

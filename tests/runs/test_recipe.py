@@ -85,7 +85,7 @@ def test_an_unreadable_recipe_says_what_is_wrong_with_it(tmp_path: Path) -> None
     with pytest.raises(InputError, match="not valid TOML"):
         Recipe.read(broken)
     broken.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="not text in UTF-8"):
+    with pytest.raises(InputError, match="not UTF-8 text"):
         Recipe.read(broken)
     with pytest.raises(InputError, match="can't be read: Is a directory"):
         Recipe.read(tmp_path)

@@ -43,7 +43,7 @@ def test_a_recipe_survives_a_round_trip(tmp_path: Path) -> None:
         ({"augmentation": {"views": 2.5, "flip": True}}, "must be of type int"),
         ({"augmentation": {"views": 4}}, "all equal"),
         ({"method": {"inner_lenght": 2}}, "did you mean 'inner_length'"),
-        ({"method": {"inner_length": 2}}, "go together"),
+        ({"method": {"inner_length": 2}}, "must be given together"),
         ({"method": {"inner_length": 2, "inner_decay": 2.0}}, "inner_decay"),
         ({"method": {"outer_kept": 1.0}}, "outer_kept"),
         ({"method": {"outer_kept": 0.9}, "train": {"momentum": 0.9}}, "give it once"),
@@ -70,7 +70,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_methods_refuse_views_and_momenta(name: str) -> None:
     document = DOCUMENT | OTHERS[name]
-    with pytest.raises(Refused, match="takes no views"):
+    with pytest.raises(Refused, match="does not use views"):
         Recipe.from_dict(document | {"augmentation": VIEWS})
     for key in ("inner_length", "outer_kept", "record_momentum_kept"):
         with pytest.raises(InputError, match=key):

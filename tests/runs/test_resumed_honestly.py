@@ -91,7 +91,7 @@ def test_a_run_that_was_finished_meanwhile_is_left_as_it_is(tmp_path: Path, monk
 
 
 def test_a_directory_is_held_by_one_run_at_a_time(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(SordinoError, match="another run is at work"), locked(tmp_path):
+    with locked(tmp_path), pytest.raises(SordinoError, match="another run is using"), locked(tmp_path):
         pass
     with locked(tmp_path):
         pass

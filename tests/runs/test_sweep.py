@@ -84,7 +84,7 @@ def test_a_malformed_axis_is_an_error_that_shows_how(text: str) -> None:
     ("over", "options", "complaint"),
     [
         ((), {}, "at least one"),
-        (("train.lr=1", "train.lr=2"), {}, "twice"),
+        (("train.lr=1", "train.lr=2"), {}, "repeats train.lr"),
         (("run.seed=1,2",), {"seeds": 2}, "either --seeds"),
         (("train.lr=1",), {"seeds": 0}, "at least 1"),
         (("train.lr=1",), {"metric": "accuracy"}, "did you mean 'test_accuracy'"),
@@ -178,7 +178,7 @@ def test_runs_of_another_grid_in_the_same_directory_are_not_forgotten(recipe: Pa
         run_sweep(grid(recipe, "train.lr=0.1,0.5"), tmp_path / "out")
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "file").touch()
-    with pytest.raises(InputError, match="holds no sweep"):
+    with pytest.raises(InputError, match="contains no sweep"):
         run_sweep(grid(recipe, "train.lr=0.5,0.9"), tmp_path / "else")
 
 
@@ -206,7 +206,7 @@ def test_the_cost_is_said_in_words_and_insecure_sweeps_are_labelled(recipe: Path
     overrides = ("privacy.insecure_seed=1",)
     labelled = run_sweep(grid(recipe, "train.lr=0.1,0.5", overrides=overrides), tmp_path / "b")
     assert not labelled["secure"]
-    assert "nothing of this holds" in labelled["cost"]["sentence"]
+    assert "none of this holds" in labelled["cost"]["sentence"]
     assert "insecure seeds" in (tmp_path / "b/sweep.html").read_text()
 
 

@@ -54,12 +54,12 @@ def test_a_table_with_a_user_column_is_trained_with_users_as_records(tmp_path: P
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('user = "patient"', 'ignore = ["patient"]', "nothing says whose the rows are"),
-        ('user = "patient"', 'user = "age"', "must not read it"),
+        ('user = "patient"', 'ignore = ["patient"]', "the rows have no owners"),
+        ('user = "patient"', 'user = "age"', "can't be an input"),
         (
             "[train]\nlr = 0.1",
             '[method]\nname = "modelmix"\nlr = 0.1\ntau_over_lr = 0.1\n[train]',
-            "takes a row for a record",
+            "treats a row as a record",
         ),
     ],
 )
@@ -86,7 +86,7 @@ def rows():
         ("torch.arange(40) % 10", None),
         ("[1, 2]", "one id for each row"),
         ("[None] * 40", "without missing values"),
-        ("None", "nothing says whose the rows are"),
+        ("None", "the rows have no owners"),
     ],
 )
 def test_a_function_of_ones_own_says_whose_the_rows_are(

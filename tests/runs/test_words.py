@@ -16,6 +16,7 @@ from sordino.clipping import P_AVERAGED
 from sordino.data.sources import SOURCES
 from sordino.data.words import SOURCE_KEYS
 from sordino.errors import InputError
+from sordino.methods.correlated.strategies import KINDS as STRATEGIES
 from sordino.methods.coupling.recipe import BEFORE_NOISE, WARM_UP
 from sordino.methods.coupling.weights import RULES
 from sordino.methods.dp_mac import recipe as mac
@@ -66,7 +67,7 @@ def test_a_misspelling_is_told_before_anything_slow_is_loaded(tmp_path) -> None:
     assert len(said) == len(TYPOS)
     for line, expected in zip(said, TYPOS.values(), strict=True):
         assert expected in line
-        assert "known are" in line
+        assert "known names are" in line
 
 
 def test_the_tables_are_those_of_the_parts() -> None:
@@ -120,6 +121,14 @@ def test_the_words_of_methods_are_those_that_they_read() -> None:
     assert set(coupling.keys) == {*options, *BEFORE_NOISE, *WARM_UP, "projection", "rule"}
     read = {*mac._Z, *mac._EXPANSION, *mac._BOUNDS, *mac._THRESHOLDS, "w_steps", "floor"}
     assert set(dp_mac.keys) == read
+
+
+def test_every_key_of_a_method_has_a_meaning_and_correlated_noise_names_its_strategies() -> None:
+    for name in registry.names():
+        assert all((registry.words(name) or registry.Words()).keys.values()), name
+    correlated = registry.words("correlated")
+    assert correlated is not None
+    assert correlated.choices["strategy"] == STRATEGIES
 
 
 def test_a_name_that_only_another_method_knows_says_which() -> None:

@@ -56,7 +56,7 @@ def test_a_run_that_stops_early_says_what_was_spent_and_keeps_the_plans_promise(
     assert sordino.load(out, model=nn.Linear(6, 3)).result["epsilon"] == plan_of().guarantee().epsilon
     again = run(records, out, resume=True)
     assert torch.equal(again.model.weight, rest.model.weight)
-    with pytest.raises(InputError, match="holds a run already"):
+    with pytest.raises(InputError, match="already contains a run"):
         run(records, out)
     with pytest.raises(InputError, match=r"give the module"):
         sordino.load(out)
@@ -70,7 +70,7 @@ def test_the_spent_epsilon_pays_for_every_stop_that_was_possible() -> None:
 def test_callbacks_that_could_not_be_accounted_for_are_refused(records: tuple[Tensor, Tensor]) -> None:
     with pytest.raises(InputError, match="eval_every"):
         run(records, settings=sordino.Settings(), callbacks=[EarlyStopping()])
-    with pytest.raises(InputError, match="looks at 'accuracy'"):
+    with pytest.raises(InputError, match="needs the metric 'accuracy'"):
         run(records, callbacks=[EarlyStopping("accuracy")])
     with pytest.raises(InputError, match="instances"):
         run(records, callbacks=[EarlyStopping])

@@ -101,7 +101,7 @@ def test_what_is_not_accounted_is_refused() -> None:
         with pytest.raises(InputError):
             plan_of(**wrong)
     data = torch.randn(60, 4), torch.arange(60) % 2
-    with pytest.raises(Refused, match="whose the rows are"):
+    with pytest.raises(Refused, match="the rows have no owners"):
         sordino.train(torch.nn.Linear(4, 2), LOSS, data, plan_of(), lr=0.1)
 
 

@@ -73,10 +73,10 @@ def test_a_ledger_ahead_of_its_checkpoint_is_what_a_kill_leaves(records: Records
 @pytest.mark.parametrize(
     ("kept", "message"),
     [
-        (None, "not the ledger that this run began with"),  # lost
-        (0, "not the ledger that this run began with"),  # emptied
-        (1, "holds 0 releases, and the checkpoint of step 5 was written after 5"),
-        (4, "holds 3 releases, and the checkpoint of step 5 was written after 5"),  # rolled back
+        (None, "not the ledger that this run started with"),  # lost
+        (0, "not the ledger that this run started with"),  # emptied
+        (1, "holds 0 releases, but the checkpoint of step 5 was written after 5"),
+        (4, "holds 3 releases, but the checkpoint of step 5 was written after 5"),  # rolled back
     ],
 )
 def test_a_ledger_behind_its_checkpoint_is_refused_and_nothing_changes(
@@ -100,7 +100,7 @@ def test_a_ledger_lost_before_the_first_checkpoint_is_refused(records: Records, 
         run(records, out, killed_at=2)
     assert not list((out / "checkpoint").glob("step-*"))
     (out / "ledger.jsonl").unlink()
-    with pytest.raises(InputError, match="lost, emptied or exchanged"):
+    with pytest.raises(InputError, match="lost, emptied or replaced"):
         run(records, out, resume=True)
 
 
@@ -112,7 +112,7 @@ def test_steps_that_are_missing_in_an_old_ledger_are_named(records: Records, kil
     (killed / "checkpoint" / "run.json").unlink()
     text = [json.dumps(line) + "\n" for line in (header, *entries)]
     (killed / "ledger.jsonl").write_text("".join(text[:3] + text[4:]))
-    with pytest.raises(InputError, match="step 2 is missing or out of its place"):
+    with pytest.raises(InputError, match="step 2 is missing or out of order"):
         run(records, killed, resume=True)
 
 

@@ -111,7 +111,7 @@ def steps_of(made: Plan, ledger: Ledger, source: RandomSource, start: int = 0):
 def test_a_start_amid_an_epoch_is_refused_unless_the_key_drew_what_was_before() -> None:
     made = plan()
     with Ledger.open(None, made.to_dict()) as ledger:
-        with pytest.raises(Refused, match="begin with step 4"):
+        with pytest.raises(Refused, match="start with step 4"):
             steps_of(made, ledger, made.source(), start=2)
         walk = steps_of(made, ledger, made.source())
         for _ in range(3):

@@ -78,7 +78,7 @@ def test_dropped_records_are_counted_and_kept_apart_from_what_is_published(
 
 def test_a_finished_directory_is_not_trained_into_again(records: Records, linear: nn.Module, tmp_path: Path) -> None:
     train(linear, nn.functional.cross_entropy, records, plan_for(), lr=1.0, out=tmp_path)
-    with pytest.raises(InputError, match="holds a run already"):
+    with pytest.raises(InputError, match="already contains a run"):
         train(linear, nn.functional.cross_entropy, records, plan_for(), lr=1.0, out=tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Accounting: what releases cost. Events in, ε out; always an upper bound, always with its accountant's name.
+"""Privacy accounting: the ε of composed releases, always an upper bound, with the name of the accountant that gave it.
 
 epsilon(event, delta, relation, accountant)      ε
 account(event, delta, relation, accountant)      ε, and the Rényi bound for comparison

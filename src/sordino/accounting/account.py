@@ -1,4 +1,4 @@
-"""ε of a composition of releases: the grid is chosen so that the answer is tight, and it never lies below the truth."""
+"""ε of a composition of releases: an upper bound, on a grid chosen so that it is tight."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from sordino.errors import InputError, Refused
 Releases = Sequence[tuple[Release, int]]
 Parts = Sequence[tuple[Pmf, int]]
 
-TOLERANCE = 2e-5  # relative excess of ε that the discretisation may cost
-_TAIL = 1e-6  # fraction of δ that truncated tails may cost
+TOLERANCE = 2e-5  # relative increase of ε that the discretisation may cause
+_TAIL = 1e-6  # fraction of δ that truncated tails may use
 _MAX_COUNT = 10**12
 _FEW_CELLS = 1 << 19
-_LEAST_NOISE = 0.1  # of random allocation: with less, sampling is taken to gain nothing
-# a factor on the tolerance, up to so many batches per epoch of random allocation
-_MANY_BATCHES = 2000  # of random allocation, from which on the lower bound takes a coarser grid
+_LEAST_NOISE = 0.1  # for random allocation with less noise, amplification by sampling is ignored
+_MANY_BATCHES = 2000  # random allocation with more batches uses a coarser grid for the lower bound
+# for random allocation with up to this many batches per epoch: a factor on the tolerance
 _COARSER = ((1, 1.0), (128, 0.5), (256, 1.0), (2048, 4.0), (math.inf, 10.0))
 
 
@@ -42,7 +42,7 @@ class Account:
 
 
 def account(event: DpEvent, delta: float, relation: str = "add-remove", accountant: str = "pld") -> Account:
-    """ε of the event at δ, and the Rényi bound for comparison where there is one."""
+    """ε of the event at δ, and the Rényi bound for comparison if there is one."""
     delta = checks.delta_value(delta)
     checks.choice("relation", relation, checks.RELATIONS)
     checks.choice("accountant", accountant, checks.ACCOUNTANTS)
@@ -68,7 +68,7 @@ def epsilon(event: DpEvent, delta: float, relation: str = "add-remove", accounta
 def composed_epsilon(
     releases: Releases, delta: float, relation: str, accountant: str, *, tolerance: float = TOLERANCE
 ) -> tuple[float, str]:
-    """(ε, the accountant that gave it) of checked releases. A loss beyond the PLD's grid is left to RDP."""
+    """(ε, its accountant) of checked releases. If the loss does not fit on the PLD's grid, RDP is used."""
     if accountant == "rdp":
         if not supports(releases, relation):
             raise Refused(f"there is no Rényi bound for {_describe(releases)} under {relation}; use accountant='pld'")
@@ -102,7 +102,7 @@ def pld_epsilon(releases: Releases, delta: float, relation: str, tolerance: floa
 
 
 def _merge(releases: Releases, relation: str) -> tuple[float | None, list[tuple[Release, int]]]:
-    """Unsampled Gaussians are one Gaussian with 1/σ² = Σ 1/σᵢ²; equal other releases are counted together."""
+    """Merges unsampled Gaussians into one with 1/σ² = Σ 1/σᵢ², and counts equal other releases together."""
     shift = 1.0 if relation == "add-remove" else 2.0
     precision = 0.0
     rest: dict[Release, int] = {}
@@ -120,24 +120,24 @@ def _scaled(sigma: float, relation: str) -> float:
 
 
 def _coarser(releases: Releases) -> float:
-    """A factor on the tolerance: the grids of random allocation are dear when there are many batches."""
+    """A factor on the tolerance: grids for random allocation with many batches are expensive."""
     most = max((release.batches or 1 for release, _ in releases), default=1)
     return next(factor for batches, factor in _COARSER if most <= batches)
 
 
 def _little_noise(release: Release) -> bool:
-    """An epoch of random allocation whose losses fit on no grid; it is dominated by the Gaussian without sampling."""
+    """Whether an epoch's losses fit on no grid; the Gaussian mechanism without sampling dominates it."""
     return release.batches is not None and release.noise_multiplier < _LEAST_NOISE
 
 
 def _closed_form(sigma: float, delta: float) -> float:
-    """Balle, Wang 2018, Thm 8: the Gaussian mechanism exactly; the root finder's tolerance is added."""
+    """The exact ε of the Gaussian mechanism (Balle, Wang 2018, Thm 8), plus the root finder's tolerance."""
     value = float(get_epsilon_gaussian(sigma, delta))
     return value + 4e-12 * (1 + value) if value > 0 else 0.0
 
 
 def _pure_epsilon(releases: Releases, relation: str) -> float:
-    """Σ of the largest privacy losses: finite for Laplace noise alone, and the answer when δ is tiny."""
+    """Σ of the largest privacy losses: finite if all noise is Laplace, and the result for very small δ."""
     total = 0.0
     for release, count in releases:
         if release.mechanism != "laplace":
@@ -147,7 +147,7 @@ def _pure_epsilon(releases: Releases, relation: str) -> float:
 
 
 def _total_variation(releases: Releases, relation: str) -> float:
-    """Σ of the total variations of the releases: at or below δ, (0, δ)-DP holds."""
+    """Σ of the total variations of the releases: if it is at most δ, (0, δ)-DP holds."""
     total = 0.0
     shift = 1.0 if relation == "add-remove" else 2.0
     for release, count in releases:
@@ -173,12 +173,12 @@ def _on_grid(releases: Releases, delta: float, relation: str, tolerance: float) 
     if tilt == 0:
         return 0.0
     for attempt in range(14):
-        # twice the interval costs four times the error: two doublings are cheaper than a huge grid, more are not
+        # doubling the interval quadruples the error: two doublings are cheaper than a huge grid, more are not
         cells = _FEW_CELLS if attempt < 2 else MAX_CELLS
         try:
             forward, backward = directions(interval)
             value = Composition(forward, interval, cells).epsilon(delta, tilt)
-            # under replace-one every pair is its own mirror image; and δ(0) is the same in both directions
+            # under replace-one every pair is its own mirror image, and δ(0) is the same in both directions
             if relation == "replace-one" or value == 0:
                 return value
             return max(value, Composition(backward, interval, cells).epsilon(delta, tilt))
@@ -188,7 +188,7 @@ def _on_grid(releases: Releases, delta: float, relation: str, tolerance: float) 
 
 
 def _choose_grid(compose: Callable[[float], Composition], delta: float, tolerance: float) -> tuple[float, float]:
-    """The coarsest grid whose discretisation error is within the tolerance, and the θ for it (0: ε is 0).
+    """The coarsest grid whose discretisation error is within the tolerance, and its θ (0 if ε is 0).
 
     Connect-the-Dots adds some v to the variance of the loss and keeps E e^{−L} = 1, so to first order it adds
     θ(θ+1)/2 · v to the cumulant and (θ+1)/2 · v to ε. v is measured on a grid and scales with d² (with d, where the
@@ -196,7 +196,7 @@ def _choose_grid(compose: Callable[[float], Composition], delta: float, toleranc
     """
     interval = 0.5
     value = tilt = variance = 0.0
-    change = 0.0  # how the last round changed the interval; a small change keeps ε and θ as they are
+    change = 0.0  # relative change of the interval in the last round; after a small change ε and θ are kept
     for _ in range(60):
         try:
             composition = compose(interval)
@@ -206,7 +206,7 @@ def _choose_grid(compose: Callable[[float], Composition], delta: float, toleranc
             return 2 * interval, tilt
         if change < 0.2:
             value, tilt = composition.renyi(delta * (1 - 2 * _TAIL))
-            if value == 0:  # a Rényi bound of a dominating composition: it holds as it is
+            if value == 0:  # the Rényi bound of a dominating composition, so it is an upper bound
                 return interval, 0.0
             _, variance = composition.moments(tilt)
         allowed = tolerance * max(0.8 * value, 0.02 * math.sqrt(variance))
@@ -221,10 +221,11 @@ def _choose_grid(compose: Callable[[float], Composition], delta: float, toleranc
 
 
 def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: float) -> float | None:
-    """A certified lower bound on ε, where the worst case of the releases is attained and it is cheap; else None.
+    """A certified lower bound on ε if the worst case of the releases is attained and the bound is cheap; else None.
 
     Poisson sampling (or none) attains its pair: the record adds the clip norm along one direction, all others nothing.
-    So does an epoch of random allocation. Batches over a cap, subsets and shuffled partitions have upper bounds only.
+    So does an epoch of random allocation. For truncated batches, subsets and shuffled partitions only upper bounds are
+    known.
     """
     gaussian, rest = _merge(releases, relation)
     if not rest and not any(_little_noise(release) for release, _ in releases):
@@ -250,7 +251,7 @@ def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: f
         return None
     best: float | None = None
     batches = max((release.batches or 1 for release, _ in rest), default=1)
-    # where the losses have an edge, the first grid is too coarse; grids of many batches are dear
+    # if the losses have an edge, the first grid is too coarse; grids for many batches are expensive
     for finer in (1.0, 4.0) if batches == 1 else (1.0,) if batches < _MANY_BATCHES else (0.7,):
         try:
             built = [(build(interval / finer, tail), count) for build, count in builders]
@@ -264,7 +265,7 @@ def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: f
 
 
 def checked_releases(releases: Releases) -> Releases:
-    """The releases, each with noise, rate and count in the range that can be accounted for."""
+    """The releases, after checking that noise, rate and count of each are in the supported range."""
     for release, count in releases:
         checks.noise_multiplier_value(release.noise_multiplier)
         checks.probability("sampling_rate", release.sampling_rate, allow_one=True)

@@ -1,4 +1,4 @@
-"""Random allocation: every record once per epoch, in one of t batches, drawn uniformly and independently of the others.
+"""Random allocation: every record once per epoch, in one of t batches, drawn uniformly and independently of others.
 
 One epoch is dominated, under add/remove, by P = (1/t)·Σᵢ N(eᵢ, σ²I) against Q = N(0, σ²I) on ℝᵗ, and that pair is
 attained (Chua et al. 2024, arXiv 2412.16802; proof for adaptive steps in docs/guarantees/allocation.md). Under Q the
@@ -6,15 +6,15 @@ likelihood ratio is M = (1/t)·Σᵢ Lᵢ with log Lᵢ independent N(−1/2σ²
 
     H(P ‖ Q) = E_Q (M − e^ε)₊          H(Q ‖ P) = E_Q (1 − e^ε·M)₊
 
-so a variable that is larger than M in the convex order gives a dominating pair, and one that is smaller gives a pair
-that is dominated. Sums of independent variables keep the convex order, so each L is put on a geometric grid and sums
-stay on it (geometric.py); doubling makes t summands of log₂ t additions. The result from above has its losses on the
-grid and is composed as it is.
+so a variable that is larger than M in the convex order gives a dominating pair, and one that is smaller gives a
+dominated pair. Sums of independent variables preserve the convex order, so each L is put on a geometric grid and sums
+stay on it (geometric.py); by repeated doubling, t summands take about log₂ t additions. The upper bound has its losses
+on the grid and is composed directly.
 
-An error of a sum of n of the t summands counts n/t in the end (relative variances of independent summands average), so
-the grid of a sum of n is coarser by √(t/n) at equal effect: the grids stay small although L has a wide range.
+An error of a sum of n of the t summands counts n/t in the result (relative variances of independent summands average),
+so the grid of a sum of n can be coarser by √(t/n) for the same effect: grids stay small although L has a wide range.
 
-Of an epoch that ends after `seen` of its t batches, M = (1/t)·(Σ_{i ≤ seen} Lᵢ + t − seen).
+For an epoch that ends after `seen` of its t batches, M = (1/t)·(Σ_{i ≤ seen} Lᵢ + t − seen).
 """
 
 from __future__ import annotations
@@ -34,32 +34,31 @@ from sordino.accounting.pairs import MAX_LOSS, Array, Bins, GridTooLarge, Pmf
 _Item = TypeVar("_Item")
 
 ROUNDING = 1e-12
-"""Bound on the relative error of a value of M by rounding: less than 60 additions, each within 2⁻⁴⁶."""
-_MASS_ROUNDING = 1e-10  # bound on the relative error of a probability: sums of positive numbers
+"""Bound on the relative rounding error of a value of M: fewer than 60 additions, each within 2⁻⁴⁶."""
+_MASS_ROUNDING = 1e-10  # bound on the relative error of a probability (a sum of positive numbers)
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """One epoch with Gaussian noise, of whose `batches` batches the first `seen` were released."""
+    """One epoch with Gaussian noise; the first `seen` of its `batches` batches were released."""
 
     noise_multiplier: float
     batches: int
     seen: int
 
     def stride(self, summands: int) -> int:
-        """The step of the grid of a sum of so many, in steps of the final one: a power of two, at most √(t/2n) or 1."""
+        """The step of the grid for a sum of `summands`, in final steps: a power of two, at most max(1, √(t/2n))."""
         return 1 << max(0, math.floor((math.log2(self.batches / summands) - 1) / 2))
 
 
 @functools.lru_cache(32)
 def epoch_pmfs(epoch: Epoch, interval: float, tail: float) -> tuple[Pmf, Pmf]:
-    """The PLDs of one epoch by removing and by adding the record, both from above.
+    """Dominating PLDs of one epoch, for removing and for adding the record.
 
     Args:
-        epoch: noise and batches.
-        interval: the step h of the grid of losses.
-        tail: the probability that may become an infinite loss by cutting off tails.
-
+        epoch: Noise and batches.
+        interval: The step h of the grid of losses.
+        tail: The probability that may be moved to an infinite loss by truncating tails.
     Raises:
         GridTooLarge: the losses do not fit.
     """
@@ -74,13 +73,13 @@ def epoch_pmfs(epoch: Epoch, interval: float, tail: float) -> tuple[Pmf, Pmf]:
 
 
 def _added(epoch: Epoch) -> float:
-    """The relative variance that all spreads add to M, in units of h² (a spread adds a sixth of a cell's square)."""
+    """The relative variance that all spreads add to M, in units of h² (a spread adds a sixth of a squared cell)."""
     sizes = [epoch.seen >> shift for shift in range(epoch.seen.bit_length())]
     return sum(epoch.stride(n) ** 2 * n / epoch.batches / 6 for n in sizes)
 
 
 def _sum(epoch: Epoch, interval: float, share: float) -> Spread:
-    """The sum of `seen` summands L/t, from the bits of that number, and of the constant that stands for the others."""
+    """The sum of `seen` summands L/t, by the binary digits of `seen`, and of the constant for the other batches."""
 
     def plus(left: tuple[Spread, int], right: tuple[Spread, int]) -> tuple[Spread, int]:
         summands = left[1] + right[1]
@@ -96,7 +95,7 @@ def _sum(epoch: Epoch, interval: float, share: float) -> Spread:
 
 
 def _repeated(powers: list[_Item], times: int, plus: Callable[[_Item, _Item], _Item]) -> _Item:
-    """one + … + one, by doubling; the powers of two in `times` are added from the smallest up.
+    """one + … + one (`times` summands), by doubling; the powers of two in `times` are added from the smallest up.
 
     `powers` begins with one; further doublings are appended.
     """
@@ -114,12 +113,12 @@ def _repeated(powers: list[_Item], times: int, plus: Callable[[_Item, _Item], _I
 def _powers(
     epoch: Epoch, interval: float, share: float, make: Callable[[Epoch, float, float], _Item]
 ) -> list[tuple[_Item, int]]:
-    """Sums of 1, 2, 4, … summands as far as they are known: a whole epoch and a part of one share them."""
+    """The known sums of 1, 2, 4, … summands; complete and partial epochs share them."""
     return [(make(epoch, interval, share), 1)]
 
 
 def _cells(epoch: Epoch, interval: float, share: float) -> tuple[int, Array, Array, Array]:
-    """The index of the first cell, the logs of L at the edges, and P[L in cell], E[L; cell], those outside included."""
+    """The index of the first cell, log L at the edges, and P[L in cell] and E[L; cell], with the two outer cells."""
     sigma, step = epoch.noise_multiplier, epoch.stride(1) * interval
     shift, scale = math.log(epoch.batches), -float(ndtri(share))
     reach = 0.5 / sigma**2 + scale / sigma
@@ -131,7 +130,7 @@ def _cells(epoch: Epoch, interval: float, share: float) -> tuple[int, Array, Arr
 
 
 def _normal(points: Array) -> Array:
-    """The masses below, between and above the points of the normal distribution, precise in both tails."""
+    """The masses of the normal distribution below, between and above the points, precise in both tails."""
     edges = np.concatenate([[-np.inf], points, [np.inf]])
     a, b = edges[:-1], edges[1:]
     result: Array = np.where(a > 0, ndtr(-a) - ndtr(-b), ndtr(b) - ndtr(a))
@@ -139,7 +138,7 @@ def _normal(points: Array) -> Array:
 
 
 def _spread_one(epoch: Epoch, interval: float, share: float) -> Spread:
-    """L/t on its grid, from above. Below the grid L is spread between 0 and the first point; above, it is cut."""
+    """L/t on its grid, from above. Below the grid L is spread between 0 and the first point; above it is truncated."""
     first, edges, masses, means = _cells(epoch, interval, share)
     step = epoch.stride(1) * interval
     inner = masses[1:-1]
@@ -162,7 +161,7 @@ def _spread_constant(value: float, interval: float) -> Spread:
 
 
 def epoch_bins(epoch: Epoch, interval: float, tail: float) -> Bins:
-    """A pair that the epoch dominates (removing the record), its losses sorted into the bins of the grid."""
+    """A pair that the epoch dominates (removing the record), with its losses sorted into the bins of the grid."""
 
     def plus(left: tuple[Contracted, int], right: tuple[Contracted, int]) -> tuple[Contracted, int]:
         summands = left[1] + right[1]
@@ -186,7 +185,7 @@ def _bins(p_mass: Array, q_mass: Array, interval: float) -> Bins:
     places = np.floor(losses / interval).astype(np.int64)
     first = int(places.min())
     grid = (first + np.arange(int(places.max()) - first + 2, dtype=np.float64)) * interval
-    # of each atom, so that no difference of nearly equal sums is taken
+    # for each atom separately, so that no difference of nearly equal sums is taken
     inside = np.clip(losses - grid[places - first], 0.0, interval)
     up = p_mass * np.expm1(-inside) / math.expm1(-interval)
     size = len(grid) - 1

@@ -1,4 +1,4 @@
-"""The smallest noise multiplier whose ε does not exceed the target: never above it, within 1e-3 below it."""
+"""The smallest noise multiplier whose ε is at most the target, to within 1e-3 of the target."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sordino.shown import up
 
 SMALLEST, LARGEST = 0.01, 1e7
 _COARSE = 50 * TOLERANCE
-_GAP = 2e-4  # how far below the target the answer may stay, relative (absolute for targets above 1)
+_GAP = 2e-4  # how far below the target the result may stay, relative (absolute for targets above 1)
 
 
 def calibrate(
@@ -28,8 +28,8 @@ def calibrate(
 ) -> tuple[float, float]:
     """(noise_multiplier, ε) with target − 1e-3·min(1, target) ≤ ε ≤ target.
 
-    `make_event` gives the event of a run for a noise multiplier; its ε must not increase with it. Releases whose noise
-    is fixed (statistics) are part of the event; when they alone cost more than the target, InputError says how much.
+    `make_event` maps a noise multiplier to the event of a run; its ε must not increase with the noise. Releases with
+    fixed noise (statistics) are part of the event; if they alone exceed the target, InputError says by how much.
     """
     target = checks.positive("target epsilon", target_epsilon)
     delta = checks.delta_value(delta)
@@ -46,7 +46,7 @@ def calibrate(
         return composed_epsilon(releases(sigma), delta, relation, accountant)[0]
 
     guess = min(max(guess, 10 * SMALLEST), LARGEST / 10)
-    if accountant == "rdp":  # it has no coarser form
+    if accountant == "rdp":  # it has no coarse version
         return _bracket(fine, fine, target, guess, gap=_GAP)[1]
     low, high = _bracket(coarse, fine, target, guess, gap=0.02)
     low, high = _bracket(fine, fine, target, math.sqrt(low[0] * high[0]), gap=_GAP, known=(low, high))
@@ -65,7 +65,7 @@ def _bracket(
     gap: float,
     known: tuple[Point, Point] | None = None,
 ) -> tuple[Point, Point]:
-    """Points (σ, ε) on both sides of the target, the right one at most `gap` below it: secants on log σ, log ε."""
+    """Points (σ, ε) on both sides of the target, the right one at most `gap` below it: secants in log σ, log ε."""
     allowed = gap * min(1.0, target)
     low: Point | None = None
     high: Point | None = None
@@ -92,7 +92,7 @@ def _bracket(
 
 
 def _secant(low: Point, high: Point, target: float) -> float:
-    """Where the line through the two points, in logarithms, meets the target; kept off the ends."""
+    """Where the line through the two points, in logarithms, meets the target; kept away from the ends."""
     (s0, e0), (s1, e1) = low, high
     if e1 <= 0:
         return math.sqrt(s0 * s1)
@@ -106,7 +106,7 @@ def _limited(sigma: float, exact: Callable[[float], float], target: float, last:
         if last[0] >= LARGEST:
             smallest = exact(LARGEST)
             raise InputError(
-                f"ε = {up(target)} cannot be reached at this δ: even with a noise multiplier of {LARGEST:g} ε is "
+                f"ε = {up(target)} can't be reached at this δ: even with a noise multiplier of {LARGEST:g}, ε is "
                 f"{up(smallest, 6)}. The other releases of the plan (statistics) cost that much: give them more noise, "
                 f"or raise ε"
             )
@@ -114,22 +114,22 @@ def _limited(sigma: float, exact: Callable[[float], float], target: float, last:
     if sigma < SMALLEST:
         if last[0] <= SMALLEST:
             raise InputError(
-                f"ε = {up(target)} is met even with a noise multiplier of {SMALLEST:g} (ε = {up(last[1], 6)}): such a "
-                f"target asks for no privacy; give noise_multiplier itself if that is what you want"
+                f"ε = {up(target)} is met even with a noise multiplier of {SMALLEST:g} (ε = {up(last[1], 6)}): this "
+                f"target asks for no privacy; give noise_multiplier instead if that is what you want"
             )
         return SMALLEST
     return sigma
 
 
 def gaussian_guess(sampling_rate: float, steps: int, epsilon: float, delta: float) -> float:
-    """A first noise multiplier from the central limit (Dong, Roth, Su 2022, Cor. 4): μ = q·√(T·(e^{1/σ²} − 1))."""
+    """An initial noise multiplier from the central limit (Dong, Roth, Su 2022, Cor. 4): μ = q·√(T·(e^{1/σ²} − 1))."""
     mu = epsilon / math.sqrt(2 * math.log(1 / delta) + 2 * epsilon)
     ratio = mu / (sampling_rate * math.sqrt(steps))
     return math.log1p(ratio**2) ** -0.5 if ratio > 1e-9 else 1 / ratio
 
 
 def noise_guess(sampling: dict[str, Any], steps: int, records: int, epsilon: float, delta: float) -> float:
-    """Where calibration starts; a poor guess costs time, not truth."""
+    """The noise multiplier where calibration starts; a poor guess costs time but not correctness."""
     if sampling["name"] == "partition":
         return gaussian_guess(1.0, math.ceil(steps / max(records // sampling["batch"], 1)), epsilon, delta) * 2
     if sampling["name"] == "allocation":

@@ -1,8 +1,8 @@
-"""Releases: what one access to the records costs, as dp_accounting events and as dominating pairs.
+"""Releases: the privacy cost of one access to the records, as dp_accounting events and as dominating pairs.
 
 A noise multiplier is, everywhere in sordino, the noise's standard deviation (Laplace: its scale) divided by the clip
-norm, that is by the largest norm that one record can contribute to the sum. Under add/remove one record moves the sum
-by at most one clip norm, under replace-one by at most two: the accountant doubles the shift, the noise stays as it is.
+norm, that is, by the largest norm that one record can contribute to the sum. Under add/remove one record moves the sum
+by at most one clip norm, under replace-one by at most two: the accountant doubles the shift, the noise is the same.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from sordino.accounting.lower import coarsen, coarsened
 from sordino.accounting.pairs import Pair, Pmf, discretise, mixture, upper_envelope
 from sordino.errors import InputError, Refused
 
-# dp_accounting is untyped; an event is one of its frozen attrs classes
+# dp_accounting is untyped; its events are frozen attrs classes
 DpEvent = Any
 Discretise = Callable[[float, float], tuple[Pmf, Pmf]]
-_BINOMIAL = 1e-9  # relative error that binomial tails may have; it is added where it costs
+_BINOMIAL = 1e-9  # bound on the relative error of binomial tails; added where it increases ε
 
 
 @dataclass(frozen=True)
 class AllocatedDpEvent(dp_event.DpEvent):  # type: ignore[misc]
-    """An epoch in which each record is in one of `batches` batches, drawn uniformly, and the first `seen` are released.
+    """An epoch in which each record is in one uniformly drawn batch of `batches`; the first `seen` are released.
 
     `event` is the release of one batch. dp_accounting has no such event.
     """
@@ -41,7 +41,7 @@ class AllocatedDpEvent(dp_event.DpEvent):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class GroupedDpEvent(dp_event.DpEvent):  # type: ignore[misc]
-    """Rows are drawn by Poisson sampling, a user has at most `rows` of them; `event` is the release of their sum."""
+    """Rows are drawn by Poisson sampling and a user has at most `rows` of them; `event` releases their sum."""
 
     rows: int
     sampling_probability: float
@@ -50,12 +50,12 @@ class GroupedDpEvent(dp_event.DpEvent):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Release:
-    """One noisy release that touches each record with probability `sampling_rate` (1: the whole dataset).
+    """One noisy release in which each record takes part with probability `sampling_rate` (1: all records).
 
-    `records` and `cap` belong to truncated Poisson sampling, `records` and `batch` to sampling without replacement.
-    With `batches` it is an epoch of random allocation to so many batches, of which the first `seen` were released; then
-    `sampling_rate` is seen / batches, the probability that a record takes part.
-    With `group` a user has at most so many of the rows that Poisson sampling draws, and the user is protected.
+    `records` and `cap` describe truncated Poisson sampling, `records` and `batch` sampling without replacement. With
+    `batches` it is an epoch of random allocation to that many batches, of which the first `seen` were released; then
+    `sampling_rate` is seen / batches, the probability that a record takes part. With `group` a user has at most that
+    many of the rows that Poisson sampling draws, and the unit of privacy is the user.
     """
 
     mechanism: str
@@ -70,11 +70,11 @@ class Release:
 
     @property
     def whole(self) -> bool:
-        """Does every record take part, in one release?"""
+        """Whether every record takes part, in one release."""
         return self.sampling_rate == 1 and self.cap is None and self.batches is None and self.group is None
 
     def event(self) -> DpEvent:
-        """The release as dp_accounting writes it down; noise relative to the clip norm (its own convention)."""
+        """The release as a dp_accounting event; noise is relative to the clip norm, as dp_accounting defines it."""
         base = _base_event(self.mechanism, self.noise_multiplier)
         if self.group is not None:
             return GroupedDpEvent(self.group, self.sampling_rate, base)
@@ -89,7 +89,7 @@ class Release:
         return base if self.sampling_rate == 1 else dp_event.PoissonSampledDpEvent(self.sampling_rate, base)
 
     def rdp_event(self, relation: str) -> DpEvent | None:
-        """The event whose dp_accounting RDP bounds this release under `relation`, or None when there is none."""
+        """The event whose RDP in dp_accounting bounds this release under `relation`, or None."""
         if self.cap is not None or self.batches is not None or self.group is not None:
             return None
         sigma = self.noise_multiplier / (1 if relation == "add-remove" else 2)
@@ -105,11 +105,11 @@ class Release:
         return dp_event.PoissonSampledDpEvent(self.sampling_rate, base)
 
     def pair(self, relation: str) -> Pair:
-        """The dominating pair of this release as Poisson sampling (or none) makes it."""
+        """The dominating pair of this release under Poisson sampling (or none)."""
         return _pair(self.mechanism, self.noise_multiplier, self.sampling_rate, relation)
 
     def discretiser(self, relation: str) -> Discretise:
-        """(interval, tail) → the PLDs in both directions."""
+        """A function (interval, tail) → PLDs in both directions."""
         if self.batch is not None:
             return self._without_replacement(relation)
         if self.batches is not None:
@@ -124,7 +124,7 @@ class Release:
         return self._truncated(pair, relation)
 
     def from_below(self, relation: str) -> Callable[[float, float], Pmf] | None:
-        """(interval, tail) → a PLD that the release attains or exceeds (P against Q); None where none is known."""
+        """A function (interval, tail) → a PLD that the release attains or exceeds (P against Q), or None."""
         if self.cap is not None or self.batch is not None:
             return None
         if self.batches is not None:
@@ -164,15 +164,16 @@ class Release:
         return build
 
     def _truncated(self, pair: Pair, relation: str) -> Discretise:
-        """Truncated Poisson sampling: a mixture of "never over the cap" and "over the cap" (docs/guarantees).
+        """Truncated Poisson sampling: a mixture of "within the cap" and "over the cap" (docs/guarantees/samplers.md).
 
         Let n be the size of the larger dataset and N ~ Bin(n−1, q) the number of *other* records drawn. If N < cap the
-        release is plain Poisson. If N ≥ cap then the record is in the batch with probability p, and then it takes the
-        place of another, so it moves the sum by at most 2. Given N ≥ cap the others in the batch are a uniform subset
-        of size cap whatever N is, so p may be averaged over N; and N ≥ cap may be told to the adversary.
+        release is plain Poisson. If N ≥ cap, the record is in the batch with probability p, and then it replaces
+        another, so it moves the sum by at most 2. Given N ≥ cap the others in the batch are a uniform subset of size
+        cap for every N, so p may be averaged over N; and N ≥ cap may be revealed to the adversary.
 
-        n is known within bounds only. P[N ≥ cap] grows with n and p falls, and no n is worst for every ε; so p is that
-        of the fewest records, and what P[N ≥ cap] may be off by is booked as both at once: rate q, shift 2.
+        n is known only within bounds. P[N ≥ cap] grows with n while p falls, and no n is worst for every ε. So p is
+        taken for the fewest records, and the uncertainty of P[N ≥ cap] is counted as both cases at once: rate q,
+        shift 2.
         """
         few, many = self._sizes(relation)
         if many - 1 < _whole(self.cap):
@@ -191,16 +192,16 @@ class Release:
         return build
 
     def _sizes(self, relation: str) -> tuple[int, int]:
-        """The smallest and the largest size that the larger of two neighbouring datasets may have."""
+        """The smallest and the largest possible size of the larger of two neighbouring datasets."""
         records = _whole(self.records)
         if relation == "replace-one":  # the number is public and exact
             return records, records
         return checks.fewest_records(records), records + 1
 
     def _over(self, size: int) -> tuple[float, float]:
-        """(P[N ≥ cap], at least the probability p that the record is in the batch then) for the larger dataset's size.
+        """(P[N ≥ cap], an upper bound on the probability p that the record is in the batch given N ≥ cap).
 
-        p = q·E[cap/(N+1) | N ≥ cap], at most q·cap/(cap+1); that, where the probabilities are too small to divide.
+        p = q·E[cap/(N+1) | N ≥ cap] ≤ q·cap/(cap+1); the latter is used if the probabilities are too small to divide.
         """
         cap, q = _whole(self.cap), self.sampling_rate
         most = q * cap / (cap + 1)
@@ -212,19 +213,19 @@ class Release:
 
 
 def allocated(noise_multiplier: float, batches: int, seen: int) -> Release:
-    """An epoch of random allocation with Gaussian noise; with one batch it is not sampled at all."""
+    """An epoch of random allocation with Gaussian noise; with one batch there is no sampling."""
     checks.count("batches", batches)
     if not 1 <= checks.count("seen", seen) <= batches:
-        raise InputError(f"an epoch of {batches} batches releases between 1 and all of them, got {seen}")
+        raise InputError(f"seen must lie between 1 and the number of batches ({batches}), got {seen}")
     if batches == 1:
         return Release("gaussian", noise_multiplier)
     return Release("gaussian", noise_multiplier, seen / batches, batches=batches, seen=seen)
 
 
 def grouped(noise_multiplier: float, sampling_rate: float, rows: int) -> Release:
-    """A step that draws rows by Poisson sampling, for a user who has at most so many rows."""
+    """A step that draws rows by Poisson sampling, where a user has at most `rows` rows."""
     if checks.count("examples_per_user", rows) > MOST_ROWS:
-        raise InputError(f"examples_per_user = {rows}: at most {MOST_ROWS} can be accounted for; sample users instead")
+        raise InputError(f"examples_per_user = {rows}: at most {MOST_ROWS} are supported; sample users instead")
     checks.probability("sampling_rate", sampling_rate, allow_one=True)
     if rows == 1:
         return Release("gaussian", noise_multiplier, sampling_rate)
@@ -243,7 +244,7 @@ def compose_events(releases: Sequence[tuple[Release, int]]) -> DpEvent:
 
 
 def flatten(event: DpEvent, count: int = 1) -> list[tuple[Release, int]]:
-    """The releases of a dp_accounting event; InputError on an event that sordino cannot account for."""
+    """The releases of a dp_accounting event; InputError for an event without an accountant here."""
     if isinstance(event, dp_event.NoOpDpEvent):
         return []
     if isinstance(event, dp_event.SelfComposedDpEvent):
@@ -294,7 +295,7 @@ def _leaf(event: DpEvent) -> Release:
 
 def _whole(value: int | None) -> int:
     if value is None:
-        raise InputError("a release lacks a number that its sampling is accounted from (records and cap, or seen)")
+        raise InputError("a release lacks a number that its accounting needs (records and cap, or seen)")
     return value
 
 
@@ -309,7 +310,7 @@ def _pair(mechanism: str, noise_multiplier: float, rate: float, relation: str) -
     noise: Any = mechanism
     if relation == "add-remove":
         return Pair(noise, noise_multiplier, rate)
-    if rate == 1:  # a replacement moves the sum by two clip norms
+    if rate == 1:  # replacing a record moves the sum by two clip norms
         return Pair(noise, noise_multiplier / 2, 1.0)
     if mechanism == "laplace":
         raise Refused("Poisson-sampled Laplace noise has no accountant under replace-one; use relation='add-remove'")

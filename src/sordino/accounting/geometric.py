@@ -1,14 +1,14 @@
 """Sums of independent positive random variables on geometric grids, larger or smaller in the convex order.
 
-A variable lives on the points e^{k·stride·h}. Adding two of them gives values between the points:
+A variable takes values e^{k·stride·h}. The sum of two such variables has values between these points:
 
-- `Spread` (from above) moves each value to its two neighbours with the mean kept, a mean-preserving spread;
-- `Contracted` (from below) replaces the values of one cell by their mean, a conditional expectation.
+- `Spread` (from above) moves each value to its two neighbours and preserves the mean: a mean-preserving spread;
+- `Contracted` (from below) replaces the values in a cell by their mean: a conditional expectation.
 
-The sum e^{ih} + e^{jh} = e^{jh}·(1 + e^{(i−j)h}) lies at a distance from the point j that depends on j − i alone. The
-differences whose sums fall into the same cell above j are taken together: one short convolution for each cell. Where
-the difference is so large that the sum stays in the cell of j, prefix sums do. Only sums of products of positive
-numbers are taken, so every probability is precise to its own size.
+The sum e^{ih} + e^{jh} = e^{jh}·(1 + e^{(i−j)h}) is at a distance from the point j that depends on j − i only.
+Differences whose sums fall into the same cell above j are handled together: one short convolution for each cell. If the
+difference is so large that the sum stays in the cell of j, prefix sums are used. Only products and sums of positive
+numbers occur, so every probability has a small relative error.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from numpy.typing import NDArray
 from sordino.accounting.pairs import Array, GridTooLarge
 
 MOST_CELLS = 1 << 15
-_ALIKE = 4  # grids whose steps differ by no more are brought to the finer one
-_PAIRS = 1 << 17  # pairs of values that are added at a time
+_ALIKE = 4  # grids whose steps differ by at most this factor are converted to the finer one
+_PAIRS = 1 << 17  # pairs of values added at a time
 
 
 @dataclass(frozen=True)
 class Spread:
     """masses[i] is the probability of the value e^{(lower+i)·stride·h}, `zero` that of 0.
 
-    `lost` is the expectation that was cut off at the top.
+    `lost` is the expectation that was truncated at the top.
     """
 
     stride: int
@@ -47,7 +47,7 @@ class Spread:
         return (self.lower + np.arange(len(self.masses), dtype=np.float64)) * (self.stride * interval)
 
     def plus(self, other: Spread, stride: int, interval: float) -> Spread:
-        """The sum with an independent variable, spread onto the grid of `stride`, which divides both strides."""
+        """The sum with an independent variable, spread onto the grid of `stride`, a divisor of both strides."""
         if max(self.stride, other.stride) > _ALIKE * min(self.stride, other.stride):
             return self._plus_unlike(other, stride, interval)
         common = min(self.stride, other.stride)
@@ -75,7 +75,7 @@ class Spread:
         return Spread(stride, low * ratio, result, a.zero * b.zero, a.lost + b.lost)
 
     def _plus_unlike(self, other: Spread, stride: int, interval: float) -> Spread:
-        """The same for grids of very different steps: pair by pair."""
+        """The same for grids with very different steps, pair by pair."""
         pairs = _Pairs(self, other, stride, interval)
         result = np.zeros(pairs.size)
         for rows, places, excess in pairs.blocks():
@@ -88,7 +88,7 @@ class Spread:
         return Spread(stride, pairs.first, result, self.zero * other.zero, self.lost + other.lost)
 
     def refined(self, stride: int) -> Spread:
-        """The same variable on a grid with more points."""
+        """The same variable on a finer grid."""
         ratio = self.stride // stride
         if ratio == 1:
             return self
@@ -97,10 +97,10 @@ class Spread:
         return Spread(stride, self.lower * ratio, masses, self.zero, self.lost)
 
     def trimmed(self, interval: float, share: float, weight: float) -> Spread:
-        """The same on fewer points, larger in the convex order but for what is lost.
+        """The variable on fewer points, larger in the convex order except for the expectation that is lost.
 
-        The largest values are cut to the last point that is kept, and their expectation loses share·weight at most.
-        The smallest are spread between 0 and the first point that is kept, and 0 gets at most `share`.
+        The largest values are truncated to the last kept point; their expectation loses at most share·weight. The
+        smallest are spread between 0 and the first kept point; 0 gets at most `share`.
         """
         logs, masses = self.logs(interval), self.masses
         beyond = np.cumsum(masses[:0:-1])[::-1]  # P[S > v_k]
@@ -155,7 +155,7 @@ class Contracted:
         return Contracted(stride, low * ratio, masses, means)
 
     def _plus_unlike(self, other: Contracted, stride: int, interval: float) -> Contracted:
-        """The same for grids of very different steps: pair by pair."""
+        """The same for grids with very different steps, pair by pair."""
         pairs = _Pairs(self, other, stride, interval)
         masses, means = np.zeros((2, pairs.size))
         for rows, places, _ in pairs.blocks():
@@ -173,7 +173,7 @@ class Contracted:
         return Contracted(stride, self.lower * ratio, masses, means)
 
     def trimmed(self, share: float) -> Contracted:
-        """The same with the smallest and the largest values merged; they have `share` of mass and mean at most."""
+        """The same with the smallest and the largest values merged; they have at most `share` of mass and mean."""
         first = int(np.searchsorted(np.cumsum(self.masses), share))
         last = len(self.means) - 1 - int(np.searchsorted(np.cumsum(self.means[::-1]), share * self.means.sum()))
         first = min(first, last)
@@ -191,16 +191,16 @@ _Variable = TypeVar("_Variable", Spread, Contracted)
 
 @dataclass(frozen=True)
 class _Places:
-    """log(1 + e^{−d·step}) for the differences d < reach, and the cells of the finer grid that they lie in."""
+    """log(1 + e^{−d·step}) for the differences d < reach, and the cells of the finer grid that contain them."""
 
     excess: Array
     cells: Array
     reach: int
 
     def groups(self, least: int, large: _Variable, small: _Variable) -> Iterator[tuple[int, int, Array]]:
-        """(cell, first difference, their excesses) for the differences from `least` on, those of one cell together.
+        """(cell, first difference, excesses) for the differences from `least` on, grouped by cell.
 
-        Only differences that occur between points of the two variables, and are below the reach.
+        Only differences below the reach that occur between points of the two variables.
         """
         least = max(least, large.lower - small.lower - len(small.masses) + 1)
         stop = min(self.reach, large.lower + len(large.masses) - small.lower)
@@ -220,7 +220,7 @@ def _places(step: float, fine: float) -> _Places:
 
 
 class _Pairs:
-    """All pairs of values of two variables, in blocks: where their sums are on the grid of `stride`."""
+    """All pairs of values of two variables, in blocks, and where their sums are on the grid of `stride`."""
 
     def __init__(self, left: _Variable, right: _Variable, stride: int, interval: float) -> None:
         self.fine = stride * interval
@@ -230,7 +230,7 @@ class _Pairs:
         self.size = int(max(self.here[-1], self.there[-1])) - self.first + math.ceil(math.log(2) / self.fine) + 3
 
     def blocks(self) -> Iterator[tuple[slice, NDArray[np.int64], Array]]:
-        """(rows of `there`, the point below the sum of each pair, the logarithm of the sum over that point)."""
+        """(rows of `there`, the grid point below the sum of each pair, the log of the sum relative to that point)."""
         count = max(1, _PAIRS // len(self.here))
         for start in range(0, len(self.there), count):
             rows = slice(start, start + count)
@@ -242,9 +242,9 @@ class _Pairs:
 
 
 def _orders(a: _Variable, b: _Variable) -> list[tuple[_Variable, _Variable, float, int]]:
-    """(larger, smaller, how often, least difference) such that each pair of values comes once.
+    """(larger, smaller, multiplicity, least difference) such that each pair of values occurs once.
 
-    Of a variable with itself, each pair with a difference stands for two; `_factors` counts the others once.
+    For a variable with itself, each pair with a difference counts twice; `_factors` counts the others once.
     """
     return [(a, a, 2.0, 0)] if a is b else [(b, a, 1.0, 0), (a, b, 1.0, 1)]
 
@@ -262,9 +262,9 @@ def _size(a: _Variable, b: _Variable, low: int, ratio: int, fine: float) -> int:
 
 
 def _shifted(small: _Variable, weights: Array, first: int, large: _Variable, values: Array | None = None) -> Array:
-    """At each point p of `large` the sum of weights[d − first]·values[p − d] over the points of `small`."""
+    """At each point p of `large`: the sum of weights[d − first]·values[p − d] over the points of `small`."""
     source = small.masses if values is None else values
-    start = large.lower - first - len(weights) + 1 - small.lower  # of the first value that is needed
+    start = large.lower - first - len(weights) + 1 - small.lower  # index of the first value needed
     stop = large.lower + len(large.masses) - first - small.lower
     inside = source[max(start, 0) : max(stop, 0)]
     padded = np.concatenate([np.zeros(max(-start, 0) - max(-stop, 0)), inside, np.zeros(stop - start)])[: stop - start]
@@ -272,7 +272,7 @@ def _shifted(small: _Variable, weights: Array, first: int, large: _Variable, val
 
 
 def _far(small: _Variable, values: Array, reach: int, large: _Variable) -> Array:
-    """At each point p of `large` the sum of the values of `small` at p − reach and below."""
+    """At each point p of `large`: the sum of the values of `small` at p − reach and below."""
     index = large.lower + np.arange(len(large.masses)) - reach - small.lower + 1
     total: Array = np.append(0.0, np.cumsum(values))[np.clip(index, 0, len(values))]
     return total

@@ -1,13 +1,13 @@
-"""Rows are sampled, users are protected: the pair of a user who has at most k rows (arXiv 2407.07737).
+"""Sampled rows with user-level privacy: the pair of a user who has at most k rows (arXiv 2407.07737).
 
 Each row is clipped and drawn by Poisson sampling at rate q. J ~ Bin(k, q) rows of the user are drawn, and they move the
-sum by a vector of norm at most J. A mixture of Gaussians with such shifts is dominated by the one along a line with the
-shifts J themselves (Choquette-Choo et al. 2024, arXiv 2310.15526, Lemma 4.5; the mixture is what dp_accounting calls
+sum by a vector of norm at most J. A mixture of Gaussians with such shifts is dominated by the one-dimensional mixture
+with shifts J (Choquette-Choo et al. 2024, arXiv 2310.15526, Lemma 4.5; dp_accounting calls it
 MixtureOfGaussiansDpEvent), and a user with fewer rows is a user some of whose rows are zero. So
 
     P = Σ_j Bin(k, q)(j)·N(j, σ²)    against    Q = N(0, σ²)
 
-dominates a step, in units of the clip norm, for adding or removing a user with all rows. k equal rows attain it.
+dominates a step, in units of the clip norm, for adding or removing a user with all their rows. k equal rows attain it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class GroupPair:
         return found
 
     def edges(self, losses: Array) -> Array:
-        """The smallest x whose loss is at least l: bisection, the loss is increasing; −∞ below the range of losses."""
+        """The smallest x whose loss is at least l, by bisection (the loss increases); −∞ below the range of losses."""
         least = float(self._log_weights()[0])
         inside = losses > least + 1e-12
         low, high = np.full(losses.shape, -1.0), np.full(losses.shape, 1.0)
@@ -80,7 +80,7 @@ class GroupPair:
         return np.where(a > 0, ndtr(-a) - ndtr(-b), ndtr(b) - ndtr(a))
 
     def range(self, tail: float) -> tuple[float, float]:
-        """Losses between which all but `tail` of P (above) and of Q (below) lies."""
+        """A range of losses outside which at most `tail` of P (above) and of Q (below) lies."""
         weights = np.exp(self._log_weights())
         share = np.minimum(0.5, tail / (self.rows + 1) / np.maximum(weights, 1e-300))
         high = float(np.max(np.arange(self.rows + 1) - self.scale * ndtri(share)))
@@ -89,6 +89,6 @@ class GroupPair:
         return float(ends[0]), float(ends[1])
 
     def total_variation(self) -> float:
-        """At most the total variation of P and Q: that of the largest shift, with the probability of any row."""
+        """An upper bound on the total variation of P and Q: P[any row is drawn] times that of the largest shift."""
         touched = -math.expm1(self.rows * math.log1p(-self.rate)) if self.rate < 1 else 1.0
         return touched * math.erf(self.rows / self.scale / 2 / math.sqrt(2))

@@ -1,10 +1,10 @@
-"""A certified lower bound on ε for the releases whose dominating pair is attained: it shows how tight the upper one is.
+"""A certified lower bound on ε for releases that attain their dominating pair: it shows how tight the upper bound is.
 
-Post-processing an output cannot make two datasets easier to tell apart, so the PLD of a *coarsened* output bounds δ
-from below. The outputs are first sorted into the bins [l_k, l_{k+1}] of their privacy loss; then bin k is sent to the
-symbol k with probability a_k and to k+1 otherwise. Symbol k thus collects parts of the bins on either side of l_k, and
-the a_k are chosen so that its loss is l_k or a little more; then it counts as l_k. The error is of second order in the
-interval, as that of Connect-the-Dots is, with the other sign.
+Post-processing can't make two datasets easier to distinguish, so the PLD of a *coarsened* output bounds δ from below.
+Outputs are first sorted into the bins [l_k, l_{k+1}] of their privacy loss; then bin k is mapped to the symbol k with
+probability a_k and to k+1 otherwise. Symbol k thus collects parts of the bins on either side of l_k, and the a_k are
+chosen so that its loss is at least l_k; it then counts as l_k. The error is of second order in the interval, as for
+Connect-the-Dots, with the opposite sign.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 
 from sordino.accounting.pairs import Array, Bins, DominatingPair, GridTooLarge, Pmf, sort_into_bins
 
-_CELLS = 1 << 17  # the shares are found one after the other
+_CELLS = 1 << 17  # a limit, because the shares are computed one after the other
 
 
 def coarsen(pair: DominatingPair, interval: float, tail: float) -> Pmf:
-    """A PLD that (P, Q) dominates. Losses below the grid are dropped, those above it count as its upper end."""
+    """A PLD that (P, Q) dominates. Losses below the grid are dropped; those above it count as its upper end."""
     return coarsened(sort_into_bins(pair, interval, tail), interval)
 
 
@@ -34,7 +34,7 @@ def coarsened(bins: Bins, interval: float, drift: float = 0.0) -> Pmf:
     probs = np.zeros(len(masses) + 1)
     probs[:-1] += stay
     probs[1:] += rise
-    # symbols whose loss would fall short of their grid point count one point lower
+    # a symbol whose loss would be below its grid point counts one point lower
     short = np.zeros(len(probs), dtype=bool)
     short[1:-1] = keep[1:] * up[1:] < (1 - keep[:-1]) * down[:-1] * math.exp(interval) * (1 - 1e-12)
     short[-1] = True

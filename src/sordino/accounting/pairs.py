@@ -1,21 +1,20 @@
 """Dominating pairs of one release, and their discrete privacy loss distributions (PLDs).
 
-A *pair* (P, Q) of one-dimensional distributions dominates a release when no two neighbouring datasets give outputs
-that are easier to tell apart (Zhu, Dong, Wang 2022, Def. 7). Everything is in units of the clip norm: one record
-moves the sum by at most 1, μ_s is the noise (Gaussian of standard deviation `scale`, or Laplace of that scale)
-shifted by s.
+A *pair* (P, Q) of one-dimensional distributions dominates a release if the outputs of no two neighbouring datasets are
+easier to distinguish (Zhu, Dong, Wang 2022, Def. 7). Everything is in units of the clip norm: one record moves the sum
+by at most 1, and μ_s is the noise (Gaussian of standard deviation `scale`, or Laplace of that scale) shifted by s.
 
     kind        P                      Q                       theorem
     "remove"    (1−q)·μ₀ + q·μ₁        μ₀                      Zhu, Dong, Wang 2022, Thm 11 (Poisson, add/remove)
     "replace"   (1−q)·μ₀ + q·μ₁        (1−q)·μ₀ + q·μ₋₁        Lebeda et al. 2024, Prop. on substitution (Poisson)
 
-The pair for adding a record is ("remove") with P and Q exchanged. `discretise` gives both directions.
+The pair for adding a record is "remove" with P and Q swapped. `discretise` gives both directions.
 
 Discretisation is Connect-the-Dots (Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022, Alg. 1): the mass of a bin
-[l, l+d] of losses is moved to its two ends so that the masses of the bin under P *and* under Q are kept. The result
-dominates (P, Q), so every ε computed from it is an upper bound. dp_accounting computes the same masses as second
-differences of the hockey-stick curve, one Python call per grid point; here they come from the masses of the bin
-itself, vectorised, without that cancellation (which spoils grids finer than about 1e-6).
+[l, l+d] of losses is moved to its two ends so that the masses of the bin under P *and* under Q are preserved. The
+result dominates (P, Q), so every ε computed from it is an upper bound. dp_accounting computes the same masses as second
+differences of the hockey-stick curve, one Python call per grid point. Here they are computed from the masses of the
+bin, vectorised and without that cancellation (which ruins grids finer than about 1e-6).
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ from scipy.special import ndtr, ndtri
 
 Array = NDArray[np.float64]
 
-# e^loss must stay far from the overflow of doubles; releases beyond it are left to RDP
+# e^loss must stay far from the overflow of doubles; releases with larger losses are left to RDP
 MAX_LOSS = 600.0
 MAX_CELLS = 1 << 22
 
 
 class GridTooLarge(Exception):
-    """The privacy loss of this release does not fit on a grid; another accountant has to answer."""
+    """The privacy loss of this release does not fit on a grid; another accountant must be used."""
 
 
 @dataclass(frozen=True)
 class Pmf:
     """Privacy losses (lower + i)·d with probabilities probs[i], and an infinite loss with probability infinity.
 
-    `split[i]`, in units of d², is at least the variance that moving the mass of the bin below i to its ends has added.
-    A loss may be off by `drift` (rounding); so much is added to ε for each release.
+    `split[i]`, in units of d², is an upper bound on the variance added by moving the mass of the bin below i to its
+    ends. A loss may be wrong by `drift` (rounding), which is added to ε for each release.
     """
 
     lower: int
@@ -74,7 +73,7 @@ class Pair:
         return (abs(x) - abs(x - 1)) / self.scale
 
     def edges(self, losses: Array) -> Array:
-        """The smallest x whose loss is at least l, for each l: −∞ below the range of losses, +∞ above it."""
+        """For each l the smallest x whose loss is at least l: −∞ below the range of losses, +∞ above it."""
         if self.kind == "replace":
             return _replace_edges(self.scale, self.rate, losses)
         base = _unmix(self.rate, losses)
@@ -85,7 +84,7 @@ class Pair:
         return np.where(base <= -limit, -np.inf, np.where(base > limit, np.inf, inside))
 
     def masses(self, edges: Array) -> tuple[Array, Array, Array]:
-        """P(bin), Q(bin) and P(bin) − Q(bin) of the bins between neighbouring edges, each to its own precision."""
+        """P(bin), Q(bin) and P(bin) − Q(bin) between neighbouring edges, each with a small relative error."""
         centre, right = self._mass(edges, 0.0), self._mass(edges, 1.0)
         p_mass = (1 - self.rate) * centre + self.rate * right
         if self.kind == "remove":
@@ -103,7 +102,7 @@ class Pair:
         return np.where(a > 0, _laplace_lower(-a) - _laplace_lower(-b), high - low)
 
     def range(self, tail: float) -> tuple[float, float]:
-        """Losses between which all but `tail` of P (above) and of Q (below) lies."""
+        """A range of losses outside which at most `tail` of P (above) and of Q (below) lies."""
         if self.noise == "laplace":
             return self.loss(-1.0), self.loss(2.0)
         z = -float(ndtri(tail / 2))
@@ -113,7 +112,7 @@ class Pair:
 
 
 class DominatingPair(Protocol):
-    """What the discretisation asks of a pair whose loss increases along a line."""
+    """What the discretisation needs of a pair whose loss increases along a line."""
 
     def edges(self, losses: Array) -> Array: ...
 
@@ -124,7 +123,7 @@ class DominatingPair(Protocol):
 
 @dataclass(frozen=True)
 class Bins:
-    """The bins [l_k, l_{k+1}] of the losses; up + down is the P-mass of each, split as Connect-the-Dots splits it."""
+    """The bins [l_k, l_{k+1}] of the losses; up + down is the P-mass of each, as Connect-the-Dots splits it."""
 
     first: int  # l_0 = first · interval
     losses: Array  # the ends of the bins
@@ -135,11 +134,11 @@ class Bins:
 
 
 def sort_into_bins(pair: DominatingPair, interval: float, tail: float) -> Bins:
-    """Bins that hold all but `tail` of P above, and of Q below."""
+    """Bins that contain all but `tail` of P above, and of Q below."""
     low, high = pair.range(tail)
     if high > MAX_LOSS or (high - low) / interval > MAX_CELLS:
         raise GridTooLarge(f"losses from {low:.3g} to {high:.3g} on a grid of {interval:.3g}")
-    # one spare cell on either side: rounding must not push an atom at the end of the range out of the grid
+    # one spare cell on either side: rounding must not push an atom at the end of the range off the grid
     first, last = math.floor(low / interval) - 1, math.floor(high / interval) + 2
     losses: Array = np.arange(first, last + 1, dtype=np.float64) * interval
     edges = np.concatenate([[-np.inf], pair.edges(losses), [np.inf]])
@@ -154,13 +153,13 @@ def sort_into_bins(pair: DominatingPair, interval: float, tail: float) -> Bins:
 
 
 def discretise(pair: DominatingPair, interval: float, tail: float) -> tuple[Pmf, Pmf]:
-    """The PLDs of (P, Q) and of (Q, P) on the grid of multiples of `interval`; at most `tail` goes to infinity."""
+    """The PLDs of (P, Q) and of (Q, P) on multiples of `interval`; at most `tail` becomes an infinite loss."""
     bins = sort_into_bins(pair, interval, tail)
     forward = np.append(bins.down, 0.0)
     forward[1:] += bins.up
     mirror = np.exp(-bins.losses)  # the same masses under Q, at the losses −l
     backward = (forward * mirror)[::-1].copy()
-    # booked at the upper end of the bin, where a tilt weighs it most
+    # counted at the upper end of the bin, where a tilt weighs it most
     spread = bins.up * bins.down / np.maximum(bins.up + bins.down, 1e-300)
     split, mirrored = np.append(0.0, spread), np.append(0.0, (spread * mirror[:-1])[::-1])
     forward[0] += bins.p_outside[0]
@@ -173,12 +172,12 @@ def discretise(pair: DominatingPair, interval: float, tail: float) -> tuple[Pmf,
 
 
 def _excess(p_mass: Array, q_mass: Array, difference: Array, losses: Array) -> Array:
-    """P − e^l·Q: from P − Q where the losses are small, from P and Q themselves where P is far below Q."""
+    """P − e^l·Q: from P − Q where losses are small, from P and Q separately where P is far below Q."""
     return np.where(losses > -1, difference - np.expm1(losses) * q_mass, p_mass - np.exp(losses) * q_mass)
 
 
 def mixture(parts: list[tuple[float, Pmf]]) -> Pmf:
-    """The PLD when part i is run with probability w_i and the adversary learns which (an upper bound)."""
+    """The PLD if part i runs with probability w_i and the adversary learns which one ran (an upper bound)."""
     lower = min(pmf.lower for _, pmf in parts)
     upper = max(pmf.lower + len(pmf.probs) for _, pmf in parts)
     probs, split = np.zeros(upper - lower), np.zeros(upper - lower)
@@ -190,7 +189,7 @@ def mixture(parts: list[tuple[float, Pmf]]) -> Pmf:
 
 
 def upper_envelope(forward: Pmf, backward: Pmf) -> Pmf:
-    """The PLD of max(H_e^ε(P, Q), H_e^ε(Q, P)) when the first is larger for ε ≥ 0 and the second for ε < 0."""
+    """The PLD of max(H_e^ε(P, Q), H_e^ε(Q, P)) if the first is larger for ε ≥ 0 and the second for ε < 0."""
     right, left = slice(1 - forward.lower, None), slice(0, -backward.lower)
     above, below = forward.probs[right], backward.probs[left]
     rest = max(0.0, 1 - float(above.sum()) - float(below.sum()) - forward.infinity)

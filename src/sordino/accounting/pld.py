@@ -1,13 +1,13 @@
-"""ε at δ of a composition of releases, from discrete privacy loss distributions, always from above.
+"""ε at δ of a composition of releases from discrete privacy loss distributions; always an upper bound.
 
 The composition is one inverse FFT of the product of the components' transforms. Plain FFT composition loses every
 probability below 1e-16, so the distributions are first tilted by e^{θ·loss} (the Esscher transform) with the θ of the
 Chernoff bound: then the losses near ε are the bulk, and δ = 1e-15 or 1e-100 is as precise as δ = 1e-5.
 
-Every numerical error is put on the side of a larger ε:
+Every numerical error is turned into a larger ε:
 - discretisation: Connect-the-Dots dominates the true pair (see pairs.py);
-- tails of one release that are cut off count as an infinite loss;
-- mass outside of the FFT's window wraps around into it (only adds), and the mass beyond its right end, bounded by
+- truncated tails of one release count as an infinite loss;
+- mass outside the FFT's window wraps around into it (only adds), and the mass beyond its right end, bounded by
   Chernoff, counts as an infinite loss;
 - rounding of the FFT: a bound on its effect (Parseval, Cauchy–Schwarz) is added to every tail.
 """
@@ -26,9 +26,9 @@ from scipy.signal import lfilter
 
 from sordino.accounting.pairs import MAX_CELLS, Array, GridTooLarge, Pmf
 
-_LOG_CUT = math.log(1e-18)  # tilted mass that may lie outside of the window
+_LOG_CUT = math.log(1e-18)  # tilted mass that may lie outside the window
 _UNIT = 2.0**-52
-_LARGEST = 340.0  # exponent of a weight whose square is still a double
+_LARGEST = 340.0  # largest exponent of a weight whose square is still a finite double
 
 
 class Repeated:
@@ -58,7 +58,7 @@ class Composition:
         self.interval = interval
         self.cells = cells  # of the composed loss; more raise GridTooLarge
         self.count = sum(part.count for part in self.parts)
-        self.drift = sum(part.count * part.pmf.drift for part in self.parts)  # what rounding may cost
+        self.drift = sum(part.count * part.pmf.drift for part in self.parts)  # bound on the error by rounding
         self.infinity = -math.expm1(sum(part.count * math.log1p(-part.pmf.infinity) for part in self.parts))
 
     def cumulant(self, tilt: float) -> float:
@@ -76,7 +76,7 @@ class Composition:
         return mean, variance
 
     def added_variance(self, tilt: float) -> float:
-        """At least what the discretisation has added to the variance of the composed loss, tilted by θ."""
+        """An upper bound on the variance that discretisation added to the composed loss, tilted by θ."""
         total = 0.0
         for part in self.parts:
             cumulant, _ = part.tilted(tilt)
@@ -102,9 +102,9 @@ class Composition:
         return max(float(found.fun), 0.0), math.exp(float(found.x))
 
     def epsilon(self, delta: float, tilt: float) -> float:
-        """The smallest ε with hockey-stick divergence at most δ (∞ when the infinite mass exceeds δ).
+        """The smallest ε with hockey-stick divergence at most δ (∞ if the infinite mass exceeds δ).
 
-        Every θ gives an upper bound; it is precise when the tilted losses have their mean near ε, so θ is moved there.
+        Every θ gives an upper bound. It is precise if the mean of the tilted losses is near ε, so θ is chosen for that.
         """
         if self.infinity >= delta:
             return math.inf
@@ -146,9 +146,9 @@ class Composition:
         return self._solve(tail.first, index, shape, target)
 
     def epsilon_from_below(self, delta: float, tilt: float) -> float:
-        """The largest grid point whose δ, with every error subtracted, still exceeds δ (0 when there is none)."""
+        """The largest grid point whose δ, with every error subtracted, still exceeds δ (0 if there is none)."""
         tail = self._tail(tilt)
-        wrapped = 2 * math.exp(_LOG_CUT) * tail.untilt  # mass that may have been folded into the window
+        wrapped = 2 * math.exp(_LOG_CUT) * tail.untilt  # mass that may have wrapped around into the window
         surely = tail.after - tail.discounted - tail.rounding - wrapped
         above = np.flatnonzero((surely > _safe_exp(math.log(delta) - tail.log_scale)) & tail.known)
         return max(0.0, (tail.first + int(above[-1])) * self.interval - self.drift) if len(above) else 0.0
@@ -197,11 +197,11 @@ class Composition:
         return result
 
     def _window(self, tilt: float, cumulant: float) -> tuple[int, int]:
-        """Grid points between which all but e^{_LOG_CUT} of the tilted mass lies on either side (Chernoff)."""
+        """Grid points such that at most e^{_LOG_CUT} of the tilted mass lies beyond each (Chernoff)."""
         _, variance = self.moments(tilt)
         step = math.sqrt(-2 * _LOG_CUT / max(variance, self.interval**2 / 4))
         low, high = -math.inf, math.inf
-        for power in range(-16, 5):  # heavy tails want small orders
+        for power in range(-16, 5):  # heavy tails need small orders
             s = step * 2 ** (power / 2)
             high = min(high, (self.cumulant(tilt + s) - cumulant - _LOG_CUT) / s)
             low = max(low, -(self.cumulant(tilt - s) - cumulant - _LOG_CUT) / s)
@@ -216,8 +216,8 @@ class Composition:
     def _composed(self, tilt: float, first: int, last: int) -> tuple[Array, float]:
         """Tilted probabilities of the losses first·d … last·d, and a bound on the l2 norm of their rounding errors.
 
-        Transforms are taken of w − (largest atom), whose l1 norm m is small when most steps do not touch the record:
-        the exponent Σ T·log(1 + X) is then off by about T·m rounding units instead of T.
+        The transforms are of w − (largest atom), whose l1 norm m is small if most steps do not involve the record. The
+        exponent Σ T·log(1 + X) then has an error of about T·m rounding units instead of T.
         """
         size = next_fast_len(last - first + 1, real=True)
         exponent = np.zeros(size // 2 + 1, dtype=np.complex128)
@@ -244,7 +244,7 @@ class Composition:
 class _Tail:
     """Tails of the composed loss at the grid points from `first` on, divided by e^{log_scale}.
 
-    known: where no mass beyond the point was too large for a double; elsewhere the tails are too small.
+    known: where no mass beyond the point overflowed a double; elsewhere the tails are underestimated.
     """
 
     first: int

@@ -1,10 +1,10 @@
-"""Rényi accounting by dp_accounting, with the conventions and the rounding that it leaves to the caller.
+"""Rényi accounting by dp_accounting, with the conventions and the rounding bounds that it leaves to the caller.
 
 Two things are added to `dp_accounting.rdp`:
 - Under replace-one its RdpAccountant takes a Gaussian's noise multiplier relative to the *replace-one* sensitivity,
   while its PLDAccountant takes it relative to the bound on one record (and doubles the shift itself). We always give
-  the noise relative to the clip norm, so here the multiplier is halved for replace-one.
-- For tiny rates and large noise its Rényi divergences come out as rounding noise, at times below zero, and are then
+  the noise relative to the clip norm, so the multiplier is halved here for replace-one.
+- For tiny rates and large noise its Rényi divergences consist of rounding errors, at times below zero, and are then
   read as ε = 0. A bound on that rounding is added to each of them.
 
 The conversion is the tight one (Canonne, Kamath, Steinke 2020, Prop. 12), which is what compute_epsilon does.
@@ -30,14 +30,14 @@ _ROUNDING = 1e-14
 
 
 def supports(releases: Sequence[tuple[Release, int]], relation: str) -> bool:
-    """Whether dp_accounting has a Rényi bound for every one of these releases."""
+    """Whether dp_accounting has a Rényi bound for all of these releases."""
     return all(release.rdp_event(relation) is not None for release, _ in releases)
 
 
 def rdp_epsilon(releases: Sequence[tuple[Release, int]], delta: float, relation: str) -> float:
-    """ε at δ from Rényi divergences. The caller has checked `supports`."""
+    """ε at δ from Rényi divergences. The caller must check `supports` first."""
     epsilon, order = _epsilon(releases, delta, relation, ORDERS)
-    if order == max(ORDERS):  # little noise is needed only when every order counts: tiny ε, huge noise
+    if order == max(ORDERS):  # larger orders matter only for tiny ε with huge noise
         epsilon = min(epsilon, _epsilon(releases, delta, relation, _LARGE)[0])
     return epsilon
 
@@ -53,7 +53,7 @@ def _epsilon(
 def rdp_curve(
     releases: Sequence[tuple[Release, int]], relation: str, orders: Sequence[float] = ORDERS
 ) -> npt.NDArray[np.float64]:
-    """The Rényi divergence of the composition at each order, from above. The caller has checked `supports`."""
+    """An upper bound on the Rényi divergence of the composition at each order. The caller must check `supports`."""
     neighbours = dp_accounting.NeighboringRelation
     google = neighbours.ADD_OR_REMOVE_ONE if relation == "add-remove" else neighbours.REPLACE_ONE
     accountant = google_rdp.RdpAccountant(orders, google)
@@ -68,7 +68,7 @@ def rdp_curve(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """dp_accounting warns of each order that it leaves out, which is sound (the order counts as infinite)."""
+    """Drops dp_accounting's warning for each order that it leaves out, which is sound: the order counts as infinite."""
 
     def drop(record: logging.LogRecord) -> bool:
         return "failed to converge" not in record.getMessage()

@@ -1,4 +1,4 @@
-"""What each sampling scheme releases about one record, and the theorem that says so.
+"""What each sampling scheme releases about one record, with the theorem for it.
 
 Sampling that is not Poisson is never accounted as Poisson:
 
@@ -32,28 +32,28 @@ def default_relation(sampler: str) -> str:
 
 
 def check_scheme(sampler: str, mechanism: str, relation: str) -> None:
-    """Refuses the combinations that no theorem here covers."""
+    """Refuses combinations that no theorem here covers."""
     checks.choice("sampling", sampler, SAMPLERS)
     checks.choice("mechanism", mechanism, MECHANISMS)
     checks.choice("relation", relation, checks.RELATIONS)
     if sampler == "partition" and relation == "add-remove":
         raise Refused(
-            "partition has no add-remove guarantee: one record more or less moves the other records to other batches, "
-            "so every batch may change; use relation='replace-one', or sampling='allocation' (each record once per "
-            "epoch, in a batch of its own draw), which has an amplified add-remove guarantee"
+            "partition has no add-remove guarantee: adding or removing one record moves other records to other "
+            "batches, so every batch may change; use relation='replace-one', or sampling='allocation' (each record "
+            "once per epoch, in an independently drawn batch), which has an amplified add-remove guarantee"
         )
     if sampler == "without-replacement" and relation == "add-remove":
         raise Refused(
-            "without-replacement has no add-remove guarantee here: the batch is a fixed number of a public number of "
-            "records; use relation='replace-one', or sampling='poisson'"
+            "without-replacement has no add-remove guarantee here: a batch is a fixed number of records out of a "
+            "public number of records; use relation='replace-one', or sampling='poisson'"
         )
     if sampler == "allocation" and relation == "replace-one":
         raise Refused(
-            "random allocation has no replace-one guarantee here: that opposite gradients are the worst case is proven "
-            "for Poisson sampling alone; use relation='add-remove', or sampling='poisson'"
+            "random allocation has no replace-one guarantee here: it is proven for Poisson sampling only that opposite "
+            "gradients are the worst case; use relation='add-remove', or sampling='poisson'"
         )
     if sampler == "allocation" and mechanism == "laplace":
-        raise Refused("random allocation is accounted for Gaussian noise alone; use l2 clipping, or sampling='poisson'")
+        raise Refused("random allocation is accounted for Gaussian noise only; use l2 clipping, or sampling='poisson'")
     if mechanism == "laplace" and sampler in ("truncated-poisson", "without-replacement"):
         raise Refused(f"Laplace noise has no accountant for {sampler} sampling; use poisson or partition")
     if mechanism == "laplace" and sampler in ("poisson", "cyclic") and relation == "replace-one":
@@ -61,16 +61,16 @@ def check_scheme(sampler: str, mechanism: str, relation: str) -> None:
 
 
 def step_release(sampling: Mapping[str, Any], mechanism: str, noise_multiplier: float, records: int) -> Release:
-    """What one step releases to an adversary who sees it. `sampling` is the sampler's to_dict().
+    """The release of one step, to an adversary who sees it. `sampling` is the sampler's to_dict().
 
     The steps of random allocation depend on each other within an epoch: `releases_of` accounts for them.
     """
     name = checks.choice("sampling", sampling.get("name"), SAMPLERS)
     if name == "allocation":
-        raise InputError("a step of random allocation has no cost of its own: it is a part of its epoch")
+        raise InputError("a step of random allocation has no separate cost: it is accounted as a part of its epoch")
     if sampling.get("examples_per_user") is not None:
         if name != "poisson" or mechanism != "gaussian":
-            raise Refused("rows of users are accounted for Poisson sampling and Gaussian noise alone")
+            raise Refused("rows of users are accounted for Poisson sampling with Gaussian noise only")
         return grouped(noise_multiplier, _rate(sampling), checks.count("rows", sampling["examples_per_user"]))
     if name in ("poisson", "cyclic"):
         return Release(mechanism, noise_multiplier, _rate(sampling))
@@ -86,12 +86,12 @@ def step_release(sampling: Mapping[str, Any], mechanism: str, noise_multiplier: 
 def releases_of(
     sampling: Mapping[str, Any], mechanism: str, noise_multiplier: float, records: int, steps: int
 ) -> list[tuple[Release, int]]:
-    """All that `steps` steps release about one record.
+    """Everything that `steps` steps release about one record.
 
-    With a partition each record is in at most one batch of every epoch, and the batches without it do not depend on it
-    given what was released before, so the releases that do are ⌈steps / batches per epoch⌉ Gaussians. With random
-    allocation whole epochs are released, and of the last one perhaps a part. With cyclic sampling a record takes part
-    in the steps of its own group alone, which is drawn independently of all other records: ⌈steps / groups⌉ steps.
+    With a partition each record is in at most one batch of every epoch, and given the earlier releases the batches
+    without it do not depend on it, so the releases that do are ⌈steps / batches per epoch⌉ Gaussians. With random
+    allocation these are complete epochs and possibly a part of the last one. With cyclic sampling a record takes part
+    only in the steps of its group, which is drawn independently of all other records: ⌈steps / groups⌉ steps.
     """
     if sampling["name"] == "allocation":
         check_scheme("allocation", mechanism, "add-remove")
@@ -105,14 +105,14 @@ def releases_of(
 
 
 def allocation_releases(batches: int, noise_multiplier: float, steps: int) -> list[tuple[Release, int]]:
-    """Epochs of random allocation: the whole ones, and the one that the steps end in."""
+    """The epochs of random allocation: the complete ones, and the partial last one."""
     epochs, rest = divmod(steps, batches)
     whole = [(allocated(noise_multiplier, batches, batches), epochs)] if epochs else []
     return whole + ([(allocated(noise_multiplier, batches, rest), 1)] if rest else [])
 
 
 def theorem(sampler: str, mechanism: str, relation: str, accountant: str, examples_per_user: int | None = None) -> str:
-    """The sentence that a guarantee carries: what is composed, and by which theorem."""
+    """The sentence in a guarantee that says what is composed, and by which theorem."""
     noise = "Gaussian" if mechanism == "gaussian" else "Laplace"
     pairs = {
         "poisson": f"Poisson-subsampled {noise} mechanism",
@@ -142,8 +142,8 @@ def theorem(sampler: str, mechanism: str, relation: str, accountant: str, exampl
     }[accountant]
     if examples_per_user is not None:
         return (
-            f"a user has at most {examples_per_user} rows, each drawn by itself: the mixture of Gaussians over how "
-            f"many are drawn (Charles et al. 2024, arXiv 2407.07737), {composition}"
+            f"a user has at most {examples_per_user} rows, each drawn separately: the mixture of Gaussians over the "
+            f"number of rows drawn (Charles et al. 2024, arXiv 2407.07737), {composition}"
         )
     source = sources.get((sampler, relation))
     return f"{pairs[sampler]}{f' ({source})' if source else ''}, {composition}"
@@ -156,5 +156,5 @@ def _rate(sampling: Mapping[str, Any]) -> float:
 def _batch(sampling: Mapping[str, Any], records: int) -> int:
     batch = checks.count("batch", sampling.get("batch"))
     if batch > records:
-        raise InputError(f"a batch of {batch} cannot be drawn from {records} records")
+        raise InputError(f"a batch of {batch} can't be drawn from {records} records")
     return batch

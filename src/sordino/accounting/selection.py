@@ -1,9 +1,9 @@
-"""The cost of choosing: many runs, the best one released.
+"""The privacy cost of selection: many runs, of which the best is released.
 
 Two statements about runs M₁ … M_k on the same records:
 
-- **Everything is seen** (all results, or anything that was made by looking at them, such as the best one of a fixed
-  number): composition of all the runs. That the metric is computed on public data changes nothing, for the choice
+- **Everything is seen** (all results, or anything that depends on all of them, such as the best of a fixed number):
+  composition of all the runs. It makes no difference that the metric is computed on public data, because the choice
   depends on all of the models.
 - **A random number K of runs, each with settings drawn from the grid, and only the best is released** (Liu & Talwar
   2019; Papernot & Steinke 2022, arXiv 2110.03620v2): two or three times a single run's ε, whatever the grid. Let a
@@ -15,11 +15,11 @@ Two statements about runs M₁ … M_k on the same records:
                                                             where a run is (ε̂, δ̂)-DP with e^ε̂ ≤ 1 + 1/(λ−1)
 
   The settings of a run are drawn independently of the records, so a run is a mixture, whose divergence is at most the
-  largest of its components': the curves of different settings are joined by their maximum at each order.
+  largest divergence of its components: the curves of different settings are combined by their maximum at each order.
 
-It rests on this: K is secret and is drawn independently of the records; no other run's result leaves; runs have
+Assumptions: K is secret and drawn independently of the records; no other run's result is released; runs have
 independent noise; the metric is a function of the run's own output and of public data. ε′ is computed by dp-accounting,
-as for its RepeatAndSelectDpEvent; K is drawn with a total variation of at most 2⁻⁴⁰ from its law, which δ pays for.
+as for its RepeatAndSelectDpEvent; K is drawn within a total variation of 2⁻⁴⁰ of its distribution, which δ pays for.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from sordino.shown import up
 if TYPE_CHECKING:
     from sordino.randomness import Stream
 
-_DISTANCE = 2.0**-40  # bound on the total variation between the law of K and what is drawn
-_SHARE = 1e-3  # of δ, kept for that distance
-_INVERSION = 1e-8  # relative: dp-accounting finds γ from the mean to a thousand-millionth
+_DISTANCE = 2.0**-40  # bound on the total variation between the distribution of K and what is drawn
+_SHARE = 1e-3  # share of δ that is reserved for that distance
+_INVERSION = 1e-8  # bound on the relative error of γ, which dp-accounting computes from the mean to 1e-9
 _MOST_RUNS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Repetition:
-    """The law of the number of runs K. Poisson may give K = 0; then nothing is released."""
+    """The distribution of the number of runs K. Poisson may give K = 0; then nothing is released."""
 
     distribution: str = "geometric"
     mean_runs: float = 10.0
@@ -69,9 +69,9 @@ class Repetition:
 
     @property
     def gamma(self) -> float:
-        """γ of the truncated negative binomial law (Papernot & Steinke 2022, Definition 1)."""
+        """γ of the truncated negative binomial distribution (Papernot & Steinke 2022, Definition 1)."""
         if self.distribution == "poisson":
-            raise InputError("the Poisson law has no γ")
+            raise InputError("the Poisson distribution has no γ")
         return float(google_rdp._gamma_truncated_negative_binomial(self.shape, self.mean_runs))
 
     def probabilities(self, most: int) -> list[float]:
@@ -89,7 +89,7 @@ class Repetition:
         return values[: most + 1]
 
     def draw(self, stream: Stream) -> int:
-        """K, by inversion of its distribution function."""
+        """Draws K, by inversion of its distribution function."""
         wanted = float(stream.uniform(1)[0])
         most = 64
         while most <= _MOST_RUNS:
@@ -104,12 +104,12 @@ class Repetition:
         raise InputError(f"more than {_MOST_RUNS:,} runs were drawn: give a smaller mean_runs")
 
     def event(self, run: DpEvent) -> DpEvent:
-        """The whole as dp-accounting writes it down."""
+        """The whole selection as a dp-accounting event."""
         return dp_event.RepeatAndSelectDpEvent(run, self.mean_runs, self.shape)
 
 
 def selection_epsilon(runs: Sequence[Releases], repetition: Repetition, delta: float, relation: str) -> float:
-    """ε at δ of the best of K runs, each with the releases of one of `runs` (drawn by public chance)."""
+    """ε at δ of the best of K runs, each with the releases of one of `runs` (drawn by public randomness)."""
     delta = checks.delta_value(delta)
     checks.choice("relation", relation, checks.RELATIONS)
     if not runs:
@@ -118,18 +118,18 @@ def selection_epsilon(runs: Sequence[Releases], repetition: Repetition, delta: f
     for releases in map(checked_releases, runs):
         if not supports(releases, relation):
             raise Refused(
-                f"there is no Rényi bound for these releases under {relation}, which paying for a sweep needs: use "
+                f"there is no Rényi bound for these releases under {relation}, which paying for a sweep requires: use "
                 "Poisson sampling with Gaussian noise under add-remove, or without-replacement under replace-one"
             )
         curves.append(rdp_curve(releases, relation))
     worst = np.max(curves, axis=0)
     best = google_rdp._compute_rdp_repeat_and_select(ORDERS, worst, repetition.mean_runs, repetition.shape)
-    # of γ and of log E K: both enter through a logarithm, with the factors of Thm 2
+    # errors of γ and of log E K: both enter through a logarithm, with the factors of Thm 2
     slack = 0.0 if repetition.shape == math.inf else _INVERSION * (2 + repetition.shape)
     values = best + slack * (1 + 1 / (np.asarray(ORDERS) - 1))
     epsilon = float(google_rdp.compute_epsilon(ORDERS, values, delta * (1 - _SHARE))[0])
     if math.isfinite(epsilon) and (1 + math.exp(min(epsilon, 700.0))) * _DISTANCE > _SHARE * delta:
-        return math.inf  # the distance of K from its law would cost more than the share of δ that is kept for it
+        return math.inf  # the distance of K from its distribution would cost more than the share of δ reserved for it
     return epsilon
 
 
@@ -138,8 +138,8 @@ def calibrate_selection(
 ) -> list[float]:
     """A noise multiplier for each kind of run, such that the best of K runs is (target, δ)-DP.
 
-    `releases[i]` gives those of run i for a noise multiplier. Each is calibrated as if all runs were of its kind; where
-    the maximum of the curves costs more than that, all targets are lowered until the whole meets it.
+    `releases[i]` maps a noise multiplier to the releases of run i. Each kind is calibrated as if all runs were of that
+    kind; if the maximum of the curves costs more than that, all targets are lowered until the selection meets it.
     """
     target = checks.positive("epsilon", target)
 
@@ -157,27 +157,26 @@ def calibrate_selection(
         if whole <= target:
             return found
         goal *= min(target / whole, 0.999)
-    raise InputError(
-        f"no noise was found for which the sweep as a whole meets ε = {up(target)}: give fewer kinds of runs"
-    )
+    raise InputError(f"no noise was found for which the whole sweep meets ε = {up(target)}: use fewer kinds of runs")
 
 
 @dataclass(frozen=True)
 class Composed:
-    """What it costs if all runs are seen, and by which rule that was found."""
+    """The cost if all runs are seen, and the rule by which it was computed."""
 
     epsilon: float
     delta: float
-    relation: str | None  # None: the runs differ in it, and there is no common statement
+    relation: str | None  # None: the runs have different relations, so there is no common statement
     rule: str
 
 
 def composed_cost(
     runs: Sequence[tuple[Releases | None, float, float, str]],
 ) -> Composed:
-    """Of runs (releases where they tell everything, ε, δ, relation): by the PLD where it applies, else Σε, Σδ.
+    """The joint cost of runs given as (releases if they describe the run completely, ε, δ, relation).
 
-    Runs under different relations have no common (ε, δ); ε is infinite then.
+    By PLD where it applies, else by Σε and Σδ. Runs under different relations have no common (ε, δ); ε is infinite
+    then.
     """
     relations = {relation for _, _, _, relation in runs}
     if len(relations) != 1:

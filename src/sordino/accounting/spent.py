@@ -1,4 +1,4 @@
-"""ε along a run: of what the entries of a ledger record, and of a growing number of steps."""
+"""ε during a run: of the entries of a ledger, and of a growing number of steps."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sordino.accounting.events import Release, allocated, compose_events
 from sordino.accounting.schemes import check_scheme, step_release
 from sordino.errors import InputError
 
-_POINTS = 48  # points of a curve that are computed; those between take the next one's ε, which bounds theirs
+_POINTS = 48  # points of a curve that are computed; the others use the next one's ε, which is an upper bound
 
 
 def composed_entries(plan: Mapping[str, Any], entries: Iterable[Mapping[str, Any]], delta: float) -> dict[str, Any]:
-    """ε at δ of the releases that a ledger records, composed from its entries alone.
+    """ε at δ of the releases that a ledger records, composed from its entries.
 
-    The plan (as its to_dict()) only gives what an entry cannot know: the public number of records. The entries
-    are believed: their mechanism, noise multiplier (noise over sensitivity), sampling and relation. An empty ledger
+    The plan (as its to_dict()) provides only what an entry does not contain: the public number of records. The entries'
+    mechanism, noise multiplier (noise over sensitivity), sampling and relation are taken as they are. An empty ledger
     has ε = 0. Keys: epsilon, delta, relation, accountant, epsilon_rdp, releases.
     """
     delta = checks.delta_value(delta)
@@ -42,7 +42,7 @@ def composed_entries(plan: Mapping[str, Any], entries: Iterable[Mapping[str, Any
     }
 
 
-@functools.lru_cache(maxsize=32)  # the same ledger is read for the result, for the report and by `sordino verify`
+@functools.lru_cache(maxsize=32)  # the same ledger is accounted for the result, for the report and by `sordino verify`
 def _accounted(releases: tuple[tuple[Release, int], ...], delta: float, relation: str, accountant: str) -> Account:
     return account(compose_events(list(releases)), delta, relation, accountant)
 
@@ -50,7 +50,7 @@ def _accounted(releases: tuple[tuple[Release, int], ...], delta: float, relation
 def entry_releases(
     plan: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]
 ) -> tuple[list[tuple[Release, int]], str]:
-    """(releases and their counts, relation) of the entries of a ledger, for a method whose releases compose.
+    """(releases with their counts, relation) of the entries of a ledger, for a method whose releases compose.
 
     Raises:
         InputError: an entry is wrong, or the entries mix relations.
@@ -64,17 +64,17 @@ def entry_releases(
 
 
 def _group(lines: Sequence[Mapping[str, Any]], records: int, relation: str) -> list[tuple[Release, int]]:
-    """Equal releases counted together; batches of one partition count once per epoch, and so do those of an epoch of
-    random allocation."""
+    """Equal releases counted together; the batches of a partition, or of an epoch of random allocation, count once
+    per epoch."""
     total: Counter[Release] = Counter()
     epochs = AllocatedEpochs()
-    rounds: Counter[tuple[Release, str, int, str, int]] = Counter()  # steps of a round, key, place in the round
+    rounds: Counter[tuple[Release, str, int, str, int]] = Counter()  # steps per round, key, place in the round
     for entry in lines:
         sampling = entry.get("sampling")
         if not isinstance(sampling, Mapping):
             raise InputError(f"a ledger entry has no sampling: {dict(entry)!r}")
         if entry.get("earlier") is not None:
-            raise InputError("a step that adds noise of earlier steps has no cost of its own: its method knows theirs")
+            raise InputError("a step that adds earlier noise has no separate cost: its method accounts for all steps")
         name = "poisson" if sampling.get("name") == "all" else str(sampling.get("name"))
         mechanism = str(entry.get("mechanism"))
         check_scheme(name, mechanism, relation)
@@ -85,7 +85,7 @@ def _group(lines: Sequence[Mapping[str, Any]], records: int, relation: str) -> l
         if name in ("partition", "cyclic"):
             per_epoch = int(sampling["batches"]) if name == "cyclic" else records // int(sampling["batch"])
             step = checks.count("step", entry.get("step"), minimum=0)
-            # groups are drawn anew under another key; a partition is refused there
+            # under another key groups are drawn again; a partition is refused there
             key = str(entry.get("source")) if name == "cyclic" else ""
             rounds[release, str(entry.get("purpose")), per_epoch, key, step % per_epoch] += 1
         else:
@@ -109,7 +109,7 @@ class AllocatedEpochs:
         """Counts an entry.
 
         Raises:
-            InputError: its batch is none of its epoch's, or was there before.
+            InputError: its batch does not belong to its epoch, or was recorded before.
         """
         sampling = entry["sampling"]
         batches = checks.count("batches", sampling.get("batches"))
@@ -121,12 +121,12 @@ class AllocatedEpochs:
         key = str(entry.get("purpose")), batches, epoch, str(entry.get("source"))
         seen, least = self._seen.setdefault(key, (set(), noise_multiplier))
         if batch in seen:
-            raise InputError(f"batch {batch} of epoch {epoch} was released twice; its ε can't be stated")
+            raise InputError(f"batch {batch} of epoch {epoch} was released twice; its ε can't be computed")
         seen.add(batch)
         self._seen[key] = seen, min(least, noise_multiplier)
 
     def releases(self) -> Counter[Release]:
-        """What the epochs release, each with the least noise of its entries."""
+        """The releases of the epochs, each with the smallest noise among its entries."""
         return Counter(allocated(least, batches, len(seen)) for (_, batches, _, _), (seen, least) in self._seen.items())
 
 
@@ -135,9 +135,9 @@ def _multiplier(entry: Mapping[str, Any]) -> float:
 
 
 def growing_curve(epsilon: Callable[[int, bool], float], steps: Sequence[int]) -> list[float]:
-    """ε after each of these numbers of steps, for a mechanism whose ε can only grow with them.
+    """ε after each of these numbers of steps, for a mechanism whose ε does not decrease with them.
 
-    `epsilon(t, last)` is called for up to 48 of them; the others take the ε of the next one, which bounds theirs.
+    `epsilon(t, last)` is called for up to 48 of them; the others use the ε of the next one, which is an upper bound.
     """
     wanted = sorted(set(steps))
     stride = -(-len(wanted) // _POINTS)

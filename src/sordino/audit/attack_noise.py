@@ -12,7 +12,7 @@ from torch import Tensor
 from sordino.audit.noise_check import LEVEL, distribution, enough, noise_tests, worst
 from sordino.audit.pipeline import short, trace
 from sordino.audit.tap import Call
-from sordino.release.door import Gaussian
+from sordino.release.mechanisms import Gaussian
 
 if TYPE_CHECKING:
     from sordino.runs.work import Work

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from sordino import sampling
 from sordino.randomness import RandomSource
-from sordino.release import door
-from sordino.release.door import Gaussian, Noise
+from sordino.release import noise as noise_module
+from sordino.release.mechanisms import Gaussian, Noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ class Cut(BaseException):
 def watched(forced: Sequence[Call] | None = None, stop_after: int | None = None) -> Iterator[Watch]:
     """Records every release, and every batch, of the runs in the block."""
     watch = Watch(forced, stop_after)
-    release, batches = door.release, sampling.batches
+    release, batches = noise_module.release, sampling.batches
 
     def seen(values: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
         return _release(watch, release, values, options)

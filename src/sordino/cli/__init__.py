@@ -1,8 +1,8 @@
-"""The command line. Exit codes: 0 done; 1 failed while running; 2 the input is wrong, nothing was written;
+"""The command line. Exit codes: 0 done; 1 failed at run time; 2 the input is wrong, nothing was written;
 3 an audit broke its claim, or a run directory is not genuine.
 
-Each command is a module with `add(commands)`, which declares its flags and the function behind them. What is slow to
-load (torch, scipy) is imported in that function, so that help is there at once.
+Each command is a module with `add(commands)`, which declares its flags and the function behind them. Slow imports
+(torch, scipy) are in that function, so that help is shown at once.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from sordino.errors import InputError, SordinoError
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code.
 
-    No error is shown as a traceback, unless the variable SORDINO_TRACEBACK is set.
+    Errors are shown without a traceback, unless the variable SORDINO_TRACEBACK is set.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal without ε is no reason to fail
+            stream.reconfigure(errors="backslashreplace")  # a terminal that can't print ε must not cause a failure
     arguments = _parser().parse_args(argv)
     try:
         _refuse_boundless(arguments)
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except SordinoError as error:
-        if not getattr(error, "quiet", False):  # the leader of several ranks has said it
+        if not getattr(error, "quiet", False):  # otherwise the leader of several ranks has reported it
             print(f"sordino: {error}", file=sys.stderr)
             _show_private(error.private)
         return error.exit_code
@@ -45,20 +45,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"sordino: {_beyond_double(arguments, error)}", file=sys.stderr)
         return 2 if _computes(arguments) else 1
     except KeyboardInterrupt:
-        print("sordino: interrupted; a run that writes checkpoints goes on with --resume", file=sys.stderr)
+        print("sordino: interrupted; a run with checkpoints can be continued with --resume", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the interpreter reports an error
         return 1
     except OSError as error:
         print(f"sordino: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
         return 1
     except MemoryError:
-        print("sordino: there is not enough memory for this", file=sys.stderr)
+        print("sordino: not enough memory", file=sys.stderr)
         return 1
     except Exception as error:
-        if isinstance(error, RuntimeError) and "allocate" in str(error):  # torch's way to say so
-            print("sordino: there is not enough memory for this", file=sys.stderr)
+        if isinstance(error, RuntimeError) and "allocate" in str(error):  # torch's out-of-memory error
+            print("sordino: not enough memory", file=sys.stderr)
             return 1
         if os.environ.get("SORDINO_TRACEBACK"):
             raise
@@ -68,42 +68,42 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _show_private(text: str) -> None:
-    """What an error says of private records: to a terminal, never into a log."""
+    """Prints what an error says about private records: on a terminal, never into a log."""
     if not text:
         return
     if sys.stderr.isatty():
         print(f"for the data's owner only: {text}", file=sys.stderr)
     else:
-        print("what was found in the records is private: it is shown on a terminal only", file=sys.stderr)
+        print("details about the records are private: they are shown on a terminal only", file=sys.stderr)
 
 
 def _computes(arguments: argparse.Namespace) -> bool:
-    """Whether the command only computes from the numbers on its line: no records, no files."""
+    """Whether the command computes only from the numbers on its line: no records, no files."""
     return getattr(arguments, "command", None) in ("account", "calibrate", "plan")
 
 
 def _beyond_double(arguments: argparse.Namespace, error: ArithmeticError) -> str:
-    """A formula left double precision. With nothing but the user's numbers in it, that is for the user to hear."""
+    """The message if a formula left double precision; only if no records are involved may it say more."""
     if not _computes(arguments):
         return _unforeseen(error)
     return (
-        "these numbers are too large, too small or too far apart for double precision, so no ε can be stated for them: "
+        "these numbers are too large, too small or too far apart for double precision, so no ε can be computed: "
         "give less extreme ones"
     )
 
 
 def _unforeseen(error: Exception) -> str:
-    """An error that nothing in the package expects: its kind and place. Its message may hold private values."""
+    """The message for an unexpected error: its type and place. Its own message may contain private values."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "sordino" in Path(f.filename).parts]
     place = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
     return (
-        f"an error that was not foreseen: {type(error).__name__}{place}. What was released is in the ledger. Please "
+        f"an unexpected error: {type(error).__name__}{place}. What was released is in the ledger. Please "
         "report it; with SORDINO_TRACEBACK=1 the whole traceback is shown"
     )
 
 
 def _refuse_boundless(arguments: argparse.Namespace) -> None:
-    """Numbers that no setting can mean: integers beyond 64 bits, and what is not finite."""
+    """Refuses integers beyond 64 bits and numbers that are not finite."""
     for name, given in vars(arguments).items():
         for value in given if isinstance(given, list) else [given]:
             flag = f"--{name.replace('_', '-')}"
@@ -135,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="sordino",
         description="Train PyTorch models with differential privacy, with an epsilon that is true.",
-        epilog="exit codes: 0 done, 1 failed while running, 2 wrong input (nothing was written), 3 claim broken "
+        epilog="exit codes: 0 done, 1 failed at run time, 2 wrong input (nothing was written), 3 claim broken "
         "or run not genuine",
     )
     parser.add_argument("--version", action="version", version=f"sordino {__version__}")

@@ -1,4 +1,4 @@
-"""sordino account, sordino calibrate: what a mechanism costs, and how much noise a budget needs."""
+"""sordino account, sordino calibrate: the ε of a mechanism, and the noise for a target ε."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sordino.registry import default, flag_modules, other_methods, without_flags
 
 
 def add(commands: Commands) -> None:
-    more = f"steps of {' and '.join(without_flags())} cost what those of {default()} do: account them as such"
+    more = f"steps of {' and '.join(without_flags())} cost the same as those of {default()}: use that"
     account = commands.add_parser(
         "account",
         help="the ε of a mechanism",

@@ -1,4 +1,4 @@
-"""sordino attack: an adversary who tries everything against a recipe."""
+"""sordino attack: an adversary who tries to break a recipe's guarantee."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "attack",
-        help="try to break a recipe's guarantee, in every way we know; exit code 3 if one is found",
-        description="Runs the recipe's whole pipeline on neighbouring datasets with made-up records (extreme, tiny, "
-        "huge, NaN, cancelling, repeated), plays its releases again on other records, and tests its noise, its "
-        "ledger, its sampling, its resume and, with canaries, its ε. Nothing is written. Use public records: what is "
-        "printed depends on them. Exit code 0: nothing found; 3: a counter-example.",
+        help="try to break a recipe's guarantee in every known way; exit code 3 if one succeeds",
+        description="Runs the recipe's whole pipeline on neighbouring datasets with artificial records (extreme, tiny, "
+        "huge, NaN, cancelling, repeated), replays its releases on other records, and tests its noise, its "
+        "ledger, its sampling, its resume and, with canaries, its ε. Nothing is written. Use public records: the "
+        "output depends on them. Exit code 0: nothing found; 3: a counter-example.",
         epilog="example: sordino attack --quick",
     )
     parser.add_argument("recipe", nargs="?", type=Path, metavar="RECIPE.toml", help="default: that of sordino audit")
@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
         "--only", action="append", default=[], metavar="CHECK", help="one of the checks; may be repeated"
     )
     parser.add_argument("--first", action="store_true", help="stop at the first check that finds something")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the search and the audit (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of search and audit (default: 0)")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the datasets are (default: $SORDINO_DATA)")
     add_json(parser)
     parser.set_defaults(run=_attack)

@@ -22,39 +22,39 @@ def add(commands: Commands) -> None:
         "audit",
         help="an empirical lower bound on ε; exit code 3 if it breaks the claim",
         description="Runs a short private training with canaries (gradients exactly at the clipping bound, each in or "
-        "out by a fair coin), guesses the coins from what was released, and turns the number of right guesses into a "
+        "out by a fair coin), guesses the coins from what was released, and turns the number of correct guesses into a "
         "lower bound on ε. A bound above the claim means that the mechanism is broken: exit code 3. A bound below it "
         "proves nothing, but a broken mechanism rarely passes.",
-        epilog="example: sordino audit --noise-scale 0.5  (half the noise that is claimed: exit code 3)",
+        epilog="example: sordino audit --noise-scale 0.5  (half the claimed noise: exit code 3)",
     )
     parser.add_argument(
-        "recipe", nargs="?", type=Path, metavar="RECIPE.toml", help="default: that of --out, or our own"
+        "recipe", nargs="?", type=Path, metavar="RECIPE.toml", help="default: that of --out, or a built-in one"
     )
     add_code(parser)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
-    parser.add_argument("--canaries", type=int, metavar="M", help="default: 5000, or as many as the model has room for")
+    parser.add_argument("--canaries", type=int, metavar="M", help="default: 5000, or as many as fit the model")
     parser.add_argument(
-        "--runs", type=int, default=1, metavar="K", help="independent runs, each with so many canaries: shows more of ε"
+        "--runs", type=int, default=1, metavar="K", help="independent runs, each with that many canaries: tighter bound"
     )
     parser.add_argument("--steps", type=int, metavar="T", help="audit only the first T steps of the plan")
     parser.add_argument("--confidence", type=float, default=0.95, metavar="P", help="default: 0.95")
-    parser.add_argument("--seed", type=int, metavar="S", help="make the audit repeatable")
+    parser.add_argument("--seed", type=int, metavar="S", help="make the audit reproducible")
     parser.add_argument(
-        "--noise-scale", type=float, default=1.0, metavar="F", help="scale the real noise, not the claim"
+        "--noise-scale", type=float, default=1.0, metavar="F", help="scale the actual noise, but not the claim"
     )
     parser.add_argument(
         "--width-scale", type=float, default=1.0, metavar="F",
-        help="scale the real uniform noise, where the method adds some, not the claim (0: the gap is not enforced)",
+        help="scale the actual uniform noise, if the method adds some, but not the claim (0: no minimal gap)",
     )  # fmt: skip
     parser.add_argument(
         "--membership",
         action="store_true",
-        help="instead: membership inference (LiRA) against models trained as the recipe says, on its public test rows",
+        help="instead: membership inference (LiRA) against models trained with the recipe, on its public test rows",
     )
     parser.add_argument("--models", type=int, default=36, metavar="K", help="for --membership (default: 36)")
     parser.add_argument(
         "--out", type=Path, metavar="DIR",
-        help="write audit.json (or membership.json) there; if it is a run, its report shows it",
+        help="write audit.json (or membership.json) there; the report of a run in it shows the audit",
     )  # fmt: skip
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the datasets are (default: $SORDINO_DATA)")
     add_json(parser)
@@ -114,14 +114,14 @@ def _result(arguments: argparse.Namespace, recipe: Recipe) -> AuditResult:
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:
-    """The recipe given, else that of the run whose report will show the audit, else our own."""
+    """The given recipe, else that of the run whose report will show the audit, else a built-in one."""
     from sordino.runs.recipe import Recipe
 
     run = arguments.out / "recipe.toml" if arguments.out else None
     if run is not None and run.exists():
         recipe = Recipe.read(arguments.recipe or run, arguments.set, allow_code=arguments.allow_code)
         if recipe != Recipe.read(run, allow_code=True):
-            raise InputError(f"{run} is of another recipe: its report must not show this audit; give another --out")
+            raise InputError(f"{run} has another recipe: its report must not show this audit; give another --out")
         return recipe
     if arguments.recipe is not None:
         return Recipe.read(arguments.recipe, arguments.set, allow_code=arguments.allow_code)

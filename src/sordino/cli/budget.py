@@ -12,17 +12,17 @@ from sordino.console import Commands, add_json, emit, finite
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "budget",
-        help="what all runs on a dataset may spend together",
-        description="Keeps, in one SQLite file, what all runs on a dataset have spent together, composed by the "
-        "accountant. A run with --budget FILE that would exceed it does not start.",
-        epilog="Runs without --budget are not counted. The file is for the data's owner alone (mode 0600): "
-        "docs/threat-model.md says what it tells.",
+        help="a joint budget for all runs on a dataset",
+        description="Stores, in one SQLite file, what all runs on a dataset have spent together, as composed by the "
+        "accountant. A run with --budget FILE that would exceed the limit does not start.",
+        epilog="Runs without --budget are not counted. The file is for the data's owner only (mode 0600): "
+        "docs/threat-model.md says what it reveals.",
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     limit = actions.add_parser(
         "set",
         help="set the limit of a recipe's dataset",
-        description="Sets (ε, δ) for all runs on the records of RECIPE together; makes FILE if it is not there.",
+        description="Sets (ε, δ) for all runs on the records of RECIPE together; creates FILE if needed.",
         epilog="example:\n  sordino budget set life.db recipe.toml --epsilon 3 --delta 1e-5",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -38,7 +38,7 @@ def add(commands: Commands) -> None:
     limit.set_defaults(run=_set)
     for name, text, function in (
         ("show", "what was spent, and by which runs", _show),
-        ("settle", "count runs that were killed by what their ledgers hold", _settle),
+        ("settle", "count killed runs by their ledgers", _settle),
     ):
         action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         action.add_argument("file", type=Path, metavar="FILE")

@@ -12,10 +12,10 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "card",
         help="write the model card of a run, in Markdown and YAML",
-        description="Writes DIR/card.md (with what NIST SP 800-226 asks an evaluator to find) and DIR/card.yaml (the "
+        description="Writes DIR/card.md (with what NIST SP 800-226 asks an evaluator to check) and DIR/card.yaml (the "
         "fields of OpenDP's registry of deployments). The directory is verified first; one that is not genuine gets "
         "no card (exit code 3).",
-        epilog="What only you can say (unit, trust, tuning, public_sources, collection, contact) stands in the "
+        epilog="What only you can say (unit, trust, tuning, public_sources, collection, contact) goes into the "
         "recipe's [declaration]. Example: sordino card runs/demo",
     )
     parser.add_argument("directory", type=Path, metavar="DIR")

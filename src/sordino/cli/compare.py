@@ -1,4 +1,4 @@
-"""sordino compare: methods under equal ε, δ and relation, over several seeds, and the page of what was found."""
+"""sordino compare: compares methods at equal ε, δ and relation, over several seeds, and writes a page."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ _EXAMPLES = """examples:
   sordino compare experiments/results/compare_adult.json --out adult.html
       only the page, from a result
 
-A comparison that was killed goes on where it stopped when the same command is given again."""
+A killed comparison continues where it stopped when the same command is given again."""
 
 
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "compare",
-        help="compare recipes under equal ε, δ and relation, over several seeds",
-        description="Runs every method of SUITE at every ε and seed, each in a process of its own, and writes "
+        help="compare recipes at equal ε, δ and relation, over several seeds",
+        description="Runs every method of SUITE at every ε and seed, each in a separate process, and writes "
         "compare.json and compare.html: accuracy against ε with error bars, paired differences, seconds, and what each "
-        "method assumes. Opacus and a training without privacy may be among the methods.",
+        "method assumes. Opacus and training without privacy may be among the methods.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("suite", type=Path, metavar="SUITE.toml", help="or a compare.json, whose page is made anew")
-    parser.add_argument("--epsilon", type=float, nargs="+", metavar="ε", help="only these of the suite's")
-    parser.add_argument("--seeds", type=int, nargs="+", metavar="N", help="other seeds than the suite's")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these of the suite's methods")
+    parser.add_argument("suite", type=Path, metavar="SUITE.toml", help="or a compare.json, to write its page again")
+    parser.add_argument("--epsilon", type=float, nargs="+", metavar="ε", help="only these ε of the suite")
+    parser.add_argument("--seeds", type=int, nargs="+", metavar="N", help="these seeds instead of the suite's")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these methods of the suite")
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="runs at a time, each on one core (default: 1)"
     )
@@ -85,7 +85,7 @@ def _page(arguments: argparse.Namespace) -> int:
 
 
 def _chosen(suite: Suite, arguments: argparse.Namespace) -> Suite:
-    """The part of the suite that the flags ask for."""
+    """The part of the suite that the flags select."""
     from dataclasses import replace
 
     from sordino.errors import did_you_mean
@@ -97,7 +97,7 @@ def _chosen(suite: Suite, arguments: argparse.Namespace) -> Suite:
     for epsilon in arguments.epsilon or []:
         if epsilon not in suite.epsilons:
             known = ", ".join(f"{one:g}" for one in suite.epsilons)
-            raise InputError(f"--epsilon {up(epsilon)} is none of the suite's: {known}")
+            raise InputError(f"--epsilon {up(epsilon)} is not in the suite: {known}")
     if arguments.seeds and (min(arguments.seeds) < 0 or len(set(arguments.seeds)) < len(arguments.seeds)):
         raise InputError("--seeds must be different whole numbers from 0")
     methods = tuple(one for one in suite.methods if not arguments.only or one.name in arguments.only)
@@ -112,7 +112,7 @@ def _chosen(suite: Suite, arguments: argparse.Namespace) -> Suite:
 
 
 def _command(arguments: argparse.Namespace) -> str:
-    """How to make the result again, without places of this machine."""
+    """The command that makes the result, without paths of this machine."""
     words = ["sordino", "compare", arguments.suite.as_posix()]
     for flag in ("epsilon", "seeds", "only"):
         values = getattr(arguments, flag)
@@ -122,7 +122,7 @@ def _command(arguments: argparse.Namespace) -> str:
 
 @contextmanager
 def _shown(arguments: argparse.Namespace) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """A table that follows the runs on a terminal; elsewhere a line for each run that has ended."""
+    """A live table on a terminal; elsewhere a line for each run that has ended."""
     from rich.console import Console
     from rich.live import Live
 

@@ -1,4 +1,4 @@
-"""sordino data: which datasets there are, where they come from, and whether the files are whole."""
+"""sordino data: which datasets are known, where they come from, and whether the files are complete."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser("data", help="list, fetch and verify datasets", description=__doc__)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     for name, help_text, function in (
-        ("list", "the datasets that sordino knows, and which are here", _list),
+        ("list", "the known datasets, and which are present", _list),
         ("fetch", "download a dataset from its canonical address, checked by SHA-256; resumes", _fetch),
-        ("verify", "compare the files of a dataset with what they should be", _verify),
+        ("verify", "check the files of a dataset", _verify),
     ):
         action = actions.add_parser(name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
         if name != "list":
@@ -54,7 +54,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _is_here(entry: Entry, data_dir: Path | None) -> bool:
-    """Every file of one layout is there (whether they are right is what `verify` says)."""
+    """Whether every file of one layout is present (`verify` checks their content)."""
     from sordino.data import data_directory
     from sordino.data.files import find_content
     from sordino.data.glove import TABLE, TEXTS
@@ -88,7 +88,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _emit_findings(arguments: argparse.Namespace, findings: Sequence[Finding]) -> int:
-    """One line a file; exit code 2 when one is missing or wrong."""
+    """One line per file; exit code 2 if one is missing or wrong."""
     whole = all(finding.status == "ok" for finding in findings)
     rows = [{"path": str(f.path), "status": f.status, "detail": f.detail} for f in findings]
     document = {"name": arguments.name, "whole": whole, "files": rows}

@@ -1,7 +1,7 @@
-"""sordino doctor: a recipe's clipping threshold, batch and step size, judged by the instruments.
+"""sordino doctor: judges a recipe's clipping threshold, batch and step size by the instruments.
 
-`sordino advise clipping` is its former second name for the threshold: it runs the doctor on test rows, so that there
-is one answer.
+`sordino advise clipping` is its former name for the threshold: it runs the doctor on test rows, so that there is one
+answer.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="what clipping and noise will do to a recipe's training, and what to change",
-        description="Reads sampling noise, norms and direction of the gradients on PUBLIC rows at fresh weights, "
-        "rehearses a few steps with the recipe's clipping and size of noise, and advises on clip_norm, batch and lr, "
-        "naming the theorem. The rows are those that [public] sets aside; without that section say which may be looked "
-        "at: --test-rows, or --not-private for the training rows of a public benchmark. Nothing is released.",
+        help="how clipping and noise will affect a recipe's training, and what to change",
+        description="Measures sampling noise, norms and direction of the gradients on PUBLIC rows at initial weights, "
+        "tries a few steps with the recipe's clipping and size of noise, and advises on clip_norm, batch and lr, "
+        "with the theorem behind each. The rows are those that [public] declares; without that section say which may "
+        "be used: --test-rows, or --not-private for the training rows of a public benchmark. Nothing is released.",
         epilog="example: sordino doctor src/sordino/recipes/demo.toml --not-private",
     )
     parser.add_argument("recipe", type=Path, metavar="RECIPE.toml")
-    parser.add_argument("--steps", type=int, default=20, metavar="N", help="steps of the rehearsal (default: 20)")
-    parser.add_argument("--rows", type=int, default=500, metavar="N", help="rows that are read (default: 500)")
+    parser.add_argument("--steps", type=int, default=20, metavar="N", help="steps of the trial (default: 20)")
+    parser.add_argument("--rows", type=int, default=500, metavar="N", help="rows to measure on (default: 500)")
     whose = parser.add_mutually_exclusive_group()
-    whose.add_argument("--test-rows", action="store_true", help="read the test split, where its rows are public")
+    whose.add_argument("--test-rows", action="store_true", help="use the test split, if its rows are public")
     whose.add_argument(
         "--not-private",
         action="store_true",
-        help="read the training split of a public benchmark: I know it is no secret",
+        help="use the training split of a public benchmark: its rows are not secret",
     )
     add_code(parser)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the datasets are (default: $SORDINO_DATA)")
-    parser.add_argument("--weights", type=Path, metavar="FILE", help="a model.safetensors (default: fresh weights)")
+    parser.add_argument("--weights", type=Path, metavar="FILE", help="a model.safetensors (default: initial weights)")
     add_json(parser)
     parser.set_defaults(run=_doctor)
     advise = commands.add_parser("advise", help="the same as doctor --test-rows")
@@ -59,9 +59,9 @@ def add(commands: Commands) -> None:
     )
     clipping.add_argument("recipe", type=Path, metavar="RECIPE.toml")
     clipping.add_argument("--public", dest="rows", type=int, default=500, metavar="N", help="test rows (default: 500)")
-    clipping.add_argument("--steps", type=int, default=20, metavar="N", help="steps of the rehearsal (default: 20)")
+    clipping.add_argument("--steps", type=int, default=20, metavar="N", help="steps of the trial (default: 20)")
     add_code(clipping)
-    clipping.add_argument("--weights", type=Path, metavar="FILE", help="a model.safetensors (default: fresh weights)")
+    clipping.add_argument("--weights", type=Path, metavar="FILE", help="a model.safetensors (default: initial weights)")
     clipping.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
     clipping.add_argument("--data-dir", type=Path, metavar="DIR", help="where the datasets are")
     add_json(clipping)
@@ -86,7 +86,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def examine(recipe: Recipe, arguments: argparse.Namespace) -> Diagnosis:
-    """Checks what may be looked at before any data is read, then diagnoses."""
+    """Checks which rows may be used before any data are read, then diagnoses."""
     from sordino import data
     from sordino.diagnostics.doctor import diagnose
     from sordino.runs.build import clipping_of, method_of, plan_from
@@ -94,7 +94,7 @@ def examine(recipe: Recipe, arguments: argparse.Namespace) -> Diagnosis:
     from sordino.training.progress import working
 
     caveats = _check(recipe, arguments)
-    bare = replace(recipe, instruments=type(recipe.instruments)())  # of a run; the doctor has its own
+    bare = replace(recipe, instruments=type(recipe.instruments)())  # those of a run; the doctor has its own
     prepared = prepare(bare, arguments.data_dir)
     origin, split = _rows(prepared, arguments)
     rows, others = (data.Split(split.inputs[part], split.targets[part]) for part in _parts(len(split), arguments.rows))
@@ -102,7 +102,7 @@ def examine(recipe: Recipe, arguments: argparse.Namespace) -> Diagnosis:
     model = _model(prepared, arguments.weights)
     lr = section.lr if method_of(recipe).rehearsed else None
     if method_of(recipe).rehearsed and (prepared.optimizer is None or lr is None):
-        raise InputError("the doctor rehearses steps of an optimizer: give [train] optimizer and lr")
+        raise InputError("the doctor tries steps of an optimizer: give [train] optimizer and lr")
     options = (
         {}
         if prepared.optimizer is None
@@ -132,46 +132,46 @@ def examine(recipe: Recipe, arguments: argparse.Namespace) -> Diagnosis:
 
 
 def _parts(count: int, rows: int) -> tuple[slice, slice]:
-    """The rows that are read, and those that are rehearsed on: others, where there are as many."""
+    """The rows to measure on, and the rows of the trial: different ones if there are enough."""
     return slice(0, rows), slice(rows, count) if count >= 2 * rows else slice(0, rows)
 
 
 def _check(recipe: Recipe, arguments: argparse.Namespace) -> tuple[str, ...]:
-    """Refusals, and what the advice leaves out."""
+    """Refuses what the doctor can't judge, and returns the caveats of its advice."""
     from sordino import data
     from sordino.runs.build import method_of
 
     method = method_of(recipe)
     if method.publishes is not None or method.trained_by is not None:
         raise InputError(
-            f"the method {recipe.method.name} clips no gradients of records, so it has no threshold for the doctor to "
-            "judge; its page says how its bound is chosen"
+            f"the method {recipe.method.name} does not clip gradients of records, so it has no threshold for the "
+            "doctor to judge; its page says how its bound is chosen"
         )
     if recipe.features.private is not None:
-        raise InputError("[features] private is made from the private records, so the doctor has none: leave it out")
+        raise InputError("[features] private needs the private records, which the doctor does not use: leave it out")
     if not (recipe.public.given or arguments.test_rows or arguments.not_private):
         raise Refused(
-            "the doctor looks at single records' gradients without noise, and the recipe declares no public rows: set "
-            "some aside in [public], or say --test-rows where the test split is public, or --not-private where the "
+            "the doctor measures single records' gradients without noise, and the recipe declares no public rows: "
+            "declare some in [public], or give --test-rows if the test split is public, or --not-private if the "
             "training split is that of a public benchmark"
         )
     if arguments.not_private and recipe.data.name not in {entry.name for entry in data.catalogue()}:
-        raise Refused(f"{recipe.data.name} is not known as a public benchmark: its records are not to be looked at")
+        raise Refused(f"{recipe.data.name} is not known as a public benchmark: its records must not be used for this")
     caveats = []
     if not method.rehearsed:
         caveats.append(
-            f"Steps of the method {recipe.method.name} are not rehearsed: readings are at the given weights only, lr "
+            f"Steps of the method {recipe.method.name} are not tried: measurements are at the given weights only, lr "
             "is not judged, and noise that the method adds to the plan's is not counted."
         )
     if any(key.startswith("inner") or key.startswith("record_momentum") for key in recipe.method.options):
-        caveats.append("Momentum of single records is not rehearsed: readings are of single gradients.")
+        caveats.append("The trial has no momentum of single records: measurements are of single gradients.")
     if recipe.train.scheduler != "constant":
-        caveats.append(f"The rehearsal keeps lr as it starts: the schedule {recipe.train.scheduler} is not followed.")
+        caveats.append(f"The trial keeps the initial lr: the schedule {recipe.train.scheduler} is not followed.")
     return tuple(caveats)
 
 
 def _model(prepared: Prepared, weights: Path | None) -> nn.Module:
-    """The recipe's network, with fresh weights or those of a file."""
+    """The recipe's network, with initial weights or those of a file."""
     from safetensors.torch import load_file
 
     from sordino.training.state import load_model
@@ -185,7 +185,7 @@ def _model(prepared: Prepared, weights: Path | None) -> nn.Module:
 
 
 def _rows(prepared: Prepared, arguments: argparse.Namespace) -> tuple[str | None, Any]:
-    """(origin, rows); None as origin: not private, with consent."""
+    """(origin, rows); the origin is None for rows that are not private by the user's statement."""
     from sordino.runs.build import public_origin
 
     recipe = prepared.recipe
@@ -194,7 +194,7 @@ def _rows(prepared: Prepared, arguments: argparse.Namespace) -> tuple[str | None
     if arguments.test_rows:
         return f"the test split of {recipe.data.name}, declared public", prepared.dataset.test
     if prepared.public is None:
-        raise InputError("the recipe sets no public rows aside: say which in [public]")
+        raise InputError("the recipe declares no public rows: say which in [public]")
     return public_origin(recipe), prepared.public
 
 
@@ -207,12 +207,12 @@ def _show(found: Diagnosis) -> None:
     first = found.readings[0]
     if found.not_private:
         console.print(
-            "[bold red]NOT PRIVATE:[/] these are training rows of a public benchmark, read without noise. With records "
-            "that need protection, neither these figures nor a choice made by them would be covered by any guarantee."
+            "[bold red]NOT PRIVATE:[/] these are training rows of a public benchmark, measured without noise. For "
+            "records that need protection, no guarantee would cover these numbers or a choice based on them."
         )
     console.print(f"[dim]{first.rows} rows: {escape(found.origin)}; {found.parameters:,} parameters[/]")
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
-    for title in ("", "at the start", *(["after the rehearsal"] if len(found.readings) > 1 else [])):
+    for title in ("", "at the start", *(["after the trial"] if len(found.readings) > 1 else [])):
         table.add_column(title)
     for name, value in _FIGURES.items():
         table.add_row(name, *(value(*pair) for pair in zip(found.readings, found.signals, strict=True)))
@@ -220,7 +220,7 @@ def _show(found: Diagnosis) -> None:
     tail = found.tail
     console.print(
         f"[dim]Thm 3.2 of Xiao, Wan & Devadas 2022 proves progress from c = 4·κ·log 10 = {tail.threshold:.4g} on "
-        f"(κ ≈ {tail.kappa:.4g}). This is enough, and seldom needed: the advice below is by measured alignment.[/]"
+        f"(κ ≈ {tail.kappa:.4g}). This suffices, and is seldom necessary: the advice below uses measured alignment.[/]"
     )
     for finding in found.findings:
         mark = {"fine": "[green]✓[/]", "watch": "[yellow]![/]"}.get(finding.verdict, "[red]→[/]")

@@ -1,4 +1,4 @@
-"""sordino predict: the labels that a run's published model gives to the rows of a file."""
+"""sordino predict: predicts the rows of a file with a run's published model."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "predict",
         help="predict the rows of a file with a run's published model",
-        description="Encodes the rows of FILE as the run's recipe says (the same public bounds and lists), and writes "
-        "the label and the probabilities of each. It costs no privacy of the records that the model was trained on; "
-        "the rows of FILE have no protection here.",
+        description="Encodes the rows of FILE according to the run's recipe (with the same public bounds and lists), "
+        "and writes the label and the probabilities of each. It has no privacy cost for the training records; the rows "
+        "of FILE have no protection here.",
         epilog="example: sordino predict runs/visits --data new_visits.csv --out predictions.csv",
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="the directory of a finished run")
-    parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="rows like those it was trained on")
+    parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="rows like the training rows")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help=".csv, .npz or .parquet")
-    parser.add_argument("--force", action="store_true", help="write over FILE if it is there")
+    parser.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
     parser.add_argument(
         "--data-dir", type=Path, metavar="DIR", help="where public weights are (default: $SORDINO_DATA)"
     )
@@ -37,7 +37,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     if not out.parent.is_dir():
         raise InputError(f"--out {out}: there is no folder {out.parent}")
     if out.is_dir() or (out.exists() and not arguments.force):
-        raise InputError(f"--out {out} is there already: give another name, or write over it with --force")
+        raise InputError(f"--out {out} exists already: give another name, or overwrite it with --force")
     if out.exists() and arguments.data.exists() and out.samefile(arguments.data):
         raise InputError(f"--out {out} is the data: give another name")
     from sordino.runs.trained import load, write_predictions

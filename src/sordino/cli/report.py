@@ -1,4 +1,4 @@
-"""sordino report: the page a reviewer reads, made anew from a run directory."""
+"""sordino report: writes the report for a reviewer from the files of a run."""
 
 from __future__ import annotations
 

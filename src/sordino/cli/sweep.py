@@ -1,4 +1,4 @@
-"""sordino sweep: one recipe over a grid of settings; the cost of looking is stated, or paid for."""
+"""sordino sweep: runs a recipe over a grid of settings; the privacy cost of choosing is stated, or paid for."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """examples:
   sordino sweep recipe.toml --over method.alpha=0,0.2,0.5 --over train.lr=0.1,0.5 --seeds 3
-      six settings, three runs each: table, sweep.json, heatmap.svg, sweep.html, and what looking at them costs
+      six settings, three runs each: table, sweep.json, heatmap.svg, sweep.html, and the cost of looking at them
   sordino sweep recipe.toml --over clipping.clip_norm=0.1,1 --over train.optimizer=sgd,adamw --jobs 2
   sordino sweep recipe.toml --over train.lr=0.1,0.5,2 --pay --epsilon 3 --delta 1e-5 --mean-runs 10
-      a random number of runs, the best one released, ε = 3 for all of it; nothing of the others is kept
+      a random number of runs, the best one released, ε = 3 for all of it; the others are deleted
 
-A sweep that was killed goes on where it stopped when the same command is given again."""
+A killed sweep continues where it stopped when the same command is given again."""
 
 
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "sweep",
-        help="run a recipe over a grid of settings, and say (or pay) what choosing costs",
-        description="Runs RECIPE at every combination of the given values, each into a run directory of its own. What "
-        "it costs to look at all results is always stated. With --pay the choice itself is private: a secret, random "
+        help="run a recipe over a grid of settings, and state (or pay) the cost of choosing",
+        description="Runs RECIPE at every combination of the given values, each in its own run directory. The cost of "
+        "looking at all results is always stated. With --pay the choice itself is private: a secret, random "
         "number of runs with settings drawn from the grid, of which only the best is kept.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -40,7 +40,7 @@ def add(commands: Commands) -> None:
         default=[],
         required=True,
         metavar="SECTION.KEY=V1,V2,…",
-        help="values for a key of the recipe (may be given several times)",
+        help="values for a key of the recipe (may be repeated)",
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key in all runs"
@@ -56,12 +56,12 @@ def add(commands: Commands) -> None:
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the datasets are (default: $SORDINO_DATA)")
     paid = parser.add_argument_group("paying for the choice")
     paid.add_argument("--pay", action="store_true", help="release the best of a random number of runs, for one ε")
-    paid.add_argument("--epsilon", type=float, metavar="ε", help="of the whole sweep")
-    paid.add_argument("--delta", type=float, metavar="δ", help="of the whole sweep (default: the recipe's)")
+    paid.add_argument("--epsilon", type=float, metavar="ε", help="ε of the whole sweep")
+    paid.add_argument("--delta", type=float, metavar="δ", help="δ of the whole sweep (default: the recipe's)")
     paid.add_argument(
         "--distribution",
         choices=sorted(SHAPES),
-        help="law of the number of runs (default: geometric; K ≥ 1 but poisson)",
+        help="distribution of the number of runs K (default: geometric; K ≥ 1 except for poisson)",
     )
     paid.add_argument("--mean-runs", type=float, metavar="M", help="its mean (default: 10)")
     add_code(parser)
@@ -88,7 +88,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
     given = [name for name in ("epsilon", "delta", "distribution", "mean_runs") if getattr(arguments, name) is not None]
     if given:
         raise InputError(
-            f"--{given[0].replace('_', '-')} belongs to --pay; without it the recipe says what a run costs"
+            f"--{given[0].replace('_', '-')} needs --pay; without it the recipe determines what a run costs"
         )
     document = run_sweep(sweep, out, jobs=arguments.jobs, data_dir=arguments.data_dir)
     if not arguments.json:
@@ -104,7 +104,7 @@ def _pay(arguments: argparse.Namespace, sweep: Any, base: Recipe, out: Path) -> 
     if arguments.epsilon is None:
         raise InputError("--pay needs --epsilon: what the whole sweep may cost")
     if arguments.jobs != 1:
-        raise InputError("--pay makes its runs one after another: leave --jobs out")
+        raise InputError("--pay makes its runs one after another: leave out --jobs")
     law = Repetition(arguments.distribution or "geometric", arguments.mean_runs or 10.0)
     price = Price(arguments.epsilon, base.privacy.delta if arguments.delta is None else arguments.delta, law)
     document = run_paid(sweep, price, out, data_dir=arguments.data_dir)

@@ -1,4 +1,4 @@
-"""sordino train, sordino demo: a recipe carried out into a run directory."""
+"""sordino train, sordino demo: runs a recipe in a run directory."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 LARGE = 10.0
-"""Above this ε a run is announced with a word on what it does not promise."""
+"""Above this ε, the command says before the run that the guarantee is weak."""
 
 
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "train",
         help="train a model under a privacy budget, from a recipe",
-        description="Trains as RECIPE says and writes recipe.toml, ledger.jsonl, metrics.jsonl, model.safetensors, "
-        "result.json and report.html into the run directory. With --dataset and --epsilon instead of a recipe it takes "
-        "the best one known for that set: settings chosen on held-out training rows, with the test accuracy that was "
-        "measured with them.",
+        description="Trains according to RECIPE and writes recipe.toml, ledger.jsonl, metrics.jsonl, "
+        "model.safetensors, result.json and report.html into the run directory. With --dataset and --epsilon instead "
+        "of a recipe it uses the best known one for that dataset: settings chosen on held-out training rows, with "
+        "their measured test accuracy.",
         epilog="example: sordino train experiments/recipes/fashion_mnist_scattering_linear.toml "
         "--set privacy.epsilon=1 --out runs/eps1; or sordino train --dataset fashion-mnist --epsilon 3. Which method "
-        "is for whom, measured: docs/which_method.md",
+        "to use, with measurements: docs/which_method.md",
     )
     parser.add_argument("recipe", type=Path, metavar="RECIPE.toml", nargs="?", help="or --dataset and --epsilon")
     _add_best_flags(parser)
@@ -40,25 +40,25 @@ def add(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="SECTION.KEY=VALUE",
-        help="override a key of the recipe (may be given several times); SECTION.KEY= takes the key out",
+        help="override a key of the recipe (may be repeated); SECTION.KEY= removes the key",
     )
     add_code(parser)
     _add_run_flags(parser)
     parser.add_argument(
-        "--budget", type=Path, metavar="FILE", help="count the run in this budget (sordino budget), or don't start"
+        "--budget", type=Path, metavar="FILE", help="count the run in this budget (sordino budget), or do not start"
     )
     parser.add_argument(
         "--shard",
         action="store_true",
         help="under torchrun: divide the model over the processes (fully_shard), for models that are too large for "
-        "one; results are the same",
+        "one; the results are the same",
     )
-    parser.add_argument("--resume", action="store_true", help="go on with the run in the directory, if there is one")
+    parser.add_argument("--resume", action="store_true", help="continue the run in the directory, if there is one")
     parser.add_argument(
         "--adopt",
         action="store_true",
-        help="with --resume, of a directory that was copied, moved or restored: you state that no other copy of it is "
-        "or will be resumed, and the ledger records that you did",
+        help="with --resume, for a directory that was copied, moved or restored: you state that no other copy of it is "
+        "or will be resumed, and the ledger records your statement",
     )
     parser.add_argument(
         "--sign",
@@ -71,7 +71,7 @@ def add(commands: Commands) -> None:
         "demo",
         help="a private training run on the embedded data",
         description="Trains a linear layer on scattering features of the embedded Fashion-MNIST subset at ε = 3, and "
-        "the same without noise for comparison. A finished demo is shown again, not made again.",
+        "the same without noise for comparison. A finished demo is shown again, not repeated.",
     )
     _add_run_flags(demo)
     demo.set_defaults(run=_demo)
@@ -86,14 +86,14 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
 def _add_best_flags(parser: argparse.ArgumentParser) -> None:
     from sordino.runs.best import best_names
 
-    best = parser.add_argument_group("the best recipe known, instead of RECIPE.toml")
+    best = parser.add_argument_group("the best known recipe, instead of RECIPE.toml")
     best.add_argument(
         "--dataset",
         metavar="NAME",
-        help=f"a set that has one: {', '.join(best_names())}. What it assumes, and the accuracy that was measured, is "
-        "printed first",
+        help=f"a dataset that has one: {', '.join(best_names())}. Its assumptions and measured accuracy are printed "
+        "first",
     )
-    best.add_argument("--epsilon", type=float, metavar="ε", help="what the run may cost; add/remove one record")
+    best.add_argument("--epsilon", type=float, metavar="ε", help="ε of the run, under add/remove of one record")
     best.add_argument("--delta", type=float, metavar="δ", help="default: 1e-5")
 
 
@@ -102,7 +102,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _recipe_of(arguments: argparse.Namespace) -> Recipe:
-    """The recipe that was named, or the best one known for a dataset."""
+    """The given recipe, or the best known one for a dataset."""
     from sordino.runs.best import DELTA, best_recipe
     from sordino.runs.recipe import Recipe
 
@@ -110,14 +110,14 @@ def _recipe_of(arguments: argparse.Namespace) -> Recipe:
     if arguments.recipe is not None:
         if given:
             key = "data.name" if given[0] == "dataset" else f"privacy.{given[0]}"
-            raise InputError(f"--{given[0]} chooses a recipe by itself: beside RECIPE.toml say --set {key}=…")
+            raise InputError(f"--{given[0]} selects the best known recipe: with RECIPE.toml use --set {key}=…")
         return Recipe.read(arguments.recipe, arguments.set, allow_code=arguments.allow_code)
     if arguments.dataset is None or arguments.epsilon is None:
-        raise InputError("give RECIPE.toml, or --dataset NAME with --epsilon ε for the best recipe known")
+        raise InputError("give RECIPE.toml, or --dataset NAME with --epsilon ε for the best known recipe")
     best = best_recipe(arguments.dataset, arguments.epsilon)
     delta = DELTA if arguments.delta is None else arguments.delta
     recipe = best.recipe([f"privacy.delta={delta!r}", *arguments.set])
-    print(f"the best recipe known for {best.dataset}: {best.said()}", file=sys.stderr)
+    print(f"the best known recipe for {best.dataset}: {best.said()}", file=sys.stderr)
     if arguments.set:
         print("--set changes it: that accuracy was measured without", file=sys.stderr)
     return recipe
@@ -137,8 +137,8 @@ def _run(arguments: argparse.Namespace, recipe: Recipe, resume: bool) -> int:
 
     out = arguments.out or Path("runs") / recipe.run.name
     given: Path | None = getattr(arguments, "sign", None)
-    key = None if given is None else private_key(given)  # a wrong one is found before anything is spent
-    budget, adopt = getattr(arguments, "budget", None), getattr(arguments, "adopt", False)  # the demo has none
+    key = None if given is None else private_key(given)  # finds a wrong key before anything is spent
+    budget, adopt = getattr(arguments, "budget", None), getattr(arguments, "adopt", False)  # the demo has neither
     shard = getattr(arguments, "shard", False)
     with from_environment() as rank:
         result = run_recipe(
@@ -160,27 +160,27 @@ def _run(arguments: argparse.Namespace, recipe: Recipe, resume: bool) -> int:
 
 
 def _promise(plan: Plan) -> None:
-    """What the guarantee will mean, in words, before anything is spent; a large ε does not pass without one."""
+    """Prints what the guarantee means in words, before anything is spent, and a warning if ε is large."""
     from sordino.plan.attack import in_words, success_rate
 
     try:
         rate = success_rate(plan)
-    except SordinoError:  # the plan has no guarantee at the other δ that the bound is made of
+    except SordinoError:  # the plan has no guarantee at another δ that the bound uses
         return
     print(in_words(rate, plan.unit), file=sys.stderr)
     if (epsilon := plan.guarantee().epsilon) > LARGE:
         print(
-            f"ε = {up(epsilon)} is large. That is an average over all that may be published: some of it may make it "
-            f"e^{up(epsilon, 3)} times likelier that a given {plan.unit} took part, more often than δ. "
-            "If the data is sensitive, stop here and choose a smaller ε (1 to 10 is common).",
+            f"ε = {up(epsilon)} is large: an output that is e^{up(epsilon, 3)} times likelier if a given {plan.unit} "
+            "took part may occur, even with a probability above δ. "
+            "If the data are sensitive, stop here and choose a smaller ε (1 to 10 is common).",
             file=sys.stderr,
         )
 
 
 def _skipped(result: dict[str, Any]) -> str:
     return (
-        f"{result['skipped_steps']} of {result['steps']}: released and paid for before the run was resumed; their "
-        "updates were lost, the model has not seen them"
+        f"{result['skipped_steps']} of {result['steps']}: released before the run was resumed, so they count in ε; "
+        "their updates were lost"
     )
 
 
@@ -193,7 +193,7 @@ def _rows(result: dict[str, Any], out: Path) -> dict[str, str]:
         f"{result['accountant']} accountant"
     )
     if not result["secure"]:
-        epsilon += " (insecure seed: void for whoever knows it)"
+        epsilon += " (insecure seed: no guarantee against anyone who knows it)"
     beside = result["guarantee"]["beside"]
     return {
         "ε": epsilon,

@@ -1,4 +1,4 @@
-"""sordino verify: is a run directory genuine? For the reviewer who was handed one."""
+"""sordino verify: checks that a run directory is genuine, for a reviewer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "verify",
         help="check that a run directory is genuine and recompute its epsilon",
-        description="Recomputes epsilon from the ledger and its header alone, and holds ledger, plan, recipe, model, "
-        "result, metrics and report page against each other. Exit codes: 0 genuine, 3 not (each disagreement is "
-        "named), 2 no run directory.",
-        epilog="A directory in which everything was rewritten to agree is told by a signature only: the owner trains "
-        "with --sign KEY and hands out the public key. Example: sordino verify runs/demo --public-key owner.pub",
+        description="Recomputes epsilon from the ledger and its header, and compares ledger, plan, recipe, model, "
+        "result, metrics and report page with each other. Exit codes: 0 genuine, 3 not (each disagreement is "
+        "named), 2 not a run directory.",
+        epilog="If everything in a directory was rewritten consistently, only a signature shows it: the owner trains "
+        "with --sign KEY and publishes the public key. Example: sordino verify runs/demo --public-key owner.pub",
     )
     parser.add_argument("directory", type=Path, metavar="DIR")
     parser.add_argument(
@@ -37,9 +37,9 @@ def _verify(arguments: argparse.Namespace) -> int:
     if verdict.epsilon is not None and verdict.delta is not None:
         rows["ε from the ledger"] = f"{up(verdict.epsilon, 6)} at δ = {up(verdict.delta)}, {verdict.relation}"
     if verdict.secure is False:
-        rows["insecure seed"] = "there is no guarantee against whoever knows the seed"
+        rows["insecure seed"] = "there is no guarantee against anyone who knows the seed"
     if verdict.adopted:
-        rows["adopted"] = f"{verdict.adopted} times: that no other copy went on is the owner's word"
+        rows["adopted"] = f"{verdict.adopted} times: the owner states that no other copy was continued"
     rows |= {f"{'✓' if check.ok else '✕'} {check.name}": check.why for check in verdict.checks}
     emit(arguments, verdict.to_dict(), {name: escape(text) for name, text in rows.items()})
     return 0 if verdict.genuine else 3

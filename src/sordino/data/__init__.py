@@ -1,11 +1,11 @@
-"""Real datasets, in the layouts people already have them in.
+"""Datasets: a catalogue of well-known ones in their usual file layouts, and readers of your own data.
 
     load("fashion-mnist-mini")            the embedded subset, always there
     load("cifar10", data_dir=...)         from a folder, else $SORDINO_DATA, else ./data
     catalogue(), fetch(name, ...), verify(name, ...)
-    read(section)                         what a recipe's [data] names: one of these, a file of your own, or your code
+    read(section)                         the dataset of a recipe's [data]: the catalogue's, your own file, or your code
 
-Nothing here measures a constant from the records: scaling, categories and vocabularies are public.
+No constant is measured from the records: scaling, categories and vocabularies are public.
 """
 
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sordino.data.tabular import Encoding
     from sordino.data.text import HashingTokenizer
     from sordino.data.types import Dataset, TextSplit
-else:  # the names of datasets are known before torch is loaded
+else:  # imported on first use: the names of datasets are needed before torch is loaded
     __getattr__, _ = lazy_names(
         __name__,
         {

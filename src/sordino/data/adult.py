@@ -1,8 +1,8 @@
 """Adult (census income): rows of public categories and publicly scaled numbers.
 
-The categories are those that the dataset's documentation (adult.names) lists, not those that occur; numbers
-are divided by round constants chosen without looking at the records, and cut at 1. The survey weight
-(fnlwgt) is left out: it describes the survey, not the person.
+The categories are those listed in the dataset's documentation (adult.names), not those that occur. Numbers are divided
+by round constants chosen without looking at the records, and truncated at 1. The survey weight (fnlwgt) is left out:
+it describes the survey, not the person.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ WIDTH = len(SCALES) + len(LOG_SCALES) + sum(len(values) for values in CATEGORIES
 
 
 def read_adult(path: Path) -> tuple[Tensor, Tensor]:
-    """adult.data or adult.test → (n, 104) float32 in [0, 1] and (n,) int64: 1 where income is above 50K.
+    """adult.data or adult.test → (n, 104) float32 in [0, 1] and (n,) int64: 1 if the income is above 50K.
 
-    An unknown value (`?`) is a row of zeros in its column's place. The first line of adult.test is a comment.
+    An unknown value (`?`) is encoded as zeros in its column. The first line of adult.test is a comment.
     """
     try:
         lines = read_bytes(path).decode("ascii").splitlines()

@@ -26,13 +26,13 @@ class NpzSource(Source):
     kind: ClassVar[str] = "npz"
     inputs: str = "inputs"  # the array of inputs: floats between the bounds, uint8 images, or int64 ids
     target: str = "targets"  # the array of labels
-    low: float | None = None  # public bounds: floats are cut at them and scaled to [0, 1]; without: taken as they are
-    high: float | None = None  # the upper one
+    low: float | None = None  # public bounds: floats are truncated and scaled to [0, 1]; without them: used as they are
+    high: float | None = None  # the upper bound
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.low is None) != (self.high is None):
-            raise InputError("data.low and data.high go together: public bounds of the inputs")
+            raise InputError("data.low and data.high are given together: the public bounds of the inputs")
         if self.low is not None and not checks.real("data.low", self.low) < checks.real("data.high", self.high):
             raise InputError("data.low must be below data.high")
 
@@ -42,7 +42,7 @@ class NpzSource(Source):
         if values.ndim < 2:
             raise InputError(f"{path}: {self.inputs} must have records in its first dimension and values in others")
         if labelled and arrays[self.target].shape != (len(values),):
-            raise InputError(f"{path}: {self.target} must hold one label for each entry of {self.inputs}")
+            raise InputError(f"{path}: {self.target} must have one label for each entry of {self.inputs}")
         problems = Problems(str(path), range(len(values)))
         inputs = self._inputs(path, values, problems)
         targets = None
@@ -67,7 +67,7 @@ class NpzSource(Source):
         with np.errstate(over="ignore"):
             out = numbers.astype(np.float32)
         for row in np.flatnonzero((np.isinf(out) & np.isfinite(numbers)).reshape(len(out), -1).any(1)):
-            problems.add(int(row), self.inputs, "a value beyond what single precision holds: give low and high")
+            problems.add(int(row), self.inputs, "a value that is too large for single precision: give low and high")
         return torch.from_numpy(out)
 
 
@@ -88,10 +88,10 @@ def _arrays(path: Path, names: list[str]) -> dict[str, np.ndarray[Any, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class ImagesSource(Source):
-    """A folder of images, one subfolder for each class: a picture is a record."""
+    """A folder of images, one subfolder for each class: an image is a record."""
 
     kind: ClassVar[str] = "images"
-    size: Any  # [height, width], public: every picture is scaled to it by itself
+    size: Any  # [height, width], public: every image is scaled to it separately
     channels: int = 3  # 3: colour, 1: grey
 
     def __post_init__(self) -> None:
@@ -116,12 +116,12 @@ class ImagesSource(Source):
         if labelled:
             further = [one.name for one in path.iterdir() if one.is_dir() and one.name not in self.labels]
             if further:
-                raise InputError(f"{path} has folders that are not in data.classes: take them out, or list them")
+                raise InputError(f"{path} has folders that are not in data.classes: remove them, or list them")
             files = [(at, file) for at, name in enumerate(self.labels) for file in pictures(path / name)]
         else:
             files = [(0, file) for file in pictures(path)]
         if not files:
-            raise InputError(f"{path}: no pictures ({', '.join(SUFFIXES)}) in {'its folders' if labelled else 'it'}")
+            raise InputError(f"{path}: no images ({', '.join(SUFFIXES)}) in {'its folders' if labelled else 'it'}")
         problems = Problems(str(path), range(1, len(files) + 1))
         images = torch.stack([self._picture(file, row, problems) for row, (_, file) in enumerate(files)])
         problems.raise_any()
@@ -131,20 +131,20 @@ class ImagesSource(Source):
         try:
             from PIL import Image, UnidentifiedImageError
         except ImportError as error:
-            raise SordinoError("reading pictures needs Pillow: install sordino[images]") from error
+            raise SordinoError("reading images needs Pillow: install sordino[images]") from error
         height, width = self.size
         try:
             with Image.open(file) as picture:
                 scaled = picture.convert("L" if self.channels == 1 else "RGB").resize((width, height))
                 values = np.asarray(scaled, dtype=np.float32) / np.float32(255)
         except (OSError, UnidentifiedImageError, ValueError, Image.DecompressionBombError):
-            problems.add(row, "images", "not a picture that can be read", file.name)
+            problems.add(row, "images", "not an image that can be read", file.name)
             return torch.zeros(self.shape)
         return torch.from_numpy(values).reshape(height, width, self.channels).permute(2, 0, 1).contiguous()
 
 
 def pictures(folder: Path) -> list[Path]:
-    """The pictures of a folder, by name."""
+    """The image files of a folder, sorted by name."""
     if not folder.is_dir():
         return []
     return sorted(one for one in folder.iterdir() if one.suffix.lower() in SUFFIXES and one.is_file())

@@ -1,9 +1,9 @@
-"""The datasets that sordino knows: where they come from, what their files must hash to, how they are scaled.
+"""The catalogue of datasets: where they come from, their checksums, and how they are scaled.
 
-Every SHA-256 here was found in public code that checks the same files, and where we had the bytes (the content of
-Fashion-MNIST, MNIST, CIFAR-10, Adult) computed from them. `Content.sha256` is the hash of the unpacked bytes, so a
-re-compressed copy verifies too. The scaling constants are published ones; they are public by convention and are never
-measured from the records at hand.
+Every SHA-256 here was found in public code that checks the same files, and recomputed where we had the bytes (the
+content of Fashion-MNIST, MNIST, CIFAR-10, Adult). `Content.sha256` is the hash of the unpacked bytes, so a copy that
+was compressed differently verifies too. The scaling constants are published ones; they are public by convention and
+never measured from the records.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Remote:
-    """One download: where to put it (relative to the data folder), from where, and what it must hash to."""
+    """One download: its path (relative to the data folder), its addresses, and its hash."""
 
     path: str
     addresses: tuple[str, ...]
     sha256: str
-    size: int | None  # bytes; None where it is not known to us
-    members: str | None = None  # a tar archive: the folder in it that is unpacked beside it
+    size: int | None  # bytes; None if unknown
+    members: str | None = None  # for a tar archive: the folder in it that is unpacked next to it
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Entry:
     shape: tuple[int, ...]
     licence: str
     homepage: str
-    layouts: tuple[tuple[Content, ...], ...] = ()  # the first is what `fetch` makes
+    layouts: tuple[tuple[Content, ...], ...] = ()  # `fetch` makes the first one
     remotes: tuple[Remote, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     embedded: bool = False
-    vectors: bool = False  # reading it takes GloVe's word vectors as well (sordino.data.glove), which are not fetched
+    vectors: bool = False  # also needs GloVe's word vectors (sordino.data.glove), which are not fetched
 
 
 def catalogue() -> tuple[Entry, ...]:
@@ -290,7 +290,7 @@ _ENTRIES = (
         licence="not stated by the authors (Hull 1994)",
         homepage="https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps",
         layouts=(
-            # no hash of the unpacked bytes is known to us: what was fetched is checked packed, see `remotes`
+            # the hash of the unpacked bytes is unknown: `remotes` checks the compressed file after fetching
             (Content("USPS/usps.bz2"), Content("USPS/usps.t.bz2")),
             (Content("USPS/usps.npz"),),
             (Content("USPS/zip.train.gz"), Content("USPS/zip.test.gz")),

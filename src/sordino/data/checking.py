@@ -1,4 +1,4 @@
-"""verify(name): is every file of a dataset there, and is it the right one? Each file gets a finding of its own."""
+"""verify(name): checks that every file of a dataset is present and correct; one finding per file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Finding:
 
 
 def verify(name: str, data_dir: Path | str | None = None) -> tuple[Finding, ...]:
-    """One finding for each file of the layout that is nearest to being there. All "ok": the dataset is whole."""
+    """One finding for each file of the layout that is most nearly complete. All "ok": the dataset is complete."""
     known = entry(name)
     if known.embedded:
         return tuple(Finding(path, "wrong" if why else "ok", why or _CHECKED) for path, why in embedded_findings())
@@ -39,22 +39,22 @@ _CHECKED = "SHA-256 as expected"
 
 
 def verify_entry(known: Entry, root: Path) -> tuple[Finding, ...]:
-    """As `verify`, of an entry that need not be in the catalogue."""
+    """As `verify`, for an entry that need not be in the catalogue."""
     return file_findings(known, root) + ((_word_vectors(root),) if known.vectors else ())
 
 
 def _word_vectors(root: Path) -> Finding:
-    """GloVe's vectors, read through: they have no canonical checksum here."""
+    """Reads GloVe's vectors completely: there is no canonical checksum for them."""
     path = next((root / name for name in (*TEXTS, TABLE) if (root / name).is_file()), None)
     try:
         words = read_glove(root)
     except SordinoError as error:
         return Finding(path or root / TEXTS[0], "missing" if path is None else "wrong", str(error))
-    return Finding(path or root, "ok", f"reads as vectors of {len(words.ids):,} words")
+    return Finding(path or root, "ok", f"contains vectors of {len(words.ids):,} words")
 
 
 def file_findings(known: Entry, root: Path) -> tuple[Finding, ...]:
-    """One finding for each file of the set itself, without the vectors that it is read with."""
+    """One finding for each file of the dataset, without the word vectors that it needs."""
     layout = max(known.layouts, key=lambda one: sum(find_content(root, c.path) is not None for c in one) / len(one))
     findings = tuple(_finding(known, root, content) for content in layout)
     if any(f.status != "ok" for f in findings) or all(f.detail == _CHECKED for f in findings):
@@ -80,7 +80,7 @@ def _finding(known: Entry, root: Path, content: Content) -> Finding:
         return Finding(path, "ok", _CHECKED)
     size = f"{path.stat().st_size:,} bytes"
     return Finding(
-        path, "wrong", f"{size} with content of SHA-256 {actual}, expected {expected}; delete it and fetch again"
+        path, "wrong", f"{size}, but its content has SHA-256 {actual}, expected {expected}; delete it and fetch again"
     )
 
 
@@ -93,7 +93,7 @@ def _folder(path: Path, known: Entry) -> Finding:
 
 
 def _readable(known: Entry, root: Path, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Files without a checksum are at least read through."""
+    """Reads files without a checksum completely."""
     try:
         sides = load_texts(known.name, root) if known.name.startswith("imdb") else _sides(load(known.name, root))
     except SordinoError as error:
@@ -101,14 +101,14 @@ def _readable(known: Entry, root: Path, findings: tuple[Finding, ...]) -> tuple[
             Finding(f.path, "wrong", _said(error, f.path)) if str(f.path) in str(error) else f for f in findings
         )
     train, test = (len(side.targets) for side in sides)
-    sizes = f"reads as {train:,} training and {test:,} test records"
+    sizes = f"contains {train:,} training and {test:,} test records"
     if (train, test) != known.records:
         sizes += f" (the original split has {known.records[0]:,} and {known.records[1]:,})"
     return tuple(f if f.detail == _CHECKED else Finding(f.path, "ok", f"{f.detail}; {sizes}") for f in findings)
 
 
 def _said(error: SordinoError, path: Path) -> str:
-    """All that was found: whoever verifies files is their owner."""
+    """The complete message, with private details: whoever verifies files is their owner."""
     return "; ".join(part for part in (str(error).removeprefix(f"{path}: "), error.private) if part)
 
 

@@ -1,7 +1,7 @@
-"""`module:function` in a recipe: datasets and models of one's own code.
+"""`module:function` in a recipe: datasets and models from the user's own code.
 
-A recipe is data, and reading somebody else's must not run their code. So such a name is refused unless whoever starts
-the command says `--allow-code` (in Python: `Recipe.read(path, allow_code=True)`); no key of the recipe can say it.
+Reading somebody else's recipe must not run code. So such a name is refused unless the user who starts the command gives
+`--allow-code` (in Python: `Recipe.read(path, allow_code=True)`); no key of the recipe can allow it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ CONTRACT = (
 
 
 def is_code(name: str) -> bool:
-    """Does the name stand for a function of somebody's code?"""
+    """Whether the name refers to a function (module:function)."""
     return ":" in name
 
 
 def function_of(name: str) -> Callable[..., Any]:
-    """The function `package.module:function`, or `folder/file.py:function`; the working directory is looked in first.
+    """The function `package.module:function`, or `folder/file.py:function`; the working directory is searched first.
 
-    This runs the module. Whoever calls it has been allowed to.
+    This runs the module. The caller must have the user's permission.
     """
     place, _, attribute = name.rpartition(":")
     if not place or not attribute.isidentifier():
@@ -74,7 +74,7 @@ def _from_file(path: Path) -> Any:
 
 
 def dataset_of(name: str, options: Mapping[str, Any]) -> Dataset:
-    """What the function gives, checked. InputError says what it must give."""
+    """The dataset that the function returns, checked; InputError says what it must return."""
     made = function_of(name)(**options)
     if isinstance(made, Dataset):
         return made
@@ -100,14 +100,14 @@ def dataset_of(name: str, options: Mapping[str, Any]) -> Dataset:
 
 
 def _users(name: str, given: Any, rows: int) -> tuple[str, ...] | None:
-    """Whose each row of train is, where the function says so."""
+    """The user of each row of train, if the function returns them."""
     if given is None:
         return None
     ids = given.tolist() if isinstance(given, Tensor | np.ndarray) else list(given)
     if len(ids) != rows:
         raise InputError(f"{name}: users must have one id for each row of train, in the same order")
     if any(isinstance(one, bool) or not isinstance(one, int | str) for one in ids):
-        raise InputError(f"{name}: users are ids, whole numbers or texts, without missing values")
+        raise InputError(f"{name}: users must be ids: whole numbers or texts, without missing values")
     return tuple(str(one) for one in ids)
 
 

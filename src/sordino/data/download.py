@@ -1,8 +1,8 @@
-"""fetch(name): download a dataset from its canonical addresses; resumed, checked, then moved into place whole.
+"""fetch(name): downloads a dataset from its canonical addresses; resumes, checks, and then renames.
 
-A download goes to `<file>.part`. When its SHA-256 is right it is renamed, so a file under its own name is always
-whole. A cut connection is taken up where it stopped (HTTP Range), also by the next call; a server that ignores
-Range is read from the start. A wrong checksum deletes the part: it is never taken for data.
+A download goes to `<file>.part`. If its SHA-256 is correct it is renamed, so a file under its own name is always
+complete. An interrupted download is continued (HTTP Range), also by the next call; if a server ignores Range, it is
+restarted. If the checksum is wrong, the part is deleted.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from sordino.data.checking import Finding, file_findings, verify, verify_entry
 from sordino.data.files import VARIABLE, data_directory, sha256_of_file
 from sordino.errors import SordinoError
 
-Progress = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all (None: not known)
+Progress = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in total (None: unknown)
 ATTEMPTS = 4
 TIMEOUT = 30.0  # seconds without an answer
 BLOCK = 1 << 18
 
 
 def fetch(name: str, data_dir: Path | str | None = None, progress: Progress | None = None) -> tuple[Finding, ...]:
-    """Bring a dataset into `data_dir` (else $SORDINO_DATA, else ./data); what is there and right is left alone.
+    """Downloads a dataset into `data_dir` (else $SORDINO_DATA, else ./data); correct files are left as they are.
 
-    Returns the findings of `verify` afterwards. SordinoError if an address can't be reached (the message says
-    which file to put where, by hand) or what came has the wrong SHA-256.
+    Returns the findings of `verify` afterwards. SordinoError if an address can't be reached (the message says which
+    file to put where, by hand) or a file has the wrong SHA-256.
     """
     known = entry(name)
     if known.embedded:
@@ -58,13 +58,13 @@ def _is_right(path: Path, remote: Remote) -> bool:
 
 
 def download(known: Entry, remote: Remote, root: Path, progress: Progress | None = None) -> Path:
-    """One file, whole and checked, at root / remote.path."""
+    """One file, complete and checked, at root / remote.path."""
     target = root / remote.path
     part = target.with_name(f"{target.name}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SordinoError(f"{target.parent}: can't be made: {error.strerror or error}") from error
+        raise SordinoError(f"{target.parent}: can't be created: {error.strerror or error}") from error
     troubles = []
     for address in remote.addresses:
         trouble = _from(address, remote, part, progress)
@@ -76,26 +76,26 @@ def download(known: Entry, remote: Remote, root: Path, progress: Progress | None
 
 
 def _from(address: str, remote: Remote, part: Path, progress: Progress | None) -> str | None:
-    """Download to `part` until it is whole and right; else the reason why not."""
+    """Downloads to `part` until it is complete and correct; returns None, or the reason for failure."""
     trouble = "no answer"
     for _ in range(ATTEMPTS):
         before = part.stat().st_size if part.is_file() else 0
         try:
             complete = _receive(address, remote, part, progress)
         except urllib.error.HTTPError as error:
-            if error.code == 416 and before:  # nothing after our last byte: whole, or too long
+            if error.code == 416 and before:  # nothing after our last byte: complete, or too long
                 complete = True
             else:
                 return f"HTTP {error.code} {error.reason}"
         except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
             trouble = f"{getattr(error, 'reason', None) or error or type(error).__name__}"
             if not part.is_file() or part.stat().st_size == before:
-                return trouble  # no progress: an address that can't be reached won't be in a second either
+                return trouble  # no progress: retrying the same address would not help
             continue
         except OSError as error:
             raise SordinoError(f"{part}: can't be written: {error.strerror or error}") from error
         if not complete:
-            trouble = f"the connection was cut at {part.stat().st_size:,} bytes"
+            trouble = f"the connection was interrupted at {part.stat().st_size:,} bytes"
             continue
         actual = sha256_of_file(part)
         if actual == remote.sha256:
@@ -103,12 +103,12 @@ def _from(address: str, remote: Remote, part: Path, progress: Progress | None) -
         trouble = f"SHA-256 is {actual}, expected {remote.sha256} ({part.stat().st_size:,} bytes)"
         part.unlink()
         if not before:
-            return trouble  # read from the start and wrong: the address serves another file
+            return trouble  # downloaded from the start and wrong: the address serves another file
     return trouble
 
 
 def _receive(address: str, remote: Remote, part: Path, progress: Progress | None) -> bool:
-    """Append to `part` from where it stops. True if all that the server announced has come."""
+    """Appends to `part` from its end. True if everything that the server announced has arrived."""
     have = part.stat().st_size if part.is_file() else 0
     request = urllib.request.Request(address, headers={"User-Agent": "sordino", "Accept-Encoding": "identity"})
     if have:
@@ -140,7 +140,7 @@ def _advice(known: Entry, remote: Remote, root: Path, troubles: list[str], part:
 
 
 def unpack(archive: Path, folder: str, root: Path) -> None:
-    """The regular files under `folder` in a .tar.gz, aside first, then moved into root/folder."""
+    """Unpacks the regular files under `folder` in a .tar.gz to a temporary place, then moves them to root/folder."""
     try:
         with tempfile.TemporaryDirectory(dir=root, prefix=".unpack.") as aside:
             with tarfile.open(archive, "r:gz") as tar:

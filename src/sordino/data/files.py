@@ -1,4 +1,4 @@
-"""Finding and opening the files of a dataset; every error names the file and what is wrong with it."""
+"""Finds and opens the files of a dataset; every error names the file and the problem."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ PACKINGS = ("", ".gz", ".xz", ".bz2")
 
 
 def data_directory(data_dir: Path | str | None = None) -> Path:
-    """The folder that holds the datasets: the argument, else $SORDINO_DATA, else ./data."""
+    """The folder with the datasets: the argument, else $SORDINO_DATA, else ./data."""
     if data_dir is not None:
         return Path(data_dir).expanduser()
     return Path(os.environ.get(VARIABLE) or "data").expanduser()
 
 
 def find_content(root: Path, relative: str) -> Path | None:
-    """root/relative as a folder, or as a file, plain or packed (a name that ends in .gz, … stands for itself)."""
+    """root/relative as a folder or a file, plain or compressed (a name that ends in .gz, … is taken literally)."""
     path = root / relative
     if path.is_dir():
         return path
@@ -40,22 +40,22 @@ def find_content(root: Path, relative: str) -> Path | None:
 def missing(dataset: str, relative: str, root: Path) -> InputError:
     return InputError(
         f"dataset {dataset!r}: no file {relative} in {root}. Run `sordino data fetch {dataset} --data-dir "
-        f"{root}`, or set {VARIABLE} (or --data-dir) to the folder that holds it; `sordino data list` "
+        f"{root}`, or set {VARIABLE} (or --data-dir) to the folder that contains it; `sordino data list` "
         "shows the layouts"
     )
 
 
 MOST = 1 << 30
-"""Bytes that a file may unpack to. The largest of the catalogue has 183 MB; a few MB of gz may be zeros without end."""
+"""Largest unpacked size of a file. The largest in the catalogue has 183 MB; a small .gz may unpack to endless zeros."""
 
 
 def read_bytes(path: Path, declared: Callable[[bytes], int | None] = lambda head: None) -> bytes:
-    """The content of a file, unpacked according to its suffix, and no more of it than it may have.
+    """The content of a file, unpacked according to its suffix, up to the size that it may have.
 
     Args:
-        path: the file.
-        declared: from the first 64 bytes of the content, the number of bytes that it says it has; None: it does not
-            say. One byte more than that is read, so that a longer content is seen to be longer.
+        path: The file.
+        declared: Maps the first 64 bytes of the content to the size that it declares, or None. One byte more than that
+            is read, so that a longer content is detected.
 
     Raises:
         InputError: empty, truncated, or larger than 1 GiB when unpacked.
@@ -72,7 +72,7 @@ def read_bytes(path: Path, declared: Callable[[bytes], int | None] = lambda head
             f"{path}: truncated or not a {path.suffix} file; download it again", private=str(error)
         ) from error
     except OSError as error:
-        if error.errno is None:  # bz2 says so of what is no bz2 file
+        if error.errno is None:  # bz2 raises this for a file that is not bz2
             raise InputError(
                 f"{path}: truncated or not a {path.suffix} file; download it again", private=str(error)
             ) from error
@@ -80,7 +80,7 @@ def read_bytes(path: Path, declared: Callable[[bytes], int | None] = lambda head
     if not content:
         raise InputError(f"{path}: the file is empty; download it again")
     if len(content) > MOST:
-        raise InputError(f"{path}: unpacks to more than {MOST:,} bytes, which no dataset here does; download it again")
+        raise InputError(f"{path}: unpacks to more than {MOST:,} bytes, more than any dataset here; download it again")
     return content
 
 

@@ -25,21 +25,21 @@ TEXTS = ("glove.6B/glove.6B.50d.txt", "glove.6B.50d.txt", "glove-6b-50d/glove.6B
 TABLE, INDEX = "glove-6b-50d/glove_6B_50d_emb.npy", "glove-6b-50d/glove_6B_index.parquet"
 
 FREQUENT = 150
-"""So many of the most frequent words are left out of texts where their number is limited: they say little, and of a
-review's words they are half. On held-out reviews a linear classifier of the mean of the last 64 vectors gets 73.2 %
-without them and 69.8 % with them (docs/clipping_bias.md). Words that turn or weigh a judgement stay."""
+"""The number of most frequent words that are left out of texts of limited length: they carry little information, and
+are half of the words of a review. On held-out reviews a linear classifier of the mean of the last 64 vectors gets
+73.2 % without them and 69.8 % with them (docs/clipping_bias.md). Words that negate or weigh a judgement are kept."""
 TELLING = frozenset(
     ("not", "n't", "no", "but", "never", "nothing", "!", "?", "best", "better", "good", "well", "great", "bad", "like",
      "only", "even", "too", "least", "less", "little", "few", "most", "more")
 )  # fmt: skip
 
 _TAG = re.compile(r"<[^>]{1,20}>")
-_WORD = re.compile(r"n't|'[a-z]+|[a-z]+(?=n't)|[a-z0-9]+|[!?]")  # "didn't" is "did", "n't", as in GloVe's own corpus
+_WORD = re.compile(r"n't|'[a-z]+|[a-z]+(?=n't)|[a-z0-9]+|[!?]")  # "didn't" is "did", "n't", as in GloVe's corpus
 
 
 @dataclass(frozen=True)
 class WordVectors:
-    """Word → id from 1 on, and the table (words + 1, features); id 0 pads, and its vector is zero."""
+    """Word → id from 1 on, and the table (words + 1, features); id 0 is padding, and its vector is zero."""
 
     ids: Mapping[str, int]
     table: Tensor
@@ -47,9 +47,10 @@ class WordVectors:
 
 @dataclass(frozen=True)
 class VectorTokenizer:
-    """Lower-cased words → ids of the vectors' words; what has no vector, or is too frequent, is left out. Of a longer
-    text the last (or first) `length` words are kept; a shorter one is padded by zeros *in front*, so that it ends with
-    its last word.
+    """Lower-cased words → ids of GloVe's words; words without a vector, and too frequent ones, are left out.
+
+    Of a longer text the last (or first) `length` words are kept; a shorter one is padded with zeros *in front*, so that
+    it ends with its last word.
 
     A public function of one text at a time. An empty text, or one of unknown words, is all padding.
     """
@@ -57,7 +58,7 @@ class VectorTokenizer:
     words: WordVectors
     length: int = 64
     keep: Literal["end", "start"] = "end"
-    frequent: int = FREQUENT  # the most frequent words are left out, but for the telling ones
+    frequent: int = FREQUENT  # the most frequent words are left out, except informative ones
 
     def __post_init__(self) -> None:
         if self.length < 1 or self.keep not in ("end", "start"):
@@ -80,8 +81,8 @@ class VectorTokenizer:
 def standardised(words: WordVectors) -> WordVectors:
     """The vectors with mean 0 and variance 1 in each feature, over words weighted by Zipf's law: 1/(rank + 2.7).
 
-    All public: nothing is measured from texts. Published vectors share a large mean, which would be the better part of
-    every record's gradient and say nothing about its class.
+    All constants are public: nothing is measured from texts. Published vectors share a large mean, which would be most
+    of every record's gradient and carry no information about its class.
     """
     rank = torch.arange(1, len(words.table), dtype=torch.float64)
     weight = (1 / (rank + 2.7))[:, None]
@@ -94,7 +95,7 @@ def standardised(words: WordVectors) -> WordVectors:
 
 
 def read_glove(root: Path, words: int = 30_000) -> WordVectors:
-    """The vectors of the `words` most frequent words, from the first layout that is in `root`."""
+    """The vectors of the `words` most frequent words, from the first layout found in `root`."""
     text = next((root / name for name in TEXTS if (root / name).is_file()), None)
     if text is not None:
         return _vectors(*_read_text(text, words))
@@ -109,7 +110,7 @@ def read_glove(root: Path, words: int = 30_000) -> WordVectors:
         return _vectors(index[:words], np.array(table[:words], dtype=np.float32))
     raise InputError(
         f"no GloVe vectors in {root}: put {TEXTS[0]} there (glove.6B.zip of nlp.stanford.edu/projects/glove), or set "
-        f"{VARIABLE} (or --data-dir) to the folder that holds it"
+        f"{VARIABLE} (or --data-dir) to the folder that contains it"
     )
 
 
@@ -154,12 +155,12 @@ def _read_index(path: Path) -> list[str]:
         from pyarrow import ArrowException, parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
         raise InputError(
-            f"{path}: reading Parquet needs pyarrow: pip install 'sordino[glove]', or put {TEXTS[0]} beside it"
+            f"{path}: reading Parquet needs pyarrow: pip install 'sordino[glove]', or put {TEXTS[0]} next to it"
         ) from None
     try:
         column: list[str] = parquet.read_table(path).column(0).to_pylist()
     except (ArrowException, OSError, IndexError, ValueError) as error:
         raise InputError(f"{path}: truncated or not Parquet: {error}") from error
     if not all(isinstance(word, str) for word in column):
-        raise InputError(f"{path}: its first column does not hold words")
+        raise InputError(f"{path}: its first column does not contain words")
     return column

@@ -1,4 +1,4 @@
-"""Readers of image files, in the layouts that people already have. Each gives bytes; scaling comes later.
+"""Readers of image files in their usual layouts. They return bytes; scaling comes later.
 
 IDX (MNIST, Fashion-MNIST), the binary batches of CIFAR-10 and CIFAR-100, SVHN's cropped .mat, USPS in three forms.
 """
@@ -24,12 +24,12 @@ IDX_UBYTE = 0x08
 
 
 def read_idx(path: Path, dimensions: int) -> Bytes:
-    """An IDX file of bytes, plain or packed; no more of it is unpacked than its header declares."""
+    """An IDX file of bytes, plain or compressed; at most the size that its header declares is unpacked."""
     return parse_idx(read_bytes(path, _declared), path, dimensions)
 
 
 def _declared(head: bytes) -> int | None:
-    """The size that an IDX header declares; None where this is no such header."""
+    """The size that an IDX header declares; None if this is not such a header."""
     dimensions = head[3] if len(head) > 3 else 0
     if head[:3] != bytes([0, 0, IDX_UBYTE]) or not 1 <= dimensions <= 3 or len(head) < 4 + 4 * dimensions:
         return None
@@ -94,7 +94,7 @@ def read_cifar100(path: Path) -> Pair:
 
 
 def _cifar(paths: tuple[Path, ...], labels: int, classes: int, what: str) -> Pair:
-    """Records of so many bytes of label, of which the last counts, and 3072 bytes of pixels."""
+    """Records with `labels` bytes of label, of which the last counts, and 3072 bytes of pixels."""
     size, parts = CIFAR_RECORD - 1 + labels, []
     for path in paths:
         content = read_bytes(path)
@@ -111,12 +111,12 @@ def _cifar(paths: tuple[Path, ...], labels: int, classes: int, what: str) -> Pai
 
 
 def read_svhn(path: Path) -> Pair:
-    """SVHN, cropped digits: X (32, 32, 3, n) bytes, y (n, 1) in 1..10, where 10 stands for the digit 0."""
+    """SVHN, cropped digits: X (32, 32, 3, n) bytes, y (n, 1) in 1..10, where 10 means the digit 0."""
     from scipy.io import loadmat
 
     try:
         content: dict[str, Any] = loadmat(str(path))
-    except Exception as error:  # scipy raises many kinds for a broken file
+    except Exception as error:  # scipy raises many types of errors for a damaged file
         raise InputError(f"{path}: truncated or not a MATLAB 5 file; download it again", private=str(error)) from error
     if "X" not in content or "y" not in content:
         found = ", ".join(sorted(key for key in content if not key.startswith("__"))) or "nothing"
@@ -128,13 +128,13 @@ def read_svhn(path: Path) -> Pair:
         )
     _same_length(path, x.shape[3], path, len(y))
     if len(y) and not (y.min() >= 1 and y.max() <= 10):
-        raise InputError(f"{path}: labels beyond 1 to 10", private=f"labels from {y.min()} to {y.max()}")
+        raise InputError(f"{path}: labels outside 1 to 10", private=f"labels from {y.min()} to {y.max()}")
     return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), y % 10
 
 
 def read_usps_npz(path: Path) -> tuple[Pair, Pair]:
     """x_train, y_train, x_test, y_test: bytes (n, 16, 16) and classes. Never unpickles."""
-    read_bytes(path)  # unreadable or empty files give their own error
+    read_bytes(path)  # raises for unreadable or empty files
     try:
         with zipfile.ZipFile(path) as packed:
             if sum(member.file_size for member in packed.infolist()) > MOST:
@@ -147,7 +147,7 @@ def read_usps_npz(path: Path) -> tuple[Pair, Pair]:
         raise InputError(
             f"{path}: an array is missing; expected x_train, y_train, x_test, y_test", private=str(error)
         ) from error
-    except Exception as error:  # zipfile, zlib and numpy raise many kinds for a broken file
+    except Exception as error:  # zipfile, zlib and numpy raise many types of errors for a damaged file
         raise InputError(f"{path}: truncated or not an .npz of plain arrays", private=str(error)) from error
     pairs = []
     for side in ("train", "test"):
@@ -176,7 +176,7 @@ def read_usps_lines(path: Path) -> Pair:
             ) from error
     _labels_below(path, y, 10)
     if len(x) and not np.abs(x).max() <= 1.0001:  # also false for NaN
-        raise InputError(f"{path}: a value beyond −1 to 1", private=f"the largest magnitude is {np.abs(x).max():g}")
+        raise InputError(f"{path}: a value outside −1 to 1", private=f"the largest magnitude is {np.abs(x).max():g}")
     return np.rint((x + 1) * 127.5).clip(0, 255).astype(np.uint8).reshape(-1, 1, 16, 16), y
 
 
@@ -195,7 +195,7 @@ def _usps_row(line: str) -> tuple[int, npt.NDArray[np.float64]]:
 
 
 def _whole_labels(path: Path, labels: npt.NDArray[Any]) -> Labels:
-    """The labels as int64, where they are a row of whole numbers."""
+    """The labels as int64, if they are a vector of whole numbers."""
     if labels.ndim != 1 or labels.dtype.kind not in "iuf" or not np.isfinite(labels).all():
         raise InputError(f"{path}: labels are {labels.dtype} of {labels.ndim} dimensions, expected whole numbers")
     whole = labels.astype(np.int64)
@@ -207,7 +207,7 @@ def _whole_labels(path: Path, labels: npt.NDArray[Any]) -> Labels:
 def _same_length(images: Path, n_images: int, labels: Path, n_labels: int) -> None:
     if n_images != n_labels:
         raise InputError(
-            f"{images} does not hold as many images as {labels} holds labels",
+            f"{images} and {labels} have different numbers of images and labels",
             private=f"{n_images:,} images, {n_labels:,} labels",
         )
 
@@ -215,5 +215,5 @@ def _same_length(images: Path, n_images: int, labels: Path, n_labels: int) -> No
 def _labels_below(path: Path, labels: Labels, classes: int) -> None:
     if len(labels) and not (labels.min() >= 0 and labels.max() < classes):
         raise InputError(
-            f"{path}: labels beyond 0 to {classes - 1}", private=f"labels from {labels.min()} to {labels.max()}"
+            f"{path}: labels outside 0 to {classes - 1}", private=f"labels from {labels.min()} to {labels.max()}"
         )

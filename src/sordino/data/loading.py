@@ -1,4 +1,4 @@
-"""load(name): a dataset as tensors, embedded or from the folder that the reader already has."""
+"""load(name): a dataset as tensors, from the embedded files or from a folder."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def load(
 ) -> Dataset:
     """A dataset by name (see `catalogue()`), from `data_dir`, else $SORDINO_DATA, else ./data.
 
-    Images come as float32 (n, c, h, w), scaled to [0, 1] and then by the catalogue's public mean and standard
-    deviation (`normalise=False` leaves [0, 1]). Texts come as token ids of a public hashing vocabulary (`imdb`),
-    as ids of GloVe's words with their vectors (`imdb-glove`), or as bytes (`imdb-texts`); read the strings
-    themselves with `load_texts`. A missing, truncated or foreign file is an InputError that names it.
+    Images are float32 (n, c, h, w), scaled to [0, 1] and then by the catalogue's public mean and standard deviation
+    (`normalise=False` leaves [0, 1]). Texts are token ids of a public hashing vocabulary (`imdb`), ids of GloVe's words
+    with their vectors (`imdb-glove`), or bytes (`imdb-texts`); `load_texts` returns the strings. A missing, truncated
+    or wrong file is an InputError that names it.
     """
     known = entry(name)
     root = data_directory(data_dir)
     vectors: Tensor | None = None
     if tokenizer is not None and name != "imdb":
-        raise InputError(f"dataset {name!r} holds no text: leave `tokenizer` out")
+        raise InputError(f"dataset {name!r} has no text: leave out `tokenizer`")
     if name == "imdb":
         cut = tokenizer or HashingTokenizer()
         train, test = (Split(cut(side.texts), side.targets) for side in load_texts(name, root))
@@ -62,7 +62,7 @@ def load(
 def load_texts(name: str, data_dir: Path | str | None = None) -> tuple[TextSplit, TextSplit]:
     """The raw strings of a text dataset: train, test."""
     if name not in ("imdb", "imdb-glove", "imdb-texts"):
-        raise InputError(f"dataset {entry(name).name!r} holds no text; only 'imdb' does")
+        raise InputError(f"dataset {entry(name).name!r} has no text; only 'imdb' has")
     train, test = _locate(entry(name), data_directory(data_dir))
     if train.is_dir():
         return read_text_folders(train), read_text_folders(test)
@@ -70,7 +70,7 @@ def load_texts(name: str, data_dir: Path | str | None = None) -> tuple[TextSplit
 
 
 def _scale(x: images.Bytes, known: Entry, normalise: bool) -> Tensor:
-    # a copy: the bytes of a file are read-only memory
+    # copied, because the bytes of a file are read-only memory
     out = torch.from_numpy(x.astype(np.float32)).div_(255.0)
     if normalise:
         mean, std = torch.tensor(known.mean).view(-1, 1, 1), torch.tensor(known.std).view(-1, 1, 1)
@@ -79,8 +79,8 @@ def _scale(x: images.Bytes, known: Entry, normalise: bool) -> Tensor:
 
 
 def _locate(known: Entry, root: Path) -> tuple[Path, ...]:
-    """The files of the first layout that is there; if none is whole, an error about the one that is
-    nearest.
+    """The files of the first layout that is complete; if none is, an error about the one that is most nearly
+    complete.
     """
     nearest: tuple[int, list[str]] = (-1, [])
     for layout in known.layouts:
@@ -148,7 +148,7 @@ _PARTS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 
 
 def _embedded() -> _Pairs:
-    """The subset that comes with the package; its unpacked bytes must hash to what SHA256SUMS says."""
+    """The subset that comes with the package; its unpacked bytes must match SHA256SUMS."""
     pairs = []
     for side in ("train", "t10k"):
         paths = [EMBEDDED / f"fashion-mnist-mini-{side}-{part}.xz" for part in _PARTS]

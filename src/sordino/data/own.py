@@ -1,16 +1,16 @@
-"""Data of your own in a recipe: a table, arrays, a folder of images, or a function of your code.
+"""Your own data in a recipe: a table, arrays, a folder of images, or a function of your code.
 
     [data]
     name = "csv"                     # or parquet, hf, npz, images, or module:function (with --allow-code)
-    records = 5000                   # public, and yours to give: sordino never counts the records for you
+    records = 5000                   # public: you give the number; sordino never counts the records
     path = "visits.csv"
     test_path = "held_out.csv"       # rows that the guarantee does not protect
     target = "readmitted"
     classes = ["no", "yes"]
 
 Each source is a frozen dataclass whose fields are the keys of [data]. What a row becomes depends on that row and on
-these keys alone, so neighbouring files give neighbouring datasets. Values that are wrong are found here, before
-anything is spent, and told in an error that reaches the terminal and no file of the run.
+these keys only, so neighbouring files give neighbouring datasets. Wrong values are found here, before anything is
+spent, and reported in an error that is shown on the terminal and not written to any file of the run.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from sordino.data.types import Dataset
 from sordino.errors import InputError, did_you_mean
 from sordino.split import Split
 
-LICENCE = "the owner's own"
+LICENCE = "the owner's"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What every source of one's own has: where it lies, its public list of classes, and the rows held out."""
+    """What every source has: its location, its public list of classes, and the rows held out."""
 
     kind: ClassVar[str]
-    path: str  # a file or folder; looked for here, then in --data-dir
+    path: str  # a file or folder; searched here, then in --data-dir
     classes: Any  # the public list of labels, or their number
-    test_path: str | None = None  # rows like those of `path`, for the test metrics: the guarantee does not protect them
-    test_fraction: float | None = None  # or: this part of the rows, chosen by their content, is declared public
+    test_path: str | None = None  # rows like those of `path`, for test metrics: the guarantee does not protect them
+    test_fraction: float | None = None  # or: this fraction of the rows, chosen by their content, is declared public
     test_public: str | None = None  # why the rows of test_fraction (or test_column) need no protection: a sentence
-    test_seed: int = 0  # of the choice by content
+    test_seed: int = 0  # the seed of the choice by content
 
     def __post_init__(self) -> None:
         Labels.of(self.classes)
@@ -56,8 +56,8 @@ class Source:
             raise InputError(f"[data] has {' and '.join(chosen)}: give one of them")
         if chosen and chosen != ["test_path"] and not (self.test_public or "").strip():
             raise InputError(
-                f"[data] {chosen[0]} takes rows of the private file out of its protection: say why they need none in "
-                'test_public = "…", or give another file in test_path'
+                f"[data] {chosen[0]} removes the protection of some rows of the private file: say why they need none "
+                'in test_public = "…", or give another file in test_path'
             )
 
     @property
@@ -66,19 +66,19 @@ class Source:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Of one record, where it is known without reading the file."""
+        """The shape of one record, if it is known without reading the file."""
         return None
 
     def rows(self, path: Path, *, labelled: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """(inputs, targets, which rows are held out by a column) of a file like the one that was trained on."""
+        """(inputs, targets, the rows held out by a column) of a file like the training file."""
         raise NotImplementedError
 
     def users(self, path: Path) -> tuple[str, ...] | None:
-        """Whose each row is, where the source says so."""
+        """The user of each row, if the source has users."""
         return None
 
     def read(self, data_dir: Path | None) -> Dataset:
-        """Train and test; the test split is empty where none is declared."""
+        """Train and test; the test split is empty if none is declared."""
         path = found(self.path, data_dir)
         inputs, targets, held = self.rows(path, labelled=True)
         assert targets is not None
@@ -91,7 +91,7 @@ class Source:
             other, answers, _ = self.rows(found(self.test_path, data_dir), labelled=True)
             assert answers is not None
             if other.shape[1:] != inputs.shape[1:]:
-                raise InputError(f"{self.test_path}: its rows have another shape than those of {self.path}")
+                raise InputError(f"{self.test_path}: its rows have a different shape than those of {self.path}")
             test = Split(other, answers)
         if not len(train):
             raise InputError(f"{self.path}: there is no row to train on")
@@ -107,19 +107,19 @@ class TableSource(Source):
 
     kind: ClassVar[str] = "csv"
     target: str  # the column with the label
-    columns: Mapping[str, Any] = field(default_factory=dict)  # how each column becomes numbers, by public bounds
-    ignore: Any = ()  # columns that the model does not read; "others": all that are not in [data.columns]
+    columns: Mapping[str, Any] = field(default_factory=dict)  # how each column becomes numbers, with public bounds
+    ignore: Any = ()  # columns that the model does not use; "others": all that are not in [data.columns]
     test_column: str | None = None  # rows whose entry here is "test" are held out
-    user: str | None = None  # the column that says whose a row is, for privacy.unit = "user"; the model never reads it
+    user: str | None = None  # the column with the user's id, for privacy.unit = "user"; not an input of the model
 
     def __post_init__(self) -> None:
         super().__post_init__()
         encoding = Encoding.of(self.columns)
         if self.target in encoding.columns:
-            raise InputError(f"[data.columns] has the target {self.target!r}: a model must not read its answer")
+            raise InputError(f"[data.columns] contains the target {self.target!r}: it can't be an input of the model")
         if self.user is not None and self.user in (self.target, *encoding.columns):
             raise InputError(
-                f"data.user = {self.user!r} is also the target or one of [data.columns]: a model must not read it"
+                f"data.user = {self.user!r} is also the target or one of [data.columns]: it can't be an input"
             )
         if self.ignore != "others" and not (
             isinstance(self.ignore, list | tuple) and all(isinstance(one, str) for one in self.ignore)
@@ -157,13 +157,11 @@ class TableSource(Source):
         table.need([self.user])
         ids = tuple("" if value is None else str(value).strip() for value in table.columns[self.user])
         if any(one.lower() in ("", "nan", "none") for one in ids):
-            raise InputError(
-                f"data.user: the column {self.user!r} has rows without an id: whose they are must be known"
-            )
+            raise InputError(f"data.user: the column {self.user!r} has rows without an id: every row needs a user")
         return ids
 
     def _refuse_unknown(self, table: Table, labelled: bool) -> None:
-        """Columns that are neither used nor ignored: a forgotten one would be left out without a word."""
+        """Refuses columns that are neither used nor ignored: a forgotten one would be left out silently."""
         if self.ignore == "others" or not labelled:
             return
         known = {*self.encoding.columns, self.target, self.test_column, self.user, *self.ignore}
@@ -220,7 +218,7 @@ def made(kinds: Mapping[str, type[Source]], name: str, options: Mapping[str, Any
 
 
 def found(path: str, data_dir: Path | None) -> Path:
-    """The file as it is named, else below --data-dir."""
+    """The file under its name, else below --data-dir."""
     here = Path(path).expanduser()
     if here.exists() or here.is_absolute():
         return here
@@ -231,9 +229,9 @@ def found(path: str, data_dir: Path | None) -> Path:
 
 
 def chosen_by_content(inputs: Tensor, targets: Tensor, fraction: float, seed: int) -> Tensor:
-    """(rows,) bool: whether a row is held out depends on its own content and the seed alone.
+    """(rows,) bool: whether a row is held out depends on its own content and the seed only.
 
-    A split by place would move other rows when one is added; then neighbouring files would differ in many records.
+    A split by position would move other rows when one is added, so neighbouring files would differ in many records.
     """
     rows = inputs.contiguous().numpy().reshape(len(inputs), -1)
     limit = int(fraction * 2**64)

@@ -1,4 +1,4 @@
-"""What a recipe's [data] stands for: a dataset of the catalogue, a source of one's own, or a function of one's code."""
+"""The dataset of a recipe's [data]: one of the catalogue, the user's own files, or a function of the user's code."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Section(Protocol):
 
 @dataclass(frozen=True)
 class Published:
-    """What is public of a dataset before it is read. `shape` and `classes`: None where only reading tells them."""
+    """What is public about a dataset before it is read. `shape` and `classes`: None if only reading shows them."""
 
     records: int
     shape: tuple[int, ...] | None
@@ -49,12 +49,12 @@ class Published:
 
 
 def is_own(section: Section) -> bool:
-    """Data that the catalogue does not know: nothing about it is published."""
+    """Whether the data are not in the catalogue: then nothing about them is public."""
     return section.name in SOURCES or is_code(section.name)
 
 
 def source_of(section: Section) -> Source | None:
-    """The source that the section describes, checked; None for the catalogue's sets and for code."""
+    """The source that the section describes, checked; None for datasets of the catalogue and for code."""
     if section.name in SOURCES:
         return made(SOURCES, section.name, section.options)
     if is_code(section.name):
@@ -63,20 +63,20 @@ def source_of(section: Section) -> Source | None:
     if section.name not in known:
         raise InputError(f"unknown dataset {section.name!r}: {did_you_mean(section.name, known)}, or module:function")
     for key in section.options:
-        raise InputError(f"unknown key in [data]: {key!r}: {section.name} is read by its name; known are name, records")
+        raise InputError(f"unknown key in [data]: {key!r}: a dataset of the catalogue takes only name and records")
     return None
 
 
 def published(section: Section) -> Published:
-    """What is public of the section's dataset; InputError where the recipe must say it and does not."""
+    """What is public about the section's dataset; InputError if the recipe must say it and does not."""
     source = source_of(section)
     if not is_own(section):
         known = entry(section.name)
         return Published(section.records or known.records[0], known.shape, known.classes)
     if section.records is None:
         raise InputError(
-            "[data] needs records: the number of records that you would publish (say, rounded). It is a public "
-            "constant of the guarantee, so sordino never counts them for you"
+            "[data] needs records: the number of records that you would publish (for example, rounded). It is a public "
+            "constant of the guarantee, so sordino never counts them"
         )
     if source is None:
         return Published(section.records, None, None)
@@ -84,7 +84,7 @@ def published(section: Section) -> Published:
 
 
 def read(section: Section, data_dir: Path | None = None, *, normalise: bool = True) -> Dataset:
-    """The dataset in memory. Reading `module:function` runs it: recipes with such a name exist only where allowed."""
+    """The dataset in memory. `module:function` is run: recipes with such a name exist only if code is allowed."""
     source = source_of(section)
     if source is not None:
         return _apart(source.read(data_dir))
@@ -94,10 +94,10 @@ def read(section: Section, data_dir: Path | None = None, *, normalise: bool = Tr
 
 
 def _apart(dataset: Dataset) -> Dataset:
-    """The dataset; refused where its test rows are rows that it trains on: test metrics leave without noise.
+    """The dataset; refused if its test rows are training rows, because test metrics are published without noise.
 
-    Single rows that occur in both are chance, and so are many in a table that has few different rows. That most of many
-    different test rows are trained on is none.
+    Single rows that occur in both may be chance, and so may many in a table with few different rows. It can't be chance
+    if most of many different test rows are training rows.
     """
     if not len(dataset.test):
         return dataset
@@ -105,7 +105,7 @@ def _apart(dataset: Dataset) -> Dataset:
     if 2 * len(shared) <= len(dataset.test) or 2 * different_rows(dataset.test) <= len(dataset.test):
         return dataset
     raise Refused(
-        "[data]: most test rows are rows that are trained on, and the test metrics of private rows would leave without "
-        "noise and without an entry in the ledger: give rows that were held out in test_path, or take some out of "
-        "protection by test_fraction and say why in test_public"
+        "[data]: most test rows are training rows, and the test metrics of private rows would be published without "
+        "noise and without an entry in the ledger: give held-out rows in test_path, or declare some rows public with "
+        "test_fraction and say why in test_public"
     )

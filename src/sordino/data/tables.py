@@ -1,4 +1,4 @@
-"""Tables from files: CSV, Parquet, and the folder that Hugging Face's datasets leave on disk. Columns by name."""
+"""Reads tables from CSV, Parquet, and the folders that Hugging Face's datasets write. Columns are accessed by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEEDS = "needs pyarrow: install sordino[tables]"
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of equal length, and the line (or row) of the file that each entry is from, counted from 1."""
+    """Columns of equal length, and the line (or row) of the file for each entry, counted from 1."""
 
     path: Path
     columns: Mapping[str, Sequence[object]]
@@ -28,7 +28,7 @@ class Table:
         return len(self.lines)
 
     def need(self, names: Sequence[str]) -> None:
-        """InputError unless all these columns are there. What stands in the first line may be a record."""
+        """InputError unless all these columns exist. The first line may contain a record, so it is not shown."""
         for name in names:
             if name not in self.columns:
                 raise InputError(
@@ -38,7 +38,7 @@ class Table:
 
 
 def header_of(path: Path, kind: str, delimiter: str = ",") -> list[str]:
-    """The names of the columns; of a CSV nothing but its first line is read."""
+    """The names of the columns; only the first line of a CSV is read."""
     if kind != "csv" or path.suffix in (".gz", ".xz", ".bz2"):
         return list(read_table(path, kind, delimiter).columns)
     try:
@@ -96,7 +96,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
         raise InputError(f"{path}: the first line must name the columns")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise InputError(f"{path}: the first line names a column twice", private=f"it is {twice!r}")
+        raise InputError(f"{path}: the first line repeats a column name", private=f"it is {twice!r}")
 
 
 def _arrow(path: Path, kind: str) -> Table:
@@ -119,11 +119,11 @@ def _arrow(path: Path, kind: str) -> Table:
 
 
 def _hf_files(folder: Path) -> list[Path]:
-    """The Arrow files of `Dataset.save_to_disk`, in their order."""
+    """The Arrow files of `Dataset.save_to_disk`, in order."""
     state = folder / "state.json"
     if not state.is_file():
         inside = sorted(one.parent.name for one in folder.glob("*/state.json"))
-        hint = f": it holds the splits {', '.join(inside)}; name one in data.path" if inside else ""
+        hint = f": it contains the splits {', '.join(inside)}; name one in data.path" if inside else ""
         raise InputError(f"{folder} is not a dataset that Dataset.save_to_disk wrote{hint}")
     try:
         named = json.loads(state.read_text(encoding="utf8"))["_data_files"]

@@ -1,4 +1,4 @@
-"""Tables to vectors, by public bounds and lists that the user gives; nothing is ever read off the records.
+"""Encodes tables as vectors, with public bounds and lists given by the user; nothing is measured from the records.
 
     [data.columns]
     age     = { kind = "number", low = 0, high = 110 }
@@ -9,14 +9,14 @@
 
 | kind     | becomes                                                                                          |
 |----------|--------------------------------------------------------------------------------------------------|
-| number   | (x − low)/(high − low), cut at 0 and 1; `log`: of log(1 + x − low); `missing`: a flag beside it   |
-| category | one column per value; `other`: one for every value that is not listed; `missing`: one for none   |
+| number   | (x − low)/(high − low), truncated to [0, 1]; `log`: of log(1 + x − low); `missing`: plus a flag   |
+| category | one column per value; `other`: one for all values not listed; `missing`: one for missing values  |
 | text     | counts of words, hashed into `buckets` columns, divided by their Euclidean norm                  |
 | tokens   | the only column: the first `length` words as ids below `vocabulary`, padded with 0               |
 
-A bound that was measured (the largest age that occurs), a list of the values that occur, a mean for what is missing:
-each is a release without noise. So all of them are arguments, every row is encoded by itself, and the encoding is saved
-with the model and applied again when it predicts.
+A measured bound (the largest age that occurs), a list of the values that occur, a mean for missing values: each would
+be a release without noise. So all of them are arguments, every row is encoded separately, and the encoding is saved
+with the model and used again for predictions.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from sordino.errors import InputError, did_you_mean
 Values = Sequence[object]
 Floats = npt.NDArray[np.float32]
 ABSENT = frozenset(("", "na", "n/a", "nan", "null", "none", "?", "<na>"))
-"""What counts as no value, whatever the case; a category whose list holds the word takes it as a value."""
+"""Texts that count as missing, in upper or lower case; a category whose list contains one takes it as a value."""
 _WORD = re.compile(r"[^\W_]+", re.UNICODE)
 _SHOWN = 8
 
 
 @dataclass(eq=False)
 class Problems:
-    """What is wrong with a file: never a value. Lines and their number are for its owner alone."""
+    """What is wrong with a file, without any value. Line numbers and counts are for its owner only."""
 
     where: str
     lines: Sequence[int]
@@ -56,7 +56,7 @@ class Problems:
     count: int = 0
 
     def add(self, row: int, column: str, what: str, name: str = "") -> None:
-        """name: of the file that the row is, where it is one."""
+        """name: the name of the file, if each row is a file."""
         self.count += 1
         self.kinds[f"{column}: {what}"] = None
         if len(self.found) < _SHOWN:
@@ -73,7 +73,7 @@ class Problems:
 
 
 def absent(value: object) -> bool:
-    """Is it a missing value?"""
+    """Whether the value is missing."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return True
     return isinstance(value, str) and value.strip().lower() in ABSENT
@@ -93,10 +93,10 @@ class Number:
     """A number between public bounds."""
 
     kind: ClassVar[str] = "number"
-    low: float  # public; smaller values count as it
-    high: float  # public; larger values count as it
+    low: float  # public; smaller values are replaced by it
+    high: float  # public; larger values are replaced by it
     log: bool = False  # scale log(1 + x − low) instead, for amounts that span orders of magnitude
-    missing: bool = False  # values may be absent: the number is then 0, and a flag beside it 1
+    missing: bool = False  # values may be missing: the number is then 0, and a flag next to it 1
 
     def __post_init__(self) -> None:
         if not checks.real("low", self.low) < checks.real("high", self.high):
@@ -138,16 +138,16 @@ class Category:
     """One of a public list of values."""
 
     kind: ClassVar[str] = "category"
-    values: tuple[str, ...]  # public: what may occur, whether it does or not
-    other: bool = False  # a column for values that are not listed; else they are errors
-    missing: bool = False  # a column for absent values; else they are errors
+    values: tuple[str, ...]  # public: all values that may occur
+    other: bool = False  # a column for values that are not listed; otherwise they are errors
+    missing: bool = False  # a column for missing values; otherwise they are errors
 
     def __post_init__(self) -> None:
         if not isinstance(self.values, list | tuple) or not self.values:
             raise InputError("values must be a list of the values that may occur")
         object.__setattr__(self, "values", tuple(plain(value) for value in self.values))
         if len(set(self.values)) < len(self.values):
-            raise InputError("values has an entry twice")
+            raise InputError("values has a repeated entry")
 
     @property
     def width(self) -> int:
@@ -200,8 +200,8 @@ class Tokens:
     """Words as ids, for networks that read texts (gru, lstm, transformer): padded to a public length."""
 
     kind: ClassVar[str] = "tokens"
-    vocabulary: int = 20_000  # ids, by hashing; 0 pads
-    length: int = 128  # public: longer texts are cut, shorter ones padded
+    vocabulary: int = 20_000  # number of ids, by hashing; 0 is padding
+    length: int = 128  # public: longer texts are truncated, shorter ones padded
 
     def __post_init__(self) -> None:
         HashingTokenizer(self.vocabulary, self.length)
@@ -217,15 +217,15 @@ KINDS: Mapping[str, type[Column]] = {one.kind: one for one in (Number, Category,
 
 @dataclass(frozen=True)
 class Encoding:
-    """A table's columns, in their order, and how each becomes numbers."""
+    """A table's columns, in order, and how each is encoded."""
 
     columns: Mapping[str, Column]
 
     def __post_init__(self) -> None:
         if not self.columns:
-            raise InputError("[data.columns] is empty: list the columns that the model reads")
+            raise InputError("[data.columns] is empty: list the columns that the model uses")
         if len(self.columns) > 1 and any(isinstance(column, Tokens) for column in self.columns.values()):
-            raise InputError("a column of kind tokens must be the only one; hash a text beside others with kind text")
+            raise InputError("a column of kind tokens must be the only one; encode a text next to others as kind text")
 
     @classmethod
     def of(cls, columns: Mapping[str, Any]) -> Encoding:
@@ -249,7 +249,7 @@ class Encoding:
         return torch.from_numpy(np.concatenate(parts, axis=1))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; `of` gives back an equal value."""
+        """The encoding as JSON-serialisable values; `of` is the inverse."""
         return {name: {"kind": column.kind, **asdict(column)} for name, column in self.columns.items()}
 
 
@@ -273,7 +273,7 @@ def _column(name: str, given: object) -> Column:
         return made
     except TypeError:
         need = "low and high, public bounds" if kind == "number" else "values, a public list"
-        raise InputError(f"{where}: a {kind} needs {need} that you give; they are never read off the data") from None
+        raise InputError(f"{where}: a {kind} needs {need}, given by you: they are never measured") from None
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 
@@ -294,12 +294,12 @@ class Labels:
             classes = list(range(checks.whole("data.classes", classes, minimum=2)))
         if not isinstance(classes, list | tuple) or len(classes) < 2:
             raise InputError(
-                "data.classes must be the public list of labels, two at least (or their number, for labels 0, 1, …): "
-                "which labels occur is never read off the data"
+                "data.classes must be the public list of labels, at least two (or their number, for labels 0, 1, …): "
+                "it is never derived from the data"
             )
         names = tuple(plain(one) for one in classes)
         if len(set(names)) < len(names):
-            raise InputError("data.classes has an entry twice")
+            raise InputError("data.classes has a repeated entry")
         return cls(names)
 
     def __call__(self, values: Values, column: str, problems: Problems) -> Tensor:

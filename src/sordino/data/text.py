@@ -1,7 +1,7 @@
 """Text: readers of IMDb (CSV, and the original folders) and a tokenizer whose vocabulary is public.
 
-A vocabulary counted from the private reviews would leak them (a rare word's presence tells of one review), so
-words are *hashed* into a fixed number of ids: a public function that never saw the data.
+A vocabulary counted from private reviews would leak them (the presence of a rare word reveals one review), so words are
+*hashed* into a fixed number of ids by a public function that does not depend on the data.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _TAG = re.compile(r"<[^>]{1,20}>")
 
 @dataclass(frozen=True)
 class HashingTokenizer:
-    """Lower-cased words → ids in [1, vocabulary) by CRC-32; 0 pads. The first `length` words of a text are
+    """Lower-cased words → ids in [1, vocabulary) by CRC-32; 0 is padding. The first `length` words of a text are
     kept.
 
-    Stateless and public: the id of a word depends on the word and `vocabulary` alone. Different words may
-    share an id (with 20,000 ids and English reviews, rare words mostly). An empty text gives padding only.
+    Stateless and public: the id of a word depends on the word and `vocabulary` only. Different words may share an id
+    (with 20,000 ids and English reviews, mostly rare words). An empty text gives padding only.
     """
 
     vocabulary: int = 20_000
@@ -60,8 +60,8 @@ class HashingTokenizer:
 
 
 def text_bytes(texts: Sequence[str], length: int = 2048) -> Tensor:
-    """(n,) strings → (n, length) uint8: UTF-8, tags replaced by spaces, padded by zeros. Of a longer text the first and
-    the last length/2 bytes are kept, for a public network that reads texts (features `minilm`).
+    """(n,) strings → (n, length) uint8: UTF-8, tags replaced by spaces, padded with zeros. Of a longer text the first
+    and the last length/2 bytes are kept, for a public network that reads texts (features `minilm`).
     """
     out = torch.zeros(len(texts), length, dtype=torch.uint8)
     half = length // 2
@@ -111,19 +111,19 @@ def _columns(path: Path, header: list[str]) -> tuple[int, int]:
     ):
         if text in header and label in header:
             return header.index(text), header.index(label)
-    raise InputError(f"{path}: the first line does not name the columns text and label", private=f"it holds {header!r}")
+    raise InputError(f"{path}: the first line does not name the columns text and label", private=f"it is {header!r}")
 
 
 def _label(path: Path, line: int, value: str, classes: int) -> int:
     named = {"negative": 0, "neg": 0, "positive": 1, "pos": 1}.get(value.strip().lower())
     number = {str(label): label for label in range(classes)}.get(value.strip(), named)
     if number is None or not 0 <= number < classes:
-        raise InputError(f"{path}: a label is none of 0 to {classes - 1}", private=f"line {line}: {value!r}")
+        raise InputError(f"{path}: a label is not one of 0 to {classes - 1}", private=f"line {line}: {value!r}")
     return number
 
 
 def read_text_folders(folder: Path) -> TextSplit:
-    """aclImdb's layout: neg/*.txt and pos/*.txt, one review each; in the order of the file names."""
+    """aclImdb's layout: neg/*.txt and pos/*.txt, one review each, sorted by file name."""
     texts, labels = [], []
     for label, name in enumerate(("neg", "pos")):
         paths = sorted((folder / name).glob("*.txt"))

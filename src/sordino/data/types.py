@@ -1,4 +1,4 @@
-"""What the readers give: two splits of tensors, with a name and a licence."""
+"""What the readers return: two splits of tensors, with a name and a licence."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Dataset:
     classes: int
     description: str
     licence: str
-    vectors: Tensor | None = None  # public vectors of the words that the inputs are ids of
-    users: tuple[str, ...] | None = None  # whose each row of `train` is, where the source says so
-    labels: tuple[str, ...] | None = None  # the public names of the classes, where they have any
+    vectors: Tensor | None = None  # public word vectors, if the inputs are word ids
+    users: tuple[str, ...] | None = None  # the user of each row of `train`, if the source has users
+    labels: tuple[str, ...] | None = None  # the public names of the classes, if they have any
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -32,7 +32,7 @@ class Dataset:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What is public of the records' form; JSON-able."""
+        """What is public about the form of the records, JSON-serialisable."""
         return {
             "input_shape": list(self.input_shape),
             "input_type": str(self.train.inputs.dtype).removeprefix("torch."),
@@ -43,7 +43,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class TextSplit:
-    """Raw strings and their classes, for a tokenizer of the reader's own."""
+    """Raw strings and their classes, for a tokenizer of your own."""
 
     texts: tuple[str, ...]
     targets: Tensor

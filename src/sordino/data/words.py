@@ -1,4 +1,4 @@
-"""The sources of one's own data by name, and the keys of [data] that each takes."""
+"""The kinds of your own data by name, and the keys of [data] for each."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What clipping and noise do to a training, measured on rows that may be looked at: instruments, doctor, threshold."""
+"""Measures the effect of clipping and noise on rows that need no protection: instruments, doctor, threshold."""

@@ -1,16 +1,16 @@
-"""What is wrong with a recipe's clipping threshold, batch or step size: measured on rows that may be looked at.
+"""Checks a recipe's clipping threshold, batch and step size on rows that need no protection.
 
-Readings at fresh weights and after a short rehearsal of the training (`diagnostics.instruments`), and four findings:
+Readings at initial weights and after a short trial of the training (`diagnostics.instruments`), and four findings:
 
-    bias       does clipping turn the gradient?            by the sampling noise τ at most (Thms 3.1, 3.2)
+    bias       does clipping change the gradient's direction?    at most by the sampling noise τ (Thms 3.1, 3.2)
     clip_norm  the threshold whose released gradients are best aligned with the true one    the inequality (22)
-    batch      noise against gradient over the whole run    the first term of (9): noise²/T
-    lr         does the loss fall, without noise and with it?    (22): η⟨∇F, Ḡ⟩ against βη²E‖Ḡ + Δ‖²/2
+    batch      noise relative to the gradient over the whole run    the first term of (9): noise²/T
+    lr         does the loss decrease, without and with noise?    (22): η⟨∇F, Ḡ⟩ against βη²E‖Ḡ + Δ‖²/2
 
 Theorems and numbered inequalities are those of Xiao, Xiang, Wang & Devadas 2023.
 
-Everything is an estimate on some rows at some weights. No guarantee depends on it and nothing is released; rows that
-need protection must not be given to it, and settings chosen by looking at private rows are themselves a leak.
+Everything is an estimate on some rows at some weights. No guarantee depends on it and nothing is released. Do not give
+it rows that need protection: settings chosen by looking at private rows are themselves a leak.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from sordino.diagnostics.threshold import ClippingAdvice, advise_clipping
 from sordino.plan import Plan
 from sordino.training.updates import Averaging
 
-BETTER = 1.25  # a threshold is recommended if the alignment gains this factor
-AS_GOOD = 0.95  # of the best alignment: among those the threshold nearest to the recipe's is named
-DROWNED = 2.0  # signal to noise of the whole run below which the noise dominates
+BETTER = 1.25  # a threshold is recommended if it improves the alignment by this factor
+AS_GOOD = 0.95  # fraction of the best alignment: of these thresholds the one nearest to the recipe's is recommended
+DROWNED = 2.0  # signal-to-noise ratio of the whole run below which the noise dominates
 TRIES = (4.0, 16.0, 64.0, 256.0)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One answer: `verdict` is "fine", "lower", "raise" or "watch"; `value` what to set instead, if known."""
+    """One finding: `verdict` is "fine", "lower", "raise" or "watch"; `value` is the recommended setting, if known."""
 
     topic: str
     verdict: str
@@ -52,7 +52,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The findings, and what they were made of."""
+    """The findings, and the measurements behind them."""
 
     origin: str
     not_private: bool
@@ -61,7 +61,7 @@ class Diagnosis:
     readings: tuple[Reading, ...]
     signals: tuple[Signal, ...]
     trials: tuple[Trial, ...]
-    tail: ClippingAdvice  # the tail of the sampling noise, and the threshold from which on progress is proven
+    tail: ClippingAdvice  # the tail of the sampling noise, and the threshold from which progress is proven
     caveats: tuple[str, ...] = ()
 
     def finding(self, topic: str) -> Finding:
@@ -69,7 +69,7 @@ class Diagnosis:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """The diagnosis as JSON-serialisable values."""
         return {
             "origin": self.origin,
             "not_private": self.not_private,
@@ -103,26 +103,26 @@ def diagnose(
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
 ) -> Diagnosis:
-    """Reads, rehearses `steps` steps and judges. The model stays as it is.
+    """Measures, runs a trial of `steps` steps, and judges. The model is not changed.
 
     Args:
-        model: The network, at the weights to read at.
+        model: The network, at the weights to measure at.
         loss: A loss of outputs and targets, one number per row.
-        rows: The rows that are read: public ones, or ones that are not private.
+        rows: The rows to measure on: public, or otherwise not private.
         plan: The plan whose clipping, noise and steps are judged.
-        lr: The step size to rehearse with; None: no rehearsal, and no finding on lr.
-        optimizer: Makes the optimizer of the rehearsal.
-        averaging: How iterates are averaged in the rehearsal.
-        pool: Rows to rehearse on, if there are others than `rows`: a model fits its own rows better.
-        steps: How many steps to rehearse.
-        larger: Gives the plan with another expected batch at the same ε, for the advice on the batch.
+        lr: The step size of the trial; None: no trial, and no finding on lr.
+        optimizer: Makes the optimizer of the trial.
+        averaging: How iterates are averaged in the trial.
+        pool: Rows for the trial, if other than `rows`: a model fits its own rows better.
+        steps: The number of steps of the trial.
+        larger: Returns the plan with another expected batch at the same ε, for the advice on the batch.
         public: Where the rows come from, if they are public.
-        not_private: The rows may be looked at although nobody declared them public.
-        seed: Seeds views and rehearsals.
-        say: Is told what is being done.
+        not_private: The rows may be looked at although they are not declared public.
+        seed: The seed of views and trials.
+        say: Called with a description of what is being done.
 
     Returns:
-        The findings on bias, clip_norm, batch and, after a rehearsal, lr.
+        The findings on bias, clip_norm, batch and, after a trial, lr.
 
     Raises:
         InputError: steps is below 1, or there are fewer than two rows.
@@ -133,7 +133,7 @@ def diagnose(
     steps = checks.count("steps", steps)
 
     def rehearse(rate: float, noisy: bool) -> Trial:
-        say(f"rehearsing {steps} steps with lr {rate:g}, {'with' if noisy else 'without'} noise")
+        say(f"trying {steps} steps with lr {rate:g}, {'with' if noisy else 'without'} noise")
         return trial(
             model,
             loss,
@@ -148,7 +148,7 @@ def diagnose(
             seed=seed,
         )
 
-    say("reading the rows at fresh weights")
+    say("measuring at initial weights")
     readings = [measure(model, loss, rows, plan.clipping, views=views, **whose)]
     trials = () if lr is None else (rehearse(lr, noisy=False), rehearse(lr, noisy=True))
     places = [model]
@@ -180,11 +180,11 @@ def diagnose(
 
 
 def judge_bias(readings: Sequence[Reading]) -> Finding:
-    """The cosine between the clipped and the true gradient, where it was worst."""
+    """Judges the smallest cosine between the clipped and the true gradient."""
     worst = min(readings, key=lambda reading: 1.0 if reading.cosine is None else reading.cosine)
-    theorem = f"Thms 3.1, 3.2 promise ‖∇F‖ down to {FLOOR:g}τ (printed: {PRINTED_FLOOR:g}τ) and no further"
+    theorem = f"Thms 3.1, 3.2 guarantee ‖∇F‖ down to {FLOOR:g}τ (printed: {PRINTED_FLOOR:g}τ) and no further"
     facts = (
-        f"A record's gradient lies τ = {worst.tau:.3g} from the mean, whose length is {worst.gradient_norm:.3g}; "
+        f"A record's gradient is at distance τ = {worst.tau:.3g} from the mean (of norm {worst.gradient_norm:.3g}); "
         f"{worst.clipped_share:.0%} of the rows are clipped"
     )
     if worst.cosine is None:
@@ -192,7 +192,7 @@ def judge_bias(readings: Sequence[Reading]) -> Finding:
     angle = f"the mean of the clipped gradients has cosine {worst.cosine:.3f} with the true one"
     if worst.cosine < 0.5:
         advice = (
-            "Clipping turns the gradient away. What helps is less sampling noise: views of each record "
+            "Clipping changes the gradient's direction. Less sampling noise helps: views of each record "
             "([augmentation]), inner momentum, a normalised net or features; or a larger clip_norm, if noise allows."
         )
         return Finding("bias", "watch", f"{facts}, and {angle}. {advice}", theorem)
@@ -200,7 +200,7 @@ def judge_bias(readings: Sequence[Reading]) -> Finding:
 
 
 def clip_candidates(readings: Sequence[Reading]) -> list[float]:
-    """Thresholds from well below the records' norms to well above them."""
+    """Thresholds from far below the records' norms to far above them."""
     means = {q: math.fsum(r.norm_quantiles[q] for r in readings) / len(readings) for q in readings[0].norm_quantiles}
     wanted = [means["0.05"] / 2, means["0.05"], means["0.25"], means["0.5"], means["0.75"], means["0.95"]]
     wanted += [2 * means["0.95"]]
@@ -210,12 +210,12 @@ def clip_candidates(readings: Sequence[Reading]) -> list[float]:
 def judge_clip(
     plan: Plan, readings: Sequence[Reading], signals: Sequence[Signal], curves: Sequence[Sequence[Signal]]
 ) -> Finding:
-    """The threshold with the largest mean alignment; "fine" where no other gains BETTER."""
+    """Finds the threshold with the largest mean alignment; "fine" if no other gains BETTER."""
     theorem = "(22) at its best step: the loss falls by ‖∇F‖²·alignment²/2β; Thm 3.2: noise grows with c, bias falls"
     clip_norm, share = plan.clipping.clip_norm, max(reading.clipped_share for reading in readings)
     if isinstance(plan.clipping, NormalisedClip | AutomaticClip):
         sentence = (
-            "Gradients are normalised: clip_norm and lr count as their product alone, and there is nothing to choose."
+            "Gradients are normalised: only the product of clip_norm and lr matters, so there is nothing to choose."
         )
         return Finding("clip_norm", "fine", sentence, theorem)
     own = math.fsum(signal.alignment for signal in signals) / len(signals)
@@ -230,7 +230,7 @@ def judge_clip(
     )
     if best <= max(own, 1e-6) * BETTER:
         tail = (
-            " Every row is clipped, so c scales the step and its noise alike: below this, lr·c is all that counts."
+            " Every row is clipped, so c scales the step and its noise alike: below this c, only lr·c matters."
             if share == 1 and min(reading.clipped_share for reading in readings) == 1
             else ""
         )
@@ -238,10 +238,10 @@ def judge_clip(
     good = [value for value, gain in gains.items() if gain >= AS_GOOD * best]
     value = min(good, key=lambda candidate: abs(math.log(candidate / clip_norm)))
     verdict = "lower" if value < clip_norm else "raise"
-    why = "noise goes with c, and the gradient does not" if verdict == "lower" else "clipping less keeps the direction"
+    why = "noise scales with c, the gradient does not" if verdict == "lower" else "clipping less keeps the direction"
     sentence = (
-        f"{facts}; with c = {value:.3g} it would have {gains[value]:.3f}: {why}. {verdict.capitalize()} it, and "
-        f"multiply lr by about {clip_norm / value:.3g} as far as rows are clipped, so that the steps stay as long."
+        f"{facts}; with c = {value:.3g} it would be {gains[value]:.3f}: {why}. {verdict.capitalize()} it, and "
+        f"multiply lr by about {clip_norm / value:.3g} as far as rows are clipped, so that steps keep their length."
     )
     return Finding("clip_norm", verdict, sentence, theorem, value)
 
@@ -249,12 +249,12 @@ def judge_clip(
 def judge_batch(
     plan: Plan, signals: Sequence[Signal], parameters: int, larger: Callable[[float], Plan] | None
 ) -> Finding:
-    """Whether noise dominates the gradient over the whole run, and which batch avoids that, at the same ε."""
+    """Judges whether noise dominates the gradient over the whole run, and which batch avoids that at the same ε."""
     theorem = "Thm 3.1: the first term of (9) is √(noise²·2βF/T); gradients add up over T steps, noise as √T"
     best = max(signals, key=lambda signal: signal.gradient)
     ratio = best.over(plan.steps)
     facts = (
-        f"Noise σ·c·√d/B = {best.noise:.3g} against a clipped gradient of {best.gradient:.3g}, a step; over "
+        f"Noise σ·c·√d/B = {best.noise:.3g} against a clipped gradient of {best.gradient:.3g} per step; over "
         f"{plan.steps} steps the gradient is {ratio:.2g} times the noise"
     )
     if ratio >= DROWNED:
@@ -269,18 +269,18 @@ def judge_batch(
         if there >= DROWNED:
             sentence = (
                 f"{facts}: noise dominates. A batch of {batch:g} at the same ε and steps needs σ = "
-                f"{other.noise.noise_multiplier:.3g} and has {noise:.3g} of noise, and a ratio of {there:.2g}."
+                f"{other.noise.noise_multiplier:.3g}; its noise is {noise:.3g}, and the ratio {there:.2g}."
             )
             return Finding("batch", "raise", sentence, theorem, batch)
     sentence = (
-        f"{facts}: noise dominates, and a larger batch alone does not change that: fewer parameters (features, a "
-        "smaller net), more records, or a larger ε would."
+        f"{facts}: noise dominates, and a larger batch alone does not change that: use fewer parameters (features, a "
+        "smaller net), more records, or a larger ε."
     )
     return Finding("batch", "raise", sentence, theorem)
 
 
 def judge_lr(clean: Trial, noisy: Trial, steps: int, rehearse: Callable[[float, bool], Trial]) -> Finding:
-    """The loss of the rehearsals; smaller and larger steps are tried only where there is reason to."""
+    """Judges the loss of the trials; smaller and larger steps are tried only if there is reason to."""
     theorem = "(22): a step gains η⟨∇F, Ḡ⟩ and costs βη²E‖Ḡ + Δ‖²/2"
     facts = f"In {clean.steps} steps with lr {clean.lr:g} the loss goes from {clean.before:.3g} to "
     if not clean.after < clean.before or not noisy.after < noisy.before:
@@ -302,7 +302,7 @@ def judge_lr(clean: Trial, noisy: Trial, steps: int, rehearse: Callable[[float, 
         again = rehearse(TRIES[0] * clean.lr, True)
         if again.fell > 1.5 * noisy.fell:
             text = (
-                f"{facts}: at this pace all {steps} steps would not take off half of it. With lr {again.lr:.3g} it "
+                f"{facts}: at this rate {steps} steps would remove less than half of it. With lr {again.lr:.3g} it "
                 f"falls to {again.after:.3g}."
             )
             return Finding("lr", "raise", text, theorem, again.lr)

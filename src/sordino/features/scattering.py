@@ -1,15 +1,15 @@
-"""The scattering transform of images: a fixed, public feature extractor (it looks at one record at a time).
+"""The scattering transform of images: a fixed, public feature extractor of one record at a time.
 
 Two layers of Morlet wavelets, each followed by a modulus, then a low-pass filter (Bruna and Mallat 2013;
-Oyallon and Mallat 2015). Nothing is learned, so it costs no privacy. The numbers are those of kymatio 0.3.0
-(`Scattering2D(J, shape, L)`, order 2, output 'array'), to 1e-5; the tests hold them against stored outputs
-of it.
+Oyallon and Mallat 2015). Nothing is learned, so it has no privacy cost. The numbers are those of kymatio 0.3.0
+(`Scattering2D(J, shape, L)`, order 2, output 'array'), to 1e-5; the tests compare them with stored outputs of
+kymatio.
 
 For J=2 and L=8 an image of h × w gives 1 + 16 + 64 = 81 maps of h/4 × w/4 per channel.
 
-Wavelet convolutions are products in the Fourier domain, subsampled there by periodisation. The low-pass
-filter at the end of each path is linear, so filter, subsampling and crop are one dense matrix, and one
-product of matrices takes the place of two Fourier transforms per path.
+Wavelet convolutions are products in the Fourier domain, subsampled there by periodisation. The low-pass filter at the
+end of each path is linear, so filter, subsampling and cropping are one dense matrix, and one matrix product replaces
+two Fourier transforms per path.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def _wavelet(spectrum: Tensor, psi: Tensor, octaves: int) -> Tensor:
     """|x ∗ ψ_θ|, subsampled by 2^octaves, from the spectrum (..., H, W): (..., angles, H/2^octaves,
     W/2^octaves).
 
-    Subsampling is periodisation in the Fourier domain, done while multiplying: the full product never exists.
-    ψ is real in the Fourier domain, so the product goes over real and imaginary parts as over plain reals.
+    Subsampling is periodisation in the Fourier domain, done while multiplying: the full product is never stored.
+    ψ is real in the Fourier domain, so real and imaginary parts are multiplied as plain reals.
     """
     k = 1 << octaves
     h, w = spectrum.shape[-2] // k, spectrum.shape[-1] // k
@@ -138,7 +138,7 @@ def _low_pass(u: Tensor, low: Tensor) -> Tensor:
 
 
 def _filter_bank(J: int, L: int, height: int, width: int, dtype: torch.dtype) -> _Bank:
-    """kymatio's filters for one image size. Some milliseconds: built for each call rather than kept."""
+    """kymatio's filters for one image size. They take some milliseconds, so they are built for each call."""
     H, W = (((side + 2**J) // 2**J + 1) * 2**J for side in (height, width))
     top, left = (H - height) // 2, (W - width) // 2
     pad = (left, W - width - left, top, H - height - top)
@@ -170,7 +170,7 @@ def _low_matrix(phi: Float, octaves: int) -> Float:
 
 
 def _morlet(H: int, W: int, sigma: float, theta: float, xi: float, slant: float) -> Complex:
-    """A Gabor wave less its mean: ψ = g(e^{iξu} − β), with β such that ψ sums to zero."""
+    """A Gabor wavelet minus its mean: ψ = g(e^{iξu} − β), with β such that ψ sums to zero."""
     wave = _gabor(H, W, sigma, theta, xi, slant)
     envelope = _gabor(H, W, sigma, theta, 0.0, slant)
     wave -= wave.sum() / envelope.sum() * envelope
@@ -189,13 +189,13 @@ def _gabor(H: int, W: int, sigma: float, theta: float, xi: float, slant: float) 
             y = np.arange(ey * W, (ey + 1) * W)[None, :]
             quadratic = curvature[0, 0] * x * x + 2 * curvature[0, 1] * x * y + curvature[1, 1] * y * y
             out += np.exp(-quadratic + 1j * xi * (x * c + y * s))
-    # 3.1415 rather than π: kymatio's constant, kept so that the numbers are the same
+    # 3.1415 instead of π: kymatio's constant, so that the numbers are the same
     out /= 2 * 3.1415 * sigma * sigma / slant
     return out
 
 
 def _periodise(spectrum: Float, level: int) -> Float:
-    """The filter at a resolution 2^level times coarser: frequencies above its band dropped, then folded."""
+    """The filter at a resolution 2^level times coarser: frequencies above its band are dropped, then folded."""
     if level == 0:
         return spectrum
     k = 2**level

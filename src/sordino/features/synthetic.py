@@ -1,15 +1,15 @@
-"""Features made even by pictures that nobody took: a linear map from the statistics of *synthetic* images.
+"""Whitens features by a linear map from the statistics of *synthetic* images.
 
-The directions of scattering features have very unequal variance, so that gradient descent needs many steps, and every
-private step costs noise. Whitening would help, but the covariance of the private records would have to be released.
-Here the covariance is that of random shapes (ellipses and boxes with plain or striped grey levels, painted over one
-another), drawn from a fixed public seed. No record and no public dataset enters: the map is a public constant.
+The directions of scattering features have very unequal variances, so gradient descent needs many steps, and every
+private step adds noise. Whitening would help, but the covariance of the private records would have to be released. Here
+the covariance is that of random shapes (ellipses and boxes with plain or striped grey levels, painted over each other),
+drawn from a fixed public seed. It depends on no record and no dataset: the map is a public constant.
 
     features ↦ (features − m) V (Λ + floor·λ_max)^(−exponent/2) Vᵀ, then scaled to length one
 
 m and V Λ Vᵀ are mean and covariance of the synthetic images' features. exponent 0 only centres, 1 whitens. The form is
-symmetric, so the signs and the order of eigenvectors don't matter, and NumPy's legacy generator has a frozen stream: a
-model meets the same features on another machine, to rounding.
+symmetric, so signs and order of the eigenvectors don't matter, and NumPy's legacy generator has a frozen stream: a
+model gets the same features on another machine, up to rounding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 IMAGES, SHAPES, SEED = 6000, 14, 0
 FLOOR = 1e-4
-"""Of the largest eigenvalue: what is added to all, so that directions of rounding errors are not blown up."""
+"""Fraction of the largest eigenvalue that is added to all, so that rounding errors are not amplified."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ def whitening(extract: Callable[[Tensor], Tensor], shape: tuple[int, ...], expon
     """The map for features of images of this shape (channels, height, width).
 
     Args:
-        extract: images → features, of one image at a time.
-        shape: of one image.
-        exponent: 0 centres, 1 whitens; between them partly.
+        extract: Maps images to features, one image at a time.
+        shape: The shape of one image.
+        exponent: 0 centres, 1 whitens; values between them do so partly.
     """
     features = extract(pictures(IMAGES, shape)).flatten(1).double()
     mean = features.mean(0)
@@ -61,7 +61,7 @@ def whitening(extract: Callable[[Tensor], Tensor], shape: tuple[int, ...], expon
 def pictures(count: int, shape: tuple[int, ...], seed: int = SEED) -> Tensor:
     """Synthetic images (count, channels, height, width) with mean 0 and variance 1 over all of them.
 
-    The first half has a black ground and few shapes near the centre, the other half is covered by shapes.
+    The first half has a black background and few shapes near the centre, the other half is covered by shapes.
     """
     channels, height, width = shape
     generator = np.random.RandomState(seed)

@@ -1,4 +1,4 @@
-"""The extractors by name, and the options of each with their defaults (None: left out)."""
+"""The extractors by name, and the options of each with their defaults (None: not set)."""
 
 from __future__ import annotations
 

@@ -3,10 +3,10 @@
     import sordino.hf
     result = sordino.hf.train(model, dataset, plan, tokenizer, training_arguments, peft_config)
 
-Causal language models and sequence classifiers, whole or by adapters (peft). The loss is made per record from the
-logits, whatever the model's own loss does with a batch; rows are padded to a public length; with unit="user" in the
-plan all rows of a user are one record, and `users` names their column. Arguments that would change which records a step
-sees are refused.
+Causal language models and sequence classifiers, whole or by adapters (peft). The loss is computed per record from the
+logits, independently of the model's own loss; rows are padded to a public length. With unit="user" in the plan all rows
+of a user are one record, and `users` names their column. Arguments that would change which records take part in a step
+are refused.
 """
 
 from __future__ import annotations

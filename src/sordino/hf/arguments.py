@@ -1,7 +1,7 @@
-"""Hugging Face's TrainingArguments: what of them is honoured, and what is refused because it changes the sampling.
+"""Hugging Face's TrainingArguments: which are used, and which are refused because they change the sampling.
 
-The plan draws every batch and says how many there are. An argument that would change which records a step sees, how
-often, or how they are combined has no place beside it; one that would be ignored without a word has none either.
+The plan draws every batch and determines their number. An argument that would change which records take part in a step,
+how often, or how they are combined is refused; so is one that would be silently ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sordino.errors import InputError, Refused
 from sordino.training.loop import Settings
 
 REASONS: Mapping[str, str] = {
-    "packing": "packed sequences hold tokens of several records, whose gradients can't be told apart",
+    "packing": "packed sequences contain tokens of several records, whose gradients can't be separated",
     "group_by_length": "batches of equal lengths depend on the lengths of all records; the plan draws them at random",
     "train_sampling_strategy": "the plan draws every batch",
     "gradient_accumulation_steps": "the noise is added once per batch of the plan: give expected_batch there",
@@ -27,12 +27,12 @@ REASONS: Mapping[str, str] = {
     "num_train_epochs": "the number of steps is the plan's",
     "dataloader_drop_last": "the plan's batches have random sizes, and none is dropped",
     "max_grad_norm": "each record is clipped by the plan; the released gradient is not clipped again",
-    "label_smoothing_factor": "the loss is made here, per record; give loss=… of your own",
-    "neftune_noise_alpha": "its noise is no part of the guarantee, and it hooks into the model",
+    "label_smoothing_factor": "the loss is computed here, per record; give your own loss=…",
+    "neftune_noise_alpha": "its noise is not part of the guarantee, and it hooks into the model",
     "fp16": "norms and sums of that precision are not covered by the bound",
     "bf16": "norms and sums of that precision are not covered by the bound",
     "resume_from_checkpoint": "give out=… and resume=True",
-    "average_tokens_across_devices": "a loss is a record's own: it is divided by its own number of tokens",
+    "average_tokens_across_devices": "a record's loss is divided by its own number of tokens",
 }
 HONOURED = frozenset(
     (
@@ -61,12 +61,12 @@ OPTIMIZERS: Mapping[str, type[Optimizer]] = {
 def optimizer_and_settings(
     arguments: Any, steps: int, **options: Any
 ) -> tuple[Callable[..., Optimizer], float, Settings]:
-    """(optimizer, lr, settings) for `sordino.train`; AdamW at 1e-3 where no arguments are given.
+    """(optimizer, lr, settings) for `sordino.train`; AdamW at 1e-3 if no arguments are given.
 
     Args:
         arguments: transformers.TrainingArguments (or a subclass), a dict of some of them, or None.
-        steps: the plan's.
-        options: further fields of Settings.
+        steps: The plan's number of steps.
+        options: Further fields of Settings.
 
     Raises:
         Refused: an argument would change the sampling, or would be ignored.
@@ -77,12 +77,12 @@ def optimizer_and_settings(
             raise Refused(f"training_arguments {name} = {value!r}: {REASONS[name]}")
         if name not in HONOURED and name not in HARMLESS:
             raise Refused(
-                f"training_arguments {name} = {value!r} would be ignored: leave it at its default. Honoured are "
+                f"training_arguments {name} = {value!r} would be ignored: leave it at its default. Those used are "
                 f"{', '.join(sorted(HONOURED))}"
             )
     name = str(getattr(given.get("optim", "adamw_torch"), "value", given.get("optim", "adamw_torch")))
     if name not in OPTIMIZERS:
-        raise InputError(f"training_arguments optim = {name!r}: known are {', '.join(OPTIMIZERS)}")
+        raise InputError(f"training_arguments optim = {name!r}: known names are {', '.join(OPTIMIZERS)}")
     made: dict[str, Any] = {"weight_decay": float(given.get("weight_decay", 0.0))}
     if "adamw" in name:
         made |= {
@@ -99,7 +99,7 @@ def optimizer_and_settings(
 
 
 def _given(arguments: Any) -> dict[str, Any]:
-    """What differs from the defaults of its own class; of a dict everything."""
+    """The arguments that differ from the defaults of their class; all entries of a dict."""
     if arguments is None:
         return {}
     if isinstance(arguments, Mapping):

@@ -1,7 +1,7 @@
 """Texts as rows: tokens of a public length, one loss per row.
 
-Formal property: a record's row depends on that record and on public constants (tokenizer, length) alone, and its loss
-is a function of its own logits and tokens. So records do not interact, and clipping bounds what each contributes.
+Formal property: a record's row depends on that record and on public constants (tokenizer, length) only, and its loss is
+a function of its own logits and tokens. So records do not interact, and clipping bounds what each contributes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from sordino import checks
 from sordino.errors import InputError
 from sordino.split import Split
 
-IGNORED = -100  # a place without a target, as in transformers
+IGNORED = -100  # a position without a target, as in transformers
 
 
 def causal_loss(outputs: Any, targets: Tensor) -> Tensor:
-    """(rows,): each record's mean cross-entropy over its own tokens; padding counts nowhere."""
+    """(rows,): each record's mean cross-entropy over its own tokens; padding does not count."""
     logits, wanted = outputs.logits[:, :-1], targets[:, 1:]
     losses = F.cross_entropy(logits.transpose(1, 2), wanted, reduction="none", ignore_index=IGNORED)
     return losses.sum(1) / (wanted != IGNORED).sum(1).clamp_min(1)
@@ -38,12 +38,12 @@ class TextRecords:
     """A map-style dataset of rows for a transformer: dicts of input_ids, attention_mask and labels.
 
     Args:
-        rows: dicts with a text, or with input_ids that are tokens already; for classification also with a label.
-        tokenizer: Hugging Face's; None where the rows hold input_ids.
-        length: public: longer records are cut, shorter ones padded.
-        classes: the number of classes; None: a causal language model.
-        text: the key of the text.
-        label: the key of the class.
+        rows: Dicts with a text, or with input_ids (tokens); for classification also with a label.
+        tokenizer: A Hugging Face tokenizer; None if the rows have input_ids.
+        length: Public: longer records are truncated, shorter ones padded.
+        classes: The number of classes; None: a causal language model.
+        text: The key of the text.
+        label: The key of the class.
     """
 
     rows: Sequence[Mapping[str, Any]]
@@ -67,7 +67,7 @@ class TextRecords:
         filled = len(ids)
         padding = self._pad() or 0
         tokens = torch.tensor([*ids, *[padding] * (self.length - filled)])
-        mask = (torch.arange(self.length) < max(filled, 1)).long()  # an empty record attends to one pad: no 0/0
+        mask = (torch.arange(self.length) < max(filled, 1)).long()  # an empty record attends to one pad: avoids 0/0
         if self.classes is None:
             labels = torch.where(torch.arange(self.length) < filled, tokens, IGNORED)
         else:
@@ -75,7 +75,7 @@ class TextRecords:
         return {"input_ids": tokens, "attention_mask": mask, "labels": labels}
 
     def tensors(self) -> Split:
-        """All records in memory, so that whatever is wrong with one is found before anything is spent."""
+        """All records in memory, so that a problem with one is found before anything is spent."""
         items = [self[index] for index in range(len(self))]
         if not items:
             raise InputError("the dataset has no rows")
@@ -105,7 +105,7 @@ class TextRecords:
 
 
 def users_of(rows: Sequence[Mapping[str, Any]], user: str) -> list[Any]:
-    """Whose each row is: its entry under `user`, a whole number or a text.
+    """The user of each row: its entry under `user`, a whole number or a text.
 
     Raises:
         InputError: a row has none.

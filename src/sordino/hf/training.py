@@ -41,30 +41,30 @@ def train(
     """Trains a transformer under a plan.
 
     Args:
-        model: a causal language model or a sequence classifier of transformers (or of peft).
-        dataset: dicts with a text (or input_ids) and, for classification, a label: a list, or a Hugging Face dataset.
-        plan: what is accounted. `records` is the number of rows, or with unit="user" that of users.
-        tokenizer: with a padding token; not needed where the rows hold input_ids.
+        model: A causal language model or a sequence classifier of transformers (or of peft).
+        dataset: Dicts with a text (or input_ids) and, for classification, a label: a list, or a Hugging Face dataset.
+        plan: The plan. `records` is the number of rows, or with unit="user" that of users.
+        tokenizer: A tokenizer with a padding token; not needed if the rows have input_ids.
         training_arguments: transformers.TrainingArguments or a dict: learning rate, optimizer, schedule. Arguments that
             change the sampling are refused.
-        peft_config: an adapter's configuration (LoRA, …): the adapter alone is trained.
-        length: public: every record is cut or padded to so many tokens.
-        users: the key of the user, for a plan with unit="user": then a record is a user with all their rows.
-        text: the key of the text.
-        label: the key of the class.
+        peft_config: An adapter's configuration (LoRA, …): only the adapter is trained.
+        length: Public: every record is truncated or padded to this number of tokens.
+        users: The key of the user, for a plan with unit="user": then a record is a user with all their rows.
+        text: The key of the text.
+        label: The key of the class.
         task: "causal" or "classification"; default: by the model's class.
-        loss: from the model's output and the labels to one value per record; default: that of the task.
-        chunk: records in memory at once.
-        evaluate: must look at public data only.
-        out: the run directory; the trained model is also written there as transformers does, into `out`/hf.
-        resume: go on with the run in `out`.
-        callbacks: as for `sordino.train`.
+        loss: Maps the model's output and the labels to one value per record; default: the task's.
+        chunk: The number of records in memory at once.
+        evaluate: Evaluates the model, on public data only.
+        out: The run directory; the trained model is also written to `out`/hf, as transformers does.
+        resume: Continue the run in `out`.
+        callbacks: As for `sordino.train`.
 
     Returns:
-        The result; its model is the adapter's where peft_config is given.
+        The result; its model is the adapted one if peft_config is given.
 
     Raises:
-        Refused: an argument would change the sampling; InputError: a value is wrong, and nothing was spent.
+        Refused: an argument would change the sampling; InputError: a value is wrong; nothing was spent.
     """
     kind = _task(model, task)
     optimizer, lr, settings = optimizer_and_settings(training_arguments, plan.steps, chunk=chunk)

@@ -1,7 +1,7 @@
 """The methods, each in a folder: its plan, accountant, training hooks, audit, recipe keys and command-line flags.
 
-No method imports another. The rest of the package finds them through `sordino.registry`, which reads the two tables
-below by name and knows further methods from entry points.
+No method imports another. The rest of the package finds them through `sordino.registry`, which reads the tables below
+by name and finds further methods through entry points.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ METHODS = {
     "coupling": "sordino.methods.coupling.method:Coupling",
     "correlated": "sordino.methods.correlated.method:Correlated",
 }
-"""Where each method's class is: one line for each method."""
+"""The class of each method: one line for each method."""
 
 FLAGS = {
     "dpsgd": "sordino.methods.dpsgd.flags",
@@ -26,7 +26,7 @@ FLAGS = {
     "hidden-state": "sordino.methods.hidden_state.flags",
     "correlated": "sordino.methods.correlated.flags",
 }
-"""Modules with command-line flags. They import nothing slow, so that help is there at once."""
+"""Modules with command-line flags. They import nothing slow, so that help is shown at once."""
 
 WORDS = {
     "dpsgd": "sordino.methods.dpsgd.words",
@@ -36,10 +36,10 @@ WORDS = {
     "coupling": "sordino.methods.coupling.words",
     "correlated": "sordino.methods.correlated.words",
 }
-"""Modules with the words of recipes; likewise."""
+"""Modules with the names that methods allow in recipes. They import nothing slow."""
 
 COMMANDS = ("sordino.methods.command",)
-"""Modules with further commands; likewise."""
+"""Modules with further commands. They import nothing slow."""
 
 DEFAULT = "dpsgd"
 """The method of a recipe that names none."""

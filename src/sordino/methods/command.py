@@ -1,4 +1,4 @@
-"""sordino plan: which way for a number of epochs; composition or hidden state for a linear classifier."""
+"""sordino plan: recommends sampler, batch and noise for a budget; composition or hidden state for linear models."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "plan",
-        help="which sampler, batch and noise for a budget; composition or hidden state",
-        description="With --epochs or --steps, for any model: Poisson sampling, random allocation or correlated noise, "
-        "by the noise that reaches the model at equal ε, batch and steps (relation: add-remove). With --features, for "
-        "a linear classifier: composition or hidden state (only the last iterate is published), which batch size, λ, "
-        "epochs, step size and noise; ε is exact, which setting is best rests on a model of the excess loss (see "
-        "--weight-norm) and is an estimate (relation: replace-one). Looks at no data.",
+        help="recommend sampler, batch and noise for a budget; composition or hidden state",
+        description="With --epochs or --steps, for any model: compares Poisson sampling, random allocation and "
+        "correlated noise by the noise in the weights at equal ε, batch and steps (relation: add-remove). With "
+        "--features, for a linear classifier: composition or hidden state (only the last iterate is published), and "
+        "which batch size, λ, epochs, step size and noise; ε is exact, but which setting is best is an estimate from a "
+        "model of the excess loss (see --weight-norm; relation: replace-one). Uses no data.",
         epilog="examples: sordino plan --records 60000 --epochs 30 --epsilon 3 --delta 1e-5; "
         "sordino plan --records 60000 --features 3969 --classes 10 --epsilon 3 --delta 1e-5",
     )
     parser.add_argument("--records", type=int, required=True, metavar="N", help="public number of records")
-    parser.add_argument("--features", type=int, metavar="D", help="of a linear classifier")
+    parser.add_argument("--features", type=int, metavar="D", help="number of features, for a linear classifier")
     parser.add_argument("--epochs", type=float, metavar="E", help="expected passes over the records, for any model")
-    parser.add_argument("--steps", type=int, metavar="T", help="or the number of steps, with one number of --batches")
+    parser.add_argument("--steps", type=int, metavar="T", help="or the number of steps, with one value of --batches")
     parser.add_argument(
         "--batches",
         type=int,
@@ -40,10 +40,10 @@ def add(commands: Commands) -> None:
         help="with --epochs: batches per epoch to compare (default: three)",
     )
     parser.add_argument(
-        "--momentum", type=float, default=0.0, metavar="β", help="of the update, for the noise in the weights"
+        "--momentum", type=float, default=0.0, metavar="β", help="momentum of the update, for the noise in the weights"
     )
     parser.add_argument(
-        "--decay", type=float, default=0.0, metavar="w", help="step size × weight decay of the update; likewise"
+        "--decay", type=float, default=0.0, metavar="w", help="step size × weight decay, for the noise in the weights"
     )
     parser.add_argument("--classes", type=int, default=10, metavar="C", help="default: 10")
     parser.add_argument("--epsilon", type=float, required=True, metavar="ε")
@@ -52,7 +52,7 @@ def add(commands: Commands) -> None:
         "the loss, as a function of its scores; the defaults are those of softmax regression"
     )
     loss.add_argument(
-        "--feature-norm", type=float, default=1.0, metavar="L", help="records are clipped to it (default: 1)"
+        "--feature-norm", type=float, default=1.0, metavar="L", help="records are clipped to this norm (default: 1)"
     )
     loss.add_argument(
         "--curvature", type=float, default=0.5, metavar="h", help="largest second derivative (default: 0.5)"
@@ -62,7 +62,7 @@ def add(commands: Commands) -> None:
     )
     model = parser.add_argument_group("the model of the excess loss")
     model.add_argument(
-        "--weight-norm", type=float, default=30.0, metavar="W", help="norm of weights that solve it well (default: 30)"
+        "--weight-norm", type=float, default=30.0, metavar="W", help="norm of weights that fit well (default: 30)"
     )
     model.add_argument(
         "--max-epochs", type=int, default=1000, metavar="K", help="largest number of epochs (default: 1000)"
@@ -77,9 +77,9 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     epochs = _epochs(arguments)
     if arguments.features is None and epochs is None:
-        raise InputError("give --epochs (which way, for any model), --features (of a linear classifier), or both")
+        raise InputError("give --epochs (for any model), --features (for a linear classifier), or both")
     if arguments.batches is not None and epochs is None:
-        raise InputError("--batches belongs to --epochs: how many steps there are in each of them")
+        raise InputError("--batches needs --epochs: it is the number of steps in each epoch")
     ways = None if epochs is None else _ways(arguments, epochs)
     if arguments.features is None:
         assert ways is not None
@@ -100,11 +100,11 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _epochs(arguments: argparse.Namespace) -> float | None:
-    """Of --epochs, or of --steps with a number of batches."""
+    """The epochs of --epochs, or of --steps with a number of batches."""
     if arguments.steps is None:
         return None if arguments.epochs is None else float(arguments.epochs)
     if arguments.epochs is not None or arguments.batches is None or len(arguments.batches) != 1:
-        raise InputError("--steps goes with one number of --batches (per epoch), and without --epochs")
+        raise InputError("--steps needs one value of --batches (per epoch), and excludes --epochs")
     return float(arguments.steps / arguments.batches[0])
 
 

@@ -1,4 +1,4 @@
-"""The methods' plan makers under the methods' names: `sordino.dpsgd(…)`, `sordino.modelmix(…)`, …"""
+"""The functions that make plans, under the methods' names: `sordino.dpsgd(…)`, `sordino.modelmix(…)`, …"""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Which way for a budget: Poisson sampling, random allocation or correlated noise, by the noise that reaches the model.
+"""Recommends Poisson sampling, random allocation or correlated noise for a budget, by the noise in the weights.
 
-At equal ε, batch and number of steps the three differ in their noise alone. Plain SGD adds up what is released, so the
-noise in the weights after step t is a prefix sum of the noise of the steps; `noise_in_weights` is its root mean square
-over the steps, per coordinate, in clip norms and for a step size of 1 on sums (for independent noise σ·√((T+1)/2)). The
-way with the least of it is recommended. Between batches it is not as simple: `noise_per_step` (σ/B) and `noise_of_run`
-(the noise in the weights for a step size of 1/T on means) fall with the batch, and so does the number of steps of an
-epoch. Looks at no data: it is an estimate of what trains best, and no part of a guarantee.
+At equal ε, batch and number of steps the three differ only in their noise. Plain SGD adds up what is released, so the
+noise in the weights after step t is a prefix sum of the noise of the steps. `noise_in_weights` is its root mean square
+over the steps, per coordinate, in clip norms and for a step size of 1 on sums (σ·√((T+1)/2) for independent noise). The
+option with the smallest value is recommended. Between batch sizes it is not as simple: `noise_per_step` (σ/B) and
+`noise_of_run` (the noise in the weights for a step size of 1/T on means) fall with the batch, and so does the number of
+steps of an epoch. No data are used: this is an estimate of what trains best, and not part of a guarantee.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from sordino.methods.correlated.workloads import Workload, noise_in_weights
 
 SAMPLERS = ("poisson", "allocation")
 _LEAST_GAIN = 0.01
-"""Correlated noise takes more time a step, so it has to gain this much; allocation a tenth of it."""
+"""Correlated noise takes more time per step, so it has to gain at least this much; allocation a tenth of it."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What is compared: `batches` steps in each of `epochs` epochs, at (ε, δ) under add-remove."""
+    """The setting of a comparison: `batches` steps in each of `epochs` epochs, at (ε, δ) under add-remove."""
 
     records: int
     batches: int
@@ -47,18 +47,18 @@ class Budget:
 
     @property
     def steps(self) -> int:
-        """Of all epochs; the last, partial one counts."""
+        """The number of steps of all epochs, rounded up."""
         return max(1, math.ceil(self.epochs * self.batches - 1e-9))
 
     @property
     def batch(self) -> float:
-        """The expected one."""
+        """The expected batch."""
         return self.records / self.batches
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way with the smallest noise that meets the budget, and what of it reaches the model, in clip norms."""
+    """One option with the smallest noise that meets the budget, and the noise in the model, in clip norms."""
 
     way: str
     batch: float
@@ -89,14 +89,14 @@ def sampler_noise(sampler: str, budget: Budget) -> float:
 
 
 def compare_ways(budget: Budget, workload: Workload | None = None) -> dict[str, Any]:
-    """The three ways at one budget.
+    """The three options at one budget.
 
     Args:
-        budget: records, batches, epochs and (ε, δ).
-        workload: the update that will be used (default: plain SGD).
+        budget: Records, batches, epochs and (ε, δ).
+        workload: The update that will be used (default: plain SGD).
 
     Returns:
-        JSON-able: `recommended`, `why`, `rows` (Way as mappings).
+        JSON-serialisable: `recommended`, `why`, `rows` (Way as mappings).
     """
     update = workload or Workload()
     ways = []
@@ -120,7 +120,7 @@ def _way(way: str, budget: Budget, sigma: float, weights: float, **further: Any)
 
 
 def _recommended(poisson: Way, allocation: Way, correlated: Way) -> dict[str, str]:
-    """The way with the least noise in the weights, and why; near ties go to the simpler way."""
+    """The option with the least noise in the weights, and why; near ties go to the simpler option."""
     saved = poisson.noise_multiplier / allocation.noise_multiplier - 1
     plain = allocation if saved > _LEAST_GAIN / 10 else poisson
     gain = plain.noise_in_weights / correlated.noise_in_weights - 1
@@ -129,11 +129,11 @@ def _recommended(poisson: Way, allocation: Way, correlated: Way) -> dict[str, st
             "recommended": correlated.way,
             "why": f"independent noise with {plain.way} sampling puts {100 * gain:.0f} % more noise into the weights "
             f"than correlated noise ({(correlated.strategy or {})['name']}, {correlated.groups} groups), which later "
-            f"steps partly take back; each step adds {correlated.noises_per_step} Gaussians for each coordinate",
+            f"steps partly cancel; each step adds {correlated.noises_per_step} Gaussians for each coordinate",
         }
     against = f"correlated noise would leave {-100 * gain:.1f} % more in the weights"
     if gain >= 0:
-        against = "correlated noise would leave no less in the weights worth its time"
+        against = "correlated noise would not reduce the noise in the weights enough to justify its time"
     if plain is poisson:
         return {
             "recommended": plain.way,
@@ -159,15 +159,16 @@ def compare_batches(
     """`compare_ways` at several batches.
 
     Args:
-        records: public number of records.
-        epochs: expected passes over them.
-        epsilon: the target, under add-remove.
+        records: The public number of records.
+        epochs: Expected passes over them.
+        epsilon: The target, under add-remove.
         delta: δ in (0, 1).
-        batches: steps in an epoch (default: those of batches near 4096, 1024 and 256, as far as there are records).
-        workload: the update that will be used (default: plain SGD).
+        batches: Steps in an epoch (default: for batches near 4096, 1024 and 256, as far as there are records).
+        workload: The update that will be used (default: plain SGD).
 
     Returns:
-        JSON-able: `recommended` and `why` of the largest batch, whose noise of the run is least; `by_batch`; `rows`.
+        JSON-serialisable: `recommended` and `why` for the largest batch, which has the least noise of the run;
+        `by_batch`; `rows`.
 
     Raises:
         InputError: a value is wrong.
@@ -188,6 +189,6 @@ def compare_batches(
 
 
 def default_batches(records: int) -> list[int]:
-    """Steps in an epoch of batches near 4096, 1024 and 256, as far as there are records."""
+    """Steps in an epoch for batches near 4096, 1024 and 256, as far as there are records."""
     sizes = [size for size in (4096, 1024, 256) if size <= records / 2] or [max(1, records // 4)]
     return [math.ceil(records / size) for size in sizes]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from sordino.nets.text import GruClassifier, LstmClassifier, TransformerClassifier
-else:  # the names of networks and of their options are known before torch is loaded
+else:  # imported on first use: the names of networks and their options are needed before torch is loaded
     __getattr__, _ = lazy_names(__name__, {"text": ["GruClassifier", "LstmClassifier", "TransformerClassifier"]})
 
 __all__ = ["GruClassifier", "LstmClassifier", "TransformerClassifier", "build", "names", "options_of"]
@@ -40,7 +40,7 @@ _NETS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def names() -> tuple[str, ...]:
-    """The networks that there are."""
+    """The names of all networks."""
     return tuple(_NETS)
 
 
@@ -58,9 +58,9 @@ def options_of(name: str) -> tuple[str, ...]:
 def build(
     name: str, input_shape: tuple[int, ...], classes: int, vectors: Tensor | None = None, /, **options: Any
 ) -> nn.Module:
-    """A network for inputs of one record's shape. An option that the network does not have is an error.
+    """A network for inputs with one record's shape. An option that the network does not have is an error.
 
-    vectors: the public word vectors of a dataset of token ids, for the networks that read them.
+    vectors: the public word vectors of a dataset of token ids, for networks that use them.
     """
     known = options_of(name)
     if classes < 2:

@@ -1,6 +1,6 @@
 """Networks for images and rows: the softmax layer, an MLP, the papers' small CNNs. Plain torch modules.
 
-None has BatchNorm: it mixes records, and then a record's gradient is not defined.
+None has BatchNorm: it mixes records, so that a record's gradient is not defined.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 def activation(name: str) -> nn.Module:
     if name not in _ACTIVATIONS:
-        raise InputError(f"unknown activation {name!r}; known are {', '.join(_ACTIVATIONS)}")
+        raise InputError(f"unknown activation {name!r}; known names are {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]()
 
 
@@ -88,7 +88,7 @@ def mnist_cnn(input_shape: tuple[int, ...], classes: int, *, form: str = "origin
     channels, height, width = _image(input_shape, "mnist-cnn")
     h, w = (_mnist_side(side) for side in (height, width))
     if h < 1 or w < 1:
-        raise InputError(f"mnist-cnn: images of {height}×{width} are too small; 28×28 is what it was made for")
+        raise InputError(f"mnist-cnn: images of {height}×{width} are too small; it was designed for 28×28")
     if form not in ("original", "enhanced"):
         raise InputError(f"mnist-cnn: form must be 'original' or 'enhanced', not {form!r}")
     if form == "enhanced":

@@ -1,9 +1,9 @@
 """Residual networks for 32×32 images: CIFAR ResNets (He et al. 2016) in three forms, and Wide-ResNets.
 
-- original: as published, with GroupNorm in the place of BatchNorm.
+- original: as published, with GroupNorm instead of BatchNorm.
 - enhanced: Xiao et al. 2023, section 5.1: ELU, GroupNorm *after* the activation and once more after the sum, weight
   standardisation, a head on 2×2 standardised features.
-- batch: as published, with BatchNorm. It mixes the rows of a batch, so it is for BatchClipping alone, where a record's
+- batch: as published, with BatchNorm. It mixes the rows of a batch, so it is for BatchClipping only, where a record's
   batch is the record and public companions; every other private training refuses it.
 """
 

@@ -12,7 +12,7 @@ from sordino.gradients.gru import standardised_gru
 
 
 class LstmClassifier(nn.Module):
-    """Embedding, one nn.LSTM layer, a linear layer on its last output. Padding is read as any other token."""
+    """Embedding, one nn.LSTM layer, a linear layer on its last output. Padding is treated as any other token."""
 
     def __init__(self, classes: int, vocabulary: int = 20_000, embedding: int = 100, hidden: int = 128) -> None:
         super().__init__()
@@ -31,8 +31,8 @@ class GruClassifier(nn.Module):
     states (Xiao et al. 2023, section 5.1). standardised: both projections are standardised over their 3·hidden
     coordinates before the gates.
 
-    vectors (words, features) are public and stay as they are; they are stored with the model. Padding (id 0) belongs at
-    the beginning of a text, so that the last state is that after the last word; the mean leaves it out.
+    vectors (words, features) are public and not trained; they are stored with the model. Padding (id 0) belongs at the
+    beginning of a text, so that the last state is that after the last word; the mean leaves it out.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class GruClassifier(nn.Module):
 
 
 def _mean(states: Tensor, here: Tensor) -> Tensor:
-    """(n, length, hidden) → (n, hidden): the mean over the places that are words; zero for a text without any."""
+    """(n, length, hidden) → (n, hidden): the mean over the positions of words; zero for a text without any."""
     weight = here.to(states.dtype) / here.sum(1, keepdim=True).clamp_min(1)
     return torch.bmm(weight.unsqueeze(1), states).squeeze(1)
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention out of linear layers, so that each parameter belongs to a layer the engine
+    """Multi-head attention made of linear layers, so that each parameter belongs to a layer that the engine
     knows.
     """
 
@@ -119,7 +119,7 @@ class TransformerClassifier(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        # one row of position ids per record: an id shared by all records has no per-record gradient
+        # one row of position ids per record: an id shared by all records would have no per-record gradient
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         x = self.layers(self.embedding(tokens) + self.positions(positions))
         logits: Tensor = self.head(self.norm(x).mean(1))

@@ -1,4 +1,4 @@
-"""The plan: everything that a guarantee depends on, in one frozen value; the base of methods; the guarantee."""
+"""The plan: one frozen value with everything that a guarantee depends on; the guarantee; the base class of methods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sordino.plan.method import Accounted, Assumption, Method, Request
     from sordino.plan.public import PublicSet
     from sordino.plan.spent import epsilon_curve, from_ledger
-else:  # a recipe's keys are checked before torch and scipy are loaded
+else:  # imported on first use: a recipe's keys are checked before torch and scipy are loaded
     __getattr__, _ = lazy_names(
         __name__,
         {

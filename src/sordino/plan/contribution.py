@@ -1,16 +1,16 @@
-"""What one record contributes to a sum: one vector, clipped once. A part of the plan.
+"""What one record contributes to a sum: one vector, clipped once. This is part of the plan.
 
 | part              | the record's vector                                                                              |
 |-------------------|--------------------------------------------------------------------------------------------------|
 | (none)            | its gradient                                                                                     |
 | `augmentation`    | the mean of its gradients over random views of it                                                |
-| `inner`           | the sum of its gradients at the present and at past iterates                                     |
+| `inner`           | the sum of its gradients at the current and at past iterates                                     |
 | `record_momentum` | the momentum of its own gradients over all steps                                                 |
 | `companions`      | its gradient when it is normalised together with public rows                                     |
 
-None of this changes what is accounted (docs/guarantees/clipping_bias.md, docs/guarantees/batch_clipping.md), since the
-vector is bounded once, as a whole. It is part of the plan so that what is run is what is written down: a gradient sum
-states its contribution, and `private_steps` refuses one that is not the plan's.
+None of these changes the accounting (docs/guarantees/clipping_bias.md, docs/guarantees/batch_clipping.md), because the
+whole vector is bounded once. They are part of the plan so that the plan describes what is run: a gradient sum states
+its contribution, and `private_steps` refuses one that differs from the plan's.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ if TYPE_CHECKING:
 class Augmentation:
     """How the views of a record are drawn; the recipe's section [augmentation].
 
-    Images (rows, channels, height, width): `crop` pads by so many pixels (zeros) and cuts the old size out at a random
-    place; `flip` mirrors left and right with probability ½; `erase` is the probability of a rectangle of zeros, its
-    sides between an eighth and a half of the image's; `mixup` mixes a view with a second one *of the same record*,
-    whose share is uniform on [0, mixup].
-    Texts (rows, length) of ids: `word_dropout` is the probability that a word becomes `unknown_id`; `padding_id` stays.
+    Images (rows, channels, height, width): `crop` pads with that many pixels of zeros and cuts out the original size at
+    a random position; `flip` mirrors horizontally with probability ½; `erase` is the probability of a rectangle of
+    zeros, whose sides are between an eighth and a half of the image's; `mixup` mixes a view with a second view *of the
+    same record*, whose share is uniform on [0, mixup].
+    Texts (rows, length) of ids: `word_dropout` is the probability that a word becomes `unknown_id`; `padding_id` is
+    never changed.
     """
 
-    views: int = 1  # how many; the record's vector is the mean over them
+    views: int = 1  # number of views; the record's vector is the mean over them
     crop: int = 0  # pixels of padding before the random crop
-    flip: bool = False  # left and right, with probability ½
+    flip: bool = False  # mirror horizontally with probability ½
     erase: float = 0.0  # probability of a rectangle of zeros
     mixup: float = 0.0  # largest share of a second view of the same record
     word_dropout: float = 0.0  # probability that a word becomes unknown_id
-    unknown_id: int = 0  # of texts: what a dropped word becomes
-    padding_id: int = 0  # of texts: never dropped
+    unknown_id: int = 0  # texts: the id that replaces a dropped word
+    padding_id: int = 0  # texts: this id is never dropped
 
     def __post_init__(self) -> None:
         for name, least in (("views", 1), ("crop", 0), ("unknown_id", 0), ("padding_id", 0)):
@@ -55,7 +56,7 @@ class Augmentation:
             raise InputError("augmentation: crop, flip, erase and mixup are for images, word_dropout for texts")
         if self.mixup and not (self.crop or self.flip or self.erase):
             raise InputError(
-                "augmentation: mixup mixes two views of a record, which differ by crop, flip or erase only"
+                "augmentation: mixup mixes two views of a record, so crop, flip or erase must make them differ"
             )
         if self.views > 1 and not self.changes:
             raise InputError(f"augmentation: {self.views} views are all equal: give crop, flip, erase or word_dropout")
@@ -66,7 +67,7 @@ class Augmentation:
 
     @property
     def changes(self) -> bool:
-        """Does a view ever differ from the record?"""
+        """Whether a view can differ from the record."""
         return self.of_images or bool(self.word_dropout)
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,9 +81,9 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class InnerMomentum:
-    """Algorithm 2, equation (13): the gradient at the last `length` iterates joins the present one's.
+    """Algorithm 2, equation (13): adds the record's gradients at the last `length` iterates to its current gradient.
 
-    `decay` is the factor per iterate of age: the present gradient counts 1, the one before it `decay`, then decay².
+    `decay` is the factor per iterate of age: the current gradient has weight 1, the previous one `decay`, then decay².
     """
 
     length: int
@@ -93,7 +94,7 @@ class InnerMomentum:
         checks.within("inner_decay", self.decay, 0, 1, open_low=True)
 
     def factors(self, past: int) -> list[float]:
-        """The weights of the oldest, …, the last of `past` iterates (at most `length` count)."""
+        """The weights of `past` iterates, from the oldest to the last (at most `length` of them count)."""
         return [float(self.decay) ** age for age in range(min(past, self.length), 0, -1)]
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,7 +103,7 @@ class InnerMomentum:
 
 @dataclass(frozen=True)
 class RecordMomentum:
-    """Algorithm 1: every record's momentum over all steps, `kept` being the part of it that a step keeps (1 − γ)."""
+    """Algorithm 1: the momentum of every record over all steps; a step keeps the fraction `kept` (1 − γ) of it."""
 
     kept: float
 
@@ -115,7 +116,7 @@ class RecordMomentum:
 
 @dataclass(frozen=True)
 class Companions:
-    """Public rows that each record is normalised with: how many, and the SHA-256 of the rows they are drawn from."""
+    """The public rows that each record is normalised with: their number, and the SHA-256 of the rows to draw from."""
 
     rows: int
     digest: str
@@ -129,7 +130,7 @@ class Companions:
 
 @dataclass(frozen=True)
 class Contribution:
-    """The parts of a record's one vector; the default is its gradient.
+    """The parts of the one vector of a record; the default is its gradient.
 
     Example:
         >>> Contribution(inner=InnerMomentum(length=2, decay=0.5)).kinds
@@ -143,31 +144,31 @@ class Contribution:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The names of the parts that are there."""
+        """The names of the parts that are present."""
         return tuple(name for name in KINDS if getattr(self, name) is not None)
 
     def check(self, plan: Plan) -> None:
-        """Refused for a combination that no theorem covers, or that the plan's method does not cover."""
+        """Refuses a combination that no theorem covers, or that the plan's method does not cover."""
         uncovered = [kind for kind in self.kinds if kind not in plan.method.covers]
         if uncovered:
             raise Refused(
-                f"the method {plan.method.name} takes no {', '.join(_WORDS[kind] for kind in uncovered)}: its vector "
-                "of a record is another one; leave them out, or use another method"
+                f"the method {plan.method.name} does not support {', '.join(_WORDS[kind] for kind in uncovered)}: its "
+                "vector of a record is computed differently; leave them out, or use another method"
             )
         if self.record_momentum is None:
             return
         if not (plan.sampling.name == "poisson" and plan.sampling.to_dict()["sampling_rate"] == 1.0):
             raise Refused(
-                "the momentum of single records over all steps (Algorithm 1) is proven for full batches alone: poisson "
+                "the momentum of single records over all steps (Algorithm 1) is proven for full batches only: poisson "
                 "sampling with expected_batch = records; for sampled batches use inner_length and inner_decay"
             )
         if self.inner is not None:
             raise Refused(
-                "momentum of single records is taken once: give inner_length or record_momentum_kept, not both"
+                "a record can have only one kind of momentum: give inner_length or record_momentum_kept, not both"
             )
 
     def without_companions(self) -> Contribution:
-        """The parts that the plan has to state; companions may be stated by the model alone."""
+        """The parts that the plan must state; companions may be stated by the model only."""
         return replace(self, companions=None)
 
     def texts(self) -> tuple[tuple[str, str], ...]:
@@ -176,9 +177,9 @@ class Contribution:
         if self.inner is not None:
             found.append(
                 (
-                    f"a record's vector is its gradient at the present and at the last {self.inner.length} iterates, "
+                    f"a record's vector is its gradient at the current and at the last {self.inner.length} iterates, "
                     f"with factor {self.inner.decay:g} per iterate of age, summed and then clipped once",
-                    "past iterates are weights that were made of released values",
+                    "past iterates are weights that depend on released values only",
                 )
             )
         if self.record_momentum is not None:
@@ -186,20 +187,20 @@ class Contribution:
                 (
                     f"a record's vector is the momentum of its own gradients, of which a step keeps "
                     f"{self.record_momentum.kept:g}, clipped once",
-                    "every step takes all records; the momenta stay in memory and are never written",
+                    "every step uses all records; the momenta stay in memory and are never written",
                 )
             )
         if self.augmentation is not None:
             found.append(
                 (
                     f"a record's vector is the mean over {self.augmentation} of it, clipped once",
-                    "the views depend on the record's own content and on public values alone",
+                    "the views depend on the record's own content and on public values only",
                 )
             )
         return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:
-        """The parts that are there. A plan writes them among its method's values."""
+        """The parts that are present. A plan stores them with its method's values."""
         return {kind: getattr(self, kind).to_dict() for kind in self.kinds}
 
     @classmethod
@@ -208,7 +209,7 @@ class Contribution:
         try:
             return cls(**{key: _PARTS[key](**value) for key, value in values.items()})
         except TypeError as error:
-            raise InputError(f"what a record contributes is wrong in the plan's method: {error}") from None
+            raise InputError(f"the contribution of a record is wrong in the plan's method: {error}") from None
 
 
 _PARTS: Mapping[str, Any] = {

@@ -1,10 +1,10 @@
-"""The plan: everything that a guarantee depends on, in one frozen value that training reads too.
+"""The plan: one frozen value with everything that a guarantee depends on. Training reads the same value.
 
 Conventions, the same in the ledger and on the command line (docs/guarantees/dpsgd.md):
 - `noise_multiplier` is the standard deviation of the noise (Laplace: its scale) divided by `clip_norm`, under either
-  relation. `sensitivity` is `clip_norm` with a margin of a thousandth for rounding: the bound on what *one record
-  contributes*, and the number that `release()` multiplies by. Under replace-one a sum moves by up to twice that; the
-  accountant counts it twice.
+  relation. `sensitivity` is `clip_norm` plus a margin of a thousandth for rounding: it bounds what *one record
+  contributes*, and `release()` multiplies by it. Under replace-one a sum moves by up to twice that; the accountant
+  takes the factor two into account.
 - `records`, the expected batch and `divisor` are public constants that the user gives; nothing is measured.
 """
 
@@ -29,12 +29,12 @@ from sordino.release import Gaussian, Laplace, Noise
 from sordino.sampling import Allocation, Cyclic, Poisson, Sampling, TruncatedPoisson, sampling_from_dict
 
 UNITS = ("record", "user")
-ROUNDING_MARGIN = 2.0**-10  # of norms and sums as computed: theorem 2 of docs/guarantees/noise.md, section 6
+ROUNDING_MARGIN = 2.0**-10  # for rounding of norms and sums: theorem 2 of docs/guarantees/noise.md, section 6
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """`count` further releases in the same budget, each on a Poisson sample of the records (rate 1: on all of them).
+    """`count` further releases that share the budget, each on a Poisson sample of the records (rate 1: all of them).
 
     `noise_multiplier` is the noise over the largest norm that one record contributes to the statistic.
     """
@@ -58,7 +58,7 @@ class Statistic:
 
 
 class _Makers(type):
-    """`Plan.NAME(…)` makes a plan of the method NAME, as `sordino.NAME(…)` does (a hyphen is written as _)."""
+    """`Plan.NAME(…)` makes a plan of the method NAME, as `sordino.NAME(…)` does (hyphens become underscores)."""
 
     def __getattr__(cls, name: str) -> Callable[..., Plan]:
         if name.startswith("_"):
@@ -71,12 +71,12 @@ class _Makers(type):
 
 @dataclass(frozen=True)
 class Plan(metaclass=_Makers):
-    """A private training, frozen. Each method makes its own (`sordino.dpsgd`, `sordino.modelmix`, …).
+    """The description of a private training run. Each method has a function that makes plans (`sordino.dpsgd`, …).
 
-    Every combination that no theorem covers is refused when the plan is made.
+    A combination that no theorem covers is refused when the plan is made.
 
     Args:
-        method: What the guarantee depends on beyond sampling, clipping and noise.
+        method: What the guarantee depends on besides sampling, clipping and noise.
         records: The public number of records.
         sampling: How batches are drawn.
         clipping: How one record's vector is bounded.
@@ -86,14 +86,14 @@ class Plan(metaclass=_Makers):
         divisor: The public number that sums are divided by.
         relation: The neighbouring relation: add-remove or replace-one.
         accountant: pld or rdp.
-        insecure_seed: Makes the run repeatable, and the guarantee void for whoever knows it.
-        statistics: Further releases in the same budget.
-        public: Rows that the guarantee does not protect, besides the private ones.
-        contribution: What one record's vector is made of.
-        unit: What is protected: a record, or a user with all rows.
-        rows_per_user: Of a user's rows at most so many take part in a step; None: all of them.
-        examples_per_user: Rows are sampled in the place of users, and a user has at most so many of them; `records`
-            and the expected batch then count rows.
+        insecure_seed: Makes the run reproducible; there is no guarantee against anyone who knows the seed.
+        statistics: Further releases that share the budget.
+        public: Rows that the guarantee does not protect.
+        contribution: What one record's vector consists of.
+        unit: The unit of privacy: a record, or a user with all their rows.
+        rows_per_user: The largest number of a user's rows in a step; None: all of them.
+        examples_per_user: Sample rows instead of users, where a user has at most this many rows; `records` and the
+            expected batch then count rows.
 
     Raises:
         InputError: a value is wrong.
@@ -112,11 +112,11 @@ class Plan(metaclass=_Makers):
     accountant: str = "pld"
     insecure_seed: int | None = None
     statistics: tuple[Statistic, ...] = ()
-    public: PublicSet | None = None  # rows that the guarantee does not protect, beside the private ones
-    contribution: Contribution = field(default_factory=Contribution)  # what one record's vector is made of
-    unit: str = "record"  # what is protected: a record (a row, or what the dataset makes one), or a user with all rows
-    rows_per_user: int | None = None  # of a user's rows at most so many take part in a step; None: all of them
-    examples_per_user: int | None = None  # rows are sampled, and a user has at most so many; records then counts rows
+    public: PublicSet | None = None  # rows that the guarantee does not protect
+    contribution: Contribution = field(default_factory=Contribution)  # what one record's vector consists of
+    unit: str = "record"  # the unit of privacy: a record (a row, or what the dataset defines), or a user with all rows
+    rows_per_user: int | None = None  # largest number of a user's rows in a step; None: all of them
+    examples_per_user: int | None = None  # rows are sampled, a user has at most so many; `records` then counts rows
 
     def __post_init__(self) -> None:
         checks.count("records", self.records)
@@ -136,13 +136,13 @@ class Plan(metaclass=_Makers):
         checks.choice("unit", self.unit, UNITS)
         if self.rows_per_user is not None:
             if self.unit != "user":
-                raise InputError("rows_per_user belongs to unit='user': with unit='record' a row is a record")
+                raise InputError("rows_per_user needs unit='user': with unit='record' a row is a record")
             checks.whole("rows_per_user", self.rows_per_user, minimum=1)
         if self.examples_per_user is not None:
             self._check_examples(self.examples_per_user)
         if self.unit == "user" and not self.method.protects_users:
             raise Refused(
-                f"the method {self.method.name} takes a row for a record, so its guarantee is about rows: use one of "
+                f"the method {self.method.name} treats a row as a record, so its guarantee is about rows: use one of "
                 f"{', '.join(names_with(lambda method: method.protects_users))} for unit='user'"
             )
         self.contribution.check(self)
@@ -152,14 +152,14 @@ class Plan(metaclass=_Makers):
         checks.whole("examples_per_user", most, minimum=1)
         if self.unit != "user" or self.rows_per_user is not None:
             raise InputError(
-                "examples_per_user belongs to unit='user' and goes without rows_per_user: either users are drawn, each "
-                "with some of its rows, or rows are drawn, of which a user has at most so many"
+                "examples_per_user needs unit='user' and excludes rows_per_user: either users are sampled, each with "
+                "some of their rows, or rows are sampled, of which a user has at most that many"
             )
         named = self.sampling.name, self.relation, self.noise.name
         if named != ("poisson", "add-remove", "gaussian") or type(self.method).releases is not Method.releases:
             raise Refused(
                 "rows of users (examples_per_user) are accounted for Poisson sampling and independent Gaussian noise "
-                "under add-remove alone; sample users instead (leave out examples_per_user)"
+                "under add-remove only; sample users instead (leave out examples_per_user)"
             )
 
     @property
@@ -171,10 +171,10 @@ class Plan(metaclass=_Makers):
         """How the batch of a step is drawn, for the ledger.
 
         Args:
-            step: From 0.
+            step: The step, from 0.
 
         Returns:
-            JSON-able: the sampler's description, and how many rows a user may have where rows are sampled.
+            JSON-serialisable values: the sampler, and the largest number of rows of a user if rows are sampled.
         """
         rows = {} if self.examples_per_user is None else {"examples_per_user": self.examples_per_user}
         return self.sampling.at(step) | rows
@@ -208,7 +208,7 @@ class Plan(metaclass=_Makers):
         """The noise of one step: the plan's, times the method's factor for it.
 
         Args:
-            step: From 0.
+            step: The step, from 0.
 
         Returns:
             The noise that this step's release adds.
@@ -218,7 +218,7 @@ class Plan(metaclass=_Makers):
 
     @property
     def sampling_rate(self) -> float:
-        """The probability that a given record is in a given batch (before a cap cuts in)."""
+        """The probability that a given record is in a given batch (before truncation by a cap)."""
         if isinstance(self.sampling, (Poisson, TruncatedPoisson)):
             return self.sampling.sampling_rate
         if isinstance(self.sampling, Allocation):
@@ -229,29 +229,29 @@ class Plan(metaclass=_Makers):
 
     @property
     def expected_batch(self) -> float:
-        """The public expectation of the batch size (before a cap cuts in)."""
+        """The public expectation of the batch size (before truncation by a cap)."""
         return self.sampling_rate * self.records
 
     @property
     def sensitivity(self) -> float:
-        """The bound on one record's contribution to a sum *as computed*: noise std = noise_multiplier × sensitivity.
+        """The bound on one record's contribution to a *computed* sum: noise std = noise_multiplier × sensitivity.
 
-        It is `clip_norm`, and a thousandth more for the rounding of norms and sums (docs/guarantees/noise.md).
+        It is `clip_norm` plus a thousandth for the rounding of norms and sums (docs/guarantees/noise.md).
         """
         return self.clipping.sensitivity("add-remove") * (1 + ROUNDING_MARGIN)
 
     def source(self) -> RandomSource:
-        """Where noise and batches come from: the operating system's key, or the insecure seed's."""
+        """The source of noise and batches: a key of the operating system, or one derived from the insecure seed."""
         return RandomSource.from_os() if self.insecure_seed is None else RandomSource.seeded(self.insecure_seed)
 
     def releases(self, steps: int | None = None) -> list[tuple[Release, int]]:
         """What the plan releases about one record.
 
         Args:
-            steps: Count the first so many steps; None: all.
+            steps: The number of steps to count, from the first; None: all.
 
         Returns:
-            Each kind of release and how often it is made, statistics included.
+            Each kind of release with its number, statistics included.
         """
         done = self.steps if steps is None else checks.count("steps", steps, minimum=0)
         return self.method.releases(self, done) + [statistic.release() for statistic in self.statistics]
@@ -264,7 +264,7 @@ class Plan(metaclass=_Makers):
         """(ε, δ) of the whole plan.
 
         Args:
-            delta: Another δ than the plan's own.
+            delta: A δ other than the plan's own.
 
         Returns:
             The guarantee: an upper bound, its theorem and its assumptions.
@@ -291,7 +291,7 @@ class Plan(metaclass=_Makers):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; Plan.from_dict gives back an equal plan. `public` is there where rows are declared public."""
+        """The plan as JSON-serialisable values; Plan.from_dict is the inverse. `public` only if rows are declared."""
         apart = ("public", "contribution", "unit", "rows_per_user", "examples_per_user")
         plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in apart}
         return (
@@ -313,7 +313,7 @@ class Plan(metaclass=_Makers):
         """The inverse of to_dict; missing and unknown keys are errors.
 
         Args:
-            values: What to_dict gave, also by way of JSON.
+            values: What to_dict returned, possibly after a round trip through JSON.
 
         Returns:
             An equal plan.
@@ -325,7 +325,7 @@ class Plan(metaclass=_Makers):
         optional = {"public", "unit", "rows_per_user", "examples_per_user"}
         if set(values) | optional != known:
             wrong = ", ".join(sorted((set(values) | optional) ^ known))
-            raise InputError(f"a plan has exactly the keys {', '.join(sorted(known))}; missing or unknown: {wrong}")
+            raise InputError(f"a plan must have exactly the keys {', '.join(sorted(known))}; wrong: {wrong}")
         try:
             statistics = tuple(Statistic(**statistic) for statistic in values["statistics"])
         except TypeError as error:
@@ -351,5 +351,5 @@ class Plan(metaclass=_Makers):
 def _noise_from_dict(values: Mapping[str, Any]) -> Noise:
     kinds: dict[str, type[Gaussian] | type[Laplace]] = {"gaussian": Gaussian, "laplace": Laplace}
     if set(values) != {"name", "noise_multiplier"} or values["name"] not in kinds:
-        raise InputError(f"noise is {{name: gaussian|laplace, noise_multiplier}}, got {dict(values)!r}")
+        raise InputError(f"noise must be {{name: gaussian|laplace, noise_multiplier}}, got {dict(values)!r}")
     return kinds[values["name"]](values["noise_multiplier"])

@@ -1,10 +1,10 @@
-"""What a plan pays for, held against what is released: a release that the plan does not declare is refused.
+"""Compares every release with the plan: a release that the plan does not declare is refused.
 
-ε is computed from the plan. It is that of the ledger, or more, if every entry of the ledger is one of the plan's own
-releases: a step of it, with its sampling and at least its noise (all steps of a partition under one key, hence one
-shuffle); or one of the `count` releases of a declared statistic, with at most its sampling rate and at least its
-noise. `Explained` says so entry by entry, before a value leaves (`Ledger.guard`), so no result can state an ε below
-its ledger's.
+ε is computed from the plan. It is at least the ε of the ledger if every entry of the ledger is one of the plan's
+releases: a step of the plan, with its sampling and at least its noise (all steps of a partition under one key, hence
+one shuffle); or one of the `count` releases of a declared statistic, with at most its sampling rate and at least its
+noise. `Explained` checks each entry before the value is returned (`Ledger.guard`), so no result can state an ε below
+that of its ledger.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from sordino.randomness import RandomSource
 from sordino.release import described_earlier
 from sordino.sampling import Partition, cycle
 
-_SLACK = 1e-12  # relative, for noise multipliers that went through JSON or a product
+_SLACK = 1e-12  # relative tolerance for noise multipliers after JSON or a multiplication
 
 
 class Explained:
-    """Called with each release in turn; Refused where the plan does not pay for it."""
+    """Called with each release in turn; Refused if the plan does not declare it."""
 
     def __init__(self, plan: Plan, entries: Iterable[Mapping[str, Any]]) -> None:
         self._plan = plan
-        # the noisiest first, so that a release uses up the cheapest declaration that pays for it
+        # the noisiest first, so that a release uses up the cheapest declaration that covers it
         self._declared = sorted(plan.statistics, key=lambda s: -s.noise_multiplier)
         self._left = [statistic.count for statistic in self._declared]
         self._steps: set[int] = set()
-        self._shuffle: str | None = None  # the fingerprint of the source that made a partition's steps
-        self._epochs: dict[int, str] = {}  # the same for each epoch of random allocation, or round through groups
-        self._since: dict[int, tuple[int, str]] = {}  # step → where its key's unbroken row of steps begins, the key
+        self._shuffle: str | None = None  # the fingerprint of the source that shuffled the partition
+        self._epochs: dict[int, str] = {}  # the same for each epoch of random allocation, or round through the groups
+        self._since: dict[int, tuple[int, str]] = {}  # step → (first step of the uninterrupted run of its key, the key)
         for entry in entries:
             self(entry)
 
@@ -42,24 +42,24 @@ class Explained:
         why = self._step(entry) if purpose == self._plan.method.purpose else self._statistic(entry)
         if why is not None:
             raise Refused(
-                f"the plan does not pay for the release {purpose!r}, step {entry.get('step')} ({entry.get('mechanism')}"
-                f" noise, multiplier {entry.get('noise_multiplier')}, sampling {entry.get('sampling')}): {why}. Its ε "
-                "would be below the ledger's; declare what is released when the plan is made (statistics=[…])"
+                f"the plan does not declare the release {purpose!r}, step {entry.get('step')} ({entry.get('mechanism')}"
+                f" noise, multiplier {entry.get('noise_multiplier')}, sampling {entry.get('sampling')}): {why}. The "
+                "plan's ε would be below the ledger's; declare all releases when the plan is made (statistics=[…])"
             )
 
     def require_source(self, source: RandomSource) -> None:
-        """Refused where a partition's steps were made under another key: a record could take part twice an epoch."""
+        """Refuses another key than that of a partition's earlier steps: a record could take part twice per epoch."""
         if self._shuffle not in (None, source.fingerprint):
             raise Refused(
                 f"the ledger holds steps of a partition that was shuffled under another key (source {self._shuffle}): "
-                "its shuffle died with that key, and under another a record could take part twice in an epoch, which ε "
-                "does not count. Start anew, give the same source, or use poisson sampling"
+                "that key and its shuffle are lost, and under a new key a record could take part twice in an epoch, "
+                "which ε does not count. Start again, give the same source, or use poisson sampling"
             )
 
     def require_start(self, start: int, source: RandomSource) -> None:
-        """Refused where a run would begin amid an epoch (or round) whose earlier batches were not drawn by this key.
+        """Refuses to start within an epoch (or round) whose earlier batches were drawn under another key.
 
-        Then a record could take part twice in the epoch, or in none of its batches, and ε is that of once.
+        A record could then take part twice in the epoch, or not at all, while ε counts it once.
         """
         batches = cycle(self._plan.sampling)
         if batches == 1:
@@ -71,22 +71,22 @@ class Explained:
             raise Refused(
                 f"step {start} is batch {batch} of epoch {epoch} of {self._plan.sampling.name} sampling, and the "
                 "batches before it were not all released under the same key: a record could take part twice in this "
-                f"epoch, or not at all; begin with step {(epoch + bool(batch)) * batches}, the first of an epoch"
+                f"epoch, or not at all; start with step {(epoch + bool(batch)) * batches}, the first of an epoch"
             )
 
     def noise_since(self, start: int, source: RandomSource) -> int:
-        """The first step whose noise a run from `start` on may use again: all from there on have this key."""
+        """The first step whose noise a run from `start` on may add again: all steps from there on have this key."""
         since, key = self._since.get(start - 1, (start, ""))
         return since if key == source.fingerprint else start
 
     def _step(self, entry: Mapping[str, Any]) -> str | None:
         plan, step = self._plan, entry.get("step")
         if not isinstance(step, int) or not 0 <= step < plan.steps or step in self._steps:
-            return f"the plan has {plan.steps} steps, each of them once"
+            return f"the plan has {plan.steps} steps, each of which is released once"
         self._steps.add(step)
         stated = json.loads(json.dumps(plan.sampled(step)))
         if entry.get("sampling") != stated or entry.get("relation") != plan.relation:
-            return f"its steps are drawn by {stated} under {plan.relation}"
+            return f"its steps use {stated} under {plan.relation}"
         if isinstance(plan.sampling, Partition):
             self._shuffle = self._shuffle or str(entry.get("source"))
             if self._shuffle != str(entry.get("source")):
@@ -102,9 +102,9 @@ class Explained:
         self._since[step] = since, key
         earlier = plan.method.earlier_noise(plan, step, since)
         if entry.get("earlier") != (None if earlier is None else described_earlier(earlier, step)):
-            return "its noise is another mixture of the noise of earlier steps"
+            return "its noise is a different mixture of the noise of earlier steps"
         if earlier is not None and entry.get("noise_multiplier") != noise.noise_multiplier:
-            return f"noise that is used again has the plan's multiplier {noise.noise_multiplier:g} in every step"
+            return f"noise that is added again must have the plan's multiplier {noise.noise_multiplier:g} in every step"
         if not _as_noisy(entry, noise.name, noise.noise_multiplier):
             return f"this step has {noise.name} noise with multiplier {noise.noise_multiplier:g}"
         return None
@@ -127,10 +127,10 @@ class Explained:
 
 
 def missing_step(plan: Plan, steps: Sequence[int], made: int | None = None) -> int | None:
-    """The first step that is missing or out of its order; None where there is none.
+    """The first step that is missing or out of order, or None.
 
-    Random allocation, and groups that take turns, leave out the rest of the epoch whose key died in a resumed run.
-    `made`: how many steps there should be; None: as many as there are.
+    With random allocation, and with groups that take turns, a resumed run leaves out the rest of the epoch whose key
+    was lost. `made`: the expected number of steps; None: as many as there are.
     """
 
     def next_epoch(step: int) -> int:

@@ -1,4 +1,4 @@
-"""The guarantee of a plan: ε and δ, the theorem they rest on, and everything that is assumed."""
+"""The guarantee of a plan: ε and δ, the theorem behind them, and all assumptions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sordino.shown import up
 if TYPE_CHECKING:
     from sordino.plan.core import Plan
 
-_UNITS = {"record": "record", "user": "user with all its rows"}
-_NO_PROTECTION = 50.0  # from here on the sentence says that ε promises nothing
+_UNITS = {"record": "record", "user": "user with all their rows"}
+_NO_PROTECTION = 50.0  # from this ε on, the sentence says that there is no protection
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """(ε, δ)-differential privacy of a plan: the numbers, the theorem, and what it assumes. str() is a sentence.
+    """(ε, δ)-differential privacy of a plan: the numbers, the theorem, and its assumptions. str() is a sentence.
 
     Args:
         epsilon: An upper bound on ε at `delta`.
@@ -30,15 +30,15 @@ class Guarantee:
         noise_multiplier: Its standard deviation (Laplace: its scale) over the clip norm.
         steps: The number of steps accounted for.
         accountant: How ε was computed: pld, rdp or the method's own.
-        theorem: What the bound rests on.
+        theorem: The theorem behind the bound.
         threat_model: What the adversary sees.
-        assumptions: What has to hold, each with how it is ensured.
-        epsilon_rdp: ε by Rényi accounting, where it applies.
-        epsilon_lower: A lower bound on the ε of this mechanism, where one is known.
-        secure: False if a known seed drives the noise.
+        assumptions: The assumptions, each with how it is ensured.
+        epsilon_rdp: ε by Rényi accounting, if it applies.
+        epsilon_lower: A lower bound on the ε of this mechanism, if one is known.
+        secure: False if the noise comes from a known seed.
         method: The method's name.
-        unit: What is protected: a record, or a user with all rows.
-        beside: Further figures that belong to this ε, by name.
+        unit: The unit of privacy: a record, or a user with all their rows.
+        beside: Further numbers that are shown with this ε, by name.
     """
 
     epsilon: float
@@ -56,8 +56,8 @@ class Guarantee:
     epsilon_lower: float | None
     secure: bool
     method: str = field(kw_only=True)
-    unit: str = "record"  # what is protected
-    beside: Mapping[str, float] = field(default_factory=dict)  # further figures that belong beside this ε
+    unit: str = "record"  # the unit of privacy
+    beside: Mapping[str, float] = field(default_factory=dict)  # further numbers that are shown with this ε
 
     def __str__(self) -> str:
         change = "adding or removing" if self.relation == "add-remove" else "replacing"
@@ -72,35 +72,35 @@ class Guarantee:
             figures = ", ".join(f"{name.replace('_', ' ')} {up(value)}" for name, value in self.beside.items())
             sentence += f"For comparison: {figures}. "
         if not self.secure:
-            sentence += "It does NOT hold against whoever knows the insecure seed. "
+            sentence += "It does NOT hold against anyone who knows the insecure seed. "
         if self.epsilon > _NO_PROTECTION:
-            sentence += "An ε of this size promises no protection. "
+            sentence += "An ε of this size means no protection. "
         return sentence + "It assumes: " + "; ".join(f"{a.text} ({a.check})" for a in self.assumptions) + "."
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able: the fields, and the sentence."""
+        """The fields and the sentence as JSON-serialisable values."""
         plain = {**asdict(self), "beside": dict(self.beside)}
         return plain | {"assumptions": [asdict(a) for a in self.assumptions], "sentence": str(self)}
 
 
 _SAMPLER_ASSUMPTIONS = {
     "poisson": "each record is in each batch independently with the plan's probability",
-    "truncated-poisson": "Poisson sampling, and a uniform subset of the cap's size where more were drawn",
+    "truncated-poisson": "Poisson sampling, truncated to a uniform subset of the cap's size if more were drawn",
     "partition": "one secret uniform shuffle, the same disjoint batches every epoch",
     "allocation": "each record is in exactly one batch of every epoch, drawn uniformly and independently of the others",
     "cyclic": "each record is in one group for the whole run, drawn uniformly and independently of the others, and a "
-    "step draws from one group alone, the groups taking turns",
+    "step draws from one group only; the groups take turns",
     "without-replacement": "each batch is a fresh uniform subset of fixed size",
 }
 
 
 def plan_assumptions(plan: Plan) -> tuple[Assumption, ...]:
     unit = plan.counted
-    known = "exact" if plan.relation == "replace-one" else f"may be off by the one {plan.unit} that is protected"
+    known = "exact" if plan.relation == "replace-one" else f"may differ by the one {plan.unit} that is protected"
     noise = (
-        Assumption("noise and batches are secret", "drawn from a cryptographic generator with a key of the system's")
+        Assumption("noise and batches are secret", "drawn from a cryptographic generator with the system's key")
         if plan.insecure_seed is None
-        else Assumption("nobody knows the insecure seed", f"NOT ensured: the plan names it, {plan.insecure_seed}")
+        else Assumption("nobody knows the insecure seed", f"NOT ensured: the plan contains it, {plan.insecure_seed}")
     )
     return (
         Assumption(_SAMPLER_ASSUMPTIONS[plan.sampling.name], "the plan's own sampler draws every batch"),
@@ -114,7 +114,7 @@ def plan_assumptions(plan: Plan) -> tuple[Assumption, ...]:
         ),
         Assumption(
             "nothing else about the records is released",
-            "one function adds noise, and writes the ledger first",
+            "one function adds noise, and it writes the ledger first",
         ),
         *_user_assumptions(plan),
         *(Assumption(text, check) for text, check in plan.contribution.texts()),
@@ -130,30 +130,30 @@ def _user_assumptions(plan: Plan) -> tuple[Assumption, ...]:
     if plan.examples_per_user is not None:
         return (
             Assumption(
-                "all rows of a user carry the same id; where the samplers say record, read row",
-                "ids are given with the data; that two ids are one person can't be seen",
+                "all rows of a user have the same id; where the samplers say record, read row",
+                "ids are given with the data; the program can't see that two ids belong to one person",
             ),
             Assumption(
                 f"a user has at most {plan.examples_per_user} rows in the data",
-                "further rows are left out before training; which is decided by their number and order among the "
-                "user's own",
+                "further rows are left out before training; which ones depends only on their number and order among "
+                "the user's own rows",
             ),
         )
     rows = "all rows" if plan.rows_per_user is None else f"at most {plan.rows_per_user} rows"
     return (
         Assumption(
-            "all rows of a user carry the same id, and records counts users; where the samplers say record, read user",
-            "ids are given with the data; that two ids are one person can't be seen",
+            "all rows of a user have the same id, and records counts users; where the samplers say record, read user",
+            "ids are given with the data; the program can't see that two ids belong to one person",
         ),
         Assumption(
-            f"a user's vector is the mean gradient over {rows} of its own, clipped once",
-            "which rows is decided by their number and order among the user's own and by the step alone",
+            f"a user's vector is the mean gradient over {rows} of their own, clipped once",
+            "which rows depends only on their number and order among the user's own rows and on the step",
         ),
     )
 
 
 def _public(declared: PublicSet) -> Assumption:
     return Assumption(
-        f"{declared.records} rows are public and have no protection; their origin: {declared.origin}",
-        f"declared in the plan (SHA-256 {declared.digest[:12]}…); a recipe's run refuses private rows among them",
+        f"{declared.records} rows are public and not protected; their origin: {declared.origin}",
+        f"declared in the plan (SHA-256 {declared.digest[:12]}…); a run of a recipe refuses private rows among them",
     )

@@ -1,11 +1,9 @@
-"""One way to make a plan: what all methods' plan makers share."""
+"""`make_plan` makes the plans of all methods whose steps are clipped, noisy sums."""
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Sequence
-from typing import Concatenate, ParamSpec
+from collections.abc import Sequence
 
 from sordino import checks
 from sordino.accounting.schemes import SAMPLERS, default_relation
@@ -17,8 +15,6 @@ from sordino.plan.method import Method
 from sordino.plan.public import PublicSet
 from sordino.release import Gaussian, Laplace
 from sordino.sampling import Allocation, Cyclic, Partition, Poisson, Sampling, TruncatedPoisson, WithoutReplacement
-
-P = ParamSpec("P")
 
 
 def make_plan(
@@ -48,53 +44,45 @@ def make_plan(
     rows_per_user: int | None = None,
     examples_per_user: int | None = None,
 ) -> Plan:
-    """A plan for a target `epsilon` (the smallest noise that meets it) or a given `noise_multiplier`.
+    """A plan for a target `epsilon` (with the smallest noise that meets it) or for a given `noise_multiplier`.
 
     Args:
-        method: what the guarantee depends on beyond sampling, clipping and noise.
-        delta: δ in (0, 1).
-        records: the public number of records.
-        expected_batch: the (expected) number of records in a step.
-        epsilon: the target; or give `noise_multiplier`.
-        noise_multiplier: standard deviation of the noise (Laplace: its scale) over the clip norm.
-        epochs: passes over the data; or give `steps`.
-        steps: the number of steps.
-        clip_norm: the bound of flat l2 clipping (default 1.0); or give `clipping`.
-        clipping: how a record is bounded. Its norm chooses the noise: l2 Gaussian, l1 Laplace.
+        method: What the guarantee depends on besides sampling, clipping and noise.
+        delta: δ in (0, 1), below 1/records.
+        records: The public number of records.
+        expected_batch: The (expected) number of records in a step.
+        epsilon: The target ε; or give `noise_multiplier`.
+        noise_multiplier: Standard deviation of the noise (Laplace: its scale) divided by the clip norm.
+        epochs: Passes over the data; or give `steps`.
+        steps: The number of steps.
+        clip_norm: The bound of flat l2 clipping (default 1.0); or give `clipping`.
+        clipping: How a record's gradient is bounded. Its norm determines the noise: l2 Gaussian, l1 Laplace.
         sampling: poisson, truncated-poisson, partition, without-replacement, allocation or cyclic (the last two with
             records / expected_batch batches per epoch, rounded up).
-        cap: the largest batch of truncated-poisson sampling.
-        relation: add-remove (the default of Poisson samplers and of allocation) or replace-one (that of the others).
+        cap: The largest batch of truncated-poisson sampling.
+        relation: add-remove or replace-one. The default is add-remove for samplers that support it, else replace-one.
         accountant: pld or rdp.
-        divisor: the public number that sums are divided by (default: the expected batch).
-        insecure_seed: makes the run repeatable, and the guarantee void for whoever knows it.
-        statistics: further releases in the same budget.
-        public: rows that the guarantee does not protect.
-        inner: a record's vector is the sum of its gradients at past iterates; ε is the same with and without.
-        augmentation: a record's vector is the mean over views of it; likewise.
-        record_momentum: a record's vector is its momentum over all steps; likewise.
+        divisor: The public number that sums are divided by (default: the expected batch).
+        insecure_seed: Makes the run reproducible; there is no guarantee against anyone who knows the seed.
+        statistics: Further releases that share the budget.
+        public: Rows that the guarantee does not protect.
+        inner: A record's vector is the sum of its gradients at past iterates. ε does not depend on it.
+        augmentation: A record's vector is the mean over several views of it. ε does not depend on it.
+        record_momentum: A record's vector is its momentum over all steps. ε does not depend on it.
         unit: record, or user: then `records` is the public number of users and `expected_batch` counts users.
-        rows_per_user: of a user's rows at most so many take part in a step (default: all of them).
-        examples_per_user: rows are sampled in the place of users, of which a user has at most so many; `records` and
+        rows_per_user: The largest number of a user's rows that take part in a step (default: all of them).
+        examples_per_user: Sample rows instead of users, where a user has at most this many rows; `records` and
             `expected_batch` then count rows.
 
     Returns:
-        The plan; `plan.guarantee()` says what it promises.
+        The plan; `plan.guarantee()` states what it guarantees.
 
     Raises:
-        InputError: a value is wrong, or one of a pair is missing.
+        InputError: a value is wrong, or not exactly one of two alternatives is given.
         Refused: no theorem covers the combination.
-
-    Example:
-        >>> import sordino
-        >>> plan = sordino.dpsgd(delta=1e-5, records=1000, expected_batch=100, steps=10, noise_multiplier=2.0)
-        >>> round(plan.guarantee().epsilon, 1)
-        0.8
     """
-    if (epsilon is None) == (noise_multiplier is None):
-        raise InputError("give either epsilon (the target) or noise_multiplier, not both and not neither")
-    if (epochs is None) == (steps is None):
-        raise InputError("give either epochs or steps, not both and not neither")
+    checks.exactly_one(epsilon=epsilon, noise_multiplier=noise_multiplier)
+    checks.exactly_one(epochs=epochs, steps=steps)
     if clip_norm is not None and clipping is not None:
         raise InputError("give either clip_norm (flat clipping) or clipping, not both")
     records = checks.count("records", records)
@@ -124,34 +112,11 @@ def make_plan(
     return plan if epsilon is None else plan.calibrated(epsilon)
 
 
-def maker(function: Callable[Concatenate[Method, P], Plan], method: Method) -> Callable[P, Plan]:
-    """The plan maker of a method without options of its own: `function` with its first argument filled in.
-
-    Args:
-        function: `make_plan`, whose signature and documentation the maker takes over.
-        method: the method of every plan that it makes.
-
-    Returns:
-        A function of the remaining keywords.
-    """
-
-    def plan(*args: P.args, **options: P.kwargs) -> Plan:
-        return function(method, *args, **options)
-
-    plan.__module__, plan.__qualname__ = type(method).__module__, "plan"  # where it stands: it can be pickled
-    signature = inspect.signature(function)
-    first, *rest = signature.parameters.values()
-    plan.__signature__ = signature.replace(parameters=rest)  # type: ignore[attr-defined]
-    lines = (function.__doc__ or "").splitlines(keepends=True)
-    plan.__doc__ = "".join(line for line in lines if not line.lstrip().startswith(f"{first.name}:"))
-    return plan
-
-
 def make_sampling(name: str, expected_batch: float, records: int, cap: int | None = None) -> Sampling:
     """The sampler of that name for a public number of records."""
     checks.choice("sampling", name, SAMPLERS)
     if cap is not None and name != "truncated-poisson":
-        raise InputError(f"cap belongs to truncated-poisson sampling, not to {name}")
+        raise InputError(f"cap is an option of truncated-poisson sampling, not of {name}")
     if checks.positive("expected_batch", expected_batch) > records:
         raise InputError(f"expected_batch ({expected_batch:g}) exceeds the number of records ({records})")
     if name in ("partition", "without-replacement"):
@@ -169,12 +134,12 @@ def make_sampling(name: str, expected_batch: float, records: int, cap: int | Non
 
 
 def _expected(sampling: Sampling, expected_batch: float, records: int) -> float:
-    """The expected batch: that of allocation follows from its whole number of batches."""
+    """The expected batch size; for allocation it follows from the whole number of batches."""
     return records / sampling.batches if isinstance(sampling, Allocation | Cyclic) else expected_batch
 
 
 def _steps(sampling: Sampling, records: int, epochs: float | None) -> int:
-    """Steps of that many epochs: the last, partial step counts."""
+    """The number of steps in that many epochs, rounded up."""
     number = checks.positive("epochs", epochs)
     if isinstance(sampling, Partition):
         return max(1, math.ceil(number * (records // sampling.batch)))

@@ -1,19 +1,19 @@
-"""What a method is: everything that differs between methods, with DP-SGD's behaviour as the default.
+"""The base class of methods: everything that differs between methods, with DP-SGD's behaviour as the default.
 
-A plan holds exactly one method. The rest of the package asks it through this class and knows no method by name, so a
-further method is one class (in a folder of its own) and one line in the registry; see `sordino.registry`.
+A plan has exactly one method. The rest of the package uses it through this class and contains no method's name. So a
+further method is one class (in its own folder) and one line in the registry; see `sordino.registry`.
 
-| stage      | what is asked                                                                                          |
+| stage      | members                                                                                                |
 |------------|--------------------------------------------------------------------------------------------------------|
 | plan       | `check`, `noise_factor`, `releases`, `earlier_noise`, `account`, `epsilons`, `spent`, `calibrated`,    |
 |            | `assumptions`                                                                                          |
-| training   | `gradient_sum`, `update`, `least_width`; `train` where the guarantee is that of one training function  |
+| training   | `gradient_sum`, `update`, `least_width`; `train` if the guarantee covers one training function only     |
 | recipes    | `check_recipe`, `from_recipe`, `work`, `public_use`, `optimizer_options`, `result_entries`             |
 | audit      | `audit`, `scorer`, `audited_update`, `contraction`                                                     |
 | commands   | `add_flags`                                                                                            |
 
-The adversary sees every released value, accounting composes the releases, the update is post-processing: that is what
-holds where a method overrides nothing.
+A method that overrides nothing has these properties: the adversary sees every released value, accounting composes the
+releases, and the update is post-processing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Assumption:
-    """Something the guarantee rests on, and how it is made sure of."""
+    """An assumption of the guarantee, and how it is ensured."""
 
     text: str
     check: str
@@ -60,7 +60,7 @@ class Assumption:
 
 @dataclass(frozen=True)
 class Accounted:
-    """ε at δ of a plan, and what goes with it. `beside`: further figures that are always shown with this ε."""
+    """ε at δ of a plan. `beside`: further numbers that are always shown with this ε."""
 
     epsilon: float
     delta: float
@@ -73,7 +73,7 @@ class Accounted:
 
 @dataclass(frozen=True)
 class Request:
-    """What a recipe asks of its method's plan. `shape` and `classes` are known where `needs_shape` asks for them."""
+    """The recipe that a method makes a plan from. `shape` and `classes` are set if `needs_shape` is."""
 
     recipe: Recipe
     clipping: Clipping
@@ -83,7 +83,7 @@ class Request:
     classes: int | None = None
 
     def arguments(self) -> dict[str, Any]:
-        """What every method's plan is made of, as keyword arguments."""
+        """The options that every method's plan takes, as keyword arguments."""
         privacy, sampling, train = self.recipe.privacy, self.recipe.sampling, self.recipe.train
         return {
             "epsilon": privacy.epsilon,
@@ -101,7 +101,7 @@ class Request:
 
 
 class Method:
-    """The base of all methods. Subclasses are frozen dataclasses; class constants say what they are capable of."""
+    """The base of all methods. Subclasses are frozen dataclasses; class constants state their capabilities."""
 
     name: ClassVar[str]
     threat_model: ClassVar[str] = (
@@ -109,34 +109,34 @@ class Method:
     )
     bounded_by: ClassVar[str] = (
         "the engine clips every record; which record an activation belongs to follows from the program of each pass, "
-        "or is measured; wherever the program is new the gradients are compared with plain autograd and the records "
-        "are tested for interaction (regrouped, reordered, beside a changed one), and so is every "
-        "batch in which the model reads a value, or asks for a number of rows, that was not tested before: what its "
-        "code makes of these is tested, not proven"
+        "or is measured; wherever the program is new, the gradients are compared with plain autograd and the records "
+        "are tested for interaction (regrouped, reordered, next to a changed one), and so is every batch in which the "
+        "model reads a value, or asks for a number of rows, that was not tested before: how its code uses these is "
+        "tested, not proven"
     )
 
     purpose: ClassVar[str] = "gradient"
-    """What the ledger calls a step."""
+    """The ledger's purpose of a step."""
     composes: ClassVar[bool] = True
-    """plan.releases() says everything that the guarantee rests on, so runs compose and can be selected privately."""
+    """plan.releases() describes the guarantee completely, so runs compose and can be selected privately."""
     holds_update: ClassVar[bool] = False
-    """The guarantee depends on the update: the plan holds the step sizes, and `update` gives the optimizer."""
+    """The guarantee depends on the update: the plan contains the step sizes, and `update` returns the optimizer."""
     adds_uniform_noise: ClassVar[bool] = False
-    """The guarantee counts on uniform noise of at least `least_width` on every coordinate of every release."""
+    """The guarantee needs uniform noise of at least `least_width` on every coordinate of every release."""
     publishes: ClassVar[str | None] = None
-    """What alone may leave a run; None: every released value."""
+    """The only thing that a run may publish; None: every released value."""
     trained_by: ClassVar[str | None] = None
-    """The one training function whose guarantee this is; None: `sordino.train`."""
+    """The only training function that the guarantee covers; None: `sordino.train`."""
     covers: ClassVar[frozenset[str]] = frozenset()
     """Parts of `Contribution` that the proof covers."""
     takes_public_rows: ClassVar[bool] = False
-    """Rows may be set aside as public."""
+    """Rows may be declared public."""
     combines_public: ClassVar[bool] = False
     """Released gradients are combined with gradients of public rows, which training is given (`public`)."""
     needs_shape: ClassVar[bool] = False
     """The plan depends on the shape of the features, so it is made after the data are read."""
     reads_own_data: ClassVar[bool] = False
-    """`work` reads the data and makes the model itself."""
+    """`work` reads the data and makes the model."""
     protects_users: ClassVar[bool] = False
     """A record may be all rows of a user: its gradient is the sum over them, clipped once."""
     rehearsed: ClassVar[bool] = False
@@ -147,7 +147,7 @@ class Method:
     @classmethod
     def plan(cls, **options: Any) -> Plan:
         """A plan of this method; the options are those of its plan maker."""
-        raise Refused(f"the method {cls.name} gives no function that makes plans")
+        raise Refused(f"the method {cls.name} has no function that makes plans")
 
     def check(self, plan: Plan) -> None:
         """Refuses a plan that the method's theorem does not cover.
@@ -156,24 +156,24 @@ class Method:
             Refused: the combination has no proof.
             InputError: a value is wrong.
         """
-        plan.releases()  # a batch larger than the data is found here
+        plan.releases()  # raises for a batch larger than the data
 
     def noise_factor(self, step: int, steps: int) -> float:
         """The factor on the plan's noise multiplier at this step."""
         return 1.0
 
     def releases(self, plan: Plan, steps: int) -> list[tuple[Release, int]]:
-        """What the first so many steps release about one record, as releases that compose."""
+        """The releases of the first `steps` steps about one record, which compose."""
         noise = plan.noise
         return releases_of(plan.sampled(0), noise.name, noise.noise_multiplier, plan.records, steps)
 
     def earlier_noise(self, plan: Plan, step: int, first: int) -> Mapping[int, float] | None:
-        """The factors on the noise of earlier steps that this step adds to its own; None: noise is used once.
+        """The coefficients of the noise of earlier steps that this step adds again; None: noise is used once.
 
         Args:
-            plan: the plan.
-            step: whose release it is.
-            first: the first step whose noise was drawn under the present key; there is none before it.
+            plan: The plan.
+            step: The step that is released.
+            first: The first step whose noise was drawn under the current key.
         """
         return None
 
@@ -199,7 +199,7 @@ class Method:
         return growing_curve(after, steps)
 
     def spent(self, plan: Plan, entries: Sequence[Mapping[str, Any]], delta: float) -> Accounted:
-        """ε of what a ledger of this plan records.
+        """ε of the entries of a ledger of this plan.
 
         Raises:
             InputError: the plan does not explain an entry.
@@ -218,11 +218,11 @@ class Method:
         return plan.with_noise(sigma)
 
     def assumptions(self, plan: Plan) -> tuple[Assumption, ...]:
-        """What the method's theorem assumes beyond sampling, clipping and secret noise."""
+        """The assumptions of the method's theorem besides sampling, clipping and secret noise."""
         return ()
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able, with the key `name`; `from_dict` of the rest gives back an equal method."""
+        """The method as JSON-serialisable values, with the key `name`; `from_dict` takes the rest."""
         return {"name": self.name}
 
     @classmethod
@@ -249,16 +249,16 @@ class Method:
         seed: int,
         public: Any = None,
     ) -> GradientSum | None:
-        """What is summed over a batch; None: every record's clipped gradient (`records.plan_gradients`).
+        """The function that sums over a batch; None: every record's clipped gradient (`records.plan_gradients`).
 
         Raises:
-            Refused: public rows are given that the method makes no use of.
+            Refused: public rows are given that the method does not use.
         """
         self._refuse_public(public)
         return None
 
     def update(self, plan: Plan, model: nn.Module, loss: Callable[..., Tensor], public: Any = None) -> Update | None:
-        """What becomes of released steps: optimizer, rates, widths; None: the optimizer that the caller chose."""
+        """What is done with released steps: optimizer, rates, widths; None: the optimizer that the caller chose."""
         self._refuse_public(public)
         return None
 
@@ -267,22 +267,22 @@ class Method:
         return 0.0
 
     def train(self, plan: Plan, dataset: Any, **options: Any) -> Result:
-        """Carries out a plan of a method with `trained_by`. Options: evaluate, out, resume, first, settings."""
-        raise Refused(f"the method {self.name} has no training of its own: use sordino.train")
+        """Trains under a plan of a method with `trained_by`. Options: evaluate, out, resume, first, settings."""
+        raise Refused(f"the method {self.name} has no training function of its own: use sordino.train")
 
     def _refuse_public(self, public: Any) -> None:
         if public is not None:
             users = ", ".join(names_with(lambda method: method.combines_public))
             raise Refused(
-                f"public rows are used by plans of the method {users}, and this one is {self.name}: make the plan with "
-                "that method, which declares them"
+                f"public rows are used by plans of the method {users}, and this plan's method is {self.name}: make "
+                "the plan with that method, which declares them"
             )
 
     # --- recipes
 
     @classmethod
     def check_recipe(cls, recipe: Recipe) -> None:
-        """What can be told before data are read: unknown keys of [method], and what no proof covers."""
+        """Checks that need no data: unknown keys of [method], and combinations without a proof."""
 
     @classmethod
     def from_recipe(cls, request: Request) -> Plan:
@@ -295,25 +295,25 @@ class Method:
 
     @classmethod
     def optimizer_options(cls, recipe: Recipe, optimizer: Any) -> dict[str, Any]:
-        """Options of the optimizer that [method] stands for."""
+        """Options of the optimizer that follow from [method]."""
         return {}
 
     @classmethod
     def public_use(cls, recipe: Recipe, rows: Split | None) -> Any:
-        """What training is told of the public rows; None: nothing."""
+        """The use of the public rows, as training takes it; None: they are not used."""
         return None
 
     @classmethod
     def work(cls, recipe: Recipe, data_dir: Path | None, progress: bool | None) -> Work:
-        """What a recipe comes to, of a method that reads its own data (`reads_own_data`)."""
+        """The work of a recipe, for a method that reads its own data (`reads_own_data`)."""
         raise Refused(f"the method {cls.name} does not read its own data")
 
     def restored(
         self, plan: Plan, recipe: Recipe, folder: Path, shape: tuple[int, ...], classes: int
     ) -> tuple[nn.Module, Callable[[Tensor], Tensor] | None] | None:
-        """The module whose weights a run of this method published; None: what [model] names.
+        """The module whose weights a run of this method published; None: the one that [model] names.
 
-        With it the function from records to outputs; None: the module, on what [features] makes of them. `shape` and
+        Also the function from records to outputs; None: the module, applied to the recipe's features. `shape` and
         `classes` are those of the data; `folder` is the run's directory.
         """
         return None
@@ -325,21 +325,21 @@ class Method:
     # --- audit
 
     def audit(self, plan: Plan, **options: Any) -> AuditResult | None:
-        """An audit of its own, from the plan alone; None: `audit_plan`, with canaries among the records."""
+        """The method's own audit, from the plan only; None: `audit_plan`, with canaries among the records."""
         return None
 
     def scorer(self, plan: Plan) -> StepScorer | None:
-        """The score that fits what the plan releases; None: that of Gaussian or Laplace noise."""
+        """The score that fits the plan's releases; None: that of Gaussian or Laplace noise."""
         return None
 
     def audited_update(self, plan: Plan, model: nn.Module, width_scale: float) -> tuple[Plan, AuditedUpdate] | None:
-        """The plan that an audit runs, and its update; None: SGD, or what `update` prescribes."""
+        """The plan that an audit runs, and its update; None: SGD, or what `update` returns."""
         return None
 
     def contraction(self, plan: Plan, step: int) -> float | None:
-        """How much of a change in the release before may reach the values of `step`; None: nothing is assumed.
+        """The factor by which a change in the previous release may reach the values of `step`; None: not assumed.
 
-        In the units of the releases, as a factor on the l2 norm. An attack looks for a change that grows more.
+        A factor on the l2 norm, in the units of the releases. An attack searches for a change that grows more.
         """
         return None
 

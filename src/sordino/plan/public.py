@@ -1,9 +1,9 @@
-"""Public rows: declared in the plan, set aside before training, and checked not to hold a private row.
+"""Public rows: declared in the plan, set aside before training, and checked not to contain a private row.
 
-The guarantee of a plan protects the private rows alone. Rows that are declared public have none, and whatever is
-computed from them is free. So the declaration is part of the plan: where the rows come from, how many there are, and
-a digest of their content, so that a run can't go on with others. That they *are* public is an assumption that no
-program can check; what can be checked is that no private row sits among them (`refuse_shared_rows`).
+The guarantee of a plan protects the private rows only. Public rows have no protection, and whatever is computed from
+them has no privacy cost. So the declaration is part of the plan: where the rows come from, how many there are, and a
+digest of their content, so that a run can't continue with other rows. That they *are* public is an assumption that no
+program can check; it can check that no private row is among them (`refuse_shared_rows`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sordino import checks
 from sordino.errors import InputError
 from sordino.split import Split
 
-_NAMED = 5  # public rows that a sentence names before it says "…"
+_NAMED = 5  # public rows that a message names before it says "…"
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class PublicSet:
 
     Args:
         origin: A sentence for the report: where the rows come from.
-        records: How many there are.
+        records: Their number.
         digest: SHA-256 over their contents.
 
     Raises:
@@ -68,7 +68,7 @@ class PublicSet:
             split: The rows that are about to be used.
 
         Raises:
-            InputError: they are others.
+            InputError: the rows are different.
         """
         self.check_digest(digest_of(split))
 
@@ -76,19 +76,19 @@ class PublicSet:
         """Checks a digest that was computed before (shapes are part of it).
 
         Args:
-            digest: Of the rows that are about to be used.
+            digest: The digest of the rows that are about to be used.
 
         Raises:
             InputError: it is not the declared one.
         """
         if digest != self.digest:
             raise InputError(
-                f"the plan declares {self.records} public rows ({self.origin}), and those given are others: make the "
-                "plan with PublicSet.of(these rows), or give the rows that it declares"
+                f"the plan declares {self.records} public rows ({self.origin}), and the given rows are different: make "
+                "the plan with PublicSet.of(these rows), or give the rows that it declares"
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; from_dict gives back an equal value."""
+        """The declaration as JSON-serialisable values; from_dict is the inverse."""
         return asdict(self)
 
     @classmethod
@@ -96,30 +96,29 @@ class PublicSet:
         """The inverse of to_dict.
 
         Args:
-            values: What to_dict gave.
+            values: What to_dict returned.
 
         Returns:
             An equal value.
 
         Raises:
-            InputError: other keys than those of to_dict.
+            InputError: the keys are not those of to_dict.
         """
         known = {field.name for field in fields(cls)}
         if not isinstance(values, Mapping) or set(values) != known:
-            raise InputError(f"a public set has exactly the keys {', '.join(sorted(known))}, got {values!r}")
+            raise InputError(f"a public set must have exactly the keys {', '.join(sorted(known))}, got {values!r}")
         return cls(**values)
 
 
 def split_public(
     split: Split, *, fraction: float | None = None, records: int | None = None, seed: int = 0
 ) -> tuple[Split, Split]:
-    """(public, private): a part of the rows set aside, drawn by a public seed, both in the order they had.
+    """(public, private): a part of the rows set aside, drawn by a public seed, both in their original order.
 
-    Either `fraction` of the rows or a number of `records`; both parts must hold at least one row. The same seed gives
-    a larger set that holds the smaller one, so that a sweep over the number of public rows adds rows and swaps none.
+    Give either `fraction` of the rows or a number of `records`; both parts must have at least one row. With the same
+    seed a larger set contains the smaller one, so a sweep over the number of public rows adds rows and swaps none.
     """
-    if (fraction is None) == (records is None):
-        raise InputError("say how many rows are public: either fraction or records, not both and not neither")
+    checks.exactly_one(fraction=fraction, records=records)
     count = public_records(len(split), fraction=fraction, records=records)
     generator = torch.Generator().manual_seed(checks.count("seed", seed, minimum=0))
     chosen = torch.zeros(len(split), dtype=torch.bool)
@@ -128,20 +127,20 @@ def split_public(
 
 
 def public_records(total: int, *, fraction: float | None = None, records: int | None = None) -> int:
-    """How many of `total` rows are public."""
+    """The number of public rows among `total`."""
     if fraction is not None and not 0 < checks.positive("fraction", fraction) < 1:
         raise InputError(f"the fraction of public rows must lie strictly between 0 and 1, got {fraction:g}")
     count = round(total * fraction) if fraction is not None else checks.count("records", records)
     if not 0 < count < total:
-        raise InputError(f"{count} of {total} rows would be public: at least one must be, and one must stay private")
+        raise InputError(f"{count} of {total} rows would be public: at least one must be public, and one private")
     return count
 
 
 def shared_rows(public: Split, private: Split) -> tuple[Tensor, Tensor]:
-    """(public, private): the positions of the rows whose inputs stand in the other set too, bit for bit.
+    """(public, private): the positions of rows whose inputs also occur in the other set, bit for bit.
 
-    Inputs alone are compared: a private image under another label gives away the image all the same. A row that was
-    altered, however little, is not found.
+    Only inputs are compared: a private image under another label reveals the image all the same. A row that was
+    altered, even slightly, is not found.
     """
     ours, theirs = _contents(public.inputs), _contents(private.inputs)
     common = np.intersect1d(ours, theirs)
@@ -150,20 +149,20 @@ def shared_rows(public: Split, private: Split) -> tuple[Tensor, Tensor]:
 
 
 def different_rows(split: Split) -> int:
-    """How many different inputs there are."""
+    """The number of different inputs."""
     return len(np.unique(_contents(split.inputs)))
 
 
 def refuse_shared_rows(public: Split, private: Split) -> None:
-    """InputError where a private row sits in the public set: its content would go out without noise."""
+    """InputError if a private row is in the public set: its content would be used without noise."""
     ours, theirs = shared_rows(public, private)
     if not len(ours):
         return
     named = ", ".join(str(int(i)) for i in ours[:_NAMED]) + (", …" if len(ours) > _NAMED else "")
     raise InputError(
         "some private rows have the same content as public rows: a public "
-        "row has no protection, so a private one must not be among them. Take them out of the public set; or, where "
-        'the public ones are rightly public, out of the private one (drop_shared_rows, [public] shared = "drop")',
+        "row has no protection, so no private row may be among them. Remove them from the public set; or, if "
+        'they are rightly public, from the private one (drop_shared_rows, [public] shared = "drop")',
         private=f"{len(theirs)} private rows, {len(ours)} public ones: {named}",
     )
 
@@ -171,8 +170,9 @@ def refuse_shared_rows(public: Split, private: Split) -> None:
 def drop_shared_rows(public: Split, private: Split) -> Split:
     """The private rows without those whose content is public already.
 
-    Whether a row stays depends on that row and on the public set alone, so neighbouring private sets stay neighbours
-    and nothing is spent. How many went is as private as the number of records: under add/remove that is nowhere used.
+    Whether a row is kept depends on that row and on the public set only, so neighbouring private sets remain
+    neighbours and there is no privacy cost. The number of removed rows is as private as the number of records, which is
+    not used under add/remove.
     """
     _, theirs = shared_rows(public, private)
     keep = torch.ones(len(private), dtype=torch.bool)
@@ -194,7 +194,7 @@ def _rows(split: Split, chosen: Tensor) -> Split:
 
 
 def _contents(inputs: Tensor) -> Any:
-    """A 16-byte digest of each row: two rows are the same when theirs are. −0 and 0 are one number."""
+    """A 16-byte digest of each row: rows are equal if their digests are. −0 and 0 are the same number."""
     values = inputs.detach().cpu().contiguous()
     rows = (values + 0 if values.is_floating_point() else values).numpy()
     found = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in rows]

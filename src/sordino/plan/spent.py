@@ -1,4 +1,4 @@
-"""ε along a run: of what a ledger says was released, and of a plan after each of some numbers of steps."""
+"""ε during a run: of a ledger's entries, and of a plan after given numbers of steps."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from sordino.registry import method_class
 
 
 def from_ledger(header: Mapping[str, Any], entries: Iterable[Mapping[str, Any]], delta: float) -> dict[str, Any]:
-    """ε at δ of what a ledger records.
+    """ε at δ of a ledger.
 
-    Where releases compose, the entries alone are believed: their mechanism, noise multiplier (noise over sensitivity),
-    sampling and relation; the header only gives the public number of records. Other methods say what their entries
-    amount to under the plan in the header.
+    If releases compose, only the entries count: their mechanism, noise multiplier (noise over sensitivity), sampling
+    and relation; the header gives only the public number of records. Other methods compute ε of their entries under the
+    plan in the header.
 
     Args:
-        header: the ledger's first line, which is the plan's to_dict().
-        entries: its other lines.
+        header: The ledger's first line, which is the plan's to_dict().
+        entries: The other lines.
         delta: δ in (0, 1).
 
     Returns:

@@ -1,4 +1,4 @@
-"""Randomness: addressed streams of a cryptographic generator, and noise that is rounded as the real number would be."""
+"""Addressed streams of a cryptographic generator, and noise rounded exactly as a real number would be."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Noise on the integers, correctly rounded: the slow, exact half of the generator in `randomness`.
+"""Correctly rounded noise on the integers: the slow, exact path of the generator.
 
-The generator draws Z = √(−2 ln U)·cos(2πV) (Box and Muller, 1958) or E = −ln U from uniform numbers with
-unlimited digits and rounds `offset + scale · Z` to the nearest integer. Single or double precision (`boxmuller`)
-decides nearly every rounding; where it cannot (a value within its error of a half-integer, an extreme U), the
-functions here decide it with 128 further random bits and 176-bit fixed-point arithmetic. The integer that comes out
-is therefore distributed as round(offset + scale · Z) for a real Gaussian Z up to a total variation of 2⁻¹⁰⁰ a draw, on
-every machine and for every implementation of log and cos that is right to 4 units in the last place.
+The generator draws Z = √(−2 ln U)·cos(2πV) (Box and Muller, 1958) or E = −ln U from uniform numbers with unlimited
+digits and rounds `offset + scale · Z` to the nearest integer. Single or double precision (`boxmuller`) decides nearly
+every rounding. Where it can't (a value within its error of a half-integer, an extreme U), the functions here decide
+with 128 further random bits and 176-bit fixed-point arithmetic. The resulting integer is therefore distributed as
+round(offset + scale · Z) for a real Gaussian Z up to a total variation of 2⁻¹⁰⁰ per draw, on every machine and for
+every implementation of log and cos that is accurate to 4 units in the last place.
 The derivation is in docs/guarantees/noise.md.
 """
 
@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-EXTRA_BITS = 128  # random bits appended to U and to V when double precision can't decide
+EXTRA_BITS = 128  # random bits appended to U and to V where double precision can't decide
 _FRACTION = 176  # fractional bits of the fixed-point numbers below
 _ONE = 1 << _FRACTION
 
@@ -65,7 +65,7 @@ def cos_sin(numerator: int, bits: int) -> tuple[int, int]:
     quarter = 1 << (bits - 2)
     turns = (numerator + quarter // 2) // quarter
     angle = ((numerator - turns * quarter) * 2 * _PI) >> bits  # in [−π/4, π/4]
-    angle >>= 4  # (cos, sin) of a sixteenth of the angle by Taylor's series, then doubled four times
+    angle >>= 4  # (cos, sin) of a sixteenth of the angle by Taylor series, then four doublings of the angle
     cos, sin, term, k = _ONE, 0, _ONE, 0
     while term not in (0, -1):
         k += 1
@@ -80,7 +80,7 @@ def cos_sin(numerator: int, bits: int) -> tuple[int, int]:
 
 
 def _round(value: int, fraction: int, scale: float, offset: float = 0.0) -> int:
-    """The integer nearest to offset + scale · value / 2^fraction, with both floats as the dyadic numbers they are."""
+    """The integer nearest to offset + scale · value / 2^fraction, with both floats taken at their exact values."""
     numerator, denominator = scale.as_integer_ratio()
     shift = fraction + denominator.bit_length() - 1
     total = value * numerator
@@ -93,7 +93,7 @@ def _round(value: int, fraction: int, scale: float, offset: float = 0.0) -> int:
 
 
 def _extend(word: int, extra: bytes) -> int:
-    """`word` followed by the extra bits and a final one: the midpoint of what the known bits leave open."""
+    """`word` followed by the extra bits and a final 1: the midpoint of the interval that the known bits leave."""
     return (word << EXTRA_BITS | int.from_bytes(extra, "little")) << 1 | 1
 
 
@@ -106,7 +106,7 @@ def exact_normal(
 
 
 def fixed_normal(u: int, v: int, extra: bytes) -> tuple[int, int]:
-    """Two independent Z in fixed point with 352 fractional bits, of which the last 200 are not known."""
+    """Two independent Z in fixed point with 352 fractional bits, of which the last 200 are undetermined."""
     half = EXTRA_BITS // 8
     log = negative_log(_extend(u, extra[:half]), 63 + EXTRA_BITS + 1)
     radius = math.isqrt(2 * log << _FRACTION)

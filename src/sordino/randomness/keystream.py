@@ -1,9 +1,9 @@
-"""AES-256 in counter mode, read from any place: the random bytes that every stream is made of.
+"""AES-256 in counter mode with random access: the random bytes of every stream.
 
 Formal contract. Word w of a key stream is bytes 8w to 8w + 7 of AES-256-CTR (FIPS 197, SP 800-38A) under the key, with
-a counter that begins at zero. It depends on the key and on w alone, so several threads may each read a part of one
-stream and get what one thread would have read. The bytes come from the compiled loop where the processor has AES
-instructions, and from OpenSSL otherwise: the same bytes (`kernels.agrees` compares them before the loop is used).
+a counter that begins at zero. It depends on the key and on w only, so threads may each read a part of one stream and
+get what a single thread would have read. The bytes come from the C kernel if the processor has AES instructions, and
+from OpenSSL otherwise; they are the same (`kernels.agrees` compares them before the kernel is used).
 """
 
 from __future__ import annotations
@@ -15,22 +15,28 @@ import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
 from sordino.native.kernels import compiled
+from sordino.randomness.exact import EXTRA_BITS
 
 _ZEROS = bytes(1 << 16)
 
 
+def extra_digits(refine_key: bytes, address: int, words: int) -> bytes:
+    """The digits with which `exact` decides a draw: EXTRA_BITS for each of its words, found by the draw's address."""
+    size = words * EXTRA_BITS // 8
+    return hashlib.blake2b(address.to_bytes(16, "little"), digest_size=size, key=refine_key).digest()
+
+
 class Further:
-    """More digits of draws, found by the addresses of their first ones. Like a key stream, it belongs to one thread:
-    OpenSSL's context can't be used by two at a time."""
+    """Further digits of draws, found by the address of the draw. For one thread only, as OpenSSL's context is."""
 
     def __init__(self, refine_key: bytes) -> None:
         self._refine_key = refine_key
-        self._cipher: CipherContext | None = None  # made when it is needed: a small sum may leave nothing open
+        self._cipher: CipherContext | None = None  # created on first use: a small sum may not need it
 
     def digits(self, counters: bytes) -> bytes:
-        """16 bytes for each address, which is given as 8 bytes followed by 8 zeros.
+        """16 bytes for each address; an address is given as 8 bytes followed by 8 zeros.
 
-        AES of the address: a counter mode that is read at places of our choice, under a key of its own.
+        The bytes are the AES encryption of the address under a separate key: counter mode with random access.
         """
         if self._cipher is None:
             key = hashlib.blake2b(b"further digits", digest_size=32, key=self._refine_key).digest()
@@ -39,12 +45,12 @@ class Further:
 
 
 class Keystream:
-    """The words under one key; not to be shared by threads, each makes its own."""
+    """The words of one key. For one thread only; each thread creates its own."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._cipher: CipherContext | None = None
-        self._at = 0  # the word that OpenSSL's context comes to next
+        self._at = 0  # the next word of OpenSSL's context
 
     def fill(self, words: npt.NDArray[np.uint64], at: int) -> None:
         """words ← the key stream from its word number `at` on."""

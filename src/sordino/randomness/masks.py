@@ -1,7 +1,7 @@
-"""The run's secret randomness in torch's generator, for dropout masks and whatever else a model draws.
+"""Seeds torch's generator with the run's secret randomness, for dropout masks and whatever else a model draws.
 
-`torch.manual_seed` keeps 32 bits of its seed on the processor: whoever tries all of them knows the masks. So the whole
-state of the generator (a Mersenne Twister of 624 words) is filled, from all bits of the seed.
+On the CPU `torch.manual_seed` uses only 32 bits of its seed, so an adversary could try all of them and learn the masks.
+Therefore the whole state of the generator (a Mersenne Twister of 624 words) is derived from all bits of the seed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor
 
 from sordino.errors import SordinoError
 
-_BYTES, _FIRST, _WORDS = 5056, 24, 624  # of torch's state, and where in it the words of the twister are
+_BYTES, _FIRST, _WORDS = 5056, 24, 624  # size of torch's state; offset and number of the twister's words in it
 
 
 def seed_masks(seed: int) -> None:
-    """Seeds torch's generator on the processor with all 64 bits of a seed, and those of other devices as torch does.
+    """Seeds torch's CPU generator with all bits of a seed, and the generators of other devices as torch does.
 
     Args:
-        seed: From 0 to 2^63 − 1; `torch.initial_seed` tells it afterwards.
+        seed: From 0 to 2^63 − 1; `torch.initial_seed` returns it afterwards.
     """
     if not _processor_alone():
         torch.manual_seed(seed)
@@ -37,7 +37,7 @@ def seed_masks(seed: int) -> None:
 
 
 def _processor_alone() -> bool:
-    """Is there no other device whose generator would have to be seeded? `torch.manual_seed` takes long to find out."""
+    """Whether the CPU has the only generator to seed. `torch.manual_seed` takes long to find that out."""
     return _built_alone() and _own_device() == "privateuseone"
 
 
@@ -48,22 +48,22 @@ def _built_alone() -> bool:
 
 
 def _own_device() -> str:
-    """The name of a device that somebody has registered with torch; "privateuseone" where nobody has."""
+    """The name of the custom device registered with torch; "privateuseone" if there is none."""
     return str(torch._C._get_privateuse1_backend_name())
 
 
 @functools.cache
 def _seeded() -> Tensor:
-    """The state of a generator that was seeded and has drawn nothing."""
+    """The state of a generator that was seeded and has drawn nothing yet."""
     state = torch.Generator().manual_seed(0).get_state()
     if state.numel() != _BYTES:
-        raise SordinoError(f"torch {torch.__version__} keeps its random state in another way than sordino knows")
+        raise SordinoError(f"torch {torch.__version__} stores its random state in a format that sordino does not know")
     return state
 
 
 @contextmanager
 def masks_of(seed: int) -> Iterator[None]:
-    """Inside, models draw what follows from the seed; afterwards torch's generator is what it was.
+    """Seeds torch's generator for the block, and restores its previous state afterwards.
 
     Args:
         seed: As for `seed_masks`.

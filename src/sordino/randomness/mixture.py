@@ -1,11 +1,11 @@
 """round(x + scale · Σ_j a_j·Z_j) for real Gaussians Z_j, each a function of its own stream: rounded once, exactly.
 
-Formal contract. Z_j are the Gaussians that the streams stand for: coordinate i of a stream has one real Z_j(i), given
-by its digits without end, whichever call asks for it. The sum is computed in double precision with a bound on its error
-that holds for all digits that may follow; where the bound leaves one nearest integer, that is the integer. Otherwise
-every Z_j of the coordinate is taken with 128 further digits and the sum is made in 176-bit fixed point, with the
-coefficients as the dyadic numbers that doubles are (docs/guarantees/noise.md, section 2). So the integer is that of the
-real sum up to a total variation of 2⁻¹⁰⁰ for each of its terms.
+Formal contract. Coordinate i of a stream defines one real Gaussian Z_j(i) by its infinite sequence of digits, the same
+for every call. The sum is computed in double precision with an error bound that holds for all digits not drawn yet; if
+the bound leaves one nearest integer, that is the result. Otherwise every Z_j of the coordinate is computed with 128
+further digits and the sum is taken in 176-bit fixed point, with each coefficient as the exact value of its double
+(docs/guarantees/noise.md, section 2). So the result is the integer of the real sum up to a total variation of 2⁻¹⁰⁰ for
+each of its terms.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 BLOCK = 1 << 15
-TOLERANCE = 2.0**-45  # of one Z in double precision, outside the extreme draws that are made exactly
+TOLERANCE = 2.0**-45  # error of one Z in double precision, except for extreme draws, which are computed exactly
 
 
 def rounded_mixture(
@@ -32,11 +32,11 @@ def rounded_mixture(
     """values ← factor · spacing · round(values/spacing + scale · Σ a·Z), in place.
 
     Args:
-        values: float64 of one dimension, contiguous.
-        terms: (a, stream) of each Gaussian; the streams are at their beginning.
-        scale: of the noise over the grid.
-        spacing: the grid, a power of two.
-        factor: a public number that the result is multiplied by.
+        values: One-dimensional, contiguous float64.
+        terms: (a, stream) of each Gaussian; nothing has been drawn from the streams yet.
+        scale: The noise in grid units.
+        spacing: The grid, a power of two.
+        factor: A public number that the result is multiplied by.
     """
     weight = sum(abs(a) for a, _ in terms)
     # |Z| < 16: p products and p sums, each rounded by 2⁻⁵³ of at most 16·Σ|a|; then the factor and the offset
@@ -58,5 +58,5 @@ def rounded_mixture(
         for i in np.flatnonzero(np.abs(total - rounded) > 0.5 - tolerance).tolist():
             rounded[i] = rounded_total([(a, block.exactly(i)) for a, block in drawn], scale, float(offset[i]))
         whole += rounded
-        whole += 0.0  # two negative zeros would tell the sign of the value
+        whole += 0.0  # turns −0 into +0: the sum of two −0 would reveal the sign of the value
         np.multiply(whole, spacing * factor, out=part)

@@ -1,10 +1,10 @@
-"""The successes of many rare, independent trials without a look at each trial: O(successes) instead of O(trials).
+"""The successes among many rare independent trials, found in O(successes) instead of O(trials).
 
-The failures before a success have the law P(G ≥ m) = (1 − p)^m, so G = ⌊−ln U / λ⌋ with λ = −ln(1 − p) and U uniform
-(Devroye 1986, ch. X.2). Double precision decides the floor unless −ln U / λ lies within its error of an integer. There
-128 further digits of U and 176-bit fixed point decide it, as for the noise (`exact`; docs/guarantees/noise.md). So
+The number of failures before a success has P(G ≥ m) = (1 − p)^m, so G = ⌊−ln U / λ⌋ with λ = −ln(1 − p) and U uniform
+(Devroye 1986, ch. X.2). Double precision decides the floor unless −ln U / λ is within its error of an integer. In that
+case 128 further digits of U and 176-bit fixed point decide, as for the noise (`exact`; docs/guarantees/noise.md). So
 every trial is a success with probability p = ⌊rate·2⁶⁴⌋/2⁶⁴, independently of the others, up to a total variation of
-2⁻¹⁰⁰ a draw.
+2⁻¹⁰⁰ per draw.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from sordino.errors import InputError
 from sordino.randomness.exact import EXTRA_BITS, _extend, negative_log
 
 RARE = 2.0**-5
-"""The largest probability that is worth it; the smallest is 2⁻⁴⁰, for which the digits of λ suffice."""
+"""The largest probability for which skipping pays; the smallest is 2⁻⁴⁰, for which the digits of λ suffice."""
 
 _RAREST = 2.0**-40
-_FEW = 1 << 47  # for a smaller U·2⁶³ the digits that are not drawn yet move ln U by more than 2⁻⁴⁸
-_BAND = 2.0**-46  # above the error of −ln U: 2⁻⁴⁸ for digits not drawn, 2⁻⁵³ for rounding U, 2 ulp of the log
+_FEW = 1 << 47  # for a smaller U·2⁶³ the digits not drawn yet may change ln U by more than 2⁻⁴⁸
+_BAND = 2.0**-46  # bounds the error of −ln U: 2⁻⁴⁸ for digits not drawn, 2⁻⁵³ for rounding U, 2 ulp of the log
 
 
 Draw = Callable[[int], tuple[npt.NDArray[np.uint64], Callable[[int], bytes]]]
-"""From n to n random words, and from the place of one of them to 16 further random bytes of it."""
+"""Maps n to n random words, and to a function that maps the index of a word to 16 further random bytes."""
 
 
 def successes(draw: Draw, rate: float, trials: int) -> npt.NDArray[np.int64]:
-    """Which of `trials` trials succeed, in order; for rates between 2⁻⁴⁰ and `RARE`."""
+    """The sorted indices of the trials that succeed; for rates between 2⁻⁴⁰ and `RARE`."""
     if not _RAREST <= rate <= RARE:
-        raise InputError(f"trials are skipped at rates between 2^-40 and 2^-5, got {rate}")
+        raise InputError(f"skipping needs a rate between 2^-40 and 2^-5, got {rate}")
     threshold = math.floor(Fraction(rate) * 2**64)
     rate_exact = negative_log((1 << 64) - threshold, 64)  # λ in 176-bit fixed point
     found, last = [], -1
@@ -53,7 +53,7 @@ def _gaps(draw: Draw, rate_exact: int, n: int) -> npt.NDArray[np.int64]:
     rate = math.ldexp(rate_exact, -176)
     words, further = draw(n)
     heads = words >> np.uint64(1)  # 63 bits of U
-    with np.errstate(divide="ignore"):  # U = 0: decided exactly
+    with np.errstate(divide="ignore"):  # U = 0 is decided exactly below
         value = -np.log((heads.astype(np.float64) + 0.5) * 2.0**-63) / rate
     gaps = np.floor(np.minimum(value, 2.0**62)).astype(np.int64)
     clear = np.abs(value - np.rint(value)) > _BAND / rate + 2.0**-50 * value

@@ -1,11 +1,11 @@
 """One cryptographic generator for everything random: noise, sampling, shuffles, initial weights, canaries.
 
-Formal contract. `source.stream(purpose, index)` is AES-256 in counter mode under a key derived from the
-source's key by keyed BLAKE2b over (purpose, index): streams for different arguments are independent and the
-same arguments give the same stream, so a step can be drawn again, or skipped, without any state to restore.
-With `from_os` the key comes from the operating system and lives only in this object; an adversary who can't
-break AES or BLAKE2b can't tell the streams from true randomness. With `seeded` the generator is the same but
-the key follows from a seed that others may guess: `secure` is False and no guarantee holds against them.
+Formal contract. `source.stream(purpose, index)` is AES-256 in counter mode under a key derived from the source's key by
+keyed BLAKE2b over (purpose, index). Streams for different arguments are independent, and the same arguments give the
+same stream, so a step can be drawn again or skipped without restoring any state. With `from_os` the key comes from the
+operating system and exists only in this object; an adversary who can't break AES or BLAKE2b can't distinguish the
+streams from true randomness. With `seeded` the generator is the same, but the key follows from a seed that others may
+guess: `secure` is False, and no guarantee holds against an adversary who knows the seed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class RandomSource:
 
     @classmethod
     def from_os(cls) -> RandomSource:
-        """A fresh key from the operating system's generator; the only source that a guarantee may rest on."""
+        """A fresh key from the operating system's generator; guarantees hold for this kind of source only."""
         return cls(os.urandom(32), secure=True)
 
     @classmethod
     def seeded(cls, insecure_seed: int) -> RandomSource:
-        """The same generator with a key that follows from the seed: reproducible, and not private."""
+        """The same generator with a key derived from the seed: reproducible, and not private."""
         if isinstance(insecure_seed, bool) or not isinstance(insecure_seed, int):
             raise InputError(f"insecure_seed must be an integer, got {insecure_seed!r}")
         key = hashlib.blake2b(str(insecure_seed).encode(), digest_size=32, person=b"sordino/seed")
@@ -47,13 +47,13 @@ class RandomSource:
 
     @property
     def fingerprint(self) -> str:
-        """A public name of the key: equal for equal keys, and nothing follows from it about a key that is secret."""
+        """A public digest of the key: equal for equal keys, and it reveals nothing about a secret key."""
         return hashlib.blake2b(digest_size=16, key=self._key, person=b"sordino/name").hexdigest()
 
     def stream(self, purpose: str, index: int) -> Stream:
         """The stream of (purpose, index), from its beginning."""
         if index < 0:
-            raise InputError(f"a stream's index counts from 0, got {index} for {purpose!r}")
+            raise InputError(f"the index of a stream must be at least 0, got {index} for {purpose!r}")
         name = f"{index}:{purpose}".encode()  # the index has no colon, so no two pairs collide
         keys = hashlib.blake2b(name, digest_size=64, key=self._key, person=b"sordino/stream").digest()
         return Stream(keys[:32], keys[32:])
@@ -62,4 +62,4 @@ class RandomSource:
         return f"RandomSource(secure={self._secure})"
 
     def __reduce__(self) -> str:
-        raise TypeError("a random source holds a secret key and is not pickled; derive streams in one process")
+        raise TypeError("a random source holds a secret key and can't be pickled; derive streams in one process")

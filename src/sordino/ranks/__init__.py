@@ -1,4 +1,4 @@
-"""Several processes, one run: one process leads, the others sum chunks of its batches (torch.distributed)."""
+"""One run in several processes (torch.distributed): one process leads, the others sum chunks of its batches."""
 
 from sordino.ranks.group import Lost, Rank, current, from_environment, of_group
 from sordino.ranks.run import Begin, Ended, end, leading

@@ -1,8 +1,9 @@
-"""The process group of a run, and the few messages that its ranks exchange.
+"""The process group of a run, and the messages that its ranks exchange.
 
-Rank 0 leads: it alone draws batches and noise, writes the ledger, moves the weights and saves. The other ranks follow:
-they have the same records and model, and sum the chunks that fall to them. So what one process guarantees, the group
-guarantees: there is one key, one source of noise and one ledger, and no rank can hold other weights than the leader's.
+Rank 0 is the leader: only it draws batches and noise, writes the ledger, updates the weights and saves. The other ranks
+are followers: they have the same records and model, and sum the chunks assigned to them. So the guarantee of one
+process is the guarantee of the group: there is one key, one source of noise and one ledger, and all ranks use the
+leader's weights.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from torch import Tensor
 from sordino.errors import SordinoError
 
 PATIENCE = timedelta(hours=12)
-"""How long a rank waits for a message. One that died is noticed at once, by its closed connection; one that evaluates
-or saves may take its time."""
+"""How long a rank waits for a message. A dead rank is noticed at once, by its closed connection; a rank that evaluates
+or saves may take long."""
 
 
 class Lost(SordinoError):
-    """Another rank of the run is gone."""
+    """Another rank of the run has ended."""
 
 
 @dataclass(frozen=True)
 class Rank:
-    """This process's place in the group."""
+    """This process's rank in the group."""
 
     number: int
     size: int
@@ -66,7 +67,7 @@ class Rank:
                         tensor.copy_(values.view(tensor.shape))
 
     def add_up(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The sums over all ranks, at the leader, in double precision: exact where they are multiples of one grid."""
+        """The sums over all ranks, at the leader, in double precision: exact if all are multiples of one grid."""
         flat = torch.cat([t.reshape(-1).double().cpu() for t in tensors])
         with noticing_loss(self):
             dist.reduce(flat, dst=0)
@@ -75,23 +76,23 @@ class Rank:
 
 
 def current() -> Rank | None:
-    """This process's rank in the initialised process group; None for a process on its own."""
+    """This process's rank in the initialised process group; None if there is no group."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     return Rank(dist.get_rank(), dist.get_world_size())
 
 
 def of_group() -> Rank:
-    """This process's rank in the initialised process group, also where it is the only one."""
+    """This process's rank in the initialised process group, also if it is the only one."""
     return Rank(dist.get_rank(), dist.get_world_size())
 
 
 @contextmanager
 def from_environment() -> Iterator[Rank | None]:
-    """The group that `torchrun` started this process in, for as long as the block runs; None outside of torchrun.
+    """The group in which `torchrun` started this process, while the block runs; None outside torchrun.
 
-    A group that the caller has initialised is taken as it is. Messages go through gloo, also where parameters live on
-    another device: what is sent is small, and sums of double precision are exact there.
+    A group that the caller has initialised is used as it is. Messages go through gloo, also if parameters are on
+    another device: messages are small, and sums in double precision are exact there.
     """
     began = "TORCHELASTIC_RUN_ID" in os.environ and dist.is_available() and not dist.is_initialized()
     if began:
@@ -112,5 +113,5 @@ def noticing_loss(rank: Rank) -> Iterator[None]:
             raise
         raise Lost(
             f"rank {rank.number} of {rank.size} has lost another rank of the run; everything that was released is in "
-            "the ledger: go on with --resume, with any number of ranks"
+            "the ledger: continue with --resume, with any number of ranks"
         ) from error

@@ -1,8 +1,8 @@
-"""Where the parameters of a sharded model are: which rows of each belong to which rank (torch's fully_shard).
+"""Which rows of each parameter of a sharded model belong to which rank (torch's fully_shard).
 
-fully_shard divides the first dimension of every parameter as `torch.chunk` does: equal parts, of which the last ones
-may be shorter or empty. Parameters are put into groups by the module that fully_shard was applied to: a group is
-gathered at once.
+fully_shard divides the first dimension of every parameter as `torch.chunk` does: into equal parts, of which the last
+ones may be shorter or empty. Parameters are grouped by the module that fully_shard was applied to: a group is gathered
+at once.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class Divided:
 
     @property
     def row(self) -> int:
-        """Coordinates in one row."""
+        """The number of coordinates in one row."""
         return math.prod(self.shape[1:])
 
     def rows(self, rank: int, ranks: int) -> tuple[int, int]:
-        """The first row that a rank has, and the one after its last."""
+        """A rank's first row, and the row after its last."""
         each = -(-self.shape[0] // ranks)
         return min(rank * each, self.shape[0]), min((rank + 1) * each, self.shape[0])
 
     def local(self, value: Any = None) -> Tensor:
-        """The rows that are here, of the parameter or of another DTensor of its layout."""
+        """This rank's rows of the parameter, or of another DTensor with the same layout."""
         held: Any = self.parameter if value is None else value
         return held.detach().to_local()  # type: ignore[no-any-return]
 
     def like(self, local: Tensor) -> Tensor:
-        """A DTensor of the parameter's layout with these rows."""
+        """A DTensor with the parameter's layout and these rows."""
         from torch.distributed.tensor import DTensor
 
         mine: Any = self.parameter
@@ -62,7 +62,7 @@ class Layout:
     """All parameters of a sharded model, in the order in which one process releases them."""
 
     groups: tuple[tuple[Divided, ...], ...]
-    coordinates: int  # trained ones, of all ranks together
+    coordinates: int  # trained coordinates of all ranks together
 
     def all(self) -> Iterator[Divided]:
         return (one for group in self.groups for one in group)
@@ -74,7 +74,7 @@ class Layout:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Did somebody apply fully_shard to the model, or to a part of it?"""
+    """Whether fully_shard was applied to the model or to a part of it."""
     return any(hasattr(p, "placements") for p in model.parameters()) or any(_shards(m) for m in model.modules())
 
 
@@ -92,7 +92,7 @@ def sharding_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def reshard(model: nn.Module) -> None:
-    """Puts the shards back where an evaluation has left whole parameters."""
+    """Restores the shards after an evaluation that has left whole parameters."""
     for module in sharding_modules(model):
         module.reshard()  # type: ignore[operator]
 
@@ -101,7 +101,7 @@ def layout_of(model: nn.Module) -> Layout:
     """The layout of a sharded model.
 
     Raises:
-        Refused: it is sharded in a way that is not supported; the sentence says how to do it.
+        Refused: it is sharded in a way that is not supported.
     """
     _refuse(model)
     begins, count = {}, 0
@@ -146,48 +146,48 @@ def _refuse(model: nn.Module) -> None:
             policy = getattr(state, "_mp_policy", None)
             if policy is not None and (policy.param_dtype or policy.reduce_dtype or policy.output_dtype):
                 raise Refused(
-                    "fully_shard was given a mixed precision policy: norms and sums of half precision have rounding "
-                    "errors that the bound on a record's share does not cover; leave out mp_policy (autocast inside "
-                    "the model is fine)"
+                    "fully_shard was given a mixed precision policy: norms and sums in half precision have rounding "
+                    "errors that the bound on a record's contribution does not cover; leave out mp_policy (autocast "
+                    "inside the model is fine)"
                 )
 
 
 def _states(module: nn.Module) -> Iterator[Any]:
-    """What torch's fully_shard keeps of a module, by its hooks."""
+    """The states that torch's fully_shard keeps of a module, found by its hooks."""
     for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
         if is_fsdp(hook) and hasattr(hook, "__self__"):
             yield hook.__self__
 
 
 def is_fsdp(hook: Any) -> bool:
-    """Is it one of the hooks by which fully_shard gathers parameters?"""
+    """Whether the hook is one by which fully_shard gathers parameters."""
     return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp")
 
 
 def bytes_by(group: Sequence[Divided]) -> list[Divided]:
-    """The parameters of a group in the order in which they are sent: wide numbers first, so that all are aligned."""
+    """The parameters of a group in the order in which they are sent: the widest dtypes first, for alignment."""
     return sorted(group, key=lambda one: -one.parameter.element_size())
 
 
 def whole_of(tensor: Tensor) -> Tensor:
-    """The whole of a shard, at every rank: all of them ask together. Any other tensor is itself."""
+    """The whole tensor of a shard, at every rank; all ranks must call this together. Other tensors are returned."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def shard_of(parameter: Any, whole: Tensor) -> Tensor:
-    """This rank's shard of a whole tensor, of the parameter's layout."""
+    """This rank's shard of a whole tensor, with the parameter's layout."""
     one = Divided("", parameter, -1)
     first, last = one.rows(parameter.device_mesh.get_local_rank(), parameter.device_mesh.size())
     return one.like(whole[first:last].clone())
 
 
 def shard_blocks(model: nn.Module) -> nn.Module:
-    """Applies fully_shard to the blocks of a model and then to the model itself, over all ranks; returns it.
+    """Applies fully_shard to the blocks of a model and then to the model itself, over all ranks; returns the model.
 
     Blocks are the members of its outermost lists and sequences (nn.ModuleList, nn.Sequential) that have parameters.
 
     Raises:
-        Refused: the model can't be sharded; what torch says of it is in the sentence.
+        Refused: the model can't be sharded; the message includes torch's reason.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -203,7 +203,7 @@ def shard_blocks(model: nn.Module) -> nn.Module:
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The outermost members of lists and sequences; none where two of them share a parameter."""
+    """The outermost members of lists and sequences; none if two of them share a parameter."""
     found: list[nn.Module] = []
     waiting: list[nn.Module] = [model]
     while waiting:
@@ -221,7 +221,7 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def gather_into(model: nn.Module, plain: nn.Module) -> nn.Module:
-    """`plain`, which is the same model and not sharded, with the weights of `model`: all ranks ask together."""
+    """Copies the weights of `model` into `plain`, the same model unsharded; all ranks must call this together."""
     theirs = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     with torch.no_grad():
         for name, tensor in [*plain.named_parameters(), *plain.named_buffers()]:

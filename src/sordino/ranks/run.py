@@ -1,4 +1,4 @@
-"""How a run of several ranks begins and ends: messages of the leader that are no work."""
+"""How a run of several ranks begins and ends: messages of the leader that start or end the work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOLD = "the other ranks of the run were told to stop"
 
 @dataclass(frozen=True)
 class Begin:
-    """The leader has made sure that there is a run to make."""
+    """The leader has checked that there is a run to make."""
 
 
 @dataclass(frozen=True)
@@ -29,27 +29,27 @@ class Ended:
 
 
 class Stopped(SordinoError):
-    """The leader ended the run with an error, which it has said itself."""
+    """The leader ended the run with an error, which it reports itself."""
 
     quiet = True
 
     def __init__(self, code: int) -> None:
-        super().__init__("the leader of the run has ended it, and says why")
+        super().__init__("the leader of the run has ended it and reports why")
         self.exit_code = code
 
 
 def heard(rank: Rank, message: object = None) -> Any:
-    """The leader's message at every rank, where it is not the end of the run; Stopped where the run failed."""
+    """The leader's message, at every rank; Stopped if the leader has ended the run with an error."""
     found = rank.tell(message)
     if isinstance(found, Ended) and not rank.leads:
         end(found)
-        raise SordinoError("the ranks of the run are out of step: its end came where work was due")
+        raise SordinoError("the ranks of the run are out of step: one received the end of the run in place of work")
     return found
 
 
 @contextmanager
 def leading(rank: Rank | None) -> Iterator[None]:
-    """The followers hear of whatever ends the block with an error; without ranks, nothing is done."""
+    """Tells the followers if the block ends with an error; does nothing without ranks."""
     try:
         yield
     except BaseException as error:
@@ -59,16 +59,16 @@ def leading(rank: Rank | None) -> Iterator[None]:
             and not isinstance(error, Lost)
             and TOLD not in getattr(error, "__notes__", ())
         ):
-            error.add_note(TOLD)  # once, however many blocks the error leaves
+            error.add_note(TOLD)  # once, however many nested blocks the error leaves
             with suppress(Lost):
                 rank.tell(Ended(failed=getattr(error, "exit_code", 1)))
         raise
 
 
 def end(message: object) -> Ended:
-    """The leader's last message; Stopped where the run failed."""
+    """The leader's last message; Stopped if the run failed."""
     if not isinstance(message, Ended):
-        raise SordinoError(f"the ranks of the run are out of step: {type(message).__name__} where the end was due")
+        raise SordinoError(f"the ranks of the run are out of step: got {type(message).__name__} in place of the end")
     if message.failed is not None:
         raise Stopped(message.failed)
     return message

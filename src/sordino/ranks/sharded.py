@@ -1,8 +1,8 @@
-"""A batch of a sharded model: every rank sums its chunks, the sums go straight to the shards, each gets its noise.
+"""One batch of a sharded model: every rank sums its chunks, sends the sums to the shards, and adds its shard's noise.
 
-Formal contract. All ranks call these functions together. Sums, ledger and released gradients are, put together, those
-of one process that cuts its batches into the same chunks: chunk sums are on a grid on which additions are exact
-(`records.gradients.grid_spacing`), and the noise of a coordinate depends on its place alone (`release.shards`).
+Formal contract. All ranks call these functions together. Sums, ledger and released gradients are jointly those of one
+process that divides its batches into the same chunks: chunk sums are on a grid on which additions are exact
+(`records.gradients.grid_spacing`), and the noise of a coordinate depends on its place only (`release.shards`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Done:
 
 
 def sharded(gradient_sum: GradientSum, plan: Plan, store: Store) -> RecordGradients:
-    """The gradient sum that reads and adds through the store.
+    """The gradient sum that reads parameters from the store and adds its sums to it.
 
     Raises:
         Refused: the plan's sum, or the model, can't be divided over ranks.
@@ -63,9 +63,7 @@ def sharded(gradient_sum: GradientSum, plan: Plan, store: Store) -> RecordGradie
             "model: train one that is not sharded"
         )
     if survey(store.model).powers:
-        raise Refused(
-            "spectral_norm of a sharded model is not supported: its iteration needs whole parameters at all times"
-        )
+        raise Refused("spectral_norm of a sharded model is not supported: its power iteration needs whole parameters")
     rows = gradient_sum.rows(torch.arange(1), 0)
     most = most_records(store.model, survey(store.model), rows)
     return replace(gradient_sum, shards=store, most=gradient_sum.most if most is None else min(most, gradient_sum.most))
@@ -74,7 +72,7 @@ def sharded(gradient_sum: GradientSum, plan: Plan, store: Store) -> RecordGradie
 def sum_batch(
     inner: RecordGradients, store: Store, batch: LogicalBatch, seed: int, past: PastIterates
 ) -> tuple[Mapping[str, Tensor], int]:
-    """The sum's rows that belong to this rank, by parameter; and at the leader how many records were dropped."""
+    """This rank's rows of the sum, by parameter; and at the leader the number of dropped records."""
     rank = store.rank
     spacing = grid_spacing(inner.clipping.clip_norm, len(batch)) if len(inner.pieces(batch)) > 1 else None
     store.begin(past, spacing)
@@ -89,7 +87,7 @@ def sum_batch(
 def release_batch(
     store: Store, sums: Mapping[str, Tensor], plan: Plan, source: RandomSource, ledger: Ledger | None, step: int
 ) -> dict[str, Tensor]:
-    """The released gradient over the plan's divisor, as shards of the parameters' layout."""
+    """The released gradient divided by the plan's divisor, as shards with the parameters' layout."""
     rank = store.rank
     begins = {name: one.begin + one.rows(rank.number, rank.size)[0] * one.row for name, one in store.trained.items()}
     noisy = release_shard(
@@ -107,7 +105,7 @@ def release_batch(
 
 
 def agreed(rank: Rank, error: Exception | None) -> None:
-    """Raises the leader's error at the leader; the others hear of the end of the run."""
+    """Raises the leader's error at the leader; the other ranks learn that the run has ended."""
     if rank.leads and error is not None:
         raise error
     heard(rank)
@@ -124,7 +122,7 @@ def _told(rank: Rank, make: Callable[[], tuple[bytes, bytes]]) -> tuple[bytes, b
 
 
 def copy_buffers(model: nn.Module, rank: Rank) -> None:
-    """The leader's buffers, at every rank."""
+    """Copies the leader's buffers to every rank."""
     if buffers := list(model.buffers()):
         rank.copy_from_leader(buffers)
 

@@ -1,13 +1,13 @@
-"""The shards of all ranks as one store: a rank reads whole parameters from it and adds sums to it when it needs to.
+"""The shards of all ranks as one store, from which a rank reads whole parameters and to which it adds sums.
 
 Every rank serves its shards to the others from threads, one for each other rank. So ranks need not be in step: a rank
-may make any number of passes (checks of a new program, records that are not finite) while others have none to make,
-and an error of one is told to the others at the end of the batch. Sums lie on a grid on which additions are exact
-(`records.gradients.grid_spacing`), so the order in which they arrive changes no bit.
+may make any number of passes (checks of a new program, records that are not finite) while others make none, and an
+error in one is reported to the others at the end of the batch. Sums are on a grid on which additions are exact
+(`records.gradients.grid_spacing`), so the order in which they arrive does not change any bit.
 
-    FETCH group, version    → the rows of the group's parameters that are here
-    ADD   parameter, rows   added to the sums of the rows that are here
-    FLUSH                   → an answer, once everything that was sent before is added
+    FETCH group, version    → this rank's rows of the group's parameters
+    ADD   parameter, rows   adds to the sums of this rank's rows
+    FLUSH                   → an answer, once everything sent before has been added
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from sordino.records.momentum import PastIterates
 
 FETCH, ADD, FLUSH, STOP = range(4)
 _ASK, _GIVE, _SUM, _DONE = 1, 2, 3, 4  # tags
-_KEPT = 2  # groups that are whole at a time: the one in use, and the one before it
+_KEPT = 2  # groups that are whole at a time: the current one, and the one before it
 
 
 class Store:
     """Whole parameters for this rank, and its part of the sums of all ranks (a `gradients.shards.Shards`).
 
-    Made and closed by all ranks of the process group at once.
+    All ranks of the process group create and close it together.
 
     Args:
         model: A model that fully_shard was applied to.
-        rank: This process's place.
+        rank: This process's rank.
     """
 
     def __init__(self, model: nn.Module, rank: Rank) -> None:
@@ -52,7 +52,7 @@ class Store:
             name: torch.zeros(one.local().shape, dtype=torch.float64, device=one.local().device)
             for name, one in self.trained.items()
         }
-        self.spacing: float | None = None  # of the grid of sums; None: a single chunk, which is not rounded
+        self.spacing: float | None = None  # the grid of sums; None: a single chunk, which is not rounded
         self.sent = self.received = 0  # bytes, by this rank's own requests
         self._group_of = {id(one.parameter): k for k, group in enumerate(self.layout.groups) for one in group}
         self._name_of = {id(one.parameter): (0, one.name) for one in self.layout.all()}
@@ -70,7 +70,7 @@ class Store:
         for thread in self._threads:
             thread.start()
 
-    # what the engine asks for
+    # called by the engine
 
     @property
     def groups(self) -> Sequence[Sequence[str]]:
@@ -102,7 +102,7 @@ class Store:
             total.add_(magic).sub_(magic)
         total = total.reshape(one.shape)  # a parameter without dimensions can't be sharded
         parts = [(peer, total[slice(*one.rows(peer, self.rank.size))].contiguous()) for peer in self._peers]
-        with noticing_loss(self.rank):  # nothing is allocated between a request and what follows it
+        with noticing_loss(self.rank):  # nothing is allocated between a request and the data that follow it
             for peer, part in parts:
                 if len(part):
                     self._ask(peer, ADD, self._places[name])
@@ -111,10 +111,10 @@ class Store:
         with self._lock:
             self.sums[name] += total[first:last]
 
-    # between the batches
+    # called between batches
 
     def begin(self, past: PastIterates, spacing: float | None) -> None:
-        """Before a batch: sums of zero, and the iterates that it is made at. Called by all ranks at once."""
+        """Resets the sums and sets the past iterates before a batch. All ranks must call this together."""
         with self._lock:
             for value in self.sums.values():
                 value.zero_()
@@ -129,7 +129,7 @@ class Store:
             dist.barrier()
 
     def flush(self) -> None:
-        """Returns when everything that this rank has put is added at the others; lets go of whole parameters."""
+        """Returns once everything that this rank sent was added by the others; releases whole parameters."""
         self._whole.clear()
         with noticing_loss(self.rank):
             for peer in self._peers:
@@ -138,7 +138,7 @@ class Store:
                 self._receive(torch.empty(3, dtype=torch.int64), peer, _DONE)
 
     def close(self) -> None:
-        """Ends the threads of all ranks. Called by all ranks at once, after a run that was no failure."""
+        """Ends the threads of all ranks. All ranks must call this together, after a run without failure."""
         with noticing_loss(self.rank):
             for peer in self._peers:
                 self._ask(peer, STOP)
@@ -159,7 +159,7 @@ class Store:
         dist.recv(into, src=peer, group=self._channel, tag=tag)
 
     def _gathered(self, version: int, group: int) -> dict[str, tuple[Tensor, int]]:
-        """A whole group of parameters; the one that was gathered before the last is let go of."""
+        """A whole group of parameters; the group before the last one is released."""
         while len(self._whole) >= _KEPT:
             _refuse_written(self._whole.pop(next(iter(self._whole))))
         ordered = self._sendable(version, group)
@@ -192,19 +192,19 @@ class Store:
         return held
 
     def _sendable(self, version: int, group: int) -> list[Divided]:
-        """The parameters of a group that have a value of this version: earlier ones only where they are trained."""
+        """The parameters of a group that have a value of this version: past iterates have only trained ones."""
         return [one for one in bytes_by(self.layout.groups[group]) if version == 0 or one.begin >= 0]
 
     def _local(self, one: Divided, version: int) -> Tensor:
         return one.local(None if version == 0 else self._past[version - 1][one.name])
 
-    # the others' requests
+    # requests of other ranks
 
     def _serve(self, peer: int) -> None:
         try:
             while self._answered(peer):
                 pass
-        except Exception:  # the other rank is gone, or this one ends: its own thread says so
+        except Exception:  # the other rank is gone, or this one ends: its own thread reports it
             return
 
     def _answered(self, peer: int) -> bool:
@@ -231,7 +231,7 @@ class Store:
 
 @contextmanager
 def _dying() -> Iterator[None]:
-    """What fails in a thread that serves the others ends the process: they would wait for its answer for ever."""
+    """Ends the process if a serving thread fails: the other ranks would wait for its answer forever."""
     try:
         yield
     except Exception as error:
@@ -244,14 +244,14 @@ def _refuse_written(held: Mapping[str, tuple[Tensor, int]]) -> None:
     for name, (value, version) in held.items():
         if value._version != version:
             raise Refused(
-                f"{name}: the forward pass writes to this parameter, so what it stores of the data leaves unprotected; "
-                "remove the update"
+                f"{name}: the forward pass writes to this parameter, so data stored in it would leave without "
+                "protection; remove the update"
             )
 
 
 @contextmanager
 def _without_fsdp(model: nn.Module) -> Iterator[None]:
-    """The hooks by which fully_shard gathers parameters are off: they would wait for the other ranks."""
+    """Turns off the hooks by which fully_shard gathers parameters: they would wait for the other ranks."""
     kept = []
     for module in sharding_modules(model):
         for hooks in (module._forward_pre_hooks, module._forward_hooks):

@@ -1,12 +1,12 @@
-"""A batch's sum made by all ranks, bit for bit that of one process.
+"""The sum of a batch, computed by all ranks, bit for bit that of one process.
 
 Formal contract. The leader's `Divided(g)(batch)` returns what g(batch) returns: chunk k of the batch is summed by rank
-k mod size at the leader's weights, with the masks that belong to (batch, k); each chunk's sum is on a grid so coarse
-that additions in double precision are exact (`records.gradients.grid_spacing`), so neither the number of ranks
-nor the order in which their sums arrive changes a bit. Norms and losses, which serve diagnostics, are put in the order
-of the chunks.
+k mod size at the leader's weights, with the dropout masks of (batch, k). Each chunk's sum is on a grid so coarse that
+additions in double precision are exact (`records.gradients.grid_spacing`), so neither the number of ranks nor the order
+in which their sums arrive changes a bit. Norms and losses, which are for diagnostics, are returned in the order of the
+chunks.
 
-What a rank computes with depends on its machine: equal bits need the same processor features, library versions and
+The arithmetic of a rank depends on its machine: equal bits require the same processor features, library versions and
 threads per process on every rank.
 """
 
@@ -34,19 +34,19 @@ from sordino.sampling import LogicalBatch
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What the leader asks for: a batch's sum with these past iterates."""
+    """The leader's request: the sum of a batch, with these past iterates."""
 
     batch: LogicalBatch
     seed: int
     past: PastIterates
-    whole: bool  # frozen parameters are sent as well: once, with the first batch
+    whole: bool  # also send frozen parameters: once, with the first batch
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a rank says of its chunks beside their sum: (number of the chunk, norms, losses), or why it failed.
+    """What a rank reports besides its sum: (number of the chunk, norms, losses), or why it failed.
 
-    narrow: the sum is in single precision, so it is that of the only chunk.
+    narrow: True if the sum is in single precision; it is then the sum of a single chunk.
     """
 
     chunks: tuple[tuple[int, Tensor, Tensor], ...]
@@ -56,7 +56,7 @@ class Share:
 
 
 class Divided:
-    """A gradient sum at the leader whose chunks all ranks share."""
+    """A gradient sum at the leader whose chunks are divided over all ranks."""
 
     def __init__(self, inner: Divisible, model: nn.Module, rank: Rank, past: Callable[[], PastIterates]) -> None:
         self.inner, self.model, self.rank, self.past = inner, model, rank, past
@@ -78,16 +78,16 @@ class Divided:
 
 
 def shared_sum(inner: Divisible, model: nn.Module, rank: Rank, work: Work) -> ClippedSum:
-    """This rank's part of a batch, and at the leader the whole; called by all ranks at once."""
+    """This rank's part of a batch, and at the leader the whole sum; all ranks must call this together."""
     rank.copy_from_leader(_state(model, work.whole))
     total, share = own_chunks(inner, rank, work.batch, work.seed)
     total = empty_sum(model) if total is None else total
     shares = rank.collect(share)
     failed = next((one.error for one in shares if one.error is not None), None)
     if rank.tell(failed is not None):
-        raise failed or share.error or SordinoError("another rank could not sum its records: the leader says why")
+        raise failed or share.error or SordinoError("another rank could not sum its records: the leader reports why")
     added = rank.add_up([value.double() for value in total.sums.values()])
-    if any(one.narrow for one in shares):  # to the others' zeros: what one process would have
+    if any(one.narrow for one in shares):  # the other ranks added zeros: this is the precision of one process
         added = [value.float() for value in added]
     if not rank.leads:
         return total
@@ -103,7 +103,7 @@ def shared_sum(inner: Divisible, model: nn.Module, rank: Rank, work: Work) -> Cl
 
 
 def own_chunks(inner: Divisible, rank: Rank, batch: LogicalBatch, seed: int) -> tuple[ClippedSum | None, Share]:
-    """The sum of the chunks that fall to this rank, if any; the leader hears of what goes wrong, and ends the run."""
+    """The sum of this rank's chunks, if it has any; errors are reported to the leader, which ends the run."""
     total: ClippedSum | None = None
     chunks, dropped = [], 0
     try:
@@ -117,14 +117,14 @@ def own_chunks(inner: Divisible, rank: Rank, batch: LogicalBatch, seed: int) -> 
             total = made if total is None else add_sums(total, made)
     except Lost:
         raise
-    except Exception as error:  # whatever it is, the others must hear of it, or they would wait for ever
+    except Exception as error:  # any error must be reported, or the other ranks would wait forever
         return None, Share((), 0, _sendable(error))
     narrow = total is not None and any(value.dtype == torch.float32 for value in total.sums.values())
     return total, Share(tuple(chunks), dropped, narrow=narrow)
 
 
 def _sendable(error: Exception) -> Exception:
-    """The error itself where it can be sent, else its message."""
+    """The error itself if it can be sent, else its message."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -133,7 +133,7 @@ def _sendable(error: Exception) -> Exception:
 
 
 def follow(inner: Divisible, model: nn.Module, rank: Rank, past: SentPast) -> Any:
-    """Sums chunks for the leader until it sends something else than work; returns that."""
+    """Sums chunks for the leader until it sends something other than work; returns that message."""
     while isinstance(message := rank.tell(), Work):
         past.held = message.past
         with masks_of(message.seed):
@@ -142,7 +142,7 @@ def follow(inner: Divisible, model: nn.Module, rank: Rank, past: SentPast) -> An
 
 
 class SentPast:
-    """The past iterates as the leader last sent them."""
+    """The past iterates that the leader sent last."""
 
     def __init__(self) -> None:
         self.held = PastIterates()
@@ -152,5 +152,5 @@ class SentPast:
 
 
 def _state(model: nn.Module, whole: bool) -> list[Tensor]:
-    """What training may change, or everything, in the same order at every rank."""
+    """The tensors that training may change, or all of them, in the same order at every rank."""
     return [*(p for p in model.parameters() if whole or p.requires_grad), *model.buffers()]

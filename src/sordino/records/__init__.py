@@ -1,1 +1,1 @@
-"""What one record contributes: readers of datasets, views, momentum, companions, and the gradient sum made of them."""
+"""What one record contributes: readers of datasets, views, momentum, companions, and the gradient sums."""

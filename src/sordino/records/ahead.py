@@ -1,4 +1,4 @@
-"""Rows of the next chunk, read by a thread while the present one is computed."""
+"""Reads the rows of the next chunk in a thread while the current chunk is computed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from torch import Tensor
 from sordino.gradients import ClippedSum, Rows
 from sordino.records.reading import RowReader
 
-_MOST = 3  # chunks that are read or waiting: the one that is due, the one after it, the first of the next batch
+_MOST = 3  # chunks being read or waiting: the current one, the one after it, the first of the next batch
 
 
 class ReadingAhead:
-    """A reader of rows that can be told what will be asked for next. What it returns is the reader's, in any case.
+    """A reader of rows that can be told what will be needed next; it returns the same rows as the reader itself.
 
-    What is read ahead: the next chunk of this batch, and the first one of the next batch. The thread ends with the
-    process.
+    It reads ahead the next chunk of this batch and the first chunk of the next batch. The thread ends with the process.
     """
 
     def __init__(self, fetch: RowReader) -> None:
@@ -27,13 +26,13 @@ class ReadingAhead:
         self._waiting: list[tuple[Tensor, int, Future[Rows]]] = []
 
     def start(self, indices: Tensor, step: int) -> None:
-        """Begins to read these records' rows."""
+        """Starts to read these records' rows."""
         if self._place(indices, step) is not None:
             return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="sordino-reading")
         self._waiting.append((indices, step, self._pool.submit(self._fetch, indices, step)))
-        for _, _, late in self._waiting[:-_MOST]:  # nobody came for it
+        for _, _, late in self._waiting[:-_MOST]:  # never requested
             late.cancel()
         del self._waiting[:-_MOST]
 
@@ -59,7 +58,7 @@ class Part:
 def one_ahead(
     parts: Sequence[Callable[[], ClippedSum]], start: Callable[[Tensor], None] | None
 ) -> Iterator[Callable[[], ClippedSum]]:
-    """The parts in order; before one is handed out, the reading of the next one begins."""
+    """The parts in order; before one is returned, the reading of the next one starts."""
     for number, part in enumerate(parts):
         after = parts[number + 1] if number + 1 < len(parts) else None
         if start is not None and isinstance(after, Part):

@@ -1,10 +1,10 @@
 """BatchClipping: a network with BatchNorm, each private record normalised with public rows (Xiao et al. 2023, Alg. 3).
 
 A record's gradient is that of its own loss, computed on a batch of p rows: the record and p − 1 *public* rows, drawn
-anew for every record and step by public randomness and the record's own content. No private row is ever normalised
-with another one, no running statistics exist, so a record contributes one clipped vector and the sensitivity is that
-of DP-SGD (docs/guarantees/batch_clipping.md). What is trained, and what predicts, needs the public rows: they are part
-of the model.
+for every record and step by public randomness and the record's own content. A private row is never normalised with
+another private row, and there are no running statistics. So a record contributes one clipped vector, and the
+sensitivity is that of DP-SGD (docs/guarantees/batch_clipping.md). Training and prediction need the public rows: they
+are part of the model.
 
     resnet = nets.build("resnet", (3, 32, 32), 10, depth=8, form="batch")
     net = companion_model(resnet, public, companions=7)                      # public: a Split; p = 8 rows per record
@@ -12,8 +12,8 @@ of the model.
     train(net, cross_entropy, private, plan, lr=1.0)
     classes = predict(net, test_inputs, draws=10)
 
-The model is the only switch: `train`, `record_gradients`, `private_steps` and the audits draw its companions
-themselves, also together with views (each has its own) and past iterates (all have the same).
+Nothing else has to be switched on: `train`, `record_gradients`, `private_steps` and the audits draw the companions of
+such a model, also with views (each view has its own companions) and past iterates (all have the same).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
 class CompanionNorm(nn.Module):
-    """nn.BatchNorm in training mode over each record's own rows, and never any other statistics: not in eval mode
-    either, where BatchNorm would use running averages, which private rows would have written."""
+    """nn.BatchNorm in training mode over each record's own rows. Eval mode is the same: the running averages that
+    BatchNorm would use there would depend on private rows."""
 
     def __init__(self, norm: _BatchNorm, rows_per_record: int) -> None:
         super().__init__()
@@ -57,16 +57,16 @@ class CompanionNorm(nn.Module):
 
 
 class CompanionNet(nn.Module):
-    """A network whose BatchNorm layers see a row together with its companions; outputs are those of the row alone.
+    """A network whose BatchNorm layers see a row together with its companions; outputs are those of the row only.
 
-    forward(inputs, companions): ``companions`` (rows, p − 1) names public rows. Make it with `companion_model`.
+    forward(inputs, companions): ``companions`` (rows, p − 1) are indices of public rows. Made by `companion_model`.
     """
 
     def __init__(self, network: nn.Module, public: Split, companions: int) -> None:
         super().__init__()
         self.network, self.companions, self.rows_per_record = network, companions, companions + 1
         self.public: Tensor
-        self.public_targets: Tensor  # not used, but for comparing the rows with the plan's declaration
+        self.public_targets: Tensor  # only used to compare the rows with the plan's declaration
         self.register_buffer("public", public.inputs.detach().clone())
         self.register_buffer("public_targets", public.targets.detach().clone())
 
@@ -74,11 +74,11 @@ class CompanionNet(nn.Module):
         if companions is None:
             raise InputError(
                 "this network normalises each row with public companions, and none were given: train it with train or "
-                "record_gradients, which draw them, and ask sordino.records.companions.predict for predictions"
+                "record_gradients, which draw them, and predict with sordino.records.companions.predict"
             )
         if companions.shape != (inputs.shape[0], self.companions):
             raise InputError(
-                f"companions have shape {tuple(companions.shape)}, {(inputs.shape[0], self.companions)} is needed"
+                f"companions must have shape {(inputs.shape[0], self.companions)}, got {tuple(companions.shape)}"
             )
         stack = torch.cat([inputs[None], self.public[companions.T]]).flatten(0, 1)  # (p · rows, …), own rows first
         return self.network(stack)[: inputs.shape[0]]  # type: ignore[no-any-return]
@@ -88,14 +88,14 @@ def companion_model(model: nn.Module, public: Split, companions: int | None = No
     """A copy of a network with BatchNorm in which a record is normalised with `companions` of the public rows.
 
     `companions` is p − 1 of Xiao et al. 2023; None: all public rows, the same for every record. Running statistics are
-    left out; scales and shifts are kept. InputError for a network without BatchNorm, Refused for one whose BatchNorm
+    dropped; scales and shifts are kept. InputError for a network without BatchNorm, Refused for one whose BatchNorm
     layers do not have rows in dimension 0.
     """
     count = len(public) if companions is None else companions
     if not 1 <= count <= len(public):
-        raise InputError(f"companions = {count}: give 1 to {len(public)}, the number of public rows")
+        raise InputError(f"companions must lie between 1 and {len(public)}, the number of public rows; got {count}")
     if not bool(torch.isfinite(public.inputs.double()).all()):
-        raise InputError("the public rows hold NaN or infinity, and would spoil every record that meets them")
+        raise InputError("the public rows contain NaN or infinity, which would spoil every record normalised with them")
     network = _replaced(copy.deepcopy(model), count + 1)
     net = CompanionNet(network, public, count).train(model.training)
     _check_same(model, net)
@@ -111,7 +111,7 @@ def _replaced(network: nn.Module, rows_per_record: int) -> nn.Module:
             if not isinstance(child, _BatchNorm):
                 continue
             if isinstance(child, nn.modules.lazy.LazyModuleMixin):
-                raise Refused(f"{name}.{child_name}: run the model once so that its lazy layers know their sizes")
+                raise Refused(f"{name}.{child_name}: run the model once so that its lazy layers have their sizes")
             setattr(module, child_name, CompanionNorm(child, rows_per_record))
             found += 1
     if not found:
@@ -123,7 +123,7 @@ def _replaced(network: nn.Module, rows_per_record: int) -> nn.Module:
 
 
 def _check_same(model: nn.Module, net: CompanionNet) -> None:
-    """One stack through torch's own BatchNorm and ours: where they differ, a layer has no rows in dimension 0."""
+    """Compares torch's BatchNorm with ours on the same rows: they differ if a layer has no rows in dimension 0."""
     twin, ours = copy.deepcopy(model).double().eval(), copy.deepcopy(net).double().eval()
     for module in twin.modules():
         if isinstance(module, _BatchNorm):
@@ -136,15 +136,15 @@ def _check_same(model: nn.Module, net: CompanionNet) -> None:
     if want.shape != found.shape or float((want - found).abs().max()) > 1e-6 * scale:
         raise Refused(
             "with companions the network does not compute what it does with BatchNorm on the same rows: one of its "
-            "BatchNorm layers sees something else than rows in dimension 0, and can't be replaced"
+            "BatchNorm layers does not have rows in dimension 0, and can't be replaced"
         )
 
 
 def draw_companions(digests: npt.NDArray[np.uint64], public: int, count: int, *, seed: int, step: int) -> Tensor:
-    """(rows, count) different public rows for each row: a function of (seed, step, the row's digest) and nothing else.
+    """(rows, count) different public rows for each row: a function of (seed, step, the row's digest) only.
 
-    A digest is of a row's content, not of its place: taking a record out of the data, which moves all after it to
-    other places, changes nobody's companions. Public randomness: the guarantee does not depend on it being secret.
+    A digest is of a row's content, not of its position: removing a record, which shifts all later ones, does not change
+    other records' companions. The randomness is public: no guarantee depends on its secrecy.
     """
     if count == public:
         return torch.arange(public).expand(len(digests), public)
@@ -154,29 +154,29 @@ def draw_companions(digests: npt.NDArray[np.uint64], public: int, count: int, *,
 
 
 def with_companions(rows: Rows, model: nn.Module, *, seed: int, step: int) -> Rows:
-    """The rows, each with its companions of this step, where the model takes any."""
+    """The rows, each with its companions of this step if the model uses companions."""
     if not isinstance(model, CompanionNet):
         return rows
     if not isinstance(rows.inputs, Tensor):
-        raise InputError("BatchClipping takes records whose inputs are one tensor; these are several")
+        raise InputError("BatchClipping needs records whose inputs are one tensor; these have several")
     found = digests(rows.inputs, len(rows.inputs))
     drawn = draw_companions(found, len(model.public), model.companions, seed=seed, step=step)
     return replace(rows, inputs=(rows.inputs, drawn))
 
 
 def companions_of(model: nn.Module) -> Companions | None:
-    """What a model states of its companions; None for one that takes none."""
+    """The companions that a model states, or None."""
     if not isinstance(model, CompanionNet):
         return None
     return Companions(model.companions, digest_of(Split(model.public, model.public_targets)))
 
 
 def refuse_undeclared(plan: Plan, stated: Contribution) -> None:
-    """Refuses companions that the plan does not declare as public, or whose use the method's proof does not cover.
+    """Refuses companions that the plan does not declare as public, or that the method's proof does not cover.
 
     Raises:
         Refused: the method does not cover companions, or the plan declares no public rows.
-        InputError: the companions are drawn from other rows than the declared ones.
+            InputError: the companions are drawn from other rows than the declared ones.
     """
     if stated.companions is None:
         return
@@ -193,11 +193,11 @@ def refuse_undeclared(plan: Plan, stated: Contribution) -> None:
         )
     plan.public.check_digest(stated.companions.digest)
     if plan.contribution.companions not in (None, stated.companions):
-        raise Refused(f"the network takes {stated.companions}, the plan states {plan.contribution.companions}")
+        raise Refused(f"the network uses {stated.companions}, but the plan states {plan.contribution.companions}")
 
 
 def refuse_shared_companions(model: nn.Module, private: Iterable[Split]) -> None:
-    """InputError where a private row is among the model's companions. `private` is read only where it has some."""
+    """InputError if a private row is among the model's companions. `private` is read only if there are companions."""
     if isinstance(model, CompanionNet):
         for rows in private:
             refuse_shared_rows(Split(model.public, model.public_targets), rows)
@@ -206,7 +206,7 @@ def refuse_shared_companions(model: nn.Module, private: Iterable[Split]) -> None
 def draws_of(model: CompanionNet, inputs: Tensor, *, draws: int = 10, seed: int = 0) -> Iterator[tuple[slice, Tensor]]:
     """(rows, outputs (draws, rows, classes)) over chunks of the inputs, in eval mode and without gradients.
 
-    Draw k has the same companions for every input, so an input's outputs depend on itself alone.
+    Draw k has the same companions for every input, so an input's outputs depend on itself only.
     """
     if draws < 1:
         raise InputError(f"draws = {draws}: give at least 1")
@@ -239,7 +239,7 @@ def answers(model: nn.Module, inputs: Tensor, *, draws: int = 10, seed: int = 0)
 
 
 def majority(outputs: Tensor) -> Tensor:
-    """(draws, rows, classes) → (rows,): the class that most draws choose; of equals, the more probable on average."""
+    """(draws, rows, classes) → (rows,): the class chosen by most draws; ties go to the more probable on average."""
     if len(outputs) == 1:
         return outputs[0].argmax(1)
     votes = nn.functional.one_hot(outputs.argmax(2), outputs.shape[2]).sum(0)
@@ -247,6 +247,6 @@ def majority(outputs: Tensor) -> Tensor:
 
 
 def predict(model: CompanionNet, inputs: Tensor, *, draws: int = 10, seed: int = 0) -> Tensor:
-    """Classes by majority over `draws` draws of companions (Xiao et al. 2023, Appendix E); repeatable."""
+    """Classes by majority over `draws` draws of companions (Xiao et al. 2023, Appendix E); deterministic."""
     found = [majority(outputs) for _, outputs in draws_of(model, inputs, draws=draws, seed=seed)]
     return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)

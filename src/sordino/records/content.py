@@ -1,8 +1,8 @@
-"""Public randomness that is addressed by a row's content: digests of rows, and SplitMix64 sequences that they start.
+"""Public randomness addressed by a row's content: digests of rows, and the SplitMix64 sequences that start from them.
 
 A record's views and companions are drawn from a sequence that depends on its own content, the public seed and the step
-(Steele, Lea and Flood 2014). Were it addressed by the record's place in the dataset, taking one record out would redraw
-those of all later ones, and the sum would move by more than one record's share. None of it has to be secret.
+(Steele, Lea and Flood 2014). If it were addressed by the record's position in the dataset, removing one record would
+redraw those of all later ones, and the sum would change by more than one record's contribution. None of it is secret.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's increment
 
 
 def digests(inputs: Any, rows: int) -> Words:
-    """(rows,) a 64-bit number out of each row's content, and of nothing else.
+    """(rows,) a 64-bit digest of each row's content.
 
-    Equal content gives equal numbers. Different rows may share one: they would share the randomness of their views,
-    which bounds nothing, so the hash does not have to be collision-resistant.
+    Equal content gives equal digests. Different rows may have equal digests: they would share the randomness of their
+    views, which affects no bound, so the hash does not have to be collision-resistant.
     """
     total = np.zeros(rows, dtype=np.uint64)
     for number, t in enumerate(tensors(inputs)):
@@ -37,7 +37,7 @@ def digests(inputs: Any, rows: int) -> Words:
 
 
 def mixed(z: Words) -> Words:
-    """SplitMix64's finaliser: a bijection of 64-bit words in which every bit depends on every other."""
+    """SplitMix64's finaliser: a bijection of 64-bit words in which every output bit depends on every input bit."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     found: Words = z ^ (z >> np.uint64(31))
@@ -45,7 +45,7 @@ def mixed(z: Words) -> Words:
 
 
 def start(digest: Words, purpose: str, seed: int, step: int) -> Words:
-    """Where each row's sequence starts: a function of its digest, the purpose, the seed and the step."""
+    """The start of each row's sequence: a function of its digest, the purpose, the seed and the step."""
     name = hashlib.blake2b(f"sordino/{purpose}/{seed}/{step}".encode(), digest_size=8).digest()
     return mixed(digest + np.frombuffer(name, dtype="<u8")[0])
 

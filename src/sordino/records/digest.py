@@ -1,9 +1,9 @@
-"""A keyed digest of a dataset: tells whether a resumed run is given the records that it began with.
+"""A keyed digest of a dataset: shows whether a resumed run is given the records that it started with.
 
-Formal property. The digest is BLAKE2b over the content of all records, in their order, under a key of 32 random bytes.
-To whoever does not know the key it is a random number: nothing about the records follows from it. Whoever has key and
-digest can test a guess of the whole dataset, so the key is for the data's owner only and is deleted with the
-checkpoints (`sordino.training.witness`); no guarantee covers it.
+Formal property. The digest is BLAKE2b over the content of all records, in order, under a key of 32 random bytes.
+Without the key it is a random number that reveals nothing about the records. With key and digest one can test a guess
+of the whole dataset, so the key is for the data's owner only and is deleted with the checkpoints
+(`sordino.training.witness`); no guarantee covers it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from sordino.records.reading import count_records, row_reader, tensors_of
 
 KEY_BYTES = 32
 _PIECE = 1 << 26  # bytes hashed at once
-_AT_ONCE = 1024  # records of a streamed dataset that are in memory at once
-_PROBED = 8  # records that are read twice, to see whether reading is deterministic
+_AT_ONCE = 1024  # records of a streamed dataset in memory at once
+_PROBED = 8  # records that are read twice, to test whether reading is deterministic
 
 
 def keyed_digest(dataset: Any, key: bytes) -> str | None:
-    """The digest of all records in one pass; None where reading a record twice gives different content."""
+    """The digest of all records in one pass; None if reading a record twice gives different content."""
     found = hashlib.blake2b(key=key, digest_size=32, person=b"sordino/data")
     found.update(str(count_records(dataset)).encode())
     pair = tensors_of(dataset)
@@ -41,7 +41,7 @@ def keyed_digest(dataset: Any, key: bytes) -> str | None:
 
 
 def _same(fetch: Any, indices: Tensor) -> bool:
-    """Whether these records are the same when they are read again."""
+    """Whether these records have the same content when they are read again."""
 
     def content() -> str:
         rows = fetch(indices)
@@ -53,7 +53,7 @@ def _same(fetch: Any, indices: Tensor) -> bool:
 
 
 def _include(found: Any, values: Any) -> None:
-    """Types, shapes and bytes of every tensor, in their order."""
+    """Adds types, shapes and bytes of every tensor, in order."""
     for t in tensors(values):
         found.update(f"{t.dtype} {tuple(t.shape)};".encode())
         flat = t.detach().cpu().contiguous().reshape(-1)

@@ -1,7 +1,7 @@
-"""A dataset held against the model before anything is spent: types that fit, labels that the loss takes.
+"""Checks a dataset against the model before anything is spent: types that fit, labels that the loss accepts.
 
-What is found wrong is said without a value and without a count of records: the sentence is for the data's owner, and an
-error message is often passed on.
+Messages contain no value and no count of records: they are for the data's owner, but error messages are often passed
+on.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _CLASS_LOSSES = (F.cross_entropy, F.nll_loss)
 
 
 def fitted(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> Any:
-    """The dataset with floats in the model's own precision and labels as int64, where it is held in tensors.
+    """The dataset with floats in the model's precision and labels as int64, if it consists of tensors.
 
-    Rounding a row to the model's precision is a function of that row alone. Raises InputError or Refused where model,
-    loss and records do not go together.
+    Rounding a row to the model's precision is a function of that row only. Raises InputError or Refused if model, loss
+    and records do not fit together.
     """
     refuse_half(model.parameters())
     kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
@@ -37,7 +37,7 @@ def fitted(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> Any:
         return dataset
     inputs, targets = pair
     if any(t.layout != torch.strided for t in (*tensors(inputs), *tensors(targets))):
-        raise InputError("the records are sparse tensors, of which rows can't be taken: give them dense (.to_dense())")
+        raise InputError("the records are sparse tensors, whose rows can't be selected: make them dense (.to_dense())")
     if len(kinds) == 1:
         (kind,) = kinds
         inputs = tree_map(lambda t: t.to(kind) if t.is_floating_point() and t.dtype != kind else t, inputs)
@@ -55,13 +55,13 @@ def _classifies(loss: Any) -> bool:
 
 def _labels(targets: Tensor) -> Tensor:
     if targets.is_floating_point():
-        raise InputError("the labels are no whole numbers, and this loss takes the classes 0, 1, …")
+        raise InputError("the labels are not whole numbers, but this loss expects the classes 0, 1, …")
     return targets.long()
 
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode: statistics of layers stay as they are, and every module gets its own mode back."""
+    """Evaluation mode: statistics of layers are not updated; every module's mode is restored afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
@@ -72,14 +72,14 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _kinds(dataset: Any) -> str:
-    """The types of the inputs, where they are held in tensors."""
+    """The types of the inputs, if they are tensors."""
     pair = tensors_of(dataset)
     found = sorted({str(t.dtype).removeprefix("torch.") for t in tensors(pair[0])}) if pair is not None else []
     return f" (inputs of {', '.join(found)})" if found else ""
 
 
 def check_fits(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> None:
-    """InputError where the model or the loss fails on a record, or a label is no class of the model."""
+    """InputError if the model or the loss fails on a record, or a label is not a class of the model."""
     try:
         rows = with_companions(placed(row_reader(dataset)(torch.arange(1)), model), model, seed=0, step=0)
         with torch.no_grad(), torch.random.fork_rng(devices=[]), _evaluating(model):
@@ -88,7 +88,7 @@ def check_fits(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> N
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
         raise InputError(
-            f"the model fails on a record{_kinds(dataset)}, and nothing was spent: "
+            f"the model fails on a record{_kinds(dataset)}; nothing was spent: "
             f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         ) from error
     pair = tensors_of(dataset)
@@ -97,13 +97,13 @@ def check_fits(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> N
     targets, classes = pair[1], outputs.shape[1]
     if isinstance(targets, Tensor) and targets.ndim > 1 and not targets.is_floating_point():
         raise InputError(
-            "the labels have more than one dimension, and this loss takes one class per record: give them as (records,)"
-            ", for example labels.squeeze(1)"
+            "the labels have more than one dimension, but this loss expects one class per record: give them as "
+            "(records,), for example labels.squeeze(1)"
         )
     if isinstance(targets, Tensor) and targets.ndim == 1 and not targets.is_floating_point():
         ignored = getattr(loss, "ignore_index", -100)
         if bool((((targets < 0) | (targets >= classes)) & (targets != ignored)).any()):
             raise InputError(
-                f"some labels are not in 0 … {classes - 1}, the classes of the model's {classes} outputs: nothing was "
-                "spent; number the classes from 0, or give the model more outputs"
+                f"some labels are not in 0 … {classes - 1}, the classes of the model's {classes} outputs; nothing was "
+                "spent: number the classes from 0, or give the model more outputs"
             )

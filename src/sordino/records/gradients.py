@@ -1,7 +1,7 @@
-"""Gradient sums: from a logical batch to the sum of its records' bounded vectors.
+"""Gradient sums: functions from a batch to the sum of its records' bounded vectors.
 
-A gradient sum *states* how it bounds a record (`clipping`) and what the record's vector is made of (`contribution`), so
-that `private_steps` can refuse one that is not the plan's. Whoever wraps a gradient sum passes both on.
+A gradient sum *states* how it bounds a record (`clipping`) and what the record's vector consists of (`contribution`),
+so that `private_steps` can refuse one that differs from the plan. A wrapper of a gradient sum passes both on.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from sordino.sampling import LogicalBatch
 
 @runtime_checkable
 class GradientSum(Protocol):
-    """From a logical batch to the sum of its records' bounded vectors. An empty batch gives zeros."""
+    """Maps a batch to the sum of its records' bounded vectors. An empty batch gives zeros."""
 
     @property
     def clipping(self) -> Clipping:
-        """What bounds a record's vector."""
+        """The clipping that bounds a record's vector."""
 
     @property
     def contribution(self) -> Contribution:
-        """What a record's vector is made of."""
+        """What a record's vector consists of."""
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Stated:
-    """A function of one's own as a gradient sum: who writes it states its clipping and contribution.
+    """A user's function as a gradient sum; its author states clipping and contribution.
 
-    Nothing can check the statement; `sordino.audit.check_neighbouring` looks for counter-examples.
+    The statement can't be checked; `sordino.audit.check_neighbouring` searches for counter-examples.
     """
 
     function: Callable[[LogicalBatch], ClippedSum]
@@ -69,7 +69,7 @@ class Stated:
 
 
 class Counted:
-    """A gradient sum that counts dropped records on the way."""
+    """A gradient sum that counts dropped records."""
 
     def __init__(self, gradient_sum: GradientSum) -> None:
         self._gradient_sum = gradient_sum
@@ -89,7 +89,7 @@ class Counted:
         return total
 
     def expect(self, batch: LogicalBatch) -> None:
-        """Tells the gradient sum of the batch that comes next, where it reads ahead."""
+        """Announces the next batch to a gradient sum that reads ahead."""
         if isinstance(self._gradient_sum, RecordGradients):
             self._gradient_sum.expect(batch)
 
@@ -105,20 +105,20 @@ def record_gradients(
     past: Callable[[], PastIterates] = PastIterates,
     seed: int = 0,
 ) -> RecordGradients:
-    """The clipped sum of each batch of `dataset`, chunk by chunk, at the model's weights of that moment.
+    """The clipped sum of each batch of `dataset`, chunk by chunk, at the model's current weights.
 
-    Memory is bounded by the batch's chunk, in rows. A record's vector is clipped once, whatever it is made of.
+    Memory is bounded by the batch's chunk, in rows. A record's vector is clipped once, whatever it consists of.
 
     Args:
         model: The model that is trained.
         loss: `loss(outputs, targets)` gives one value per row.
         dataset: A pair of tensors (inputs, targets), anything with `.inputs` and `.targets`, or a map-style torch
             dataset of (inputs, target) pairs.
-        clipping: How a record's vector is bounded: the plan's.
-        views: Each record is the mean over that many random views of it, drawn by the public `seed` and the step.
-        inner: A record's vector is the sum over the present and past iterates.
-        past: Asked for the past iterates before each batch; they must be public (released before, or made of what was).
-        seed: The public seed of views.
+        clipping: How a record's vector is bounded: the plan's clipping.
+        views: The record's vector is the mean over several random views, drawn by the public `seed` and the step.
+        inner: The record's vector is the sum over the current and past iterates.
+        past: Called for the past iterates before each batch; they must depend on released values only.
+        seed: The public seed of the views.
 
     Returns:
         The gradient sum for `private_steps`.
@@ -133,7 +133,7 @@ def record_gradients(
 
 @dataclass(frozen=True, eq=False)
 class RecordGradients:
-    """A gradient sum that knows how it bounds each record, so that `private_steps` can refuse the wrong one."""
+    """A gradient sum that states how it bounds each record, so that `private_steps` can refuse the wrong one."""
 
     model: nn.Module
     loss: Callable[..., Tensor]
@@ -143,25 +143,25 @@ class RecordGradients:
     inner: InnerMomentum | None = None
     past: Callable[[], PastIterates] = PastIterates
     seed: int = 0
-    rows_per_record: int = 1  # the public bound on it, by which the chunks of a batch are divided
-    pool: Pool = field(default_factory=Pool, repr=False)  # the memory of the last step's products, for the next one's
-    assurance: Assurance = field(default_factory=Assurance, repr=False)  # what was checked of the model's programs
-    shards: Shards | None = field(default=None, repr=False)  # of a model whose parameters are divided over processes
-    most: int = LONGEST_SUM  # records in one chunk, however large the batch's
+    rows_per_record: int = 1  # public bound on the rows of a record; chunks have that many times fewer records
+    pool: Pool = field(default_factory=Pool, repr=False)  # memory of the last step's products, reused by the next step
+    assurance: Assurance = field(default_factory=Assurance, repr=False)  # what was checked about the model's programs
+    shards: Shards | None = field(default=None, repr=False)  # for a model whose parameters are divided over processes
+    most: int = LONGEST_SUM  # largest number of records in a chunk
 
     @property
     def contribution(self) -> Contribution:
         return Contribution(inner=self.inner, augmentation=self.views, companions=companions_of(self.model))
 
     def rows(self, indices: Tensor, step: int) -> Rows:
-        """The rows of these records, all views of them, at this step; with companions where the model takes any."""
+        """The rows of these records and of all their views at this step, with companions if the model uses them."""
         rows = placed(self.fetch(indices, step), self.model)
         rows = rows if self.views is None else with_views(rows, self.views, seed=self.seed, step=step)
         return with_companions(rows, self.model, seed=self.seed, step=step)
 
     def parts(self, batch: LogicalBatch, seed: int) -> list[Callable[[], ClippedSum]]:
-        """One function for each chunk of the batch, to be called in any order and anywhere: their results add up to the
-        sum, whatever the order (`on_grid`). Chunks and their masks (dropout) follow from the batch and `seed`."""
+        """One function for each chunk of the batch. They may run in any order and in any process: the results add up to
+        the same sum in every order (`on_grid`). Chunks and dropout masks follow from the batch and `seed`."""
         iterates = None if self.inner is None else self.past().with_present(self.inner)
         return in_parts(
             self.pieces(batch), lambda indices: self._part(batch, indices, iterates), self.clipping, len(batch), seed
@@ -185,44 +185,44 @@ class RecordGradients:
         return total_of(self.model, self.parts(batch, torch.initial_seed()), self.reader(batch.step))
 
     def reader(self, step: int) -> Callable[[Tensor], None] | None:
-        """Begins to read records of this step that will be asked for next; None where reading takes no time."""
+        """A function that starts to read records of this step in advance; None if reading takes no time."""
         ahead = self.fetch
         return (lambda indices: ahead.start(indices, step)) if isinstance(ahead, ReadingAhead) else None
 
     def expect(self, batch: LogicalBatch) -> None:
-        """Begins to read the first chunk of the batch that comes next."""
+        """Starts to read the first chunk of the next batch."""
         start = self.reader(batch.step)
         if start is not None and (pieces := self.pieces(batch)):
             start(pieces[0])
 
     def prepare(self) -> None:
-        """What happens to the model once before the chunks of a batch."""
+        """Prepares the model once before the chunks of a batch."""
         advance(self.model)
 
 
 @runtime_checkable
 class Divisible(GradientSum, Protocol):
-    """A gradient sum whose chunks can be summed anywhere: by several processes, with the bits of one."""
+    """A gradient sum whose chunks can be summed by several processes, with the same bits as by one."""
 
     def prepare(self) -> None:
         """Called once before the parts of a batch, by every process."""
 
     def parts(self, batch: LogicalBatch, seed: int) -> list[Callable[[], ClippedSum]]:
-        """One function for each chunk; their sums are exact in double precision, and so have no order."""
+        """One function for each chunk; their sums are exact in double precision, so the order does not matter."""
 
 
 def in_parts(
     pieces: Sequence[Tensor], sum_of: Callable[[Tensor], ClippedSum], clipping: Clipping, records: int, seed: int
 ) -> list[Callable[[], ClippedSum]]:
-    """One function for each chunk of a batch, to be called in any order and anywhere: their results add up to the sum,
-    whatever the order (`on_grid`). The masks of a chunk (dropout) follow from its number and `seed`.
+    """One function for each chunk of a batch. They may run in any order and in any process: the results add up to the
+    same sum in every order (`on_grid`). The dropout masks of a chunk follow from its number and `seed`.
 
     Args:
         pieces: The records of each chunk.
-        sum_of: The sum over such records.
-        clipping: What bounds a record.
-        records: How many there are in the batch.
-        seed: Of the masks.
+        sum_of: The function that sums over the records of a chunk.
+        clipping: The clipping that bounds a record.
+        records: The number of records in the batch.
+        seed: The seed of the masks.
     """
     if len(pieces) == 1:
         return [Part(pieces[0], partial(sum_of, pieces[0]))]
@@ -238,7 +238,7 @@ def in_parts(
 def total_of(
     model: nn.Module, parts: Sequence[Callable[[], ClippedSum]], start: Callable[[Tensor], None] | None = None
 ) -> ClippedSum:
-    """The sum of all parts. `start` begins to read the records of a part that comes next."""
+    """The sum of all parts. `start` begins to read the records of the next part."""
     total: ClippedSum | None = None
     for part in one_ahead(parts, start):
         total = part() if total is None else add_sums(total, part())
@@ -246,18 +246,18 @@ def total_of(
 
 
 def grid_spacing(clip_norm: float, records: int) -> float:
-    """The grid of chunk sums: so coarse that sums over up to 2^16 records (or `records`, if more) are exact.
+    """The grid of chunk sums: coarse enough that sums over up to 2^16 records (or `records`, if more) are exact.
 
-    It is the same for all batches of at most 2^16 records, so that one record less changes the rounding of no chunk but
-    its own (docs/guarantees/noise.md, section 6, theorem 3).
+    It is the same for all batches of at most 2^16 records, so that removing one record changes the rounding of its own
+    chunk only (docs/guarantees/noise.md, section 6, theorem 3).
     """
     most = max(records, 1 << 16)
     return math.ldexp(1.0, math.ceil(math.log2(clip_norm)) + (most - 1).bit_length() - 51)
 
 
 def on_grid(part: ClippedSum, spacing: float) -> ClippedSum:
-    """The sums rounded to multiples of `spacing`, a power of two: then additions of double precision are exact."""
-    magic = 1.5 * spacing * 2.0**52  # adding it leaves no digits below the spacing
+    """The sums rounded to multiples of `spacing`, a power of two, so that adding them in double precision is exact."""
+    magic = 1.5 * spacing * 2.0**52  # adding and subtracting it rounds to multiples of the spacing
     sums = {name: value.double().add(magic).sub_(magic) for name, value in part.sums.items()}
     return replace(part, sums=sums)
 
@@ -272,16 +272,16 @@ def plan_gradients(
     seed: int = 0,
     public: Any = None,
 ) -> GradientSum:
-    """The gradient sum that the plan states: its method's, its clipping, its contribution.
+    """The gradient sum that the plan states: its method, its clipping, its contribution.
 
     Args:
-        plan: what is accounted.
-        model: its weights of the moment are read at each batch.
+        plan: The plan.
+        model: The model; its current weights are used at each batch.
         loss: `loss(outputs, targets)` gives one value per row.
-        dataset: as for `record_gradients`.
-        past: the iterates before the present one, asked at each batch; who steps the weights keeps them.
-        seed: of views and other public randomness.
-        public: public rows and their use, for a method that combines them.
+        dataset: As for `record_gradients`.
+        past: Returns the iterates before the current one, at each batch; the training loop keeps them.
+        seed: The seed of views and other public randomness.
+        public: Public rows and their use, for a method that combines them.
     """
     own = plan.method.gradient_sum(plan, model, loss, dataset, past=past, seed=seed, public=public)
     if own is not None:
@@ -298,7 +298,7 @@ def plan_gradients(
 
 
 def empty_sum(model: nn.Module) -> ClippedSum:
-    """The sum over no records: zeros in the shape of every trainable parameter."""
+    """The sum over no records: zeros in the shapes of the trainable parameters."""
     return ClippedSum(
         sums={name: torch.zeros(p.shape, dtype=torch.float64, device=p.device) for name, p in trainable(model).items()},
         norms=torch.zeros(0),

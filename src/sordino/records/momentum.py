@@ -1,15 +1,15 @@
 """Momentum of single records, before clipping: Algorithms 1 and 2 of "Clipping bias reduction" (Xiao et al. 2023).
 
-Formal guarantee. What a record contributes is *one* vector, made of its own gradients at iterates that were released
-before, and clipped once. So a record moves the sum by at most `clip_norm`, whatever the lengths and factors, and the
-plan's accountant is that of plain DP-SGD (docs/guarantees/clipping_bias.md).
+Formal guarantee. A record contributes *one* vector, computed from its own gradients at iterates that were released
+before, and clipped once. So a record moves the sum by at most `clip_norm` for all lengths and factors, and the plan is
+accounted as plain DP-SGD (docs/guarantees/clipping_bias.md).
 
     InnerMomentum    m_i = Σ_{age=0..length} decay^age · ∇f(w_{k−age}, x_i)         (13), for the sampled records
-    RecordMomentum   m_i ← kept · m_i + (1 − kept) · ∇f(w_k, x_i), m_i = ∇f(w_0, x_i) at first    Algorithm 1
+    RecordMomentum   m_i ← kept · m_i + (1 − kept) · ∇f(w_k, x_i), initially m_i = ∇f(w_0, x_i)   Algorithm 1
 
-The outer momentum of Algorithm 2 works on released sums and is torch's own: `SGD(momentum=outer_kept)` makes
-M_k = outer_kept · M_{k−1} + G_k. Equation (14) as printed keeps 1 − γ₁ of the history, the authors' code keeps γ₁; so
-the key is named after what is kept.
+The outer momentum of Algorithm 2 acts on released sums and is torch's: `SGD(momentum=outer_kept)` computes
+M_k = outer_kept · M_{k−1} + G_k. Equation (14) as printed keeps 1 − γ₁ of the history, the authors' code keeps γ₁;
+therefore the key is named after what is kept.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from sordino.records.chunks import stable_chunks
 from sordino.sampling import LogicalBatch
 
 MEMORY = 2 << 30
-"""Bytes that the momenta of Algorithm 1 may take, where the caller does not say."""
+"""Default limit on the bytes of the momenta of Algorithm 1."""
 
 
 @dataclass(frozen=True)
 class PastIterates:
-    """The last weights that were published, the oldest first; kept once, whatever the number of records.
+    """The last published weights, the oldest first; stored once for all records.
 
-    They are released values: part of every checkpoint, and no secret.
+    They are released values: they are part of every checkpoint, and not secret.
     """
 
     weights: tuple[Mapping[str, Tensor], ...] = ()
 
     def followed_by(self, model: nn.Module, length: int) -> PastIterates:
-        """With the model's present weights at the end, and no more than `length` in all."""
+        """These iterates and the model's current weights, at most the last `length` of them."""
         now = {name: p.detach().clone() for name, p in checked_parameters(model).items()}
         return PastIterates((*self.weights, now)[-length:])
 
     def with_present(self, inner: InnerMomentum) -> Iterates:
-        """(weights, factor) of every iterate that counts; the present one, {} with factor 1, is the last.
+        """(weights, factor) of every iterate that counts; the last is the current one, {} with factor 1.
 
-        Early steps have fewer: w_{−1} and before do not exist, and add nothing.
+        The first steps have fewer: w_{−1} and earlier do not exist and contribute nothing.
         """
         factors = inner.factors(len(self.weights))
         kept = self.weights[len(self.weights) - len(factors) :]
@@ -61,7 +61,7 @@ class PastIterates:
 
 
 def made_up_past(model: nn.Module, inner: InnerMomentum) -> PastIterates:
-    """Iterates a little way off the model's, for the comparison with a plain loop before the first step."""
+    """Iterates close to the model's weights, for the comparison with a plain loop before the first step."""
     generator = torch.Generator().manual_seed(0)
     weights: list[dict[str, Tensor]] = []
     for _ in range(inner.length):
@@ -74,7 +74,7 @@ def made_up_past(model: nn.Module, inner: InnerMomentum) -> PastIterates:
 
 
 def refuse_momenta(records: int, coordinates: int, itemsize: int, memory: int = MEMORY) -> None:
-    """Refused where the momenta of all records do not fit; the sentence says what they would take."""
+    """Refuses momenta that do not fit in memory, and says how much they would need."""
     needed = records * coordinates * itemsize
     if needed > memory:
         raise Refused(
@@ -89,9 +89,9 @@ def refuse_momenta(records: int, coordinates: int, itemsize: int, memory: int = 
 class RecordMomenta:
     """The gradient sum of Algorithm 1: Σ over records of clip(momentum), on full batches only.
 
-    The momenta are functions of single private records. They live in this object, in memory, and go nowhere else: no
-    checkpoint holds them, so such a run can't be resumed. A record whose gradient was once not finite has no finite
-    momentum any more, and contributes zero from then on.
+    The momenta are functions of single private records. They exist only in this object, in memory: no checkpoint
+    contains them, so such a run can't be resumed. A record whose gradient was not finite once has no finite momentum
+    from then on, and contributes zero.
     """
 
     model: nn.Module
@@ -100,7 +100,7 @@ class RecordMomenta:
     clipping: Clipping
     momentum: RecordMomentum
     records: int
-    of: Contribution = field(default_factory=Contribution)  # what the gradient is whose momentum is kept
+    of: Contribution = field(default_factory=Contribution)  # what the gradient is computed from
     memory: int = MEMORY
     _kept: dict[str, Tensor] = field(default_factory=dict, repr=False)
     _assurance: Assurance = field(default_factory=Assurance, repr=False)
@@ -117,8 +117,8 @@ class RecordMomenta:
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         if len(batch.indices) != self.records:
             raise Refused(
-                f"step {batch.step} does not draw all records: the momentum of single "
-                "records is proven for full batches only (expected_batch = records); sampled batches take inner_length",
+                f"step {batch.step} does not draw all records: the momentum of single records is proven for full "
+                "batches only (expected_batch = records); for sampled batches use inner_length",
                 private=f"{len(batch.indices)} of {self.records} records are drawn",
             )
         advance(self.model)
@@ -141,7 +141,7 @@ class RecordMomenta:
         return ClippedSum(sums, torch.cat(norms), dropped, torch.cat(losses))
 
     def _moved(self, name: str, indices: Tensor, gradient: Tensor, first: bool) -> Tensor:
-        """The momenta of these records after this step; kept for the next."""
+        """The momenta of these records after this step, which are also stored for the next step."""
         if name not in self._kept:
             self._kept[name] = gradient.new_zeros(self.records, *gradient.shape[1:])
         kept = self.momentum.kept

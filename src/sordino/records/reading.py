@@ -1,4 +1,4 @@
-"""From a dataset to rows: a pair of tensors or arrays, or a map-style dataset of (inputs, target) pairs or dicts."""
+"""Reads rows from a dataset: a pair of tensors or arrays, or a map-style dataset of (inputs, target) pairs or dicts."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from sordino.records.users import RowsOfUsers, UserRows, owners
 from sordino.split import Split
 
 TARGETS = ("labels", "label", "targets", "target")
-"""Under which of these keys a record that is a dict has its target."""
+"""The keys under which a record that is a dict may have its target."""
 
 
 @dataclass(frozen=True, eq=False)
 class Collated:
-    """A map-style dataset with its own way of making rows of several records.
+    """A map-style dataset with its own function that combines records into rows.
 
-    `collate` gets a list of items and gives (inputs, targets). A record's row must not depend on the others: one that
-    pads to the longest of a batch is refused (`pad_to` pads to a public length). `workers` threads read items.
+    `collate` maps a list of items to (inputs, targets). A record's row must not depend on the others: padding to the
+    longest of a batch is refused (`pad_to` pads to a public length). `workers` threads read items.
     """
 
     dataset: Any
@@ -42,13 +42,13 @@ class Collated:
 
 
 def pad_to(length: int, value: float = 0) -> Callable[[list[Any]], Any]:
-    """A collate function: every tensor's first dimension is cut or padded with `value` to a public length.
+    """A collate function that cuts or pads every tensor's first dimension to a public length.
 
     Items are (inputs, target), or dicts; a target (a number) is left as it is.
 
     Args:
         length: The public length.
-        value: What is filled in.
+        value: The value to pad with.
 
     Returns:
         The collate function.
@@ -70,13 +70,13 @@ def pad_to(length: int, value: float = 0) -> Callable[[list[Any]], Any]:
 
 
 class RowReader(Protocol):
-    """From record indices to their rows. Where a record has more rows than take part, the step says which do."""
+    """Maps record indices to their rows. If a record has more rows than take part, the step determines which do."""
 
     def __call__(self, indices: Tensor, step: int = 0) -> Rows: ...
 
 
 def row_reader(dataset: Any) -> RowReader:
-    """From record indices to rows, without copying what can be indexed."""
+    """A function from record indices to rows, which does not copy what can be indexed."""
     if isinstance(dataset, UserRows):
         return dataset.rows
     if isinstance(dataset, Rows) and stated_records(dataset):
@@ -86,7 +86,7 @@ def row_reader(dataset: Any) -> RowReader:
         inputs, targets = pair
 
         def select(indices: Tensor, step: int = 0) -> Rows:
-            return Rows(inputs=take(inputs, indices), targets=take(targets, indices))
+            return Rows(inputs=rows_at(inputs, indices), targets=rows_at(targets, indices))
 
         return select
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
@@ -131,7 +131,7 @@ def _paired(collated: Any) -> Rows:
 
 
 def refuse_dependent_rows(dataset: Any, indices: Tensor) -> None:
-    """Refused where a record's row depends on the records that are collated with it (padding to the longest)."""
+    """Refuses a collate function by which a record's row depends on other records (padding to the longest)."""
     if not isinstance(dataset, Collated) or len(indices) < 2:
         return
     fetch = row_reader(dataset)
@@ -143,13 +143,13 @@ def refuse_dependent_rows(dataset: Any, indices: Tensor) -> None:
             if not one.ndim or one.shape[1:] != many.shape[1:] or not torch.equal(one[0], many[place]):
                 raise Refused(
                     "collate makes a record's row depend on the other records of its batch (padding to the longest, or "
-                    "statistics of the batch): then one record changes the rows of others. Pad to a public length, "
-                    "collate=sordino.pad_to(length), and treat each record by itself"
+                    "statistics of the batch), so one record changes the rows of others. Pad to a public length, "
+                    "collate=sordino.pad_to(length), and process each record separately"
                 )
 
 
 def splits(dataset: Any, size: int = 1024) -> Iterator[Split]:
-    """The whole dataset, some rows at a time; of users all rows, whichever take part in a step."""
+    """The whole dataset, some rows at a time; for users all their rows, whether or not they take part in a step."""
     if isinstance(dataset, Rows) and stated_records(dataset):
         dataset = as_records(dataset)
     fetch = dataset.fetch if isinstance(dataset, UserRows) else row_reader(dataset)
@@ -160,15 +160,15 @@ def splits(dataset: Any, size: int = 1024) -> Iterator[Split]:
 
 
 def tensors_of(dataset: Any) -> tuple[Any, Any] | None:
-    """(inputs, targets) where the dataset holds them as tensors or arrays (or trees of them), else None.
+    """(inputs, targets) if the dataset consists of tensors or arrays (or trees of them), else None.
 
     Raises:
-        InputError: inputs and targets have different lengths, or hold what is no number.
-        Refused: a DataLoader.
+        InputError: inputs and targets have different lengths, or are not numbers.
+        Refused: the dataset is a DataLoader.
     """
     if isinstance(dataset, DataLoader):
         raise Refused(
-            "a DataLoader draws its own batches, and the guarantee is about those that the plan draws: give the "
+            "a DataLoader draws its own batches, but the guarantee holds for batches that the plan draws: give the "
             "dataset itself (loader.dataset; its collate_fn as collate=…, its workers as num_workers=…). The batch "
             "size is the plan's expected_batch"
         )
@@ -202,7 +202,7 @@ def _is_array(values: Any) -> bool:
 
 
 def _as_tensors(values: Any) -> Any:
-    """Arrays, data frames and lists of numbers as tensors, wherever they stand in a tree."""
+    """Converts arrays, data frames and lists of numbers, anywhere in a tree, to tensors."""
     if isinstance(values, Tensor):
         return values
     if isinstance(values, Mapping):
@@ -217,17 +217,17 @@ def _as_tensors(values: Any) -> Any:
     return torch.from_numpy(array if array.flags.writeable and array.flags.c_contiguous else array.copy())
 
 
-def take(values: Any, indices: Tensor) -> Any:
+def rows_at(values: Any, indices: Tensor) -> Any:
     """The rows `indices` of a tensor, or of every tensor in a mapping or sequence."""
     if isinstance(values, Tensor):
         return values[indices]
     if isinstance(values, Mapping):
-        return {key: take(value, indices) for key, value in values.items()}
-    return type(values)(take(value, indices) for value in values)
+        return {key: rows_at(value, indices) for key, value in values.items()}
+    return type(values)(rows_at(value, indices) for value in values)
 
 
 def count_records(dataset: Any) -> int:
-    """How many records there are: rows, or users where the dataset says which user a row belongs to."""
+    """The number of records: of rows, or of users if the dataset says which user a row belongs to."""
     if isinstance(dataset, Rows) and stated_records(dataset):
         return len(as_records(dataset))
     pair = tensors_of(dataset)
@@ -242,12 +242,12 @@ def count_records(dataset: Any) -> int:
 
 
 def stated_records(rows: Rows) -> bool:
-    """Do these rows say more than inputs and targets: whose they are, or their weights?"""
+    """Whether these rows have owners or weights besides inputs and targets."""
     return rows.record is not None or rows.records is not None or rows.coefficient is not None
 
 
 def as_records(rows: Rows) -> UserRows:
-    """Rows with their owners as a dataset: a record is the weighted sum over the rows of one owner."""
+    """Rows with owners as a dataset: a record is the weighted sum over the rows of one owner."""
     count = _rows_of(rows)
     owner = np.arange(count) if rows.record is None else rows.record.detach().cpu().numpy().astype(np.int64)
     return UserRows(
@@ -257,16 +257,16 @@ def as_records(rows: Rows) -> UserRows:
 
 
 def users_of(dataset: Any, users: Any, rows_per_user: int | None) -> UserRows:
-    """The dataset with one id per row as a dataset of users: a record is the mean over the chosen rows of one user."""
+    """A dataset with one id per row as a dataset of users: a record is the mean over the chosen rows of one user."""
     if isinstance(dataset, UserRows) or (isinstance(dataset, Rows) and stated_records(dataset)):
-        raise InputError("the dataset says whose its rows are already: leave out users, or give plain rows")
+        raise InputError("the rows of this dataset have owners already: leave out users, or give plain rows")
     count = count_records(dataset)
     owner, number = owners(users, count)
     return UserRows(row_reader(dataset), count, owner, records=number, rows_per_user=rows_per_user)
 
 
 def rows_of_users(dataset: Any, users: Any, examples_per_user: int) -> RowsOfUsers:
-    """The dataset with one id per row as a dataset of rows, of which each user has at most so many."""
+    """A dataset with one id per row as a dataset of rows, of which each user has at most `examples_per_user`."""
     whole = users_of(dataset, users, examples_per_user)
     return RowsOfUsers(whole, examples_per_user)
 
@@ -274,14 +274,14 @@ def rows_of_users(dataset: Any, users: Any, examples_per_user: int) -> RowsOfUse
 def _rows_of(rows: Rows) -> int:
     lengths = {t.shape[0] for t in tensors((rows.inputs, rows.targets)) if t.ndim}
     if len(lengths) != 1:
-        raise InputError(f"inputs and targets must have the same number of rows, got {sorted(lengths)}")
+        raise InputError("inputs and targets must have the same number of rows", private=f"got {sorted(lengths)}")
     return int(lengths.pop())
 
 
 def refuse_owners(dataset: Any, method: str) -> None:
-    """Refused where the dataset's records have several rows, for a method that takes a row for a record."""
+    """Refuses records of several rows, for a method that treats a row as a record."""
     if isinstance(dataset, UserRows) or (isinstance(dataset, Rows) and stated_records(dataset)):
         raise Refused(
-            f"the method {method} takes a row for a record, and these rows say whose they are, or their weights, which "
-            "it would ignore: give plain inputs and targets"
+            f"the method {method} treats a row as a record, but these rows have owners or weights, which it would "
+            "ignore: give plain inputs and targets"
         )

@@ -1,14 +1,14 @@
 """Users as the unit of privacy: all rows of one user form one record, clipped once.
 
-Formal guarantee. A user's vector is the weighted sum of the gradients of at most `rows_per_user` of its rows. Which
-rows, and their weights, depend on the number and the order of *that user's own* rows and on public values (the
-step), so adding or removing a user with all its rows leaves every other user's vector as it is and moves the sum by at
-most the clip norm. Sampling draws users. Accounting is that of DP-SGD with `records` = the public number of users
+Formal guarantee. A user's vector is the weighted sum of the gradients of at most `rows_per_user` of their rows. Which
+rows, and their weights, depend on the number and the order of *that user's own* rows and on public values (the step).
+So adding or removing a user with all their rows does not change other users' vectors, and moves the sum by at most the
+clip norm. Sampling draws users. Accounting is that of DP-SGD with `records` = the public number of users
 (docs/guarantees/users.md).
 
-It rests on every row of a user carrying the same id. Sordino can't know that two ids are one person.
+It assumes that every row of a user has the same id. Sordino can't know that two ids belong to one person.
 
-Edge cases: a user without rows contributes nothing; missing ids, and a number of ids that is not that of the rows, are
+Edge cases: a user without rows contributes nothing; missing ids, and a number of ids other than that of the rows, are
 errors.
 """
 
@@ -31,7 +31,7 @@ Indices = npt.NDArray[np.int64]
 
 
 class UserRows:
-    """A dataset whose records are users: `rows(indices, step)` gives the rows of these users, `len` their number."""
+    """A dataset whose records are users: `rows(indices, step)` returns the rows of these users, `len` their number."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class UserRows:
         mean: bool = True,
         coefficient: Tensor | None = None,
     ) -> None:
-        """`fetch` reads rows by their index, of which there are `count`; `owner[i]` in [0, records) is row i's user."""
+        """`fetch` reads rows by their index, 0 to `count` − 1; `owner[i]` in [0, records) is the user of row i."""
         if len(owner) != count:
             raise InputError(f"there are {len(owner)} user ids for {count} rows: give one for each row")
         if coefficient is not None and len(coefficient) != count:
@@ -56,7 +56,8 @@ class UserRows:
         self._records = largest if records is None else records
         if largest > self._records or (len(owner) and owner.min() < 0):
             raise InputError(
-                f"owners are numbered from 0 to records − 1 = {self._records - 1}, got {owner.min()} to {largest - 1}"
+                "owners must be numbered from 0 to records − 1",
+                private=f"records = {self._records}, got {owner.min()} to {largest - 1}",
             )
         self._order = np.argsort(owner, kind="stable").astype(np.int64, copy=False)
         self._ends = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=self._records))])
@@ -65,7 +66,7 @@ class UserRows:
         return self._records
 
     def rows(self, indices: Tensor, step: int = 0) -> Rows:
-        """The rows of these users at this step, each with the place of its user among `indices`."""
+        """The rows of these users at this step, each with the position of its user in `indices`."""
         chosen = [self.chosen(user, step) for user in indices.tolist()]
         places = np.repeat(np.arange(len(chosen)), [len(rows) for rows in chosen])
         taken = torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *chosen]))
@@ -83,7 +84,7 @@ class UserRows:
         )  # fmt: skip
 
     def chosen(self, user: int, step: int) -> Indices:
-        """The user's rows, or `rows_per_user` of them: those whose places among its own have the smallest hashes."""
+        """The user's rows, or the `rows_per_user` of them whose positions among the user's rows hash smallest."""
         own = self._order[self._ends[user] : self._ends[user + 1]]
         if self.rows_per_user is None or len(own) <= self.rows_per_user:
             return own
@@ -94,10 +95,10 @@ class UserRows:
 
 
 class RowsOfUsers(UserRows):
-    """A dataset whose records are rows, of which each user has at most `examples_per_user`; the others are never used.
+    """A dataset whose records are rows, at most `examples_per_user` of each user; further rows are never used.
 
-    Which of a user's rows are kept is decided by their number and order among the user's own: adding or removing a user
-    with all rows adds or removes at most so many records and leaves the others as they are.
+    Which of a user's rows are kept depends on their number and order among the user's own rows: adding or removing a
+    user with all rows adds or removes at most that many records and does not change the others.
     """
 
     def __init__(self, whole: UserRows, examples_per_user: int) -> None:
@@ -111,7 +112,7 @@ class RowsOfUsers(UserRows):
 
 
 def owners(users: Any, rows: int) -> tuple[Indices, int]:
-    """(the number of each row's user, how many users there are) from one id per row: numbers or texts.
+    """(the number of each row's user, the number of users) from one id per row: numbers or texts.
 
     Raises:
         InputError: the ids are not one per row, or one is missing.
@@ -121,23 +122,23 @@ def owners(users: Any, rows: int) -> tuple[Indices, int]:
     ids = np.asarray(users if isinstance(users, np.ndarray) else _plain(users))
     if ids.ndim != 1 or len(ids) != rows:
         raise InputError(
-            "users does not have one id for each row: give as many ids as rows, in the same order",
+            "users must have one id for each row: give as many ids as rows, in the same order",
             private=f"users has the shape {tuple(ids.shape)}, and there are {rows} rows",
         )
     if ids.dtype.kind == "f" and not np.array_equal(ids, np.round(ids)):  # also refuses NaN
-        raise InputError("users are ids, whole numbers or texts, without missing values; got fractions or NaN")
+        raise InputError("users must be ids: whole numbers or texts, without missing values; got fractions or NaN")
     if ids.dtype.kind not in "iufUSb":
-        raise InputError(f"users are ids, whole numbers or texts, without missing values; got {ids.dtype}")
+        raise InputError(f"users must be ids: whole numbers or texts, without missing values; got {ids.dtype}")
     names, number = np.unique(ids, return_inverse=True)
     return number.astype(np.int64), len(names)
 
 
 def _plain(users: Sequence[Any]) -> Any:
-    """As a list of numbers or a list of texts: numpy would turn a mixture, or None, into texts or objects."""
+    """A list of numbers or a list of texts: NumPy would turn a mixture, or None, into texts or objects."""
     values = list(users)
     kinds = {
         str if isinstance(value, str) else int if isinstance(value, int | np.integer) else object for value in values
     }
     if len(kinds) > 1 or object in kinds:
-        raise InputError("users are ids, all whole numbers or all texts, without missing values")
+        raise InputError("users must be ids: all whole numbers or all texts, without missing values")
     return values

@@ -1,16 +1,16 @@
-"""Self-augmentation: a record takes part as the average of K random views of itself, clipped once.
+"""Self-augmentation: a record contributes the average gradient of K random views of itself, clipped once.
 
 Formal guarantee. A record's views are a function of that record's own content and of public values (the plan's
-augmentation, the seed, the step) alone: not of its place in the dataset, nor of any other record. The record's vector
+augmentation, the seed, the step) only: not of its position in the dataset, nor of any other record. The vector
 
     (1/K) Σ_v ∇loss(view_v(record))
 
-is clipped as one, so adding or removing a record moves the sum by at most `clip_norm`, even for an adversary who
-knows the seed, and the plan's accountant is that of plain DP-SGD (docs/guarantees/clipping_bias.md).
+is clipped as a whole, so adding or removing a record moves the sum by at most `clip_norm`, even for an adversary who
+knows the seed, and the plan is accounted as plain DP-SGD (docs/guarantees/clipping_bias.md).
 
 Randomness is addressed by content (`records.content`), so two equal records have equal views.
 
-Edge cases: a record that is not finite keeps its bad values (the engine drops it); no rows give no rows.
+Edge cases: a record that is not finite keeps its values (the engine drops it); no rows give no rows.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from sordino.plan.contribution import Augmentation
 from sordino.records.content import Words, digests, start, uniforms
 
 _HEIGHT, _WIDTH, _FLIP, _ERASE, _TOP, _LEFT, _TALL, _WIDE = range(8)
-_SHARE, _DRAWS = 16, 17  # two views for mixup take eight draws each, and the share one
+_SHARE, _DRAWS = 16, 17  # mixup uses two views with eight draws each, and one draw for the share
 
 
 def with_views(rows: Rows, augmentation: Augmentation, *, seed: int, step: int) -> Rows:
-    """The rows with `views` random views in the place of each, weighted so that a record's gradient is their mean.
+    """`views` random views in place of each row, weighted so that a record's gradient is their mean.
 
-    Rows of a record that has several are averaged over their own views and then summed as before.
+    If a record has several rows, each is averaged over its own views, and then they are summed as before.
     """
     if not augmentation.changes:
         return rows
@@ -56,8 +56,8 @@ def with_views(rows: Rows, augmentation: Augmentation, *, seed: int, step: int) 
 def _images(inputs: Any, augmentation: Augmentation, key: Words) -> Tensor:
     if not isinstance(inputs, Tensor) or inputs.ndim != 4 or not inputs.is_floating_point():
         raise InputError(
-            "augmentation: crop, flip, erase and mixup take images (records, channels, height, width) of real numbers, "
-            f"not {_said(inputs)}; leave [augmentation] out, or train on the images themselves"
+            "augmentation: crop, flip, erase and mixup need images (records, channels, height, width) of real numbers, "
+            f"not {_said(inputs)}; leave out [augmentation], or train on images"
         )
     u = uniforms(key, augmentation.views, _DRAWS).reshape(-1, _DRAWS)
     first = _one_view(inputs, augmentation, u)
@@ -106,7 +106,7 @@ def _texts(rows: Rows, augmentation: Augmentation, key: Words) -> Tensor:
     ids = rows.inputs
     if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point():
         raise InputError(
-            f"augmentation: word_dropout takes texts (records, length) of word ids, not {_said(ids)}; leave it out"
+            f"augmentation: word_dropout needs texts (records, length) of word ids, not {_said(ids)}; leave it out"
         )
     u = torch.from_numpy(uniforms(key, augmentation.views, ids.shape[1])).flatten(0, 1)
     words = ids.repeat_interleave(augmentation.views, 0)

@@ -1,10 +1,11 @@
-"""The release of noisy sums, and the ledger that has each entry on disk before its value is handed out."""
+"""Releases noisy sums. The ledger entry of a release is on disk before its value is returned."""
 
 from __future__ import annotations
 
-from sordino.release.door import Entry, Gaussian, Laplace, Noise, described_earlier, fine_rounding, release
 from sordino.release.ledger import Ledger, adopt, read_chain, read_ledger
 from sordino.release.ledger_lines import Chain, Head
+from sordino.release.mechanisms import Entry, Gaussian, Laplace, Noise, described_earlier, fine_rounding
+from sordino.release.noise import release
 from sordino.release.shards import Shard, release_shard
 
 __all__ = [

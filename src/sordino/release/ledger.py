@@ -1,69 +1,65 @@
-"""The ledger: what was released, on disk before anybody sees it.
+"""The ledger: a record of every release, on disk before the released value is returned.
 
-Formal contract. A ledger is a file of JSON lines: first the plan, then one line for each release, appended
-only. When `record` returns, the line is on the disk (written, fsynced); the caller hands out the value only
-then. Hence, whatever kills the process and whenever, the ledger never says less than was released; it may
-say more (a line whose value was lost), and that line counts as released. Each line carries a hash over itself and all
-lines before it (`ledger_lines`), and the file is continued only where it was made (`ledger_place`).
+Formal contract. A ledger is an append-only file of JSON lines: first the plan, then one line for each release. When
+`record` returns, the line is on disk (written and synced), and only then does the caller return the value. So whenever
+the process is killed, the ledger holds every release that was made. It may hold one more (a line whose value was lost),
+and that line counts as a release. Each line contains a hash of itself and all lines before it (`ledger_lines`), and the
+file is continued only at the place where it was created (`ledger_place`).
 
-| situation                                     | what happens                                              |
-|-----------------------------------------------|-----------------------------------------------------------|
-| last line torn by a kill                      | cut off at the next open: its value was never handed out   |
-| another line is not JSON, or not a release    | InputError with file and line; nothing is repaired         |
-| a line edited, removed, exchanged, put in     | InputError with file and line, from its hash               |
-| lines missing at the end                      | `require_reached` with the head that a checkpoint kept     |
-| the plan differs                              | InputError with the keys that differ                       |
-| the file is a copy, or was moved or restored  | Refused, until `adopt` records that the original is gone   |
-| the same release again, insecure source       | accepted, not written twice: a bit-identical replay        |
-| the same (purpose, step) again, secure source | SordinoError: fresh noise on the same sum is a new release |
-| disk full, file unwritable                    | SordinoError, and every later `record` fails as well       |
-| a second process opens the file, or a fork    | SordinoError; the lock dies with its process               |
+| situation                                       | result                                                     |
+|-------------------------------------------------|------------------------------------------------------------|
+| the last line is incomplete (killed process)    | removed at the next open: its value was never returned     |
+| another line is not JSON, or not a release      | InputError with file and line; nothing is repaired         |
+| a line was edited, removed, swapped or inserted | InputError with file and line, from its hash               |
+| lines are missing at the end                    | `require_reached` with the head that a checkpoint stored   |
+| the plan differs                                | InputError with the keys that differ                       |
+| the file is a copy, or was moved or restored    | Refused, until `adopt` records that the original is gone   |
+| the same release again, insecure source         | accepted, not written twice: a bit-identical replay        |
+| the same (purpose, step) again, secure source   | SordinoError: fresh noise on the same sum is a new release |
+| disk full, file unwritable                      | SordinoError, and every later `record` fails as well       |
+| a second process opens the file, or a fork      | SordinoError; the lock ends with its process               |
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
-import stat
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from sordino.errors import InputError, Refused, SordinoError
-from sordino.release.ledger_lines import (
-    ADOPTED,
-    FORMAT,
-    OWN_KEYS,
-    PLAN,
-    RELEASE,
-    WHOLE,
-    Chain,
-    Head,
-    encode,
-    parse,
-    require_release,
-    sealed,
+from sordino.errors import InputError, SordinoError
+from sordino.release.ledger_file import (
+    append,
+    differences,
+    first_line,
+    is_torn_header,
+    open_locked,
+    plan_header,
+    require_same_place,
+    require_same_plan,
+    require_whole,
+    sync_directory,
 )
+from sordino.release.ledger_lines import ADOPTED, RELEASE, Chain, Head, encode, parse, require_release, sealed
 from sordino.release.ledger_place import place_of
 
-_NOT_COMPARED = ("time",)  # a replay happens later than what it repeats
+_NOT_COMPARED = ("time",)  # a replay happens later than the release that it repeats
 
 
 Guard = Callable[[Mapping[str, Any]], None]
 
 
 class Ledger:
-    """Open with `Ledger.open`; one process at a time. With `path=None` it is kept in memory only."""
+    """Every release of a run. Open it with `Ledger.open`, in one process at a time; `path=None` keeps it in memory."""
 
     def __init__(self, path: Path | None, descriptor: int | None, chain: Chain) -> None:
         self.path, self.header, self.run = path, chain.header, chain.run
         self._descriptor, self._opened = descriptor, chain
         self._hash = chain.hashes[-1]
-        self._known: dict[tuple[str, int], dict[str, Any] | bytes] = {}  # in order; lines that nobody has asked for
+        self._known: dict[tuple[str, int], dict[str, Any] | bytes] = {}  # in order; bytes: not yet parsed
         self._last: dict[str, int] = {}
         for entry in chain.entries:
             self._note(entry["purpose"], entry["step"], entry)
@@ -72,12 +68,12 @@ class Ledger:
         self._process = os.getpid()
         self._now: set[tuple[str, int]] = set()  # recorded since it was opened
         self.salt = os.urandom(16).hex()
-        """Part of the address of noise that later steps use again: secret, and lost when the ledger is closed."""
+        """Part of the address of noise that later steps add again. Secret, and discarded when the ledger is closed."""
         self._size = 0 if descriptor is None else os.fstat(descriptor).st_size
 
     @classmethod
     def open(cls, path: Path | None, header: Mapping[str, Any]) -> Ledger:
-        """Creates the ledger, or opens the one that is there if it belongs to the same plan and lies where it did.
+        """Creates the ledger, or opens an existing one if it has the same plan and is where it was written.
 
         Args:
             path: The file; None keeps the ledger in memory.
@@ -91,25 +87,26 @@ class Ledger:
             Refused: it is a copy, or was moved or restored.
             SordinoError: another run has it open.
         """
-        wanted = _plan(header)
+        wanted = plan_header(header)
         if path is None:
-            return cls(None, None, parse(sealed(_first(wanted, "memory", "memory"), b"")[0], Path("ledger in memory")))
+            line, _ = sealed(first_line(wanted, "memory", "memory"), b"")
+            return cls(None, None, parse(line, Path("ledger in memory")))
         path = Path(path)
-        descriptor = _open_locked(path)
+        descriptor = open_locked(path)
         try:
-            _sync_directory(path)
+            sync_directory(path)
             content = path.read_bytes()
-            if _is_torn_header(content, wanted):  # new, or torn while the header was written
+            if is_torn_header(content, wanted):  # new, or killed while the header was being written
                 os.ftruncate(descriptor, 0)
                 run = os.urandom(16).hex()
-                line, _ = sealed(_first(wanted, run, place_of(descriptor, run)), b"")
-                _append(descriptor, line, path)
+                line, _ = sealed(first_line(wanted, run, place_of(descriptor, run)), b"")
+                append(descriptor, line, path)
                 return cls(path, descriptor, parse(line, path))
             chain = parse(content, path)
-            _require_same_plan(chain.header, wanted, path)
-            _require_same_place(chain, descriptor, path)
+            require_same_plan(chain.header, wanted, path)
+            require_same_place(chain, descriptor, path)
             if chain.newline_missing:
-                _append(descriptor, b"\n", path)
+                append(descriptor, b"\n", path)
             elif chain.complete < len(content):
                 os.ftruncate(descriptor, chain.complete)
                 os.fsync(descriptor)
@@ -120,27 +117,27 @@ class Ledger:
 
     @property
     def head(self) -> Head:
-        """How far the ledger has come: the number of releases, and the hash that fixes all of them."""
+        """The number of releases so far, and the hash that commits to all of them."""
         return Head(len(self._known), self._hash.hex())
 
     @property
     def format(self) -> int:
-        """1: begun by a version that wrote no hashes; 2: every line has one."""
+        """1: started by a version that wrote no hashes; 2: every line has a hash."""
         return self._opened.format
 
     @property
     def adoptions(self) -> int:
-        """How often somebody stated that this is the only copy that goes on."""
+        """How often the owner stated that this is the only copy that is continued."""
         return max(0, len(self._opened.places) - 1)
 
     def require_reached(self, head: Head, said_by: str) -> None:
-        """Refuses a ledger that does not contain everything up to `head`: it was lost, emptied, cut or rolled back.
+        """Refuses a ledger that does not contain everything up to `head`: it was lost, truncated or rolled back.
 
-        A ledger that has come further is what a kill leaves, and is accepted.
+        A ledger with further entries is what a killed process leaves, and is accepted.
 
         Args:
-            head: the number of releases and the hash that another file holds.
-            said_by: that file, for the message.
+            head: The number of releases and the hash that another file states.
+            said_by: That file's name, for the message.
 
         Raises:
             SordinoError: the ledger does not contain them.
@@ -150,19 +147,19 @@ class Ledger:
             return
         found = len(self._opened.entries)
         what = (
-            f"it holds {found} release{'' if found == 1 else 's'}, and {said_by} was written after {head.entries}"
+            f"it holds {found} release{'' if found == 1 else 's'}, but {said_by} was written after {head.entries}"
             if found < head.entries
-            else f"what it holds up to release {head.entries} is not what {said_by} was written after"
+            else f"its first {head.entries} releases are not those that {said_by} was written after"
         )
         raise InputError(
-            f"{self._place()} is not the ledger of this run as it was: {what}. It was lost, emptied, cut, rolled back "
-            "or exchanged, so the number of releases can't be certified. Restore ledger.jsonl from a copy; where there "
-            "is none, count this run's plan as spent and start anew in another directory"
+            f"{self._place()} is not this run's complete ledger: {what}. It was lost, truncated, rolled back or "
+            "replaced, so the number of releases can't be certified. Restore ledger.jsonl from a copy; if there is "
+            "none, count this run's whole plan as spent and start again in another directory"
         )
 
     @property
     def entries(self) -> tuple[dict[str, Any], ...]:
-        """All releases, in the order of their recording (a copy of the list: not for an inner loop)."""
+        """All releases in the order in which they were recorded. Each access makes a copy."""
         return tuple(self._entry(key) for key in self._known)
 
     def last_step(self, purpose: str) -> int:
@@ -172,23 +169,23 @@ class Ledger:
             purpose: What was released, for example "gradient".
 
         Returns:
-            The step, −1 if there is none.
+            The step, or −1 if there is none.
         """
         return self._last.get(purpose, -1)
 
     def find(self, purpose: str, step: int, *, now: bool) -> Mapping[str, Any] | None:
-        """The entry of a step; None where there is none.
+        """The entry of a step, or None.
 
         Args:
             purpose: What was released.
-            step: Which one.
-            now: Count what was recorded since the ledger was opened, and no more.
+            step: The step.
+            now: Look only among entries recorded since the ledger was opened.
         """
         key = purpose, step
         return self._entry(key) if key in (self._now if now else self._known) else None
 
     def guard(self, guard: Guard) -> None:
-        """Has every new entry examined before it is written.
+        """Sets a function that checks every new entry before it is written.
 
         Args:
             guard: Called with each new entry; it refuses the entry by raising.
@@ -196,28 +193,28 @@ class Ledger:
         self._guard = guard
 
     def record(self, entry: Mapping[str, Any]) -> None:
-        """Puts one release on the disk. When this returns it is there; when it raises, nothing may be released.
+        """Writes one release to disk. When this returns, the entry is there; if it raises, nothing may be released.
 
         Args:
             entry: What is released: purpose, step, noise and sampling.
 
         Raises:
             SordinoError: the entry can't be written, or this step was released before with fresh noise.
-            InputError: the entry is no release.
+            InputError: the entry is not a release.
         """
         if self._failure is not None:
             raise SordinoError(f"{self._place()}: {self._failure}; nothing more is released. Open the ledger again.")
         if os.getpid() != self._process:  # the lock is shared with the parent, the entries in memory are not
             raise SordinoError(
-                f"{self._place()} was opened by another process, of which this one is a fork: two processes would "
-                "release under one lock. Open it where it is used."
+                f"{self._place()} was opened before this process was forked: two processes would release under one "
+                "lock. Open the ledger in the process that uses it."
             )
         complete = {"kind": RELEASE, **entry}
-        # the day alone: how long a step took would tell the size of its batch (docs/threat-model.md)
+        # Only the day: the duration of a step would reveal the size of its batch (docs/threat-model.md).
         complete.setdefault("time", datetime.now(UTC).date().isoformat())
         require_release(complete, f"{self._place()}, new entry")
         if "hash" in complete:
-            raise InputError(f"{self._place()}: a release has no key 'hash' of its own")
+            raise InputError(f"{self._place()}: a release can't have the key 'hash': the ledger file reserves it")
         body, purpose, step = encode(complete, "the entry"), complete["purpose"], complete["step"]
         if (purpose, step) in self._known:
             self._require_replay(self._entry((purpose, step)), json.loads(body))
@@ -227,8 +224,8 @@ class Ledger:
         line, digest = sealed(body, self._hash)
         if self._descriptor is not None:
             try:
-                _require_whole(self._descriptor, self._size, self._place())
-                _append(self._descriptor, line, self._place())
+                require_whole(self._descriptor, self._size, self._place())
+                append(self._descriptor, line, self._place())
             except SordinoError as error:
                 self._failure = f"an earlier entry could not be written ({error})"
                 raise
@@ -241,20 +238,20 @@ class Ledger:
         what = f"{self._place()}: step {known['step']} of {known['purpose']!r} was already released"
         if known.get("secure") is not False or again.get("secure") is not False:
             raise SordinoError(
-                f"{what}. Fresh noise on it would be a second release that is not accounted for: go on after "
+                f"{what}. Fresh noise on it would be a second release that is not accounted for: continue after "
                 f"step {self.last_step(known['purpose'])} (it counts as released even if its update was lost)."
             )
         unknown = () if "source" in known else ("source",)  # entries of earlier versions do not name it
-        different = _differences(known, again, (*_NOT_COMPARED, *unknown))
+        different = differences(known, again, (*_NOT_COMPARED, *unknown))
         if different:
-            raise SordinoError(f"{what} with other settings, so this is no replay: {different}.")
+            raise SordinoError(f"{what} with other settings, so this is not a replay: {different}.")
 
     def _note(self, purpose: str, step: int, entry: dict[str, Any] | bytes) -> None:
         self._known[purpose, step] = entry
         self._last[purpose] = max(self._last.get(purpose, -1), step)
 
     def _entry(self, key: tuple[str, int]) -> dict[str, Any]:
-        """As it is on the disk: read back from its line when it is first asked for, not in the midst of a step."""
+        """The entry as it reads back from its line; parsed on first use, not while a step is running."""
         known = self._known[key]
         if isinstance(known, bytes):
             known = self._known[key] = json.loads(known)
@@ -264,7 +261,7 @@ class Ledger:
         return "ledger in memory" if self.path is None else str(self.path)
 
     def close(self) -> None:
-        """Give up the file and its lock; recording afterwards raises."""
+        """Closes the file and releases its lock; recording afterwards raises."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -280,16 +277,16 @@ class Ledger:
 
 
 def read_ledger(path: Path) -> tuple[dict[str, Any], tuple[dict[str, Any], ...]]:
-    """(header, releases) of a ledger file, also of a live one: a last line without its end is left out."""
+    """(header, releases) of a ledger file, which may be in use: an incomplete last line is left out."""
     chain = read_chain(path)
     return chain.header, chain.entries
 
 
 def read_chain(path: Path) -> Chain:
-    """A ledger file with its hashes, also of a live one.
+    """A ledger file with its hashes; the file may be in use.
 
     Raises:
-        InputError: it can't be read, or a line is damaged, edited or out of its place.
+        InputError: it can't be read, or a line is damaged, edited or out of order.
     """
     path = Path(path)
     try:
@@ -300,14 +297,14 @@ def read_chain(path: Path) -> Chain:
 
 
 def adopt(path: Path) -> bool:
-    """Records that the ledger lies here now and that no other copy of its run goes on: the owner's own statement.
+    """Records the owner's statement that the ledger is now here and that no other copy of its run is continued.
 
     Returns:
-        False where the ledger lies where it did, and nothing was written.
+        False if the ledger is where it was written, so that nothing had to be recorded.
     """
     path = Path(path)
-    read_chain(path)  # where there is no ledger, none is made
-    descriptor = _open_locked(path)
+    read_chain(path)  # raises if there is no ledger, so that none is created
+    descriptor = open_locked(path)
     try:
         chain = read_chain(path)
         if chain.run is None or chain.places[-1] == (here := place_of(descriptor, chain.run)):
@@ -315,111 +312,7 @@ def adopt(path: Path) -> bool:
         os.ftruncate(descriptor, chain.complete)
         note = {"kind": ADOPTED, "place": here, "releases": len(chain.entries)}
         line, _ = sealed(encode(note, "the adoption"), chain.hashes[-1])
-        _append(descriptor, (b"\n" if chain.newline_missing else b"") + line, path)
+        append(descriptor, (b"\n" if chain.newline_missing else b"") + line, path)
         return True
     finally:
         os.close(descriptor)
-
-
-def _plan(header: Mapping[str, Any]) -> dict[str, Any]:
-    """The header as it comes back from JSON."""
-    wanted: dict[str, Any] = json.loads(encode({"kind": PLAN, **header}, "the plan"))
-    if wanted["kind"] != PLAN:
-        raise InputError(f"a ledger's header has kind {PLAN!r}, got {wanted['kind']!r}")
-    if own := [key for key in OWN_KEYS if key in wanted]:
-        raise InputError(f"a plan has no keys {', '.join(own)}: they are the ledger's own")
-    return wanted
-
-
-def _first(wanted: Mapping[str, Any], run: str, place: str) -> bytes:
-    return encode({**wanted, "format": FORMAT, "run": run, "place": place}, "the plan")
-
-
-def _is_torn_header(content: bytes, wanted: Mapping[str, Any]) -> bool:
-    """Whether the file is empty, or ends within the header that this plan has: nothing was released yet."""
-    fixed = _first(wanted, "", "").partition(b'"run": "')[0]
-    begun = fixed.startswith(content) or content.startswith(fixed)
-    return b"\n" not in content and not WHOLE.search(content) and begun
-
-
-def _open_locked(path: Path) -> int:
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise InputError(f"the ledger {path} can't be opened for writing: {error.strerror}") from error
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise InputError(f"the ledger {path} is not a regular file; give a path on a disk")
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise SordinoError(
-            f"the ledger {path} is in use by another run (or is open twice in this one). Wait until it ends, or "
-            "give this run a directory of its own."
-        ) from error
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _require_whole(descriptor: int, size: int, place: Path | str) -> None:
-    """Refuses to go on with a file that was deleted, emptied or written to by others: its entries would be lost."""
-    found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and (not found.st_nlink or found.st_size != size):
-        raise SordinoError(
-            f"{place} was {'changed' if found.st_nlink else 'deleted'} while the run was at work, so what was released "
-            "can't be certified any more. Nothing more is released: restore the ledger from a copy"
-        )
-
-
-def _append(descriptor: int, line: bytes, place: Path | str) -> None:
-    """Write one line and fsync it; on failure take back what was written, as far as the disk lets us."""
-    size = os.fstat(descriptor).st_size
-    try:
-        view = memoryview(line)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
-    except OSError as error:
-        with contextlib.suppress(OSError):  # otherwise the torn line is cut off at the next open
-            os.ftruncate(descriptor, size)
-        raise SordinoError(
-            f"{place} can't be written: {error.strerror}. The value was not released; free space and resume."
-        ) from error
-
-
-def _sync_directory(path: Path) -> None:
-    """Make the file's name durable as well, also when the process that created it was killed before it could."""
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def _require_same_place(chain: Chain, descriptor: int, path: Path) -> None:
-    """Refuses to continue a copy. A replay of an insecure seed gives the same values again, wherever it is made."""
-    if chain.run is None or chain.header.get("insecure_seed") is not None:
-        return
-    if chain.places[-1] != place_of(descriptor, chain.run):
-        raise Refused(
-            f"{path} does not lie where it was written: the directory was copied, moved to another disk or machine, or "
-            "restored. If the original is resumed too, the same steps are released twice and no ledger counts both. "
-            "If no other copy will ever be resumed, say so with --adopt (sordino.release.adopt): the ledger records it"
-        )
-
-
-def _require_same_plan(found: dict[str, Any], wanted: dict[str, Any], path: Path) -> None:
-    different = _differences(found, wanted, ())
-    if different:
-        raise InputError(
-            f"{path} belongs to another plan: {different}. Resume with the recipe that began it, or give the "
-            "new run a directory of its own."
-        )
-
-
-def _differences(there: dict[str, Any], here: dict[str, Any], ignored: tuple[str, ...]) -> str:
-    absent = "(absent)"
-    keys = [k for k in {**there, **here} if k not in ignored and there.get(k, absent) != here.get(k, absent)]
-    return "; ".join(f"{k} is {there.get(k, absent)!r} there and {here.get(k, absent)!r} here" for k in keys)

@@ -1,13 +1,13 @@
-"""The lines of a ledger file, and the chain of hashes that holds them together.
+"""The lines of a ledger file, and the hash chain that links them.
 
 Formal contract (format 2). Line 0 is the plan, each further line a release or the adoption of a copy. With bodyᵢ the
 bytes of line i without its last key, hash₀ = SHA-256(body₀) and hashᵢ = SHA-256(hashᵢ₋₁ ‖ bodyᵢ); the line is bodyᵢ
-with `"hash": hashᵢ` as its last key. So each line fixes all bytes before it: whoever knows hashₙ can tell every edit,
-exchange, removal or insertion up to line n. What the chain can't tell by itself is that lines are missing at the end,
-or that everything was written anew; for that the last hash is kept elsewhere (checkpoint, result, model, signature).
+with `"hash": hashᵢ` as its last key. So each line commits to all bytes before it: anyone who knows hashₙ can detect
+every edit, swap, removal or insertion up to line n. The chain alone does not show that lines are missing at the end, or
+that the whole file was rewritten; for that the last hash is stored elsewhere (checkpoint, result, model, signature).
 
-Ledgers of format 1 have no hashes. They are read as they are, and their lines are chained in memory by the same rule,
-so a ledger that was begun by an earlier version and continued by this one is fixed from its end as well.
+Ledgers of format 1 have no hashes. They are read as they are, and their lines are chained in memory by the same rule.
+So a ledger that an earlier version started and this version continued is also committed to by its last hash.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ OWN_KEYS = ("format", "run", "place", "hash")
 _ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
 _SEAL = re.compile(rb', "hash": "([0-9a-f]{64})"\}$')
 WHOLE = re.compile(rb', "hash": "[0-9a-f]{64}"\}')
-"""Where a line with its hash ends."""
+"""Matches the end of a line that has its hash."""
 
-_RESTORE = "restore it from a copy; what can't be certified is not continued"
+_RESTORE = "restore it from a copy; a ledger that can't be certified is not continued"
 
 
 @dataclass(frozen=True)
 class Head:
-    """How far a ledger has come: the number of releases, and the hash of its last line, which fixes all of them."""
+    """The number of releases in a ledger, and the hash of its last line, which commits to all of them."""
 
     entries: int
     hash: str
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """The head as JSON-serialisable values."""
         return {"entries": self.entries, "hash": self.hash}
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A ledger file, read and checked.
+    """The checked content of a ledger file.
 
-    `header` is the plan, `entries` the releases, both without the file's own keys. `hashes[i]` is the hash of line i,
-    `counts[i]` the number of releases up to it. `complete` is the number of bytes in complete lines.
+    `header` is the plan, `entries` the releases, both without the keys that belong to the file. `hashes[i]` is the hash
+    of line i, `counts[i]` the number of releases up to it. `complete` is the number of bytes in complete lines.
     """
 
     format: int
     run: str | None
-    places: tuple[str, ...]  # where the file lay when it was made, and after each adoption
+    places: tuple[str, ...]  # where the file was when it was created, and after each adoption
     header: dict[str, Any]
     entries: tuple[dict[str, Any], ...]
     hashes: tuple[bytes, ...]
@@ -80,13 +80,13 @@ def encode(value: Mapping[str, Any], what: str) -> bytes:
 
 
 def sealed(body: bytes, before: bytes) -> tuple[bytes, bytes]:
-    """(the line with its hash and newline, the hash), after a line whose hash is `before` (b"": the first line)."""
+    """(line with hash and newline, hash) of `body`; `before` is the previous line's hash, b"" for the first line."""
     found = hashlib.sha256(before + body)
     return b'%b, "hash": "%b"}\n' % (body[:-1], found.hexdigest().encode()), found.digest()
 
 
 def parse(content: bytes, path: Path) -> Chain:
-    """The chain in a file's bytes; InputError names the first line that is damaged, edited or out of its place."""
+    """The chain in a file's bytes; InputError names the first line that is damaged, edited or out of order."""
     complete, missing = _complete(content, path)
     lines = content[:complete].removesuffix(b"\n").split(b"\n") if complete else []
     if not lines:
@@ -98,15 +98,13 @@ def parse(content: bytes, path: Path) -> Chain:
         values.append(_object(line, place))
         seal = _SEAL.search(line)
         if (chained and not seal) or ("hash" in values[-1]) is not bool(seal):
-            raise InputError(
-                f"{place}: the line has no hash in its place. The ledger was edited or damaged: {_RESTORE}"
-            )
+            raise InputError(f"{place}: the line has no hash at its end. The ledger was edited or damaged: {_RESTORE}")
         body = line if seal is None else line[: seal.start()] + b"}"
         before = hashlib.sha256(before + body).digest()
         if seal is not None and before.hex().encode() != seal[1]:
             raise InputError(
-                f"{place}: the hash does not fit. The line was edited or damaged, or lines before it were edited, "
-                f"removed, exchanged or put in: {_RESTORE}"
+                f"{place}: the hash does not match. The line was edited or damaged, or lines before it were edited, "
+                f"removed, swapped or inserted: {_RESTORE}"
             )
         chained = chained or seal is not None
         hashes.append(before)
@@ -116,8 +114,8 @@ def parse(content: bytes, path: Path) -> Chain:
 def _complete(content: bytes, path: Path) -> tuple[int, bool]:
     """The number of bytes in complete lines, and whether the last of them lacks its newline.
 
-    A kill leaves the beginning of a line, which was never handed out and does not count. A line with its hash is
-    whole, and counts whatever became of its newline.
+    A killed process may leave the beginning of a line. Its value was never returned, so the line does not count. A line
+    that has its hash is complete and counts, with or without its newline.
     """
     complete = content.rfind(b"\n") + 1
     tail = content[complete:]
@@ -127,7 +125,8 @@ def _complete(content: bytes, path: Path) -> tuple[int, bool]:
     if whole.end() == len(tail):
         return len(content), True
     raise InputError(
-        f"{path}: the last line goes on after its hash, which no kill explains. The ledger was edited or damaged: "
+        f"{path}: the last line has bytes after its hash, which a killed process can't cause. The ledger was edited "
+        "or damaged: "
         f"{_RESTORE}"
     )
 
@@ -137,7 +136,7 @@ def _checked(
 ) -> Chain:
     first, entries, counts, places = values[0], [], [0], []
     if first.get("kind") != PLAN:
-        raise InputError(f"{path}, line 1: a ledger begins with the plan, here is kind {first.get('kind')!r}")
+        raise InputError(f"{path}, line 1: a ledger begins with the plan, but this line has kind {first.get('kind')!r}")
     form = _format(first, path)
     if form == FORMAT:
         places.append(str(first.get("place")))
@@ -170,7 +169,7 @@ def _checked(
 
 
 def _format(header: Mapping[str, Any], path: Path) -> int:
-    """1 for a plan alone, 2 for one with all of the file's own keys; anything else was edited, or is newer."""
+    """1 for a header that is only a plan, 2 for one with all keys of the file; any other was edited, or is newer."""
     found = [key for key in OWN_KEYS if key in header]
     if not found:
         return 1
@@ -178,18 +177,18 @@ def _format(header: Mapping[str, Any], path: Path) -> int:
         return FORMAT
     if isinstance(header.get("format"), int) and header["format"] > FORMAT:
         raise InputError(f"{path} is a ledger of format {header['format']}, this version reads up to {FORMAT}: upgrade")
-    raise InputError(f"{path}, line 1: the keys {', '.join(OWN_KEYS)} are not all there: the ledger was edited")
+    raise InputError(f"{path}, line 1: one of the keys {', '.join(OWN_KEYS)} is missing: the ledger was edited")
 
 
 def require_release(entry: Mapping[str, Any], place: str) -> None:
-    """InputError where a line is no release with a purpose and a step."""
+    """InputError unless the line is a release with a purpose and a step."""
     purpose, step = entry.get("purpose"), entry.get("step")
     if entry.get("kind") != RELEASE:
-        raise InputError(f"{place}: kind {RELEASE!r} is expected, here is {entry.get('kind')!r}")
+        raise InputError(f"{place}: expected kind {RELEASE!r}, got {entry.get('kind')!r}")
     if not isinstance(purpose, str) or not purpose:
-        raise InputError(f"{place}: a release has a purpose (a name), here is {purpose!r}")
+        raise InputError(f"{place}: a release needs a purpose (a name), got {purpose!r}")
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise InputError(f"{place}: a release has a step that counts from 0, here is {step!r}")
+        raise InputError(f"{place}: a release needs a step that counts from 0, got {step!r}")
 
 
 def _object(line: bytes, place: str) -> dict[str, Any]:
@@ -198,7 +197,7 @@ def _object(line: bytes, place: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # also a line that is not UTF-8
         raise InputError(f"{place}: not JSON ({error}). The ledger is damaged; restore it from a copy.") from error
     if not isinstance(value, dict):
-        raise InputError(f"{place}: a JSON object is expected, here is {type(value).__name__}")
+        raise InputError(f"{place}: expected a JSON object, got {type(value).__name__}")
     return value
 
 

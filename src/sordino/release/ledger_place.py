@@ -1,10 +1,10 @@
-"""Where a ledger lies, so that a copy can be told from the original.
+"""Identifies where a ledger file is, so that a copy can be distinguished from the original.
 
-With secure noise a run's key is on no disk: whoever resumes a run draws the next steps anew. Two copies of one
-directory that are both resumed release the same steps twice, each with its own batches and noise, and each ledger
-counts them once. A file's place is its inode on its machine. A copy has another (so has a file that was moved to
-another disk, or restored from a backup), and a ledger is continued only in the place that its last line of that kind
-names. docs/howto/resume.md says what this excludes and what it can't.
+With secure noise a run's key is not stored on disk: a resumed run draws its next steps with fresh randomness. If two
+copies of one directory are both resumed, the same steps are released twice, each with its own batches and noise, and
+each ledger counts them once. The place of a file is its inode on its machine. A copy has another place (so has a file
+that was moved to another disk or restored from a backup), and a ledger is continued only at the last place that it
+names. docs/howto/resume.md says what this prevents and what it can't prevent.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _MACHINE = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 
 
 def place_of(descriptor: int, run: str) -> str:
-    """A name of the open file's place: equal for the same inode on the same machine.
+    """A digest of the open file's place: equal for the same inode on the same machine.
 
-    It is keyed with the run's public name, so that the machine's identity can't be read off it, and places of
-    different runs can't be compared.
+    It is keyed with the run's public name, so that it does not reveal the machine's identity and places of different
+    runs can't be compared.
     """
     name = f"{_machine()}/{os.fstat(descriptor).st_ino}".encode()
     return hashlib.blake2b(name, key=run.encode(), digest_size=16, person=b"sordino/place").hexdigest()
@@ -29,7 +29,7 @@ def place_of(descriptor: int, run: str) -> str:
 
 @cache
 def _machine() -> str:
-    """The machine's identity, or nothing where it has none (some containers)."""
+    """The machine's identity; empty if it has none (as in some containers)."""
     for path in _MACHINE:
         try:
             return path.read_text(encoding="utf8").strip()

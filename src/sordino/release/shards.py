@@ -1,8 +1,8 @@
-"""Noise for a part of a vector, where a model's parameters are divided over processes.
+"""Noise for a part of a vector, for models whose parameters are divided over processes.
 
-Formal guarantee: that of `door.release`, for all processes together. Coordinate i of the whole vector gets the noise
-that one process would give it, from the same stream, whose keys the leader hands out once the ledger's entry is on
-disk. A process that has not got them has added no noise, and has nothing to return.
+Formal guarantee: that of `noise.release`, for all processes jointly. Coordinate i of the whole vector gets the noise
+that one process would give it, from the same stream. The leader sends the keys of that stream once the ledger entry is
+on disk; a process that has not received them has added no noise and returns nothing.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from torch import Tensor
 from sordino.errors import Refused, SordinoError
 from sordino.native.boxmuller import BLOCK
 from sordino.randomness import RandomSource, Stream
-from sordino.release import door
-from sordino.release.door import Entry, Gaussian, Noise
 from sordino.release.ledger import Ledger
+from sordino.release.mechanisms import Entry, Gaussian, Noise, choose_lattice, ledger_entry
+from sordino.release.noise import salt
+from sordino.release.requests import check_range, check_request, check_values, flat_parts, vectors
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of a vector that several processes release together: this process's coordinates, and how they agree.
+    """This process's coordinates of a vector that several processes release together, and how the processes agree.
 
     Args:
-        begins: The first coordinate of each value in the whole vector; the value's own coordinates follow one another.
-        coordinates: Of the whole vector.
-        agree: Takes what this process refuses, if anything; raises at every process where one refuses.
-        from_leader: What the leader's function returns, at every process; raises at every process where it raises.
+        begins: The first coordinate of each value in the whole vector; the value's coordinates are contiguous.
+        coordinates: The number of coordinates of the whole vector.
+        agree: Called with this process's error, or None; raises in every process if one of them has an error.
+        from_leader: Runs the given function in the leader and returns its result in every process; if it raises, every
+            process raises.
     """
 
     begins: Mapping[str, int]
@@ -50,30 +52,47 @@ def release_shard(
     factor: float = 1.0,
     dtype: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
-    """`release` of a vector of which each process holds a part: together exactly what one process would return.
+    """`release` for a vector of which each process holds a part: jointly exactly what one process would return.
 
-    The leader, which has the ledger, writes the entry and passes on the keys of this one release's noise once it is on
-    disk; every process draws the noise of its own coordinates. Nobody but the leader's `source` is used.
+    The leader, which has the ledger, writes the entry and then sends the keys of this release's noise; every process
+    draws the noise of its own coordinates. Only the leader's `source` is used.
+
+    Args:
+        values: This process's part of the vector.
+        shard: Where that part lies in the whole vector.
+        sensitivity: The l2 sensitivity of the whole vector.
+        noise: The distribution of the noise; Gaussian.
+        source: Where the leader's keys come from.
+        ledger: The leader's ledger; None in the other processes.
+        entry: What the ledger records.
+        factor: A public number that the result is multiplied by.
+        dtype: The dtype of the result; None keeps that of each value.
+
+    Returns:
+        This process's part, with noise.
+
+    Raises:
+        SordinoError: a process refuses its part, or the ledger can't be written; then every process raises.
     """
     error = None
     try:
         if not isinstance(noise, Gaussian):
-            raise Refused("the noise of a sharded model is Gaussian: train with Laplace noise in one process")
-        door._check_request(noise, noise.norm, entry)
+            raise Refused("a sharded model needs Gaussian noise: train with Laplace noise in one process")
+        check_request(noise, noise.norm, entry)
         kinds = {value.dtype for value in values.values()}
-        lattice = door.choose_lattice(noise, sensitivity, shard.coordinates)
+        lattice = choose_lattice(noise, sensitivity, shard.coordinates)
         here = {name: value for name, value in values.items() if value.numel()}
         if here:
-            door._check_values(here, kinds)
-            door._check_range(here, dtype, door._parts(here, torch.float64)[0], lattice, entry, 0.0, factor)
+            check_values(here, kinds)
+            check_range(here, dtype, flat_parts(here, torch.float64)[0], lattice, entry, 0.0, factor)
     except SordinoError as found:
         error = found
     shard.agree(error)
 
     def recorded() -> tuple[bytes, bytes]:
         assert ledger is not None, "the leader has the ledger"
-        ledger.record(door.line_of(noise, sensitivity, entry, source, shard.coordinates))
-        return source.stream(f"release/{entry.purpose}{door.salt(source)}", entry.step).keys
+        ledger.record(ledger_entry(noise, sensitivity, entry, source, shard.coordinates))
+        return source.stream(f"release/{entry.purpose}{salt(source)}", entry.step).keys
 
     stream = Stream(*shard.from_leader(recorded))
     result = {name: torch.empty(value.shape, dtype=dtype or value.dtype) for name, value in values.items()}
@@ -83,20 +102,20 @@ def release_shard(
             at = shard.begins[name] - start
             flat[at + first : at + last] = values[name].reshape(-1)[first:last]
         stream.skip_to(start)
-        stream.rounded_sum_of(door._vectors([flat]), door._vectors([out]), lattice.scale, lattice.spacing, factor)
+        stream.rounded_sum_of(vectors([flat]), vectors([out]), lattice.scale, lattice.spacing, factor)
         for name, first, last in own:
             at = shard.begins[name] - start
             result[name].view(-1)[first:last] = out[at + first : at + last]
     return {name: value.to(values[name].device) for name, value in result.items()}
 
 
-_RUN = 16  # blocks of noise that are drawn at a time
+_RUN = 16  # blocks of noise drawn at a time
 
 
 def _runs(shard: Shard, values: Mapping[str, Tensor]) -> list[tuple[int, int, list[tuple[str, int, int]]]]:
-    """The blocks of noise that meet coordinates of this process: (first coordinate, how many, own parts in it).
+    """The ranges of noise that cover this process's coordinates: (first coordinate, length, own parts in the range).
 
-    An own part is a value's name and which of its coordinates lie there.
+    An own part is the name of a value and the range of its coordinates that lie there.
     """
     touched: dict[int, list[tuple[str, int, int]]] = {}
     for name, begin in sorted(shard.begins.items(), key=lambda item: item[1]):

@@ -1,11 +1,11 @@
-"""The page that a privacy reviewer reads: one HTML file, self-contained, that fetches nothing.
+"""The report for a privacy reviewer: one self-contained HTML file that fetches nothing.
 
-`write(run_dir)` reads what a run left behind (recipe.toml, ledger.jsonl, metrics.jsonl, result.json; if there:
-audit.json, histogram.json) and writes report.html into the same directory, whole or not at all. Everything that comes
-from a file is escaped; the page carries a Content-Security-Policy that allows its own style sheet and nothing else.
+`write(run_dir)` reads the files of a run (recipe.toml, ledger.jsonl, metrics.jsonl, result.json; optionally audit.json,
+histogram.json) and atomically writes report.html into the same directory. Everything that comes from a file is escaped;
+the page's Content-Security-Policy allows only its own style sheet.
 
-Edge cases: a missing required file is an InputError that names it; a last line of metrics.jsonl that was torn by
-a kill is left out; optional files that are not there are said to be missing, in words, on the page.
+Edge cases: a missing required file is an InputError that names it; an incomplete last line of metrics.jsonl (killed
+process) is left out; the page says which optional files are missing.
 """
 
 from __future__ import annotations

@@ -1,21 +1,17 @@
-"""The page of a comparison, made from compare.json alone: accuracy against ε with error bars, paired differences."""
+"""The page of a comparison, made from compare.json: accuracy against ε with error bars, and paired differences."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from sordino.files import write_atomically
-from sordino.report import numbers
-from sordino.report.page import _resource
 from sordino.report.plots import PlotAxis
+from sordino.report.templates import rendered
 from sordino.shown import up
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 360, 56, 20, 16, 44
@@ -33,8 +29,8 @@ def write_page(path: Path, document: Mapping[str, Any]) -> Path:
     """Writes the page of a comparison.
 
     Args:
-        path: the HTML file.
-        document: what compare.json holds.
+        path: The HTML file.
+        document: The content of compare.json.
     """
     write_atomically(path, render(document).encode())
     return path
@@ -42,24 +38,21 @@ def write_page(path: Path, document: Mapping[str, Any]) -> Path:
 
 def render(document: Mapping[str, Any]) -> str:
     """The page as a string of HTML."""
-    style = _resource("page.css") + STYLE
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(power=numbers.power, plain=numbers.plain, epsilon=numbers.epsilon)
     names = [one["name"] for one in document["methods"]]
-    return environment.from_string(_resource("compare.html")).render(
+    return rendered(
+        "compare.html",
+        style=STYLE,
         found=document,
         plot=plot(document),
         legend=[(name, f"k{i % len(COLOURS)}") for i, name in enumerate(names)],
         rows=[_row(document, name) for name in names],
         pairs=[_pairs(document, name) for name in names if any(d["method"] == name for d in document["differences"])],
         failed=[run for run in document["runs"] if "error" in run],
-        style=Markup(style),
-        style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
     )
 
 
 def accuracy(row: Mapping[str, Any] | None) -> str:
-    """Mean ± standard deviation in per cent; how many seeds where it is a single one; what failed."""
+    """Mean ± standard deviation in per cent; says if there is only one seed, and what failed."""
     if row is None:
         return "–"
     if row["mean"] is None:
@@ -77,7 +70,7 @@ def difference(row: Mapping[str, Any] | None) -> str:
 
 
 def at(rows: Sequence[Mapping[str, Any]], name: str, epsilon: float | None) -> Mapping[str, Any] | None:
-    """The row of a method at an ε; None where there is none."""
+    """The row of a method at an ε, or None."""
     return next((row for row in rows if (row["method"], row["epsilon"]) == (name, epsilon)), None)
 
 
@@ -121,7 +114,7 @@ def plot(document: Mapping[str, Any]) -> Markup:
 
 
 def _places(epsilons: Sequence[float]) -> dict[float, float]:
-    """Where each ε stands, on a log scale."""
+    """The position of each ε on a log scale."""
     logs = [math.log(epsilon) for epsilon in epsilons]
     low, high = min(logs), max(logs)
     inner, span = WIDTH - RIGHT - LEFT - 60, high - low
@@ -138,7 +131,7 @@ def _line(rows: Sequence[Mapping[str, Any]], number: int, places: Mapping[float,
         return Markup('<line class="c{} ceiling" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(
             number, LEFT, WIDTH - RIGHT, at_level, at_level
         )
-    shift = 2.5 * (number % 3 - 1)  # bars of several methods at one ε stay apart
+    shift = 2.5 * (number % 3 - 1)  # so that bars of several methods at one ε do not overlap
     points = sorted((places[row["epsilon"]] + shift, y(row["mean"]), row) for row in rows)
     path = "M" + " L".join(f"{px:.1f} {py:.1f}" for px, py, _ in points) if points else ""
     shapes = [Markup('<path class="c{} mean" d="{}"/>').format(number, path)] if len(points) > 1 else []

@@ -1,4 +1,4 @@
-"""Several lines in one plot, as an SVG file that stands on its own: in light and dark, without a style sheet."""
+"""Several lines in one plot, as a self-contained SVG file for light and dark backgrounds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def curves_svg(
     highest: float | None = None,
     from_zero: bool = True,
 ) -> str:
-    """`curves_plot` as a file of its own, with its style."""
+    """`curves_plot` as a file, with its style sheet."""
     inner = curves_plot(x, curves, series, highest=highest, from_zero=from_zero)
     named = inner.replace("<svg ", Markup('<svg xmlns="http://www.w3.org/2000/svg" '), 1)
     return (
@@ -46,7 +46,7 @@ def curves_plot(
     highest: float | None = None,
     from_zero: bool = True,
 ) -> Markup:
-    """The curves over x, each with its name in a legend; what lies above `highest` leaves the plot."""
+    """The curves over x, with a legend; parts above `highest` are cut off."""
     finite = [v for values in curves.values() for v in values if math.isfinite(v) and v <= (highest or math.inf)]
     horizontal = PlotAxis.around([0.0, *x], LEFT, WIDTH - RIGHT)
     lowest = [0.0] if from_zero else []
@@ -74,7 +74,7 @@ def _legend(names: Sequence[str], corner: tuple[float, float]) -> list[Markup]:
 def _free_corner(
     x: Sequence[float], curves: Mapping[str, Sequence[float]], horizontal: PlotAxis, vertical: PlotAxis
 ) -> tuple[float, float]:
-    """Where the legend hides the fewest points: a corner of the plot, as the place of its first line."""
+    """The position of the legend's first line, in the corner of the plot where it hides the fewest points."""
     width, height = 26 + 7 * max(map(len, curves)), _LINE * len(curves)
     left, right = LEFT + 10, WIDTH - RIGHT - width
     top, bottom = TOP + 10, HEIGHT - BOTTOM - height
@@ -89,7 +89,7 @@ def _free_corner(
 
 
 def _curve(x: Sequence[float], y: Sequence[float], horizontal: PlotAxis, vertical: PlotAxis, colour: str) -> Markup:
-    """The part of the curve within the plot; where it leaves it, it is cut at the edge."""
+    """The part of the curve within the plot, cut at its edge."""
     points: list[str] = []
     for i, (a, b) in enumerate(zip(x, y, strict=True)):
         if math.isfinite(b) and b <= vertical.high:

@@ -1,4 +1,4 @@
-"""Heat maps as SVG: a value for each pair of settings, the better the darker; inline in a page, or a file."""
+"""Heat maps as SVG: a value for each pair of settings, better values darker; inline in a page, or as a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from markupsafe import Markup
 from sordino.report.plots import _label
 
 CELL_WIDTH, CELL_HEIGHT, TOP, RIGHT, BOTTOM, LEAST_WIDTH = 84, 40, 8, 8, 46, 600.0
-_CHARACTER = 7.5  # width of a digit, generously
+_CHARACTER = 7.5  # upper bound on the width of a digit
 
 STYLE = """
 .heatmap .heat { fill: currentColor; } .heatmap .none { fill: none; stroke: var(--rule-strong); stroke-dasharray: 3 3; }
@@ -32,7 +32,7 @@ _ALONE = """
 
 @dataclass(frozen=True)
 class Grid:
-    """values[i][j] at rows[i], columns[j]; None where there is none. One row without a name: a single key."""
+    """values[i][j] at rows[i], columns[j]; None if missing. One row without a name: a single key."""
 
     title: str
     row_key: str
@@ -45,14 +45,14 @@ class Grid:
 
 
 def heat_map(grid: Grid, scale: tuple[float, float] | None = None) -> Markup:
-    """The grid as inline SVG. `scale`: the values of the palest and the darkest colour, if several maps share them."""
+    """The grid as inline SVG. `scale`: the values of the lightest and darkest colour, if several maps share them."""
     known = [value for row in grid.values for value in row if value is not None]
     low, high = scale or (min(known, default=0.0), max(known, default=1.0))
     best = (max if grid.larger_is_better else min)(known, default=None)
     left = max(20.0, _CHARACTER * max(map(len, grid.rows)) + 18, 16.0 if not grid.row_key else 60.0)
     cell = max(CELL_WIDTH, _CHARACTER * max(map(len, grid.columns)) + 12)
     width, height = left + cell * len(grid.columns) + RIGHT, TOP + CELL_HEIGHT * len(grid.rows) + BOTTOM
-    width = max(width, LEAST_WIDTH)  # a small map is not blown up to the width of the page
+    width = max(width, LEAST_WIDTH)  # so that a small map is not enlarged to the width of the page
     if grid.row_key:
         height += 18
     offset = TOP + (18 if grid.row_key else 0)
@@ -73,7 +73,7 @@ def heat_map(grid: Grid, scale: tuple[float, float] | None = None) -> Markup:
 
 
 def heat_map_file(grid: Grid) -> str:
-    """The same as a file that stands on its own, in light and dark."""
+    """The same as a self-contained file, for light and dark backgrounds."""
     inline = str(heat_map(grid)).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     return inline.replace("<title>", f"<style>{_ALONE}{STYLE}</style><title>", 1) + "\n"
 
@@ -85,7 +85,7 @@ def _cell(x: float, y: float, width: float, dark: float | None, text: str, best:
     middle = (x + width / 2, y + CELL_HEIGHT / 2 + 5)
     if dark is None:
         return Markup('<rect class="none" {}/>').format(place) + _label(*middle, text, "value")
-    # the palest cell is still a cell, and text stays readable on both sides of the middle
+    # the lightest cell must remain visible, and text readable on all of them
     opacity = 0.08 + 0.87 * min(max(dark, 0.0), 1.0)
     shapes = Markup('<rect class="heat" {} fill-opacity="{:.2f}"/>').format(place, opacity)
     if best:

@@ -1,4 +1,4 @@
-"""The plots of what clipping did during the run, from the metrics alone: readings of public rows."""
+"""Plots of the effect of clipping during the run, from the metrics: readings of public rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Figure:
 
 
 def instrument_figures(metrics: Sequence[Mapping[str, Any]]) -> list[Figure]:
-    """Sampling noise and norms, clipped share and cosine, noise over a window; nothing where nothing was read."""
+    """Sampling noise and norms, clipped share and cosine, noise over a window; empty if nothing was read."""
     readings = [row for row in metrics if _number(row.get("sampling_noise")) and _number(row.get("step"))]
     if not readings:
         return []
@@ -51,7 +51,7 @@ def instrument_figures(metrics: Sequence[Mapping[str, Any]]) -> list[Figure]:
 
 
 def _figure(heading: str, readings: Sequence[Mapping[str, Any]], curves: Mapping[str, Sequence[Any]]) -> Figure | None:
-    """The steps at which every curve has a value; None where there is none."""
+    """The steps at which every curve has a value; None if there are none."""
     whole = [i for i in range(len(readings)) if curves and all(_number(values[i]) for values in curves.values())]
     if not whole:
         return None

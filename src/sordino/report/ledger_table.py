@@ -1,4 +1,4 @@
-"""The ledger for human eyes: runs of like releases in one row each, with their number."""
+"""The ledger as a table: consecutive releases that differ only in the step form one row, with their number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LIKE = (
 
 @dataclass(frozen=True)
 class Group:
-    """Releases of consecutive steps that differ in nothing but the step."""
+    """Releases of consecutive steps that differ only in the step."""
 
     entry: Mapping[str, Any]
     first: int
@@ -31,13 +31,13 @@ class Group:
 
     @property
     def noise(self) -> str:
-        """ "Gaussian, 1.1 × sensitivity": the noise multiplier, as recorded, of the sensitivity."""
+        """ "Gaussian, 1.1 × sensitivity": the recorded noise multiplier times the sensitivity."""
         name = str(self.entry.get("mechanism", "unknown")).capitalize()
         return f"{name}, {numbers.plain(self.entry.get('noise_multiplier'))} × sensitivity"
 
     @property
     def sampling(self) -> str:
-        """ "poisson, q = 0.01" from the sampler's own record of itself."""
+        """ "poisson, q = 0.01", from the recorded sampler."""
         sampling = self.entry.get("sampling")
         if not isinstance(sampling, Mapping):
             return str(sampling or "none: all records")
@@ -53,7 +53,7 @@ class Group:
 
 
 def group_releases(entries: Iterable[Mapping[str, Any]]) -> list[Group]:
-    """Groups in the order of the ledger. A gap in the steps, or any difference, begins a new one."""
+    """Groups in the order of the ledger. A gap in the steps, or any difference, starts a new one."""
     groups: list[Group] = []
     for entry in entries:
         if entry.get("kind", "release") != "release":

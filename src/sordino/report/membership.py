@@ -1,4 +1,4 @@
-"""Membership inference compared with what the guarantee allows: membership.json as a figure and a sentence."""
+"""Membership inference compared with the guarantee's bound: membership.json as a figure and a sentence."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from markupsafe import Markup
 from sordino.report import numbers
 
 AT = 0.01
-"""The rate of false alarms that the sentence is about: the entry of the file that is nearest."""
+"""The false positive rate of the sentence: the closest entry of the file is used."""
 
 
 @dataclass(frozen=True)
 class Curves:
-    """The numbers of membership.json, checked: rates of false alarms, and of true ones."""
+    """The checked numbers of membership.json: false and true positive rates."""
 
     false: tuple[float, ...]
     true: tuple[float, ...]
@@ -28,7 +28,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class Shown:
-    """A figure, what it says at one place, and its numbers."""
+    """A figure, its sentence, and its numbers."""
 
     svg: Markup
     sentence: str
@@ -36,7 +36,7 @@ class Shown:
 
 
 def shown_membership(document: Mapping[str, Any] | None) -> Shown | None:
-    """The figure of membership.json; None where there is none, or its numbers do not fit together."""
+    """The figure of membership.json; None if there is none, or its numbers are inconsistent."""
     found = None if document is None else _curves(document)
     if found is None:
         return None
@@ -44,8 +44,8 @@ def shown_membership(document: Mapping[str, Any] | None) -> Shown | None:
     rates = [numbers.percent(curve[place]) for curve in (found.false, found.true, found.allowed)]
     sentence = (
         f"At {rates[0]} false alarms LiRA recognises {rates[1]} of the members; the guarantee allows any attack "
-        f"{rates[2]}. {found.models} models were trained as this recipe says, each on half of {found.records} public "
-        "test rows; the private records and the model of this run were not looked at."
+        f"{rates[2]}. {found.models} models were trained with this recipe, each on half of {found.records} public "
+        "test rows; the private records and the model of this run were not used."
     )
     rows = tuple(
         (numbers.percent(a), numbers.percent(b), numbers.percent(c))

@@ -1,4 +1,4 @@
-"""Numbers as a reviewer wants to read them. ε is rounded up, never down."""
+"""Formats numbers for the report. ε is rounded up, never down."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def epsilon(value: Any) -> str:
-    """Four significant digits, rounded up: what is printed is never smaller than what was computed."""
+    """Four significant digits, rounded up: the printed value is never below the computed one."""
     return up(value) if _is_number(value) else "–"
 
 
@@ -21,12 +21,12 @@ def lower(value: Any) -> str:
 
 
 def power(value: Any) -> str:
-    """A δ, rounded up: 1e-05 → 10⁻⁵, 2.5e-06 → 2.5·10⁻⁶; plain numbers stay as they are."""
+    """A δ, rounded up: 1e-05 → 10⁻⁵, 2.5e-06 → 2.5·10⁻⁶; other numbers are printed plainly."""
     if not _is_number(value) or value <= 0 or not math.isfinite(value):
         return plain(value)
     if 1e-3 <= value < 1e6:
         return up(value, 6)
-    mantissa, _, exponent = f"{float(up(value, 6)):.5e}".partition("e")  # six digits: nothing is left to round
+    mantissa, _, exponent = f"{float(up(value, 6)):.5e}".partition("e")  # six digits: no further rounding
     factor = f"{float(mantissa):g}"
     ten = "10" + str(int(exponent)).translate(_SUPERSCRIPT)
     return ten if factor == "1" else f"{factor}·{ten}"

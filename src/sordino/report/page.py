@@ -1,19 +1,14 @@
-"""From a run to HTML: what is shown, and in which words. The markup is in page.html, the looks in page.css."""
+"""Renders a run as HTML: the content and its wording. The markup is in page.html, the style in page.css."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import importlib.resources
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from sordino.plan.attack import in_words
@@ -24,6 +19,7 @@ from sordino.report.membership import shown_membership
 from sordino.report.pictures import shown
 from sordino.report.plots import Series, bar_plot, line_plot
 from sordino.report.reading import Run
+from sordino.report.templates import rendered
 from sordino.shown import up
 
 RELATIONS = {
@@ -34,7 +30,7 @@ RELATIONS = {
 
 @dataclass(frozen=True)
 class Plot:
-    """A picture, and the numbers behind it."""
+    """A plot, and its numbers."""
 
     heading: str
     svg: Markup
@@ -44,7 +40,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A finding with a mark: "good", "bad" or "open"."""
+    """A finding, marked "good", "bad" or "open"."""
 
     mark: str
     title: str
@@ -53,17 +49,17 @@ class Verdict:
 
 def render(run: Run) -> str:
     """The page as a string of HTML."""
-    style = _resource("page.css")
     guarantee = _guarantee(run.result) | {"delta": run.header.get("delta", run.result.get("delta"))}
     protected = str(run.header.get("unit", "record"))
-    return _template().render(
+    return rendered(
+        "page.html",
         run=run,
         result=run.result,
         guarantee=guarantee,
         promise=_promise(run),
         corrected=_corrected(run),
         unit=_unit(run),
-        sentence=str(guarantee.get("sentence") or "").partition(" It assumes:")[0],  # the table below says it better
+        sentence=str(guarantee.get("sentence") or "").partition(" It assumes:")[0],  # assumptions have their own table
         ledger_relations=" and ".join(sorted({str(e["relation"]) for e in run.entries if e.get("relation")})),
         relation_words=relation_in_words(str(guarantee.get("relation")), protected),
         protected=protected,
@@ -79,32 +75,30 @@ def render(run: Run) -> str:
         pictures=shown(run.pictures),
         membership=shown_membership(run.membership),
         environment=_flat(run.result.get("environment")),
-        style=Markup(style),
-        style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
     )
 
 
 def relation_in_words(relation: str, unit: str) -> str:
-    """Which datasets are neighbours; empty where the relation is not known."""
+    """Which datasets are neighbours; empty if the relation is unknown."""
     return RELATIONS.get(relation, "").format(unit=unit)
 
 
 def _unit(run: Run) -> str:
-    """Whose contribution is protected, as the owner declared it; else what the library knows."""
+    """Whose contribution is protected, as the owner declared it; otherwise the plan's unit."""
     user = run.header.get("unit") == "user"
     known = "one user of the dataset with all their rows" if user else "one record of the dataset"
     return run.declaration.get("unit") or f"{known} (the recipe declares no unit)"
 
 
 def _promise(run: Run) -> str:
-    """The guarantee in words: what any attack on one record can reach at most."""
+    """The guarantee in words: an upper bound on any attack on one record."""
     if run.attack is None:
         return ""
     return in_words(run.attack, str(run.header.get("unit", "record")))
 
 
 def _corrected(run: Run) -> str:
-    """Why the headline is not the ε that result.json states; empty where it is."""
+    """Why the headline is not the ε in result.json; empty if it is."""
     stated, shown = run.result.get("epsilon"), run.epsilon
     if isinstance(run.recomputed, str) or not _number(stated) or not _number(shown):
         return ""
@@ -112,13 +106,13 @@ def _corrected(run: Run) -> str:
     if abs(run.recomputed - stated) <= 1e-6 * max(abs(stated), abs(run.recomputed)):
         return ""
     return (
-        f"result.json states ε = {numbers.epsilon(stated)}, the ledger comes to ε = {numbers.epsilon(run.recomputed)}: "
-        "the larger one is shown"
+        f"result.json states ε = {numbers.epsilon(stated)}, but the ledger gives ε = "
+        f"{numbers.epsilon(run.recomputed)}: the larger one is shown"
     )
 
 
 def _guarantee(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The guarantee's fields, from result.json's `guarantee` object, with the top level beneath it."""
+    """The fields of the guarantee, from result.json's `guarantee` object or its top level."""
     nested = result.get("guarantee")
     fields = {key: value for key, value in result.items() if key != "guarantee"}
     if isinstance(nested, str):
@@ -130,7 +124,7 @@ def _guarantee(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _assumptions(guarantee: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(what is assumed, how it was checked)."""
+    """(assumption, how it was checked)."""
     rows = []
     for item in guarantee.get("assumptions") or ():
         if isinstance(item, Mapping):
@@ -144,13 +138,13 @@ def _assumptions(guarantee: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _is_secure(run: Run, guarantee: Mapping[str, Any]) -> bool:
-    """False as soon as anything says that the noise can be repeated."""
+    """False if any file says that the noise can be reproduced."""
     said = [guarantee.get("secure"), *(entry.get("secure") for entry in run.entries)]
     return all(value is not False for value in said) and run.header.get("insecure_seed") is None
 
 
 def _read_private(recipe: str) -> bool:
-    """Whether the recipe had instruments look at the private records; what they saw is never on this page."""
+    """Whether the recipe's instruments read private records; their readings are never on this page."""
     try:
         section = tomllib.loads(recipe).get("instruments", {})
     except tomllib.TOMLDecodeError:
@@ -166,32 +160,32 @@ def _ledger_verdict(run: Run) -> Verdict:
         return Verdict("open", "result.json states no ε", f"Ledger alone: ε = {up(found, 6)}.")
     values = f"Ledger alone: ε = {up(found, 6)}; plan: ε = {up(claimed, 6)}"
     if found > claimed * (1 + 1e-6) + 1e-9:
-        return Verdict("bad", "The ledger holds more than the plan allows", f"{values}. Do not rely on this run.")
+        return Verdict("bad", "The ledger contains more than the plan allows", f"{values}. Do not rely on this run.")
     header_delta = run.header.get("delta")
     if header_delta is not None and header_delta != run.result.get("delta"):
         return Verdict(
             "bad", "The result states another δ than the ledger's plan", f"{values}. Do not rely on this run."
         )
     if found < claimed * (1 - 1e-3) - 1e-9:
-        return Verdict("open", "The ledger holds less than the plan", f"{values}. The plan's ε is an upper bound.")
+        return Verdict("open", "The ledger contains less than the plan", f"{values}. The plan's ε is an upper bound.")
     return Verdict("good", "The ledger agrees with the plan", f"{values}.")
 
 
 def _adopted(run: Run) -> list[Verdict]:
-    """Copies that went on: that no other one did is the owner's word."""
+    """Continued copies: only the owner can say that no other copy was continued."""
     if not run.adopted:
         return []
-    text = "That no other copy of the directory went on is its owner's word; else their releases add to this ε."
+    text = "The owner states that no other copy of the directory was continued; otherwise their releases add to this ε."
     return [Verdict("open", f"The run was copied or moved, and adopted, {numbers.plain(run.adopted)} times", text)]
 
 
 def _skipped(result: Mapping[str, Any]) -> list[Verdict]:
-    """Steps whose updates were lost; they count in ε, and the model has not seen them."""
+    """Steps whose updates were lost; they count in ε, but did not change the model."""
     count = result.get("skipped_steps")
     if not _number(count) or not count:
         return []
     title = f"{numbers.plain(count)} of {numbers.plain(result.get('steps'))} steps were skipped"
-    text = "They were released and paid for before the run was resumed; the model has not seen their updates."
+    text = "They were released and count in ε, but their updates were lost when the run was interrupted."
     return [Verdict("open", title, text)]
 
 
@@ -216,7 +210,7 @@ def _plots(run: Run) -> list[Plot]:
         end = f"ε = {numbers.epsilon(values[-1])} after step {numbers.plain(steps[-1])}"
         series = Series("Privacy spent over the steps", f"It rises to {end}.", "step", "privacy")
         rows = tuple((numbers.plain(s), numbers.epsilon(v)) for s, v in zip(steps, values, strict=True))
-        # Points that were computed and nothing else: a line from 0 to the first one would be no ε of any step.
+        # Only computed points: a line from 0 to the first one would not be the ε of any step.
         svg = line_plot(steps, values, series)
         plots.append(Plot("Privacy spent, ε", svg, ("step", "ε"), rows))
     steps, values = _series(run.metrics, "test_accuracy")
@@ -247,7 +241,7 @@ def _plots(run: Run) -> list[Plot]:
 
 
 def _histogram(histogram: Mapping[str, Any] | None) -> Plot | None:
-    """The paid histogram: `edges` are the lower edges of the bins, the last of which is open."""
+    """The released histogram: `edges` are the lower edges of the bins, the last of which is open."""
     if histogram is None:
         return None
     edges, shares = histogram.get("edges"), histogram.get("shares")
@@ -268,7 +262,7 @@ def _histogram(histogram: Mapping[str, Any] | None) -> Plot | None:
 
 
 def _series(metrics: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float], list[float]]:
-    """The steps at which `key` was measured, and its values; whatever is not a finite number is left out."""
+    """The steps at which `key` was measured, and its values; values that are not finite are left out."""
     rows = [row for row in metrics if _number(row.get(key)) and _number(row.get("step"))]
     return [float(row["step"]) for row in rows], [float(row[key]) for row in rows]
 
@@ -284,17 +278,3 @@ def _flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
 
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-@lru_cache(maxsize=1)
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(
-        epsilon=numbers.epsilon, lower=numbers.lower, power=numbers.power, plain=numbers.plain, percent=numbers.percent,
-        seconds=numbers.seconds,
-    )  # fmt: skip
-    return environment.from_string(_resource("page.html"))
-
-
-def _resource(name: str) -> str:
-    return (importlib.resources.files("sordino.report") / name).read_text(encoding="utf8")

@@ -1,7 +1,7 @@
 """Small grey images in a report: PNG data URIs, made without an image library.
 
-`grid` puts images of one size into rows and gives a JSON-able picture; `shown` reads pictures.json back with distrust:
-what is not a heading, a text and a base64 PNG is left out. Only public images and released values belong here.
+`grid` arranges images of one size in rows and returns a JSON-serialisable picture; `shown` reads pictures.json and
+leaves out whatever is not a heading, a text and a base64 PNG. Only public images and released values belong here.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Picture:
 
 
 def grid(images: Tensor, columns: int, heading: str, text: str, *, stretch: bool = True) -> dict[str, Any]:
-    """Images (n, h, w), `columns` to a row. `stretch`: each by its own largest absolute value, 0 in mid-grey; else as
-    they are, in [0, 1]."""
+    """Images (n, h, w), `columns` to a row. `stretch`: each scaled by its largest absolute value, with 0 as mid-grey;
+    otherwise unchanged, in [0, 1]."""
     count, height, width = images.shape
     rows = -(-count // columns)
     canvas = torch.full((rows * (height + GAP) - GAP, columns * (width + GAP) - GAP), 1.0)
@@ -63,7 +63,7 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def shown(document: Mapping[str, Any] | None) -> list[Picture]:
-    """The pictures of pictures.json that are what they should be."""
+    """The valid pictures of pictures.json."""
     listed = (document or {}).get("pictures")
     found = [_picture(item) for item in listed] if isinstance(listed, list) else []
     return [picture for picture in found if picture is not None]

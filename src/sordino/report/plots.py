@@ -1,4 +1,4 @@
-"""Line and bar plots as inline SVG. Colours come from the page's style sheet, so they follow light and dark."""
+"""Line and bar plots as inline SVG. Colours come from the page's style sheet, so they suit light and dark pages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PlotAxis:
     def around(
         cls, values: Sequence[float], start: float, end: float, *, zero: bool = False, share: bool = False
     ) -> PlotAxis:
-        """`zero`: the axis begins at 0. `share`: values are shares of one, and the axis ends at 0 and 1 as they do."""
+        """`zero`: the axis begins at 0. `share`: values are shares of one, so the axis is limited to [0, 1]."""
         low, high = min(values), max(values)
         low = min(low, 0.0) if zero else low
         within = share and low >= 0 and high <= 1
@@ -42,12 +42,12 @@ class PlotAxis:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """From the low end upwards, and no further than the high end."""
+        """Ticks from the low end up to the high end."""
         return [self.low + i * self.step for i in range(math.floor((self.high - self.low) / self.step + 1e-9) + 1)]
 
     def label(self, value: float, percent: bool = False) -> str:
         scale = 100.0 if percent else 1.0
-        # as many decimals as the step needs: 2.5 must not be printed as 2
+        # as many decimals as the tick step needs: 2.5 must not be printed as 2
         decimals = next(d for d in range(16) if math.isclose(round(self.step * scale, d), self.step * scale))
         text = f"{value * scale:,.{decimals}f}".replace(",", " ")
         return "0" if float(text.replace(" ", "")) == 0 else text
@@ -66,14 +66,14 @@ class Series:
 
 
 def line_plot(steps: Sequence[float], values: Sequence[float], series: Series) -> Markup:
-    """A line with a dot and a label at its end; the summary is the text for those who can't see it."""
+    """A line with a dot and a label at its end; the summary is the text for screen readers."""
     level = [series.reference[0]] if series.reference else []
     x = PlotAxis.around([0.0, *steps], LEFT, WIDTH - RIGHT)
     y = PlotAxis.around([*values, *level], HEIGHT - BOTTOM, TOP, zero=not series.percent, share=series.percent)
     points = [(x(s), y(v)) for s, v in zip(steps, values, strict=True)]
     path = "M" + " L".join(f"{px:.1f} {py:.1f}" for px, py in points)
     shapes = [_label(x(t), HEIGHT - BOTTOM + 20, x.label(t), "tick middle") for t in x.ticks()]
-    if y.low == 0:  # an area that does not start at zero would deceive
+    if y.low == 0:  # an area that does not start at zero would mislead
         area = f"{path} L{points[-1][0]:.1f} {HEIGHT - BOTTOM} L{points[0][0]:.1f} {HEIGHT - BOTTOM} Z"
         shapes.append(Markup('<path class="area" d="{}"/>').format(area))
     shapes.append(Markup('<path class="line" d="{}"/>').format(path))
@@ -93,7 +93,7 @@ def line_plot(steps: Sequence[float], values: Sequence[float], series: Series) -
 
 
 def bar_plot(labels: Sequence[str], values: Sequence[float], series: Series) -> Markup:
-    """Bars of equal width, `labels[i]` at the left edge of bar i; values that noise made negative hang down."""
+    """Bars of equal width, `labels[i]` at the left edge of bar i; noisy values below zero point downwards."""
     x = PlotAxis(0.0, float(len(values)), LEFT, WIDTH - RIGHT, 1.0)
     y = PlotAxis.around([*values, 0.0], HEIGHT - BOTTOM, TOP, zero=True, share=series.percent)
     bars = [
@@ -107,7 +107,7 @@ def bar_plot(labels: Sequence[str], values: Sequence[float], series: Series) -> 
 
 
 def _frame(y: PlotAxis, series: Series, shapes: Markup) -> Markup:
-    """Grid, axis and caption around shapes that are already in pixels."""
+    """Grid, axis and caption around shapes in pixel coordinates."""
     grid = Markup("").join(
         Markup('<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(LEFT, WIDTH - RIGHT, y(t), y(t))
         + _label(LEFT - 8, y(t) + 4.5, y.label(t, series.percent), "tick right")

@@ -1,4 +1,4 @@
-"""A run directory, read into one value. Nothing here trusts a file further than that it is JSON or TOML."""
+"""Reads a run directory into one value. Files are not trusted beyond being JSON or TOML."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REQUIRED = ("recipe.toml", "ledger.jsonl", "metrics.jsonl", "result.json")
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left behind. `recomputed` is ε from the ledger alone, or why it can't be had."""
+    """The files of a run. `recomputed` is ε from the ledger, or the reason why it can't be computed."""
 
     name: str
     recipe: str
@@ -34,14 +34,14 @@ class Run:
     audit: Mapping[str, Any] | None
     histogram: Mapping[str, Any] | None
     pictures: Mapping[str, Any] | None = None
-    attack: float | None = None  # the success of any attack at plan.attack.FALSE_ALARMS, at most
-    head: Head | None = None  # where the ledger ends
+    attack: float | None = None  # upper bound on the success of any attack at plan.attack.FALSE_ALARMS
+    head: Head | None = None  # the head of the ledger
     adopted: int = 0
     membership: Mapping[str, Any] | None = None
 
     @property
     def epsilon(self) -> Any:
-        """The larger of what result.json states and what the ledger comes to."""
+        """The larger of the ε in result.json and the ε of the ledger."""
         stated = self.result.get("epsilon")
         numbers = [v for v in (stated, self.recomputed) if isinstance(v, int | float) and not isinstance(v, bool)]
         return max(numbers) if numbers else stated
@@ -61,7 +61,7 @@ def read_run(folder: Path) -> Run:
         if not (folder / name).is_file():
             raise InputError(
                 f"{folder / name} is missing: a report needs {', '.join(REQUIRED)}, which `sordino train` writes "
-                "when a run is complete (go on with an interrupted one with --resume)"
+                "when a run is complete (continue an interrupted one with --resume)"
             )
     recipe = _text(folder / "recipe.toml")
     result = _object(folder / "result.json")
@@ -91,7 +91,7 @@ def _success_rate(plan: str) -> float:
 
 
 def _attack(header: Mapping[str, Any]) -> float | None:
-    """What an attacker can reach at most under the plan in the ledger; None where that can't be computed."""
+    """The upper bound on an attack under the plan in the ledger; None if it can't be computed."""
     try:
         return _success_rate(json.dumps({key: value for key, value in header.items() if key != "kind"}))
     except (SordinoError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
@@ -101,7 +101,7 @@ def _attack(header: Mapping[str, Any]) -> float | None:
 def _recompute(
     header: Mapping[str, Any], entries: tuple[Mapping[str, Any], ...], result: Mapping[str, Any]
 ) -> float | str:
-    """ε at the δ of the ledger's plan (of ledgers that state none: the result's) from the ledger's entries alone."""
+    """ε from the ledger's entries at the δ of the ledger's plan (or the result's, if the ledger has none)."""
     delta = header.get("delta", result.get("delta"))
     if not isinstance(delta, int | float):
         return "neither the ledger nor result.json gives a delta"
@@ -117,7 +117,7 @@ def _run_name(folder: Path, recipe: str) -> str:
 
 
 def recipe_section(recipe: str, name: str) -> Mapping[str, Any]:
-    """A section of the recipe; empty where it is missing, or the file is no TOML."""
+    """A section of the recipe; empty if it is missing, or the file is not TOML."""
     try:
         found = tomllib.loads(recipe).get(name, {})
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -126,7 +126,7 @@ def recipe_section(recipe: str, name: str) -> Mapping[str, Any]:
 
 
 def _metrics(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """The rows; a last line torn by a kill is left out, any other broken line is an error that names it."""
+    """The rows; an incomplete last line (killed process) is left out, any other damaged line is an error."""
     lines = _text(path).splitlines()
     rows: list[Mapping[str, Any]] = []
     for number, line in enumerate(lines, 1):
@@ -154,7 +154,7 @@ def _object(path: Path) -> Mapping[str, Any]:
     except json.JSONDecodeError as error:
         raise InputError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise InputError(f"{path} must hold a JSON object, not {type(value).__name__}")
+        raise InputError(f"{path} must contain a JSON object, not {type(value).__name__}")
     return value
 
 

@@ -1,34 +1,29 @@
-"""The page of a sweep: the heat map, every result, and what it costs to have looked. Made from sweep.json alone."""
+"""The page of a sweep, made from sweep.json: the heat map, every result, and the privacy cost of looking at them."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
-
 from sordino.errors import Refused
 from sordino.files import write_atomically
 from sordino.report import numbers
 from sordino.report.heatmap import STYLE, Grid, heat_map, heat_map_file
-from sordino.report.page import _resource
+from sordino.report.templates import rendered
 
 
 def write_page(out: Path, document: Mapping[str, Any]) -> Path:
-    """Writes out/sweep.html, and out/heatmap.svg where one map holds the whole grid (one or two keys).
+    """Writes out/sweep.html, and out/heatmap.svg if one map shows the whole grid (one or two keys).
 
-    Refused for a sweep that was paid for: its guarantee is about the selected run alone.
+    Refused for a sweep that was paid for: its guarantee covers the selected run only.
     """
     if document["paid"]:
         raise Refused(
-            "the guarantee of a paid sweep covers the selected run alone: a heat map would show the results of all the "
-            "others and void it. For a heat map sweep without --pay, on public data or at the cost that is stated then"
+            "the guarantee of a paid sweep covers the selected run only: a heat map would show the results of all the "
+            "others and void it. For a heat map, sweep without --pay, on public data or at the cost that is stated then"
         )
     found = grids(document)
     if len(document["over"]) <= 2:
@@ -39,7 +34,7 @@ def write_page(out: Path, document: Mapping[str, Any]) -> Path:
 
 
 def grids(document: Mapping[str, Any]) -> list[Grid]:
-    """The last two keys span the maps; each combination of the others has a map of its own."""
+    """The last two keys span a map; there is one map for each combination of the others."""
     over, metric = document["over"], str(document["metric"])
     keys = list(over)
     *outer, rows, columns = keys if len(keys) > 1 else [None, *keys]
@@ -77,15 +72,13 @@ def render(document: Mapping[str, Any], found: Sequence[Grid]) -> str:
     """The page as a string of HTML."""
     known = [value for grid in found for row in grid.values for value in row if value is not None]
     scale = (min(known), max(known)) if known else None
-    style = _resource("page.css") + STYLE
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(epsilon=numbers.epsilon, power=numbers.power, plain=numbers.plain, label=name)
     show = numbers.percent if document["metric"] == "test_accuracy" else numbers.plain
-    return environment.from_string(_resource("sweep.html")).render(
+    return rendered(
+        "sweep.html",
+        style=STYLE,
+        filters={"label": name},
         sweep=document,
         metric=str(document["metric"]).replace("_", " "),
         maps=[(grid.title, heat_map(grid, scale)) for grid in found],
         show=show,
-        style=Markup(style),
-        style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
     )

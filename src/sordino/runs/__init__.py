@@ -1,1 +1,1 @@
-"""Recipes and what is done with them: a run directory, a sweep over settings, a paid selection."""
+"""Recipes, runs in their directories, sweeps over settings, private selection, comparison and verification."""

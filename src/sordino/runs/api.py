@@ -1,7 +1,7 @@
-"""`sordino.train`: the training loop, and with `out` the same run directory that a recipe leaves.
+"""`sordino.train`: trains, and with `out` writes the same run directory as a recipe.
 
 recipe.toml        what was run: the plan, the update and its settings, with [run] made_by = "sordino.train"
-ledger.jsonl, metrics.jsonl, model.safetensors, result.json, report.html, not_private.json    as of a recipe
+ledger.jsonl, metrics.jsonl, model.safetensors, result.json, report.html, not_private.json    as for a recipe
 """
 
 from __future__ import annotations
@@ -58,36 +58,37 @@ def train(
     """Trains `model` in place under `plan` and returns it with its guarantee.
 
     Args:
-        model: any torch module; BatchNorm and other layers that mix records are refused.
+        model: Any torch module; BatchNorm and other layers that mix records are refused.
         loss: `loss(outputs, targets)` gives one value per row.
-        dataset: a pair (inputs, targets) of tensors or arrays, or a map-style dataset of (inputs, target) or of dicts.
-        plan: what is accounted, and so what is run.
-        optimizer: a torch optimizer class (default: SGD). A plan whose guarantee depends on the update holds the step
-            sizes itself and brings the update: then `optimizer` and `lr` must be left out.
-        lr: the step size.
-        settings: everything else that the guarantee does not depend on.
-        evaluate: must look at public or held-out data only: what it returns is logged.
-        out: the run directory: ledger, metrics, checkpoints, and at the end model.safetensors, result.json and
+        dataset: A pair (inputs, targets) of tensors or arrays, or a map-style dataset of (inputs, target) or of dicts.
+        plan: The plan that is accounted and run.
+        optimizer: A torch optimizer class (default: SGD). If the guarantee depends on the update, the plan contains the
+            step sizes and the update: then `optimizer` and `lr` must be left out.
+        lr: The step size.
+        settings: All other settings, which the guarantee does not depend on.
+        evaluate: Evaluates the model, on public or held-out data only: what it returns is logged.
+        out: The run directory: ledger, metrics, checkpoints, and at the end model.safetensors, result.json and
             report.html; without it nothing is written and the ledger is in memory.
-        resume: go on with the run in `out`; one that is complete is read back.
-        first: makes the plan's statistics from the dataset and gives back the one to train on (private normalisation).
-        watch: reads the weights as they go (sordino.diagnostics.instruments) and changes nothing.
-        public: rows that the plan declares public and their use, for a method that combines them with private steps; ε
+        resume: Continue the run in `out`; a complete run is read back.
+        first: Releases the plan's statistics of the dataset and returns the dataset to train on (private
+            normalisation).
+        watch: Reads the weights during training (sordino.diagnostics.instruments) and changes nothing.
+        public: Rows that the plan declares public and their use, for a method that combines them with private steps; ε
             does not depend on it.
-        collate: from a list of a map-style dataset's items to (inputs, targets); each record's row by itself
+        collate: Maps a list of a map-style dataset's items to (inputs, targets), each record separately
             (`sordino.pad_to`).
-        num_workers: threads that read the items of a map-style dataset.
-        callbacks: told of each row of the metrics (`EarlyStopping`, `TensorBoard`, `MLflow`, or a function whose True
-            ends the run).
-        labels: public names of the classes, kept with the model.
-        users: one id (a whole number or a text) for each row, for a plan with unit="user"; `plan.records` is then the
+        num_workers: The number of threads that read the items of a map-style dataset.
+        callbacks: Called with each row of the metrics (`EarlyStopping`, `TensorBoard`, `MLflow`, or a function that
+            ends the run by returning True).
+        labels: Public names of the classes, stored with the model.
+        users: One id (a whole number or a text) for each row, for a plan with unit="user"; `plan.records` is then the
             public number of users.
 
     Returns:
         The model, its guarantee, the metrics; `not_private` is for the data's owner only.
 
     Raises:
-        Refused: no guarantee covers what is asked for.
+        Refused: no guarantee covers the request.
         InputError: a value is wrong; nothing was written.
     """
     given: dict[str, Any] = {
@@ -100,15 +101,15 @@ def train(
     earlier = folder / "result.json"
     if earlier.exists():
         if not resume:
-            raise InputError(f"{folder} holds a run already: resume it, or give another directory")
+            raise InputError(f"{folder} already contains a run: resume it, or give another directory")
         if read_result(earlier).get("stopped_at") is None:
             return _read_back(folder, model, plan)
-        earlier.unlink()  # it speaks of the model before the steps that follow now
+        earlier.unlink()  # it describes the model before the steps that now follow
     result = fit.train(model, loss, dataset, plan, out=folder, resume=resume, users=users, **given)
     rank = ranks.current()
     if rank is not None and not rank.leads:
         for tensor in model_tensors(result.model).values():
-            whole_of(tensor)  # for the leader, whose the directory is
+            whole_of(tensor)  # for the leader, which writes the directory
         return result
     seed = settings.seed if settings is not None else 0
     write_atomically(folder / "recipe.toml", _described(folder, model, loss, plan, given).encode())
@@ -118,7 +119,7 @@ def train(
 
 
 def _read_back(folder: Path, model: nn.Module, plan: Plan) -> Result:
-    """A complete run, its weights put into the model."""
+    """The result of a complete run, with its weights loaded into the model."""
     header, _ = read_ledger(folder / "ledger.jsonl")
     if Plan.from_dict({key: value for key, value in header.items() if key != "kind"}) != plan:
         raise InputError(f"{folder} was made under another plan: give another directory")
@@ -132,7 +133,7 @@ def _read_back(folder: Path, model: nn.Module, plan: Plan) -> Result:
 
 
 def _inputs(dataset: Any, labels: Sequence[str] | None) -> dict[str, Any]:
-    """What is public of the records' form, where they are one tensor."""
+    """What is public about the form of the records, if they are one tensor."""
     named = {"labels": list(labels) if labels is not None else None}
     pair = tensors_of(dataset)
     if pair is None or not isinstance(pair[0], Tensor):
@@ -142,7 +143,7 @@ def _inputs(dataset: Any, labels: Sequence[str] | None) -> dict[str, Any]:
 
 
 def _described(folder: Path, model: nn.Module, loss: Loss, plan: Plan, given: Mapping[str, Any]) -> str:
-    """What was run, as TOML. It is for readers: the command line can't carry it out."""
+    """What was run, as TOML. It is for readers: the command line can't run it."""
     settings = given["settings"] or Settings()
     document = {
         "run": {"name": folder.resolve().name, "made_by": MADE_BY, "seed": settings.seed},
@@ -155,13 +156,13 @@ def _described(folder: Path, model: nn.Module, loss: Loss, plan: Plan, given: Ma
         },
         "plan": plan.to_dict(),
     }
-    return f"# Made by {MADE_BY}: what was run, for readers; not a recipe of the command line.\n" + tomli_w.dumps(
+    return f"# Made by {MADE_BY}: describes the run for readers; not a recipe for the command line.\n" + tomli_w.dumps(
         _plain(document)
     )
 
 
 def _plain(value: Any) -> Any:
-    """Without None, and what TOML has no type for as text."""
+    """The value without None, and with types that TOML does not have as text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items() if entry is not None}
     if isinstance(value, list | tuple):

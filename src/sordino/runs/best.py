@@ -1,11 +1,11 @@
-"""The best recipe known for a dataset at an ε, with the accuracy that was measured with it.
+"""The best known recipe for a dataset at an ε, with its measured accuracy.
 
-Each file of `sordino/recipes/best` lists, for every ε at which something was measured ([[known]]), the recipe, whose
-settings were chosen on held-out training rows, its accuracy on the test rows, the spread over the seeds, and the
-result file that has the runs.
+Each file of `sordino/recipes/best` lists, for every ε that was measured ([[known]]), the recipe, whose settings were
+chosen on held-out training rows, its accuracy on the test rows, the spread over the seeds, and the result file with the
+runs.
 
-An ε that was not measured takes the recipe of the nearest one that was (by ratio); its noise is calibrated for the ε
-that was asked for, so the guarantee holds, and nothing is said about its accuracy.
+An ε that was not measured uses the recipe of the nearest measured one (by ratio); its noise is calibrated for the
+requested ε, so the guarantee holds, but its accuracy is unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sordino.runs.recipe import Recipe, with_overrides
 from sordino.shown import up
 
 DELTA = 1e-5
-"""δ where none is given: of the sets here, every one has fewer than 100,000 training records."""
+"""The default δ: every dataset here has fewer than 100,000 training records."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Known:
     assumes: str
     source: str
     recipe: Mapping[str, Any]
-    spread: float | None = None  # None: of one seed
+    spread: float | None = None  # None for a single seed
 
     def __str__(self) -> str:
         spread = "" if self.spread is None else f" ± {100 * self.spread:.2f}"
@@ -48,7 +48,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Best:
-    """What is known of a dataset. `nearest` is the measured point whose recipe is taken for `epsilon`."""
+    """The best known recipe of a dataset. `nearest` is the measured point whose recipe is used for `epsilon`."""
 
     dataset: str
     epsilon: float
@@ -59,13 +59,13 @@ class Best:
         """The recipe for `epsilon`, then these overrides.
 
         Args:
-            overrides: `section.key=value`, as `--set` takes them.
+            overrides: `section.key=value`, as for `--set`.
         """
         own = [f"privacy.epsilon={self.epsilon!r}"]
         return Recipe.from_dict(with_overrides(self.nearest.recipe, [*own, *overrides]))
 
     def said(self) -> str:
-        """What it is, what it assumes, and what is known of its accuracy."""
+        """What the recipe is, what it assumes, and what is known about its accuracy."""
         found = f"the same settings gave {self.nearest}"
         if math.isclose(self.nearest.epsilon, self.epsilon):
             found = f"measured: {self.nearest}"
@@ -75,9 +75,9 @@ class Best:
 
 
 def best_names() -> list[str]:
-    """The datasets that have one."""
+    """The datasets that have a best known recipe."""
     folder = files("sordino") / "recipes" / "best"
-    found = folder.iterdir() if folder.is_dir() else ()  # git keeps no empty folder
+    found = folder.iterdir() if folder.is_dir() else ()  # git does not store an empty folder
     return sorted(entry.name.removesuffix(".toml") for entry in found if entry.name.endswith(".toml"))
 
 
@@ -85,11 +85,11 @@ def best_recipe(dataset: str, epsilon: float) -> Best:
     """The best recipe known for a dataset at an ε.
 
     Args:
-        dataset: one of `best_names()`.
-        epsilon: the target.
+        dataset: One of `best_names()`.
+        epsilon: The target.
 
     Raises:
-        InputError: there is none for this dataset; the message lists those that have one. Or ε is not positive.
+        InputError: there is no recipe for this dataset (the message lists those that have one), or ε is not positive.
     """
     names = best_names()
     if dataset not in names:

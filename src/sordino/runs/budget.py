@@ -1,235 +1,64 @@
-"""A budget for the data's life: what all runs on a dataset have spent together, in one SQLite file.
+"""A budget for a dataset: what all runs on it may release together, in one SQLite file.
 
     sordino budget set FILE RECIPE.toml --epsilon 3 --delta 1e-5
     sordino train RECIPE.toml --budget FILE
 
-**What is kept.** For each run, the releases that its plan allows (a *reservation*, made before the first of them) or,
-once it has ended, those that its ledger holds (*settled*). A run that was killed keeps its reservation until it is
-settled from its ledger. So at every moment the file says no less than was released.
+**What the file holds.** For each run, the releases that its plan allows (a *reservation*, made before the first of
+them) or, once the run has ended, the releases in its ledger (*settled*). A killed run keeps its reservation until it is
+settled from its ledger. So at every moment the file counts at least what was released.
 
-**How runs are composed.** Later runs may be chosen by looking at earlier ones, so they are not composed as privacy loss
-distributions, which bound mechanisms that are fixed beforehand. Formal guarantee: seeing all runs that a budget of
+**How runs are composed.** A later run may be chosen by looking at earlier ones. So runs are not composed as privacy
+loss distributions, which bound mechanisms that are fixed in advance. Formal guarantee: seeing all runs that a budget of
 (ε, δ) admits is (ε, δ)-differentially private, however they were chosen, by a Rényi filter of an order that is fixed
-when the budget is set (`accounting.adaptive`). A dataset's *only* run may instead cost what its own guarantee says,
-which is less: it is fixed beforehand. Such a run counts in full even where it stopped early, and where it has spent
-more than the filter allows, no other run can follow. All runs have one relation: (ε, δ) under replace-one says nothing
-under add-remove, so a run under another relation than the budget's does not start; nor does one that protects users.
+when the budget is set (`accounting.adaptive`). If a dataset has only one run, that run may instead cost what its own
+guarantee says, which is less: it is fixed in advance. Such a run counts in full even if it stopped early, and if it has
+spent more than the filter allows, no other run can follow. All runs have one relation: (ε, δ) under replace-one says
+nothing under add-remove, so a run under another relation than the budget's does not start; nor does one whose unit is
+a user.
 
-**Two runs at once.** A run is reserved in one transaction that adds up everything first: of two runs that each fit but
-not together, one starts.
+**Two runs at once.** A reservation is one transaction that first adds up everything: of two runs that each fit but not
+together, one starts.
 
-**Which dataset.** By a digest of the content, keyed by a secret of this file. A plain hash would let anybody who
-guesses the dataset up to one record test the guess; with the key, only who can read this file can (mode 0600). The same
-rows in another order or with other columns chosen are the same dataset where they come from the same file. A dataset
-with a row more is *another* one: a budget follows content, not people.
+**Which dataset.** A dataset is identified by a digest of its content, keyed by a secret of this file. With a plain hash
+anyone who can guess the dataset up to one record could test the guess; with the key, only those who can read this file
+can (mode 0600). The same rows in another order, or with other columns selected, are the same dataset if they come from
+the same file. A dataset with one more row is *another* one: a budget is attached to content, not to people.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import json
-import math
-import os
 import secrets
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sordino import checks, data
-from sordino.accounting.account import checked_releases, composed_epsilon
-from sordino.accounting.adaptive import divergence, filter_order, filtered_epsilon, pure_divergence
-from sordino.accounting.events import Release
-from sordino.accounting.spent import entry_releases
-from sordino.data.own import found
-from sordino.data.sources import source_of
+from sordino import checks
+from sordino.accounting.adaptive import filter_order
 from sordino.errors import InputError, SordinoError
-from sordino.files import json_bytes, locked, read_json, sync_folder, write_atomically
+from sordino.files import json_bytes, locked, read_json, write_atomically
 from sordino.plan.core import Plan
-from sordino.plan.method import Method
-from sordino.plan.spent import from_ledger
-from sordino.registry import method_class
-from sordino.release.ledger import read_ledger
+from sordino.runs.budget_cost import Account, Cost, Limit
+from sordino.runs.budget_file import create as create_file
+from sordino.runs.budget_file import transaction
+from sordino.runs.dataset_digest import content_digest
 from sordino.runs.recipe import Recipe
 from sordino.shown import up
 
-VERSION = 3
-WAIT = 120.0  # seconds for other runs that add up their cost
-TOKEN = "budget.json"  # in the run directory: which reservation the run has
-_TABLES = """
-CREATE TABLE about (version INTEGER NOT NULL, key BLOB NOT NULL, seal BLOB);
-CREATE TABLE datasets (
-    digest TEXT PRIMARY KEY, name TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL NOT NULL, relation TEXT NOT NULL,
-    filter_order REAL NOT NULL
-);
-CREATE TABLE runs (
-    token TEXT PRIMARY KEY, digest TEXT NOT NULL REFERENCES datasets, folder TEXT NOT NULL, state TEXT NOT NULL,
-    cost TEXT NOT NULL
-);
-"""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a run releases: mechanisms that compose, or one (ε, δ) where its method does not compose."""
-
-    releases: tuple[tuple[Release, int], ...] = ()
-    epsilon: float = 0.0
-    delta: float = 0.0
-
-    @classmethod
-    def of_plan(cls, plan: Plan) -> Cost:
-        """Of everything that the plan allows."""
-        if plan.method.composes:
-            return cls(tuple(checked_releases(plan.releases())))
-        found = plan.guarantee()
-        return cls((), found.epsilon, found.delta)
-
-    @classmethod
-    def of_ledger(cls, path: Path) -> Cost:
-        """Of what a ledger holds."""
-        header, entries = read_ledger(path)
-        stated = header.get("plan", header)
-        lines = [entry for entry in entries if entry.get("kind", "release") == "release"]
-        if not lines:
-            return cls()
-        method = method_class(stated["method"]["name"])
-        if method.composes and method.spent is Method.spent:
-            return cls(tuple(entry_releases(stated, lines)[0]))
-        delta = checks.delta_value(stated.get("delta"))
-        return cls((), float(from_ledger(header, entries, delta)["epsilon"]), delta)
-
-    def to_json(self) -> str:
-        releases = [[asdict(release), count] for release, count in self.releases]
-        return json.dumps({"releases": releases, "epsilon": self.epsilon, "delta": self.delta})
-
-    @classmethod
-    def from_json(cls, text: str) -> Cost:
-        try:
-            known = json.loads(text)
-            releases = checked_releases([(Release(**values), int(count)) for values, count in known["releases"]])
-            epsilon, delta = (checks.real(name, known[name]) for name in ("epsilon", "delta"))
-            if epsilon < 0.0 or delta < 0.0:
-                raise ValueError("a cost below zero")
-        except (KeyError, TypeError, ValueError, InputError) as error:
-            raise InputError(f"a run's cost in the budget file is damaged: {error}") from error
-        return cls(tuple(releases), epsilon, delta)
-
-
-@dataclass(frozen=True)
-class Limit:
-    """What all runs on a dataset may cost together, and the order of the filter that adds them up."""
-
-    epsilon: float
-    delta: float
-    relation: str
-    order: float
-
-    @classmethod
-    def of(cls, epsilon: float, delta: float, relation: str) -> Limit:
-        return cls(epsilon, delta, relation, filter_order(epsilon, delta))
-
-    def filtered(self, costs: Sequence[Cost]) -> float:
-        """ε at δ of runs that were chosen adaptively."""
-        found, failures = [], []
-        for cost in costs:
-            here = divergence(cost.releases, self.order, self.relation)
-            if math.isinf(here):  # no Rényi bound is known: the run's own ε, at a quarter of δ
-                own = self.delta / 4
-                here = pure_divergence(self._alone(cost.releases, own), self.order)
-                failures.append(own)
-            found += [here, pure_divergence(cost.epsilon, self.order)]
-            failures.append(cost.delta)
-        return filtered_epsilon(found, failures, self.order, self.delta)
-
-    def together(self, costs: Sequence[Cost]) -> float:
-        """ε at δ of all of these runs, an upper bound; infinite where their own δ leave nothing of it."""
-        if len(costs) > 1:
-            return self.filtered(costs)
-        if not costs:
-            return 0.0
-        left = self.delta - costs[0].delta * (1 + 1e-12)
-        if costs[0].releases:
-            return min(self.filtered(costs), self._alone(costs[0].releases, left)) if left > 0 else math.inf
-        return costs[0].epsilon if left >= 0 or costs[0].delta <= self.delta else math.inf
-
-    def _alone(self, releases: Sequence[tuple[Release, int]], delta: float) -> float:
-        return composed_epsilon(checked_releases(releases), delta, self.relation, "pld")[0]
-
-
-@dataclass(frozen=True)
-class Account:
-    """One dataset of a budget file: its limit and what its runs cost."""
-
-    digest: str
-    name: str
-    limit: Limit
-    runs: tuple[tuple[str, str, Cost], ...]  # folder, state, cost
-
-    @property
-    def spent(self) -> float:
-        """ε at the account's δ of all runs, reserved ones in full."""
-        return self.limit.together([cost for _, _, cost in self.runs])
-
-    def to_dict(self) -> dict[str, Any]:
-        spent = self.spent
-        return {
-            "dataset": self.digest,
-            "name": self.name,
-            **asdict(self.limit),
-            "spent": spent,
-            "runs": [
-                {"folder": folder, "state": state, "epsilon": self.limit.together([cost])}
-                for folder, state, cost in self.runs
-            ],
-        }
-
-
-class _Bent(Exception):
-    """The file holds what this package did not write there."""
-
-
-def _content(base: sqlite3.Connection) -> bytes:
-    tables = [base.execute(f"SELECT * FROM {name} ORDER BY 1").fetchall() for name in ("datasets", "runs")]
-    return json.dumps(tables).encode()
-
-
-def _seal(base: sqlite3.Connection, key: bytes) -> None:
-    base.execute("UPDATE about SET seal = ?", (hmac.digest(key, _content(base), "sha256"),))
-
-
-def _opened(base: sqlite3.Connection) -> bytes:
-    """The key of a file whose seal fits. It finds damage and edits, not a forger who reads the key beside it."""
-    rows = base.execute("SELECT * FROM about").fetchall()
-    if len(rows) == 1 and rows[0][0] == 2:  # made before there were seals
-        base.execute("ALTER TABLE about ADD COLUMN seal BLOB")
-        base.execute("UPDATE about SET version = ?", (VERSION,))
-        _seal(base, rows[0][1])
-        rows = base.execute("SELECT * FROM about").fetchall()
-    if len(rows) != 1 or rows[0][0] != VERSION or not isinstance(rows[0][1], bytes) or len(rows[0][1]) != 32:
-        raise _Bent("it is not of this version of sordino")
-    _, key, seal = rows[0]
-    try:
-        content = _content(base)
-    except TypeError as error:
-        raise _Bent("a cell has a type that it never has") from error
-    if not isinstance(seal, bytes) or not hmac.compare_digest(seal, hmac.digest(key, content, "sha256")):
-        raise _Bent("its rows do not fit its seal")
-    return bytes(key)
+TOKEN = "budget.json"  # in the run directory: the run's reservation
 
 
 class Budget:
     """A budget file. Every method is one transaction.
 
     Args:
-        path: the SQLite file.
-        create: make it if it is not there.
+        path: The SQLite file.
+        create: Create it if it does not exist.
 
     Raises:
-        InputError: it is not there, can't be opened, or is no budget file.
+        InputError: it does not exist, can't be opened, or is not a budget file.
     """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
@@ -237,56 +66,15 @@ class Budget:
         if not path.is_file():
             if not create or path.exists():
                 raise InputError(f"there is no budget file {path}: make one with `sordino budget set`")
-            self._create()
+            create_file(path)
         with self._transaction():
-            pass  # it can be read, and its seal fits
-
-    def _create(self) -> None:
-        """Made aside and then linked into its place: whoever finds the file finds it whole."""
-        aside = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
-        try:
-            os.close(os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            try:
-                with closing(sqlite3.connect(aside, isolation_level=None)) as base:
-                    for statement in _TABLES.split(";"):
-                        base.execute(statement)
-                    key = secrets.token_bytes(32)
-                    base.execute("INSERT INTO about VALUES (?, ?, NULL)", (VERSION, key))
-                    _seal(base, key)
-                os.link(aside, self.path)
-            finally:
-                os.unlink(aside)
-            sync_folder(self.path.absolute().parent)
-        except FileExistsError:
-            return  # another process has made it
-        except OSError as error:
-            raise InputError(f"the budget file {self.path} can't be made: {error.strerror or error}") from error
+            pass  # raises if the file can't be read, or its seal does not match
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing, one process at a time; on return it is on the disk."""
-        try:
-            base = sqlite3.connect(self.path, timeout=WAIT, isolation_level=None)
-            try:
-                base.execute("PRAGMA synchronous = EXTRA")
-                base.execute("BEGIN IMMEDIATE")
-                try:
-                    self._key = _opened(base)
-                    yield base
-                    _seal(base, self._key)
-                except BaseException:
-                    base.execute("ROLLBACK")
-                    raise
-                base.execute("COMMIT")
-            finally:
-                base.close()
-        except sqlite3.OperationalError as error:
-            raise SordinoError(f"the budget file {self.path} can't be used: {error}") from error
-        except (sqlite3.DatabaseError, _Bent) as error:
-            raise InputError(
-                f"{self.path} is no budget file, or was damaged or edited: {error}. Nothing was counted; use the "
-                "newest copy that you have, and count what was run since"
-            ) from error
+        with transaction(self.path) as (base, key):
+            self._key = key
+            yield base
 
     def digest(self, recipe: Recipe, data_dir: Path | None) -> str:
         """The dataset of a recipe, keyed by this file's secret."""
@@ -300,12 +88,12 @@ class Budget:
             known = self._account(base, digest)
             if known is not None and not replace:
                 raise InputError(
-                    f"{self.path} has a budget for these records already (ε = {up(known.limit.epsilon)}, δ = "
+                    f"{self.path} already has a budget for these records (ε = {up(known.limit.epsilon)}, δ = "
                     f"{up(known.limit.delta)}, {known.limit.relation}): give --replace to change it"
                 )
             if known is not None and known.runs and known.limit.relation != relation:
-                raise InputError(f"runs under {known.limit.relation} are counted there: its relation can't be changed")
-            # the order may not follow from what was seen: with runs, it stays
+                raise InputError(f"it already counts runs under {known.limit.relation}: its relation can't be changed")
+            # the order must not depend on what was seen: once there are runs, it is fixed
             order = known.limit.order if known is not None and known.runs else filter_order(epsilon, delta)
             base.execute(
                 "INSERT INTO datasets VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO UPDATE SET "
@@ -323,7 +111,7 @@ class Budget:
     def reserve(self, digest: str, plan: Plan, out: Path) -> str:
         """Reserves the plan's cost for the run in `out`, or raises; nothing may be released before it returns.
 
-        A run that is resumed keeps its reservation; one that was settled meanwhile is reserved again in full.
+        A resumed run keeps its reservation; one that was settled in the meantime is reserved again in full.
 
         Raises:
             InputError: the dataset has no budget, the relation differs, or all runs together would exceed it.
@@ -336,14 +124,14 @@ class Budget:
             limit = known.limit
             if plan.unit != "record":
                 raise InputError(
-                    f"the budget counts what protects a record, and this run protects a {plan.unit}: neither follows "
+                    f"the budget is for record-level guarantees, and this run protects a {plan.unit}: neither follows "
                     "from the other without loss, so they are not added; run it without --budget, and count it apart"
                 )
             if plan.relation != limit.relation:
                 raise InputError(
                     f"the budget counts under {limit.relation} and this run's guarantee is under {plan.relation}: "
                     "neither follows from the other without loss, so they are not added; use privacy.relation = "
-                    f'"{limit.relation}", or keep a budget of its own for these runs'
+                    f'"{limit.relation}", or set a separate budget for these runs'
                 )
             others = [
                 Cost.from_json(text)
@@ -355,7 +143,7 @@ class Budget:
                 spent = limit.together(others)
                 raise InputError(
                     f"this run would exceed the budget of its records: ε = {up(spent)} of {up(limit.epsilon)} at δ = "
-                    f"{up(limit.delta)} is spent or reserved, and {up(total)} it would be with this run. It was not "
+                    f"{up(limit.delta)} is spent or reserved, and with this run it would be {up(total)}. It was not "
                     "started. Give it less ε, or settle runs that were killed: sordino budget settle"
                 )
             if token is None or not self._is_of(base, token, digest, folder):
@@ -369,11 +157,11 @@ class Budget:
         return token
 
     def settle(self, out: Path, token: str | None = None) -> None:
-        """The run in `out` has ended: its reservation becomes what its ledger holds.
+        """Replaces the reservation of the ended run in `out` by what its ledger contains.
 
         Args:
-            out: the run directory.
-            token: what `reserve` returned, from the process that made the run: without a ledger it released nothing.
+            out: The run directory.
+            token: What `reserve` returned, if this process made the run: without a ledger it then released nothing.
         """
         token, ledger = token or _token(out), out / "ledger.jsonl"
         if token is None:
@@ -383,16 +171,16 @@ class Budget:
             row = base.execute("SELECT digest, cost FROM runs WHERE token = ?", (token,)).fetchone()
             known = self._account(base, row[0]) if row is not None else None
             if known is not None and known.limit.filtered([c for _, _, c in known.runs]) > known.limit.epsilon:
-                cost = Cost.from_json(row[1])  # admitted as the only run: nothing is given back
+                cost = Cost.from_json(row[1])  # it was admitted as the only run, so it counts in full
             base.execute(
                 "UPDATE runs SET state = 'settled', cost = ? WHERE token = ? AND folder = ? AND state = 'reserved'",
                 (cost.to_json(), token, str(out.resolve())),
             )
 
     def settle_dead(self) -> tuple[list[str], list[str]]:
-        """Settles the reservations of runs that are not at work any more: (settled, left as they are).
+        """Settles the reservations of runs that have ended: (settled, left as they are).
 
-        Left is a run that is at work, and one whose directory or ledger is gone: it counts in full for ever.
+        A run in progress is left, and so is one whose directory or ledger is missing: it counts in full forever.
         """
         with self._transaction() as base:
             folders = [row[0] for row in base.execute("SELECT folder FROM runs WHERE state = 'reserved'")]
@@ -409,7 +197,7 @@ class Budget:
         return settled, left
 
     def _is_of(self, base: sqlite3.Connection, token: str | None, digest: str, folder: str) -> bool:
-        """The reservation was made for this dataset in this directory: a copied directory gets its own."""
+        """Whether the reservation was made for this dataset and directory: a copied directory needs its own."""
         row = base.execute("SELECT digest, folder FROM runs WHERE token = ?", (token,)).fetchone()
         return bool(row == (digest, folder))
 
@@ -427,7 +215,7 @@ class Budget:
 
 @contextmanager
 def charged(path: Path | None, recipe: Recipe, plan: Plan, out: Path, data_dir: Path | None) -> Iterator[None]:
-    """Reserves before, settles after; where the run fails, too. Without a file nothing is counted."""
+    """Reserves before and settles after the block, also if the run fails. Without a file nothing is counted."""
     if path is None:
         yield
         return
@@ -440,38 +228,12 @@ def charged(path: Path | None, recipe: Recipe, plan: Plan, out: Path, data_dir: 
 
 
 def _token(out: Path) -> str | None:
-    """Of the run in `out`; None where it has no ledger, for then nobody knows what it released before."""
+    """The reservation of the run in `out`; None if it has no ledger, as its earlier releases are then unknown."""
     path = out / TOKEN
     if not path.exists() or not (out / "ledger.jsonl").exists():
         return None
     token = read_json(path, "the reservation of the run").get("reservation")
     return token if isinstance(token, str) else None
-
-
-def content_digest(recipe: Recipe, data_dir: Path | None) -> bytes:
-    """SHA-256 of a dataset's content: of its file, or of its rows in any order. Not keyed: never to be written down."""
-    source = source_of(recipe.data)
-    if source is not None:
-        place = found(source.path, data_dir)
-        paths = [path for path in place.rglob("*") if path.is_file()] if place.is_dir() else [place]
-        parts = sorted(_of_file(path) for path in paths)
-    else:
-        parts = sorted(_rows(data.read(recipe.data, data_dir).train))
-    return hashlib.sha256(b"".join(parts)).digest()
-
-
-def _of_file(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").digest()
-    except OSError as error:
-        raise InputError(f"{path} can't be read: {error.strerror or error}") from error
-
-
-def _rows(split: data.Split) -> Iterator[bytes]:
-    inputs = split.inputs.contiguous().numpy().reshape(len(split), -1)
-    for row, target in zip(inputs, split.targets.tolist(), strict=True):
-        yield hashlib.sha256(row.tobytes() + str(target).encode()).digest()
 
 
 def shown(document: Mapping[str, Any]) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""From a recipe's sections to the values that a run is made of: optimizer, settings, clipping, statistics, plan.
+"""Maps a recipe's sections to the parts of a run: optimizer, settings, clipping, statistics, plan.
 
-Functions from values to values; no data is read and nothing is written. Whatever a section says that its part does
-not know is an error here, before anything else happens.
+These are functions from values to values; no data are read and nothing is written. Anything in a section that its part
+does not know is an error here, before anything else happens.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def method_of(recipe: Recipe) -> type[Method]:
 
 
 def optimizer_of(recipe: Recipe) -> type[torch.optim.Optimizer] | None:
-    """What [train] names; None where the method's guarantee depends on the update, and [method] holds it."""
+    """The optimizer that [train] names; None if the method's guarantee depends on the update, and [method] has it."""
     section, method = recipe.train, method_of(recipe)
     method.check_recipe(recipe)
     if not method.holds_update:
@@ -59,7 +59,7 @@ def optimizer_of(recipe: Recipe) -> type[torch.optim.Optimizer] | None:
     if given:
         raise Refused(
             f"[train] {', '.join(given)}: the guarantee of {recipe.method.name} depends on the update, so the plan "
-            "holds it: give lr (a number or a schedule) in [method]; its proof covers neither momentum nor Adam nor "
+            "contains it: give lr (a number or a schedule) in [method]; its proof does not cover momentum, Adam or "
             "weight decay"
         )
     return None
@@ -102,11 +102,11 @@ def private_normalisation(recipe: Recipe) -> PrivateNormalisation | None:
 
 
 def private_records(recipe: Recipe) -> int:
-    """The public number of private rows: what the recipe says, else the set's published size less its public rows."""
+    """The public number of private rows: the recipe's, else the dataset's published size minus its public rows."""
     section = recipe.public
     if section.given and not method_of(recipe).takes_public_rows:
         raise Refused(
-            f"the method {recipe.method.name} makes no use of public rows: leave [public] out, or use one of "
+            f"the method {recipe.method.name} does not use public rows: leave out [public], or use one of "
             f"{', '.join(names_with(lambda method: method.takes_public_rows))}"
         )
     total = data.published(recipe.data).records
@@ -116,24 +116,24 @@ def private_records(recipe: Recipe) -> int:
 
 
 def public_size(recipe: Recipe) -> int:
-    """How many rows [public] sets aside: of the published size, so that it is the same whatever the data holds."""
+    """The number of rows that [public] sets aside: of the published size, so that it does not depend on the data."""
     section = recipe.public
     if data.is_own(recipe.data):
         if section.records is None:
-            raise InputError("[public] of data of your own needs records: how many of its rows are public")
+            raise InputError("[public] of your own data needs records: how many of its rows are public")
         return section.records
     total = data.entry(recipe.data.name).records[0]
     return public_records(total, fraction=section.fraction, records=section.records)
 
 
 def check_companions(recipe: Recipe) -> None:
-    """Refused or InputError for a [batch_clipping] that nothing covers or would be ignored."""
+    """Refused or InputError for a [batch_clipping] that no proof covers or that would be ignored."""
     section, method = recipe.batch_clipping, recipe.method.name
     if section.draws < 1:
-        raise InputError(f"[batch_clipping] draws = {section.draws}: give at least 1")
+        raise InputError(f"[batch_clipping] draws must be at least 1, got {section.draws}")
     if not section.given:
         if section != type(section)():
-            raise InputError("[batch_clipping] needs companions, the number of public rows beside each record")
+            raise InputError("[batch_clipping] needs companions, the number of public rows next to each record")
         return
     if "companions" not in method_of(recipe).covers:
         covered = ", ".join(names_with(lambda known: "companions" in known.covers))
@@ -142,7 +142,7 @@ def check_companions(recipe: Recipe) -> None:
         )
     if not recipe.public.given:
         raise Refused(
-            "[batch_clipping] normalises private records with public ones, and the recipe declares none: say which in "
+            "[batch_clipping] normalises private records with public rows, but the recipe declares none: say which in "
             "[public] (records = 100)"
         )
     if recipe.features.private is not None:
@@ -153,7 +153,8 @@ def check_companions(recipe: Recipe) -> None:
     most = public_size(recipe)
     if not 1 <= (section.companions or 0) <= most:
         raise InputError(
-            f"[batch_clipping] companions = {section.companions}: give 1 to {most}, the number of public rows"
+            f"[batch_clipping] companions must lie between 1 and {most}, the number of public rows; got "
+            f"{section.companions}"
         )
 
 
@@ -165,7 +166,7 @@ def public_origin(recipe: Recipe) -> str:
 
 
 def statistics_of(recipe: Recipe) -> tuple[Statistic, ...]:
-    """What the recipe releases beside the steps."""
+    """The releases of a recipe besides its steps."""
     rate = recipe.sampling.expected_batch / private_records(recipe)
     histogram = recipe.privacy.norm_histogram
     private = private_normalisation(recipe)
@@ -176,23 +177,23 @@ def statistics_of(recipe: Recipe) -> tuple[Statistic, ...]:
 
 
 def check_unit(recipe: Recipe) -> None:
-    """Refused where the guarantee would not be about users although the recipe says so."""
+    """Refuses combinations whose guarantee would not be about users although the recipe asks for it."""
     if checks.choice("privacy.unit", recipe.privacy.unit, UNITS) != "user":
         for name in ("rows_per_user", "examples_per_user"):
             if getattr(recipe.privacy, name) is not None:
-                raise InputError(f'privacy.{name} belongs to unit = "user": without it a row is a record')
+                raise InputError(f'privacy.{name} needs unit = "user": without it a row is a record')
         return
     if recipe.privacy.examples_per_user is not None and recipe.method.name != default_method():
-        raise Refused(f"privacy.examples_per_user is accounted for the method {default_method()} alone")
+        raise Refused(f"privacy.examples_per_user is accounted for the method {default_method()} only")
     if not method_of(recipe).protects_users:
         raise Refused(
-            f'privacy.unit = "user": the method {recipe.method.name} takes a row for a record; use one of '
+            f'privacy.unit = "user": the method {recipe.method.name} treats a row as a record; use one of '
             f"{', '.join(names_with(lambda method: method.protects_users))}"
         )
     if recipe.features.private is not None or recipe.public.given:
         raise Refused(
-            'privacy.unit = "user": private statistics of features and [public] rows are made row by row, and a user '
-            "has several: leave [features] private and [public] out"
+            'privacy.unit = "user": private statistics of features and [public] rows work row by row, and a user '
+            "has several rows: leave out [features] private and [public]"
         )
 
 
@@ -203,7 +204,7 @@ def plan_from(
     shape: tuple[int, ...] | None = None,
     classes: int | None = None,
 ) -> Plan:
-    """The plan of a recipe: its method makes it. `shape` and `classes` of the data where the method needs them."""
+    """The plan of a recipe, made by its method. `shape` and `classes` of the data are for methods that need them."""
     method = method_of(recipe)
     method.check_recipe(recipe)
     check_unit(recipe)

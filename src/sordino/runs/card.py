@@ -1,9 +1,9 @@
-"""The model card of a finished run: what a deployment must state, in Markdown for people and in YAML for registries.
+"""The model card of a finished run: what a deployment must state, in Markdown for people and YAML for registries.
 
 The YAML has the fields of OpenDP's registry of deployments; the Markdown has them too, with what NIST SP 800-226 asks
-an evaluator to find (ε and its unit first, then what undermines it, then how the data were collected). Everything that
-the run's files say is taken from them; what only the owner can say comes from the recipe's [declaration], and a gap is
-named as a gap. A directory that `sordino verify` does not call genuine gets no card.
+an evaluator to check (ε and its unit first, then what undermines it, then how the data were collected). Everything that
+is in the run's files is taken from them; what only the owner can say comes from the recipe's [declaration], and missing
+fields are listed as missing. A directory that `sordino verify` does not find genuine gets no card.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def write_card(folder: Path) -> dict[str, Any]:
     """Writes card.md and card.yaml into the run directory and returns the fields.
 
     Raises:
-        InputError: it is no run directory.
+        InputError: it is not a run directory.
         ClaimBroken: the directory is not genuine.
     """
     verdict = verify(folder)
@@ -72,13 +72,13 @@ def card_fields(run: Run) -> dict[str, Any]:
         "public_sources": said.get("public_sources", MISSING),
         "mechanisms": _mechanisms(run),
         "sampling": plan.sampling.to_dict(),
-        "composition": f"{result.get('accountant')} accountant over {len(run.entries)} releases of this run alone",
+        "composition": f"{result.get('accountant')} accountant over {len(run.entries)} releases of this run only",
         "post_processing": "optimizer, averaging and evaluation use released values and public data only",
         "attack_success_at_most": {
             f"false_alarms_{alarms:g}": float(up(success_rate(plan, alarms))) for alarms in _ALARMS
         },
         "floating_point": "noise is added exactly and rounded to a public grid (docs/guarantees/noise.md)",
-        "timing": "not protected: how long a step takes depends on the batch",
+        "timing": "not protected: the duration of a step depends on the batch",
         "randomness": _randomness(plan),
         "justification": {"theorem": result.get("theorem"), "threat_model": guarantee.get("threat_model")},
         "assumptions": [f"{a['text']} ({a['check']})" for a in guarantee.get("assumptions", ())],
@@ -97,14 +97,14 @@ def card_fields(run: Run) -> dict[str, Any]:
 
 
 def undeclared(fields: Mapping[str, Any]) -> list[str]:
-    """The fields that only the owner can fill, and did not."""
+    """The fields that only the owner can fill in, and has not."""
     inner = [f"{name}.{key}" for name, part in fields.items() if isinstance(part, Mapping) for key in part]
     values = {**fields, **{path: fields[path.partition(".")[0]][path.partition(".")[2]] for path in inner}}
     return [name for name, value in values.items() if value == MISSING]
 
 
 def as_yaml(value: Any, depth: int = 0) -> str:
-    """Block YAML; strings are quoted as in JSON, which is YAML as well."""
+    """Block YAML; strings are quoted as in JSON, which is also YAML."""
     pad, lines = "  " * depth, []
     items: Sequence[tuple[str, Any]] = (
         [(f"{key}:", entry) for key, entry in value.items()]
@@ -120,14 +120,14 @@ def as_yaml(value: Any, depth: int = 0) -> str:
 
 
 def _scalar(value: Any) -> str:
-    """JSON, and 1e-05 as 1.0e-05: YAML 1.1 takes a number without a point for a string."""
+    """JSON, with 1e-05 as 1.0e-05: YAML 1.1 reads a number without a point as a string."""
     text = json.dumps(value, ensure_ascii=False)
     mantissa, e, exponent = text.partition("e")
     return f"{mantissa}.0e{exponent}" if isinstance(value, float) and e and "." not in mantissa else text
 
 
 def as_markdown(run: Run, fields: Mapping[str, Any]) -> str:
-    """The card for people: the statement first, then what undermines it, then everything else."""
+    """The card for people: the statement first, then what undermines it, then the rest."""
     secure = fields["randomness"]["secure"]
     delta = up(fields["parameters"]["delta"])
     top = [
@@ -136,16 +136,16 @@ def as_markdown(run: Run, fields: Mapping[str, Any]) -> str:
         f"Unit: {fields['privacy_unit']}.",
     ]
     if not secure:
-        top.append("**The noise came from an insecure seed: against whoever knows it there is no guarantee.**")
+        top.append("**The noise came from an insecure seed: there is no guarantee against anyone who knows it.**")
     alarms = [
         f"| {100 * float(name.removeprefix('false_alarms_')):g} % | {100 * rate:.4g} % |"
         for name, rate in fields["attack_success_at_most"].items()
     ]
     sections = {
-        "What it means": "An attacker who knows everything but whether one unit took part, and sees all that was "
+        "What it means": "An attacker who knows everything except whether one unit took part, and sees all that was "
         "published, recognises it at most this often:\n\n| false alarms | recognised, at most |\n|---|---|\n"
         + "\n".join(alarms)
-        + "\n\nFor whoever contributed k units ε is up to k times as large, and δ grows as well.",
+        + "\n\nFor someone who contributed k units, ε is up to k times as large, and δ grows as well.",
         "What undermines it (NIST SP 800-226)": _bullets(
             {
                 "trust": fields["actors_and_trust"],
@@ -153,19 +153,19 @@ def as_markdown(run: Run, fields: Mapping[str, Any]) -> str:
                 "side channels": f"timing: {fields['timing']}; floating point: {fields['floating_point']}",
                 "randomness": fields["randomness"]["key"],
                 "tuning": fields["tuning_cost"],
-                "other releases on the same records": "they add to ε; `sordino budget` adds them up where it is used",
+                "other releases on the same records": "they add to ε; `sordino budget` adds them up if it is used",
                 "adopted copies": fields["evidence"]["adopted_copies"],
             }
         ),
         "The data": _bullets({**fields["data"], "public sources": fields["public_sources"]}),
-        "How the guarantee comes about": _bullets(
+        "Where the guarantee comes from": _bullets(
             {
                 "mechanisms": "; ".join(fields["mechanisms"]),
                 "sampling": _sampling(fields["sampling"]),
                 "composition": fields["composition"],
                 "theorem": fields["justification"]["theorem"],
                 "the adversary": fields["justification"]["threat_model"],
-                "statistics beside the steps": "; ".join(fields["preprocessing_cost"]) or "none",
+                "statistics besides the steps": "; ".join(fields["preprocessing_cost"]) or "none",
                 "post-processing": fields["post_processing"],
             }
         ),
@@ -187,7 +187,7 @@ def _bullets(values: Mapping[str, Any]) -> str:
 
 
 def _sampling(fields: Mapping[str, Any]) -> str:
-    """The sampler and its numbers, shortened: the registry's YAML has all digits."""
+    """The sampler and its numbers, rounded: the YAML has all digits."""
     numbers = [
         f"{key.replace('_', ' ')} {value:.6g}" for key, value in fields.items() if isinstance(value, int | float)
     ]
@@ -201,8 +201,8 @@ def _domain(plan: Plan) -> str:
 def _unprotected(run: Run, plan: Plan) -> list[str]:
     found = [
         f"the number of {plan.unit}s, {plan.records}, and the divisor {plan.divisor:g}: public constants",
-        "the test data, on which the figures were measured",
-        "how long the run took",
+        "the test data, on which the metrics were measured",
+        "the duration of the run",
     ]
     if plan.public is not None:
         found.append(f"{plan.public.records} rows that are declared public: {plan.public.origin}")
@@ -219,7 +219,7 @@ def _statistics(plan: Plan) -> list[str]:
 
 
 def _mechanisms(run: Run) -> list[str]:
-    """Like releases counted together."""
+    """Equal releases counted together."""
     counts: dict[tuple[str, str, str], int] = {}
     for entry in run.entries:
         key = (str(entry.get("purpose")), str(entry.get("mechanism")), f"{entry.get('noise_multiplier'):g}")
@@ -229,8 +229,8 @@ def _mechanisms(run: Run) -> list[str]:
 
 def _randomness(plan: Plan) -> dict[str, Any]:
     if plan.insecure_seed is None:
-        return {"secure": True, "key": "AES-256 in counter mode; the key was in memory only, and is gone"}
-    return {"secure": False, "key": f"an insecure seed, {plan.insecure_seed}, that the recipe names"}
+        return {"secure": True, "key": "AES-256 in counter mode; the key was kept in memory only"}
+    return {"secure": False, "key": f"an insecure seed, {plan.insecure_seed}, given in the recipe"}
 
 
 def _audit(audit: Mapping[str, Any] | None) -> str:

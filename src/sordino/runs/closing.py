@@ -1,11 +1,11 @@
-"""The end of a run: model and result are written so that each names the other, the ledger and every published file.
+"""The end of a run: model and result are written so that each refers to the other, the ledger and all other files.
 
     model.safetensors   its document: name, ε, δ, relation, the ledger's head, the digest of the result
-    result.json         `ledger`: the ledger's head; `files`: the SHA-256 of every published file, the model's included
+    result.json         `ledger`: the ledger's head; `files`: the SHA-256 of every published file, including the model
 
-The digest of the result is over all of it but the model's own hash, which is not known before the model is written. So
-an edit of one file is found in another (`sordino.runs.verify`). The guarantee that is written down is the ledger's: a
-ledger that comes to more than the result states is an error, and nothing is published.
+The digest of the result covers everything except the model's hash, which is not known before the model is written. So
+an edit of one file is detected by another (`sordino.runs.verify`). The guarantee that is written is the ledger's: if
+the ledger's ε exceeds the stated one, that is an error, and nothing is published.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ LEDGER, MODEL, RESULT, REPORT = "ledger.jsonl", "model.safetensors", "result.jso
 SIGNATURE = "signature.json"
 _OTHERS = ("audit.json", "membership.json", "not_private.json", "budget.json", "card.md", "card.yaml")
 NOT_BOUND = (LEDGER, MODEL, RESULT, REPORT, SIGNATURE, *_OTHERS)
-"""Files whose hashes result.json does not list: bound otherwise, made later, or never published."""
+"""Files whose hashes are not in result.json: linked in another way, made later, or never published."""
 EQUAL = 1e-6
-"""Relative difference below which two ε are the same: the accountant's tolerance and other processors' last digits."""
+"""Relative difference below which two ε count as equal: the accountant's tolerance, and rounding on other CPUs."""
 
 
 def write_closed(
     out: Path, result: Mapping[str, Any], tensors: Mapping[str, Tensor], stated: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Writes model.safetensors and result.json, and returns what the latter holds.
+    """Writes model.safetensors and result.json, and returns the content of the latter.
 
     Args:
-        out: the run directory; all other published files are written already.
-        result: what result.json says, with epsilon, delta and relation.
-        tensors: the published weights and buffers; shards are gathered, one after the other, by all ranks together.
-        stated: what the model's own file says of it, beside the ledger's head and the digest of the result.
+        out: The run directory; all other published files have been written.
+        result: The content of result.json, with epsilon, delta and relation.
+        tensors: The published weights and buffers; shards are gathered, one after the other, by all ranks together.
+        stated: What the model file says about it, besides the ledger's head and the digest of the result.
 
     Raises:
-        SordinoError: the ledger's ε is above that of the result.
+        SordinoError: the ledger's ε exceeds the result's.
     """
     chain = read_chain(out / LEDGER)
     spent = float(from_ledger(chain.header, chain.entries, result["delta"])["epsilon"])
     if not spent <= result["epsilon"] * (1 + EQUAL):
         raise SordinoError(
-            f"the ledger {out / LEDGER} comes to ε = {up(spent, 6)} and the result would state "
+            f"the ledger {out / LEDGER} gives ε = {up(spent, 6)}, but the result would state "
             f"{up(result['epsilon'], 6)}: nothing is published. This is a defect of the library or of a method; what "
             "was spent is the ledger's ε"
         )
@@ -77,7 +77,7 @@ def is_bound(path: Path) -> bool:
 
 
 def result_digest(document: Mapping[str, Any]) -> str:
-    """SHA-256 of a result without the hash of the model, whatever the order of its keys."""
+    """SHA-256 of a result without the hash of the model, independent of the order of its keys."""
     files = {name: digest for name, digest in dict(document.get("files") or {}).items() if name != MODEL}
     text = json.dumps({**document, "files": files}, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()

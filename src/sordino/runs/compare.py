@@ -1,14 +1,14 @@
-"""Methods under equal ε, δ and relation, over several seeds: `sordino compare SUITE.toml`.
+"""Compares methods at equal ε, δ and relation, over several seeds: `sordino compare SUITE.toml`.
 
     runs/NAME-compare/runs/METHOD/eps=1,seed=0.toml           the recipe of each run
     runs/NAME-compare/runs/METHOD/eps=1,seed=0/               its run directory (private methods)
-    runs/NAME-compare/runs/METHOD/eps=1,seed=0.outcome.json   what it found
-    runs/NAME-compare/compare.json                            all of it, with command, commit, versions and settings
-    runs/NAME-compare/compare.html                            the page, made from compare.json alone
+    runs/NAME-compare/runs/METHOD/eps=1,seed=0.outcome.json   its outcome
+    runs/NAME-compare/compare.json                            everything, with command, commit, versions and settings
+    runs/NAME-compare/compare.html                            the page, made from compare.json
 
-Each run is a process of its own with one thread. Whatever is wrong with a recipe is found before anything runs. A
-comparison that is killed goes on where it stopped: finished runs are not made again, private ones are resumed.
-Looking at all runs costs their composition, as with a sweep; the suites here are about public data.
+Each run is a separate process with one thread. Errors in a recipe are found before anything runs. A killed comparison
+continues where it stopped: finished runs are not repeated, private ones are resumed. Looking at all runs costs their
+composition, as for a sweep; the suites here use public data.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ Shown = Callable[[Mapping[str, Any]], None]
 def run_suite(
     suite: Suite, out: Path, *, command: str, jobs: int = 1, data_dir: Path | None = None, show: Shown | None = None
 ) -> dict[str, Any]:
-    """Carries the suite out into `out` and returns what compare.json holds.
+    """Runs the suite in `out` and returns the content of compare.json.
 
     Args:
-        suite: what is compared.
-        out: a new directory, or that of the same suite, which then goes on.
-        command: for the result: how to make it again.
-        jobs: runs at a time, each in a process with one thread.
-        data_dir: where the datasets are.
-        show: called with the document at the start and after every run.
+        suite: What is compared.
+        out: A new directory, or that of the same suite, which is then continued.
+        command: The command that makes the result, stored in it.
+        jobs: Runs at a time, each in a process with one thread.
+        data_dir: Where the datasets are.
+        show: Called with the document at the start and after every run.
     """
     if jobs < 1:
         raise InputError(f"--jobs must be at least 1, got {jobs}")
@@ -82,32 +82,32 @@ def run_suite(
 
 
 def checked(suite: Suite, data_dir: Path | None = None) -> dict[Job, Recipe]:
-    """Every run's recipe, after its plan was made at the suite's ε, δ and relation; errors name the method."""
+    """The recipe of every run, after making its plan at the suite's ε, δ and relation; errors name the method."""
     recipes = {}
     for job in suite.jobs():
         recipes[job] = recipe = job.recipe()
         if not suite.public_data.strip() and (is_code(recipe.data.name) or recipe.data.name in SOURCES):
             raise Refused(
-                f"{job.method.name}: [data] is your own, and a comparison shows every run, also those without privacy, "
-                "with no ε for all of them together: tune with `sordino sweep`, which pays for the choice; or say in "
+                f"{job.method.name}: [data] is your own, and a comparison shows every run, including those without "
+                "privacy, with no joint ε: tune with `sordino sweep`, which pays for the choice; or say in "
                 'public_data = "…" of the suite why these records need no protection'
             )
         if job.seed != suite.seeds[0]:
-            continue  # the seed is all that differs
+            continue  # only the seed differs
         try:
             plan = _plan(recipe, data_dir)
         except InputError as error:
             raise error.within(f"{job.method.name} at ε = {up(job.epsilon)}") from error
         if job.method.kind == "private" and (plan.delta, plan.relation) != (suite.delta, suite.relation):
             raise InputError(
-                f"{job.method.name} has δ = {up(plan.delta)} and {plan.relation}, the suite δ = {up(suite.delta)} and "
-                f"{suite.relation}: what is compared must have both in common"
+                f"{job.method.name} has δ = {up(plan.delta)} and {plan.relation}, but the suite has δ = "
+                f"{up(suite.delta)} and {suite.relation}: both must be equal for a comparison"
             )
     return recipes
 
 
 def _plan(recipe: Recipe, data_dir: Path | None) -> Plan:
-    """The plan, after everything was checked that needs no data: optimizer, schedule, features."""
+    """The plan, after all checks that need no data: optimizer, schedule, features."""
     method = method_of(recipe)
     if method.reads_own_data:
         return work_of(recipe, data_dir, False).plan
@@ -124,7 +124,7 @@ def _places(out: Path, job: Job) -> tuple[Path, Path, Path]:
 
 
 def _outcome(out: Path, job: Job) -> dict[str, Any] | None:
-    """What a finished run found; None where it has to be made, or failed before."""
+    """The outcome of a finished run; None if it has to be made, or failed before."""
     path = _places(out, job)[2]
     if not path.exists():
         return None
@@ -133,9 +133,9 @@ def _outcome(out: Path, job: Job) -> dict[str, Any] | None:
 
 
 def _refuse_others(out: Path, recipes: Mapping[Job, Recipe]) -> None:
-    """A run in the directory that was made with another recipe: what it found is not this suite's."""
+    """Refuses a directory with a run of another recipe: its outcome does not belong to this suite."""
     if out.exists() and any(out.iterdir()) and not (out / "runs").is_dir():
-        raise InputError(f"{out} is not empty and holds no comparison: give another directory with --out")
+        raise InputError(f"{out} is not empty and contains no comparison: give another directory with --out")
     for job, recipe in recipes.items():
         path = _places(out, job)[1]
         if path.exists() and Recipe.read(path, allow_code=True) != recipe:
@@ -147,18 +147,18 @@ def _refuse_others(out: Path, recipes: Mapping[Job, Recipe]) -> None:
 def _all(
     out: Path, recipes: Mapping[Job, Recipe], jobs: int, data_dir: Path | None
 ) -> Iterator[tuple[Job, dict[str, Any]]]:
-    """Each run with what it found, in the order in which they end."""
+    """Each run with its outcome, in the order in which they end."""
     pool = ThreadPoolExecutor(jobs)
     try:
         waiting = {pool.submit(_made, out, job, recipe, data_dir): job for job, recipe in recipes.items()}
         for future in as_completed(waiting):
             yield waiting[future], future.result()
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # else every run that waits would still be made
+        pool.shutdown(wait=False, cancel_futures=True)  # otherwise the waiting runs would still be made
 
 
 def _made(out: Path, job: Job, recipe: Recipe, data_dir: Path | None) -> dict[str, Any]:
-    """One run in a process of its own."""
+    """One run in a separate process."""
     folder, path, outcome = _places(out, job)
     make_folder(folder.parent)
     outcome.unlink(missing_ok=True)
@@ -169,8 +169,8 @@ def _made(out: Path, job: Job, recipe: Recipe, data_dir: Path | None) -> dict[st
         [*command, *([str(data_dir)] if data_dir else [])], env=single, stdin=subprocess.DEVNULL, capture_output=True
     )
     if not outcome.exists():
-        ended = f"ended with exit code {done.returncode} and left nothing"
-        return {"error": f"the process of this run {ended}: start the comparison again, it goes on"}
+        ended = f"ended with exit code {done.returncode} without an outcome"
+        return {"error": f"the process of this run {ended}: start the comparison again to continue it"}
     try:
         return read_json(outcome, "an outcome")
     except SordinoError as error:
@@ -180,7 +180,7 @@ def _made(out: Path, job: Job, recipe: Recipe, data_dir: Path | None) -> dict[st
 def result_of(
     suite: Suite, recipes: Mapping[Job, Recipe], outcomes: Mapping[Job, Mapping[str, Any]], about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What compare.json holds: all that the page needs."""
+    """The content of compare.json: everything that the page needs."""
     runs = [
         {
             "method": job.method.name,
@@ -210,7 +210,7 @@ def result_of(
 
 
 def _described(suite: Suite, name: str, recipes: Mapping[Job, Recipe]) -> dict[str, Any]:
-    """A method with its settings at every ε, as its recipes have them."""
+    """A method with its settings at every ε, from its recipes."""
     (method,) = [one for one in suite.methods if one.name == name]
     settings = {f"{up(job.epsilon)}": recipe for job, recipe in recipes.items() if job.method.name == name}
     return {
@@ -256,7 +256,7 @@ def table(suite: Suite, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
 
 
 def differences(suite: Suite, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each private method less the baseline, seed by seed; with the half width of Student's 95 % interval."""
+    """Each private method minus the baseline, seed by seed, with the half width of Student's 95 % interval."""
     by_key = {(r["method"], r["target_epsilon"], r["seed"]): r["test_accuracy"] for r in runs if "error" not in r}
     rows = []
     for method in suite.methods:
@@ -287,7 +287,7 @@ def differences(suite: Suite, runs: Sequence[Mapping[str, Any]]) -> list[dict[st
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """A compare.json, for its page; InputError where it is none."""
+    """The content of a compare.json, for its page; InputError if it is not one."""
     try:
         document: Any = json.loads(path.read_text(encoding="utf8"))
     except (OSError, ValueError) as error:
@@ -295,5 +295,5 @@ def read_result(path: Path) -> dict[str, Any]:
     needed = ("title", "table", "differences", "methods", "runs", "baseline", "commit", "environment")
     missing = [key for key in needed if not isinstance(document, dict) or key not in document]
     if missing:
-        raise InputError(f"{path} is no result of a comparison: it has no {missing[0]}")
+        raise InputError(f"{path} is not a result of a comparison: it has no {missing[0]}")
     return dict(document)

@@ -1,7 +1,7 @@
-"""One run of a comparison, in a process of its own: `python -m sordino.runs.compare_job KIND DIR [DATA_DIR]`.
+"""One run of a comparison, in a separate process: `python -m sordino.runs.compare_job KIND DIR [DATA_DIR]`.
 
-DIR holds recipe.toml (but for a private run, whose directory run_recipe makes: there it is DIR.toml). What was found
-is written as outcome.json; a process that is killed leaves none, and is started again.
+DIR contains recipe.toml (for a private run, whose directory run_recipe creates, it is DIR.toml). The outcome is written
+as outcome.json; a killed process leaves none, and is started again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KEPT = (
 
 
 def carried_out(kind: str, recipe: Recipe, folder: Path, data_dir: Path | None) -> dict[str, Any]:
-    """What the run found: accuracy, the guarantee, core seconds (None for a run that another process began)."""
+    """The outcome: accuracy, guarantee, core seconds (None for a run that another process started)."""
     started, resumed = time.process_time(), folder.exists()
     found = {"private": _private, "opacus": _opacus, "plain": _plain}[kind](recipe, folder, data_dir)
     return {**found, "core_seconds": None if resumed else round(time.process_time() - started, 1)}
@@ -68,14 +68,14 @@ def _plain(recipe: Recipe, folder: Path, data_dir: Path | None) -> dict[str, Any
 def _opacus(recipe: Recipe, folder: Path, data_dir: Path | None) -> dict[str, Any]:
     """PrivacyEngine.make_private_with_epsilon with its defaults: Poisson batches, hooks, flat clipping, PRV accountant.
 
-    Batch, number of steps, optimizer, step size, schedule and clip norm are the recipe's. Of the recipe's average of
-    the iterates nothing is taken: Opacus has none.
+    Batch, number of steps, optimizer, step size, schedule and clip norm are the recipe's. The recipe's average of the
+    iterates is not used: Opacus has none.
     """
     try:
         from opacus import PrivacyEngine
         from opacus.utils.batch_memory_manager import BatchMemoryManager
     except ImportError:
-        raise InputError("Opacus is not installed: pip install opacus, or leave its rows out") from None
+        raise InputError("Opacus is not installed: pip install opacus, or leave out its rows") from None
     warnings.filterwarnings("ignore")
     prepared = prepare(recipe, data_dir, progress=False)
     rows, plan = prepared.dataset.train, prepared.plan
@@ -111,7 +111,7 @@ def _opacus(recipe: Recipe, folder: Path, data_dir: Path | None) -> dict[str, An
 
 def _optimizer(prepared: Prepared, model: nn.Module) -> torch.optim.Optimizer:
     if prepared.optimizer is None:
-        raise InputError(f"{prepared.recipe.method.name} brings its own update: compare a recipe with an optimizer")
+        raise InputError(f"{prepared.recipe.method.name} has its own update: compare a recipe with an optimizer")
     options: Mapping[str, Any] = prepared.settings.optimizer_options
     make: Callable[..., torch.optim.Optimizer] = prepared.optimizer
     return make(model.parameters(), lr=prepared.recipe.train.lr, **options)
@@ -120,7 +120,7 @@ def _optimizer(prepared: Prepared, model: nn.Module) -> torch.optim.Optimizer:
 def _steps(
     model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[tuple[Tensor, Tensor]], prepared: Prepared
 ) -> float:
-    """A step for each batch, with the recipe's schedule; the wall seconds it took."""
+    """One step for each batch, with the recipe's schedule; returns the wall seconds."""
     started = time.monotonic()
     schedule = prepared.settings.scheduler(optimizer) if prepared.settings.scheduler is not None else None
     model.train()
@@ -147,14 +147,14 @@ def _found(model: nn.Module, prepared: Prepared, seconds: float, further: Mappin
 
 
 def main(words: list[str]) -> int:
-    """Carries out one run; whatever fails is written down as its outcome's error."""
+    """Makes one run; errors are written as its outcome."""
     kind, folder, data_dir = words[0], Path(words[1]), Path(words[2]) if len(words) > 2 else None
     recipe = Recipe.read(folder.with_name(folder.name + ".toml"), allow_code=True)
     try:
         found = {**carried_out(kind, recipe, folder, data_dir), "commit": commit()}
     except SordinoError as error:
         found = {"error": f"{type(error).__name__}: {error}"}
-    except Exception as error:  # its message may hold private values, and what is returned is kept
+    except Exception as error:  # its message may contain private values, and the outcome is stored
         found = {"error": f"{type(error).__name__}; run this recipe by itself to see more"}
     write_atomically(folder.with_name(folder.name + ".outcome.json"), json_bytes(found))
     return 0 if "error" not in found else 1

@@ -1,26 +1,26 @@
-"""A suite: methods that are compared under one ε, one δ and one relation, over several seeds.
+"""A suite: methods that are compared at the same ε, δ and relation, over several seeds.
 
     title = "Fashion-MNIST"
     epsilons = [0.5, 1, 2, 3, 8]
     delta = 1e-5
     relation = "add-remove"
     seeds = [0, 1, 2]
-    insecure_seeds = true                   # repeatable noise: for public data only
-    baseline = "linear"                     # of the paired differences; default: the first private method
+    insecure_seeds = true                   # reproducible noise: for public data only
+    baseline = "linear"                     # for the paired differences; default: the first private method
 
     [[methods]]
     name = "linear"
-    recipe = "../recipes/NAME.toml"         # beside the suite; or best = "fashion-mnist", a recipe of the package
+    recipe = "../recipes/NAME.toml"         # relative to the suite; or best = "fashion-mnist", a recipe of the package
     kind = "private"                        # or "opacus", or "plain": the same network without privacy
     set = ["train.lr=4"]                    # overrides at every ε
     at = { "1" = ["train.lr=2"] }           # overrides at one ε
-    epsilons = [1, 3]                       # where it is run; default: everywhere
+    epsilons = [1, 3]                       # where it is run; default: at every ε
     assumes = "no public data"
 
-The suite sets privacy.epsilon, privacy.delta, privacy.relation and the seeds; a recipe can't set them otherwise.
+The suite sets privacy.epsilon, privacy.delta, privacy.relation and the seeds; a recipe can't change them.
 
-All runs are seen, those without privacy too, and no ε covers them together. So data of one's own ([data] name = "csv"
-and the like) is refused, unless public_data = "…" says why its records need no protection.
+All runs are seen, including those without privacy, and no ε covers them jointly. So the user's own data ([data] name =
+"csv" and the like) are refused, unless public_data = "…" says why its records need no protection.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _OWN_KEYS = ("privacy.epsilon", "privacy.delta", "privacy.relation", "privacy.in
 
 @dataclass(frozen=True)
 class Competitor:
-    """One row of the comparison. `at` holds further overrides for single values of ε."""
+    """One row of the comparison. `at` has further overrides for single values of ε."""
 
     name: str
     recipe: str | None = None
@@ -63,7 +63,7 @@ class Competitor:
 
 @dataclass(frozen=True)
 class Suite:
-    """What is compared, at which ε, and how often."""
+    """What is compared, at which ε, and with which seeds."""
 
     path: Path
     title: str
@@ -80,7 +80,7 @@ class Suite:
 
     @classmethod
     def read(cls, path: Path, *, allow_code: bool = False) -> Suite:
-        """The suite in a file; InputError for whatever is unknown, missing or of another type."""
+        """The suite in a file; InputError for anything unknown, missing or of a wrong type."""
         try:
             document = tomllib.loads(path.read_text(encoding="utf8"))
         except FileNotFoundError:
@@ -130,12 +130,12 @@ class Suite:
 
     @property
     def reference(self) -> str:
-        """The method that the others are compared with."""
+        """The method with which the others are compared."""
         private = [one.name for one in self.methods if one.kind == "private"]
         return self.baseline or (private or [self.methods[0].name])[0]
 
     def jobs(self) -> list[Job]:
-        """Every run, the cheapest comparison first: all methods at one ε and seed before the next."""
+        """All runs: all methods at one ε and seed before the next."""
         return [
             Job(self, one, epsilon, seed)
             for seed in self.seeds
@@ -147,7 +147,7 @@ class Suite:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One run of the suite, a key by identity. A method without privacy has one for each seed, whatever ε is."""
+    """One run of the suite, hashed by identity. A method without privacy has one for each seed, not for each ε."""
 
     suite: Suite
     method: Competitor
@@ -156,7 +156,7 @@ class Job:
 
     @property
     def folder(self) -> str:
-        """The run directory's name: the same whichever part of the suite is run."""
+        """The name of the run directory, independent of which part of the suite is run."""
         plain = re.sub(r"[^A-Za-z0-9]+", "-", self.method.name).strip("-").lower()[:60]
         mark = sha256(self.method.name.encode()).hexdigest()[:6]
         where = "plain" if self.method.kind == "plain" else f"eps={up(self.epsilon)}"
@@ -164,18 +164,18 @@ class Job:
 
     @property
     def overrides(self) -> list[str]:
-        """What the method and the suite set in the recipe; the suite's own keys come last and hold."""
+        """The overrides of the method and of the suite; the suite's come last and take precedence."""
         suite = self.suite
         given = [*self.method.set, *self.method.at.get(f"{up(self.epsilon)}", ())]
         for one in given:
             if one.partition("=")[0].strip() in (*_OWN_KEYS, "privacy.noise_multiplier"):
-                raise InputError(f"{self.method.name}: {one.partition('=')[0]} is the suite's to set")
+                raise InputError(f"{self.method.name}: {one.partition('=')[0]} is set by the suite")
         own = [f"privacy.epsilon={self.epsilon!r}", f"privacy.delta={suite.delta!r}", f"run.seed={self.seed}"]
         own += [f'privacy.relation="{suite.relation}"']
         return [*given, *own, *([f"privacy.insecure_seed={self.seed}"] if suite.insecure_seeds else [])]
 
     def recipe(self) -> Recipe:
-        """The recipe that this run carries out."""
+        """The recipe of this run."""
         method = self.method
         try:
             if method.best is not None:
@@ -194,7 +194,7 @@ def _competitor(given: Any, epsilons: tuple[float, ...]) -> Competitor:
         raise InputError("every method of [[methods]] needs a name")
     name = _text(given["name"], "name")
     if ("recipe" in given) == ("best" in given):
-        raise InputError(f"{name}: give either recipe, a file beside the suite, or best, a dataset's name")
+        raise InputError(f"{name}: give either recipe, a file relative to the suite, or best, the name of a dataset")
     kind = _text(given.get("kind", "private"), "kind")
     if kind not in KINDS:
         raise InputError(f"{name}: kind = {kind!r}: {did_you_mean(kind, KINDS)}")
@@ -205,7 +205,7 @@ def _competitor(given: Any, epsilons: tuple[float, ...]) -> Competitor:
     named = {f"{_key(name, key):g}": _texts(value, f"{name}: at.{key}") for key, value in at.items()}
     for epsilon in [*where, *map(float, named)]:
         if epsilon not in epsilons:
-            raise InputError(f"{name}: ε = {up(epsilon)} is none of the suite's epsilons")
+            raise InputError(f"{name}: ε = {up(epsilon)} is not one of the suite's epsilons")
     paths = {key: _text(given[key], key) for key in ("recipe", "best") if key in given}
     changed, assumes = _texts(given.get("set", []), f"{name}: set"), _text(given.get("assumes", ""), "assumes")
     return Competitor(name, kind=kind, set=changed, at=named, epsilons=where, assumes=assumes, **paths)
@@ -253,7 +253,7 @@ def _numbers(value: Any, key: str) -> tuple[float, ...]:
         raise InputError(f"{key} = {brief(value)} must be a list of positive numbers")
     found = tuple(_number(one, key) for one in value)
     if len(set(found)) < len(found):
-        raise InputError(f"{key} = {brief(value)}: a value is there twice")
+        raise InputError(f"{key} = {brief(value)}: a value is repeated")
     return found
 
 

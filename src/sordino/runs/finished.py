@@ -1,4 +1,4 @@
-"""What a finished run left, read back: a damaged result is an error that names the key, never a traceback."""
+"""Reads the result of a finished run; if it is damaged, the error names the key."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ KEYS: Mapping[str, tuple[type, ...]] = {
     "skipped_steps": (int,),
     "records": (int,),
 }
-"""What every result.json holds, and of which type."""
+"""The keys that every result.json has, and their types."""
 
 
 def read_result(path: Path) -> dict[str, Any]:
     """The content of a result.json.
 
     Raises:
-        InputError: it can't be read, is no JSON, or lacks what every result holds.
+        InputError: it can't be read, is not JSON, or lacks a required key.
     """
     document = read_json(path, "the result of the run")
     for key, kinds in KEYS.items():
         value = document.get(key)
         wrong = key not in document or not isinstance(value, kinds) or isinstance(value, bool) != (kinds == (bool,))
         if wrong or (isinstance(value, float) and not math.isfinite(value)):
-            raise InputError(f"{path}, the result of the run, is damaged: {key!r} is missing or not as it was written")
+            raise InputError(f"{path}, the result of the run, is damaged: {key!r} is missing or has a wrong type")
     beside = document["guarantee"].get("beside")
     if not isinstance(beside, dict) or not all(isinstance(value, _NUMBER) for value in beside.values()):
-        raise InputError(f"{path}, the result of the run, is damaged: its guarantee is not as it was written")
+        raise InputError(f"{path}, the result of the run, is damaged: its guarantee has a wrong type")
     return document

@@ -1,4 +1,4 @@
-"""What a result says of its origin: the command, the commit of the source, and the versions it was measured with."""
+"""The origin of a result: the command, the commit of the source, and the versions it was measured with."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SOURCE = Path(sordino.__file__).parent
 
 
 def commit(*further: Path) -> str:
-    """The commit of the source that runs, with "+changes" where its tracked files differ from it.
+    """The commit of the source code, with "+changes" if its tracked files differ from it.
 
     Args:
-        further: other places of the same checkout whose tracked files count too.
+        further: Other places of the same checkout whose tracked files count too.
 
     Returns:
         Ten digits of the hash; or why there is none: the package is not in a checkout, or git is missing.
@@ -35,5 +35,5 @@ def _git(*words: str) -> str:
 
 
 def origin(command: str) -> dict[str, Any]:
-    """The entries that every result file begins with."""
+    """The first entries of every result file."""
     return {"command": command, "commit": commit(), "environment": environment()}

@@ -52,9 +52,9 @@ class Prepared:
     dataset: data.Dataset
     plan: Plan
     settings: Settings
-    optimizer: type[torch.optim.Optimizer] | None  # None: the plan brings the update
-    public: data.Split | None = None  # rows that were set aside; `dataset.train` holds the others
-    inputs: Mapping[str, Any] = field(default_factory=dict)  # of the data before features: shape, type, classes
+    optimizer: type[torch.optim.Optimizer] | None  # None: the plan contains the update
+    public: data.Split | None = None  # rows that were set aside; `dataset.train` has the others
+    inputs: Mapping[str, Any] = field(default_factory=dict)  # the data before features: shape, type, classes
 
     def model(self) -> nn.Module:
         """A fresh model, initialised from the recipe's public seed."""
@@ -73,20 +73,20 @@ class Prepared:
         return replace(self, plan=plan, dataset=dataset)
 
     def normaliser(self, out: Path | None) -> Normaliser | None:
-        """What makes the private statistics of this run, where the recipe asks for some."""
+        """Releases the private statistics of this run, if the recipe asks for some."""
         settings = private_normalisation(self.recipe)
         return Normaliser(settings, self.plan, out) if settings is not None else None
 
     def train_sharded(self, out: Path, *, resume: bool) -> Result:
-        """The private run of the model divided over the ranks of the process group; all of them call it."""
+        """The private run with the model divided over the ranks of the process group; all of them call it."""
         result = self.train(out, resume=resume, model=shard_blocks(self.model()))
         return replace(result, model=gather_into(result.model, self.model()))
 
     def train(self, out: Path, *, resume: bool, model: nn.Module | None = None) -> Result:
-        """The private run, of a model of one's own where one is given; a method with a training of its own carries it
-        out itself."""
+        """The private run, of the given model if there is one; a method with its own training function uses
+        that."""
         normaliser = self.normaliser(out)
-        object.__setattr__(self, "_normaliser", normaliser)  # its statistics serve the run without noise as well
+        object.__setattr__(self, "_normaliser", normaliser)  # the run without noise uses the same statistics
         first = {} if normaliser is None else {"first": normaliser.first}
         options: dict[str, Any] = {
             "settings": self.settings, "evaluate": self._evaluate(normaliser), "out": out, "resume": resume, **first
@@ -99,17 +99,17 @@ class Prepared:
         return train(module, cross_entropy, self._private(), self.plan, **options, **self._chosen())
 
     def _private(self) -> Any:
-        """The private rows with the plan's unit as their record."""
+        """The private rows with the plan's unit of privacy as their record."""
         users = self.dataset.users if self.plan.unit == "user" else None
         if self.plan.unit == "user" and users is None:
             raise Refused(
-                'privacy.unit = "user", and nothing says whose the rows are: name the column with their ids in [data], '
-                'user = "…" (csv, parquet, hf), or have your function return "users"'
+                'privacy.unit = "user", but the rows have no owners: name the column with their ids in [data], '
+                'user = "…" (csv, parquet, hf), or let your function return "users"'
             )
         return unit_dataset(self.plan, self.dataset.train, users)
 
     def without_noise(self) -> Result:
-        """The same run without noise, on the statistics that the private run released."""
+        """The same run without noise, with the statistics that the private run released."""
         normaliser: Normaliser | None = getattr(self, "_normaliser", None)
         split = self._private() if normaliser is None else normaliser.apply(self.dataset.train)
         return train_without_noise(
@@ -136,13 +136,13 @@ class Prepared:
 
     def _evaluate(self, normaliser: Normaliser | None) -> Callable[[nn.Module], dict[str, float]] | None:
         if not len(self.dataset.test):
-            return None  # no rows are declared for it: nothing is measured
+            return None  # no rows are declared for it, so nothing is measured
         draws = self.recipe.batch_clipping.draws
         return partial(test_metrics, split=self.dataset.test, normaliser=normaliser, draws=draws)
 
 
 def network_of(recipe: Recipe, shape: tuple[int, ...], classes: int, vectors: Tensor | None = None) -> nn.Module:
-    """The network that [model] names, with fresh weights: one of ours, or what module:function returns."""
+    """The network that [model] names, with initial weights: built in, or returned by module:function."""
     section = recipe.model
     if not data.is_code(section.name):
         return nets.build(section.name, shape, classes, vectors, **section.options)
@@ -153,10 +153,10 @@ def network_of(recipe: Recipe, shape: tuple[int, ...], classes: int, vectors: Te
 
 
 def work_of(recipe: Recipe, data_dir: Path | None = None, progress: bool | None = None) -> Work:
-    """What a recipe comes to, whatever its method.
+    """The work of a recipe, for any method.
 
     Raises:
-        InputError: it is wrong, or asks for a network or a schedule that this machine can't hold.
+        InputError: the recipe is wrong, or needs a network or a schedule that does not fit on this machine.
     """
     method = method_of(recipe)
     try:
@@ -167,13 +167,13 @@ def work_of(recipe: Recipe, data_dir: Path | None = None, progress: bool | None 
         return prepare(recipe, data_dir, progress)
     except (RuntimeError, MemoryError, OverflowError) as error:
         raise InputError(
-            "the recipe asks for more than this machine can hold, or for sizes that do not fit together",
+            "the recipe needs more than this machine has, or sizes that do not fit together",
             private=str(error),
         ) from error
 
 
 def prepare(recipe: Recipe, data_dir: Path | None = None, progress: bool | None = None) -> Prepared:
-    """Checks the recipe against what there is, and loads the data."""
+    """Checks the recipe and loads the data."""
     method = method_of(recipe)
     if method.reads_own_data:
         raise Refused(
@@ -183,13 +183,13 @@ def prepare(recipe: Recipe, data_dir: Path | None = None, progress: bool | None 
     clipping = clipping_of(recipe)
     if recipe.instruments.given:
         check_watched(recipe)
-        source_of_rows(recipe)  # rows that nobody declared public are refused before anything is read
+        source_of_rows(recipe)  # refuses rows that are not declared public before anything is read
     records = private_records(recipe)
     check_companions(recipe)
     plan = None if method.needs_shape else plan_from(recipe, clipping, records)
     settings = settings_of(recipe, optimizer, plan.steps if plan else 1, progress)
     extract = features.build({"name": recipe.features.name, **recipe.features.options}, data_dir)
-    with working(f"reading {recipe.data.name} and computing its features (kept for the next run)", progress) as say:
+    with working(f"reading {recipe.data.name} and computing its features (cached for the next run)", progress) as say:
         raw = data.read(recipe.data, data_dir)
         dataset = _with_features(raw, extract, say)
     public = None
@@ -200,14 +200,14 @@ def prepare(recipe: Recipe, data_dir: Path | None = None, progress: bool | None 
     if plan is None:
         plan = plan_from(recipe, clipping, records, dataset.input_shape, dataset.classes)
     prepared = Prepared(recipe, dataset, plan, settings, optimizer, public, raw.described)
-    prepared.model()  # a wrong option of the net is found here
+    prepared.model()  # finds a wrong option of the network
     if plan.unit == "user":
-        prepared._private()  # rows without users are found here
+        prepared._private()  # finds rows without users
     return prepared
 
 
 def set_aside(recipe: Recipe, raw: data.Split, seen: data.Split) -> tuple[data.Split, data.Split]:
-    """(public, private) rows of the training split as the model sees them; InputError where the two share content.
+    """(public, private) rows of the training split as inputs of the model; InputError if the two share content.
 
     Content is compared before features are computed: an extractor's last bits may depend on a row's neighbours.
     """
@@ -225,7 +225,7 @@ def set_aside(recipe: Recipe, raw: data.Split, seen: data.Split) -> tuple[data.S
 
 
 def _watch(prepared: Prepared, normaliser: Normaliser | None) -> Watch:
-    """The instruments of [instruments], on the rows that it names as the model sees them."""
+    """The instruments of [instruments], on its rows as inputs of the model."""
     recipe, section = prepared.recipe, prepared.recipe.instruments
     origin, split = watched_rows(prepared)
     some = data.Split(split.inputs[: section.rows], split.targets[: section.rows])
@@ -242,15 +242,15 @@ def _watch(prepared: Prepared, normaliser: Normaliser | None) -> Watch:
 
 
 def watched_rows(prepared: Prepared) -> tuple[str | None, data.Split]:
-    """(where they are from, the rows): None for private ones, which [instruments] not_private asks for."""
+    """(where the rows come from, the rows): None for private rows, which need [instruments] not_private."""
     recipe = prepared.recipe
     source = source_of_rows(recipe)
     if source == "train":
         return None, prepared.dataset.train
     if source == "test":
-        return f"the test split of {recipe.data.name}, which the recipe takes to be public", prepared.dataset.test
+        return f"the test split of {recipe.data.name}, which the recipe declares public", prepared.dataset.test
     if prepared.public is None:
-        raise Refused("[instruments] reads public rows, and the recipe declares none: say which in [public]")
+        raise Refused("[instruments] reads public rows, but the recipe declares none: say which in [public]")
     return public_origin(recipe), prepared.public
 
 
@@ -260,9 +260,9 @@ def test_metrics(
     normaliser: Normaliser | None = None,  # noqa: PT028 (not a test)
     draws: int = 10,  # noqa: PT028
 ) -> dict[str, float]:
-    """Accuracy and mean cross-entropy on a public split, seen through the run's released statistics.
+    """Accuracy and mean cross-entropy on a public split, normalised by the run's released statistics.
 
-    A network with companions answers by majority over `draws` draws of them; its loss is the mean over the draws.
+    A network with companions predicts by majority over `draws` draws of them; its loss is the mean over the draws.
     """
     split = split if normaliser is None else normaliser.apply(split)
     right, total = 0, 0.0
@@ -277,7 +277,7 @@ def test_metrics(
 def _with_features(
     dataset: data.Dataset, extract: features.Extractor, say: Callable[[str], None] | None = None
 ) -> data.Dataset:
-    """The same records seen through a public extractor; kept on disk, for it is the same every time."""
+    """The records mapped by a public extractor; cached on disk, because it is the same in every run."""
     folder = features.default_folder()
     return replace(
         dataset,

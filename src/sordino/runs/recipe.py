@@ -1,9 +1,9 @@
-"""Recipes: a training run as a TOML file. Every key is known, typed, and has a default or is required.
+"""Recipes: a training run as a TOML file. Every key is known and typed, and is required or has a default.
 
     [run]       name, seed, noise_free          [sampling]  name, expected_batch, cap
     [data]      name, records, …                [clipping]  name, clip_norm, …
     [features]  name, normalise, private, …      [privacy]   epsilon | noise_multiplier, delta, relation, …
-    [model]     name, and the net's options     [method]    name, and what its guarantee depends on
+    [model]     name, and its options           [method]    name, and what its guarantee depends on
     [train]     steps | epochs, optimizer, lr, …
     [public]    fraction | records, origin, seed, expected_batch, shared
     [augmentation]  views, crop, flip, erase, mixup, word_dropout, unknown_id, padding_id
@@ -11,7 +11,7 @@
     [batch_clipping] companions, draws
     [declaration] unit, trust, tuning, public_sources, collection, contact
 
-A key that is not known is an error that names the nearest one; nothing is silently ignored.
+An unknown key is an error that names the nearest known one; nothing is silently ignored.
 """
 
 from __future__ import annotations
@@ -38,36 +38,36 @@ from sordino.runs.words import check_words
 
 @dataclass(frozen=True)
 class RunSection:
-    name: str = "run"  # of the run directory and of the report
-    seed: int = 0  # of initialisation and other public randomness; never of noise or sampling
-    noise_free: bool = False  # also train without noise, as a yardstick: NOT private, for public data only
+    name: str = "run"  # the name of the run directory and of the report
+    seed: int = 0  # the seed of initialisation and other public randomness; not of noise or sampling
+    noise_free: bool = False  # also train without noise, for comparison: NOT private, for public data only
 
     def __post_init__(self) -> None:
         plain = self.name.isprintable() and not set(self.name) & set('/\\:*?"<>|') and self.name == self.name.strip()
         if not plain or self.name.startswith(".") or not 1 <= len(self.name.encode(errors="replace")) <= 120:
             raise InputError(
                 f"run.name = {brief(self.name)} names the run directory: give 1 to 120 printable characters without "
-                "slashes, not beginning with a dot; another place is given with --out"
+                "slashes, not beginning with a dot; for another place use --out"
             )
 
 
 @dataclass(frozen=True)
 class DataSection:
-    name: str  # of a dataset that `sordino data list` lists; csv, parquet, hf, npz, images; or module:function
-    records: int | None = None  # public; default: the published size of the set. Data of your own needs it
-    options: Mapping[str, Any] = field(default_factory=dict)  # path, target, classes, columns, …: the source's own
+    name: str  # a dataset that `sordino data list` shows; csv, parquet, hf, npz, images; or module:function
+    records: int | None = None  # public; default: the published size of the dataset. Required for your own data
+    options: Mapping[str, Any] = field(default_factory=dict)  # path, target, classes, columns, …: of the source
 
 
 @dataclass(frozen=True)
 class PublicSection:
-    """Rows of the training split that are set aside as public; `data.records` is then the number of the others."""
+    """Rows of the training split that are declared public; `data.records` is then the number of the others."""
 
-    fraction: float | None = None  # of the training split; or give the number of records
+    fraction: float | None = None  # fraction of the training split; or give the number of records
     records: int | None = None  # the number of public rows; or give the fraction
-    origin: str | None = None  # for the report; default: which rows of which set
-    seed: int = 0  # draws the rows, and the batch of each step
+    origin: str | None = None  # for the report; default: which rows of which dataset
+    seed: int = 0  # the public seed that draws the rows, and the batch of each step
     expected_batch: int | None = None  # public rows in a step; default: as many as private ones
-    shared: str = "refuse"  # private rows whose content is public: "refuse" them, or "drop" them from the private set
+    shared: str = "refuse"  # private rows whose content is also public: "refuse", or "drop" them from the private rows
 
     @property
     def given(self) -> bool:
@@ -76,10 +76,10 @@ class PublicSection:
 
 @dataclass(frozen=True)
 class BatchClippingSection:
-    """BatchNorm in which each private record meets companions from [public] alone (sordino.records.companions)."""
+    """BatchNorm in which each private record is normalised with rows of [public] only (sordino.records.companions)."""
 
-    companions: int | None = None  # public rows beside each record, at most [public] records; more take as much longer
-    draws: int = 10  # of companions, whose majority is the prediction in the test metrics
+    companions: int | None = None  # public rows next to each record, at most [public] records; time grows with them
+    draws: int = 10  # draws of companions, whose majority is the prediction in the test metrics
 
     @property
     def given(self) -> bool:
@@ -89,36 +89,36 @@ class BatchClippingSection:
 @dataclass(frozen=True)
 class FeaturesSection:
     name: str = "none"  # scattering, efficientnet-lite0, minilm, dp-pca, or none: the records as they are
-    private: str | None = None  # "centre" or "channels": normalisation by statistics that the plan pays for
+    private: str | None = None  # "centre" or "channels": normalisation by statistics that the plan accounts for
     private_noise: float | None = None  # noise multiplier of each of these statistics
-    private_bound: float | None = None  # public bound on the norm of what a record adds to the mean
+    private_bound: float | None = None  # public bound on the norm of a record's contribution to the mean
     private_square_bound: float | None = None  # the same for the mean of squares ("channels")
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ModelSection:
-    name: str  # of a network: linear, mlp, mnist-cnn, resnet, …; or module:function(shape, classes, …)
+    name: str  # a network: linear, mlp, mnist-cnn, resnet, …; or module:function(shape, classes, …)
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class PrivacySection:
     delta: float  # δ in (0, 1)
-    epsilon: float | None = None  # the target; or give the noise multiplier
+    epsilon: float | None = None  # the target; or give noise_multiplier
     noise_multiplier: float | None = None  # standard deviation of the noise over the clip norm; or give epsilon
-    relation: str | None = None  # default: the sampler's own
+    relation: str | None = None  # add-remove or replace-one; default: that of the sampler
     accountant: str = "pld"  # pld or rdp
-    insecure_seed: int | None = None  # makes the run repeatable, and the guarantee void for whoever knows the seed
-    unit: str = "record"  # what is protected: record, or user; then data.records and expected_batch count users
-    rows_per_user: int | None = None  # of a user's rows at most so many take part in a step; default: all of them
-    examples_per_user: int | None = None  # rows are sampled, of which a user has at most so many; records counts rows
-    norm_histogram: float | None = None  # noise multiplier of a paid histogram of record norms for the report
+    insecure_seed: int | None = None  # makes the run reproducible, without a guarantee against anyone who knows it
+    unit: str = "record"  # the unit of privacy: record, or user; then data.records and expected_batch count users
+    rows_per_user: int | None = None  # largest number of a user's rows in a step; default: all of them
+    examples_per_user: int | None = None  # rows are sampled, a user has at most this many; records counts rows
+    norm_histogram: float | None = None  # noise multiplier of a released histogram of record norms for the report
 
 
 @dataclass(frozen=True)
 class MethodSection:
-    name: str = field(default_factory=registry.default)  # of a registered method
+    name: str = field(default_factory=registry.default)  # a registered method
     options: Mapping[str, Any] = field(default_factory=dict)  # what the method's guarantee depends on, lr included
 
 
@@ -132,36 +132,36 @@ class SamplingSection:
 @dataclass(frozen=True)
 class ClippingSection:
     name: str = "flat"  # flat, per-layer, automatic, normalised, l2-linf, l1
-    clip_norm: float = 1.0  # bound on the norm of what one record adds to a sum
+    clip_norm: float = 1.0  # bound on the norm of one record's contribution to a sum
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class TrainSection:
-    lr: float | None = None  # a method whose guarantee depends on the step size has it in [method]
+    lr: float | None = None  # the step size; in [method] instead if the guarantee depends on it
     steps: int | None = None  # the number of private steps; or give epochs
     epochs: float | None = None  # expected passes over the records; or give steps
-    optimizer: str = "sgd"  # its own keys (momentum, weight_decay, …) stand beside it
-    scheduler: str = "constant"  # of the step size: constant, cosine or linear
-    average: str = "none"  # of the iterates, which is then published: none, ema or tail
-    average_decay: float = 0.99  # of the exponential average (ema)
-    average_tail: float = 0.5  # the last part of the steps that is averaged (tail)
+    optimizer: str = "sgd"  # its options (momentum, weight_decay, …) are further keys of this section
+    scheduler: str = "constant"  # schedule of the step size: constant, cosine or linear
+    average: str = "none"  # average of the iterates that is published: none, ema or tail
+    average_decay: float = 0.99  # decay of the exponential average (ema)
+    average_tail: float = 0.5  # fraction of the steps, at the end, that is averaged (tail)
     eval_every: int = 0  # steps between two evaluations on the test data; 0: at the end only
-    checkpoint_every: int = 100  # steps; 0: never
-    checkpoint_minutes: float = 5.0  # a checkpoint at the latest after so many minutes
+    checkpoint_every: int = 100  # steps between two checkpoints; 0: never
+    checkpoint_minutes: float = 5.0  # minutes between two checkpoints, if that comes first
     chunk: int = 512  # records in memory at once
-    options: Mapping[str, Any] = field(default_factory=dict)  # momentum, weight_decay, …: the optimizer's own
+    options: Mapping[str, Any] = field(default_factory=dict)  # momentum, weight_decay, …: of the optimizer
 
 
 @dataclass(frozen=True)
 class InstrumentsSection:
-    """Readings of what clipping does, during training: of public rows, or kept apart as not private."""
+    """Readings of the effect of clipping during training: on public rows, or stored separately as not private."""
 
     every: int | None = None  # steps between two readings
-    rows: int = 500  # how many rows are read
-    split: str | None = None  # "public" (default: what [public] sets aside) or "test", where its rows are public
-    window: int = 0  # iterations over which the sampling noise is averaged, Fig. 5a of Xiao et al. 2023; 0: not
-    not_private: bool = False  # read the private rows, into not_private.json
+    rows: int = 500  # number of rows to read
+    split: str | None = None  # "public" (default: the rows of [public]) or "test", if its rows are public
+    window: int = 0  # iterations over which the sampling noise is averaged, Fig. 5a of Xiao et al. 2023; 0: none
+    not_private: bool = False  # read the private rows; the readings go to not_private.json
 
     @property
     def given(self) -> bool:
@@ -170,11 +170,11 @@ class InstrumentsSection:
 
 @dataclass(frozen=True)
 class DeclarationSection:
-    """What only the owner of the data can say, for the report and the card; none of it changes the training."""
+    """Statements that only the owner of the data can make, for the report and the card; they do not affect training."""
 
     unit: str | None = None  # what one record is, and how many a person may have
     trust: str | None = None  # who runs the training and sees the records, and who gets the model
-    tuning: str | None = None  # how settings were chosen, and what that spent: "on public data", "20 unpaid trials"
+    tuning: str | None = None  # how settings were chosen, and its cost: "on public data", "20 trials, not accounted"
     public_sources: str | None = None  # public data and pre-trained weights that were used, and their overlap
     collection: str | None = None  # how the data were collected, and with which consent
     contact: str | None = None  # who answers questions about this run
@@ -185,7 +185,7 @@ class DeclarationSection:
 
 
 OPEN_SECTIONS = ("data", "features", "model", "clipping", "train", "method")
-"""Sections whose further keys go to the part that they name, which checks them itself."""
+"""Sections whose further keys are options of the part that they name, which checks them."""
 
 
 @dataclass(frozen=True)
@@ -211,20 +211,20 @@ class Recipe:
         if "augmentation" not in registry.method_class(self.method.name, "method.name").covers:
             covered = registry.names_with(lambda method: "augmentation" in method.covers)
             raise Refused(
-                f"[augmentation]: the method {self.method.name} takes no views of a record: leave the section out, or "
-                f"use one of {', '.join(covered)}"
+                f"[augmentation]: the method {self.method.name} does not use views of a record: leave the section out, "
+                f"or use one of {', '.join(covered)}"
             )
         if self.features.name != "none":
             raise Refused(
-                "[augmentation]: views are drawn of the records as the model sees them, and those are features of "
-                f"{self.features.name}, no images or texts: leave out [features] or [augmentation]"
+                "[augmentation]: views are drawn of the model's inputs, and those are features of "
+                f"{self.features.name}, not images or texts: leave out [features] or [augmentation]"
             )
 
     @classmethod
     def read(cls, path: Path | str, overrides: Sequence[str] = (), *, allow_code: bool = False) -> Recipe:
-        """The recipe in a file, with `section.key=value` overrides (values in TOML's own notation).
+        """The recipe in a file, with `section.key=value` overrides (values in TOML notation).
 
-        `allow_code`: names of the form module:function are allowed, whose code a run carries out.
+        `allow_code`: allow names of the form module:function, whose code a run executes.
         """
         path = Path(path)
         try:
@@ -234,9 +234,9 @@ class Recipe:
         except OSError as error:
             raise InputError(f"{path} can't be read: {error.strerror or error}") from error
         except UnicodeDecodeError as error:
-            raise InputError(f"{path} is no recipe: it is not text in UTF-8") from error
-        except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets in brackets in …
-            said = error if isinstance(error, tomllib.TOMLDecodeError) else "a number or a nesting beyond all bounds"
+            raise InputError(f"{path} is not a recipe: it is not UTF-8 text") from error
+        except (ValueError, RecursionError) as error:  # numbers of thousands of digits, or extreme nesting
+            said = error if isinstance(error, tomllib.TOMLDecodeError) else "a number is too long, or nesting too deep"
             raise InputError(f"{path} is not valid TOML: {said}") from error
         document = with_overrides(document, overrides)
         try:
@@ -268,7 +268,7 @@ class Recipe:
         return recipe
 
     def to_toml(self) -> str:
-        """The whole recipe, all defaults filled in. Keys that are not set (None) are left out."""
+        """The complete recipe, with all defaults. Keys that are not set (None) are left out."""
         document = {}
         for section in fields(self):
             value = getattr(self, section.name)
@@ -284,7 +284,7 @@ class Recipe:
 
 
 def with_overrides(document: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A recipe's document with `section.key=value` overrides; the one that was given stays as it is."""
+    """A copy of a recipe's document with `section.key=value` overrides."""
     changed = copy.deepcopy(dict(document))
     for override in overrides:
         _override(changed, override)
@@ -292,11 +292,11 @@ def with_overrides(document: Mapping[str, Any], overrides: Sequence[str]) -> dic
 
 
 def _refuse_code(data: DataSection, model: ModelSection) -> None:
-    """A recipe is data: nobody's code is run because a file names it."""
+    """Refuses names of functions: a recipe alone must not make sordino run code."""
     for section, name in (("data", data.name), ("model", model.name)):
         if ":" in name:
             raise Refused(
-                f"{section}.name = {name!r} names a function, and a run would carry out its code: a recipe alone must "
+                f"{section}.name = {name!r} names a function, and a run would execute its code: a recipe alone must "
                 "not do that. If you trust the code, add --allow-code (in Python: Recipe.read(path, allow_code=True))"
             )
 
@@ -305,9 +305,9 @@ DEEPEST = 8
 
 
 def _refuse_boundless(value: Any, place: str, depth: int = 0) -> None:
-    """Numbers that no setting can mean: integers beyond 64 bits, and what is not finite; nesting without end."""
+    """Refuses integers beyond 64 bits, numbers that are not finite, and extreme nesting."""
     if depth > DEEPEST:
-        raise InputError(f"{place} is nested more than {DEEPEST} deep")
+        raise InputError(f"{place} is nested more than {DEEPEST} levels deep")
     if isinstance(value, Mapping):
         for key, entry in value.items():
             _refuse_boundless(entry, f"{place}.{key}".lstrip("."), depth + 1)
@@ -332,7 +332,7 @@ def _no_unknown(given: Mapping[str, Any], known: Mapping[str, Any], what: str) -
 
 
 def _own_keys(kind: type) -> dict[str, Any]:
-    """The keys that a section has whatever it names, with their types."""
+    """The keys that a section always has, with their types."""
     return {key: hint for key, hint in get_type_hints(kind).items() if key != "options"}
 
 
@@ -357,7 +357,7 @@ def _near_misses(missing: Sequence[str], further: Mapping[str, Any]) -> str:
 
 
 def _convert(key: str, hint: Any, value: Any) -> Any:
-    """The value as the type that the key is declared with; a whole number may stand for a float."""
+    """The value converted to the declared type of the key; an int is accepted for a float."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for option in options:
         if option is float and isinstance(value, int) and not isinstance(value, bool):
@@ -373,17 +373,17 @@ def _override(document: dict[str, Any], override: str) -> None:
     section, dot, name = key.strip().partition(".")
     if not (equals and dot and section and name):
         raise InputError(
-            f"--set {brief(override)}: write section.key=value, for example train.lr=0.5; section.key= takes the key "
-            "out of the recipe"
+            f"--set {brief(override)}: write section.key=value, for example train.lr=0.5; section.key= removes the key "
+            "from the recipe"
         )
     if "\n" in text or "\r" in text:
-        raise InputError(f"--set {override!r}: a value is on one line")
+        raise InputError(f"--set {override!r}: a value must be on one line")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()  # a bare word is a string
     except (ValueError, RecursionError) as error:
-        raise InputError(f"--set {brief(override)}: a number or a nesting beyond all bounds") from error
+        raise InputError(f"--set {brief(override)}: a number is too long, or nesting too deep") from error
     given = document.setdefault(section, {})
     if not isinstance(given, dict):
         raise InputError(f"--set {brief(override)}: [{section}] is not a section")
@@ -391,8 +391,8 @@ def _override(document: dict[str, Any], override: str) -> None:
         given[name] = value
     elif given.pop(name, None) is None:
         raise InputError(
-            f"--set {brief(override)} takes the key out of the recipe, and [{section}] has no {name!r}: "
+            f"--set {brief(override)} removes the key from the recipe, but [{section}] has no {name!r}: "
             f"{did_you_mean(name, given)}; an empty text is written {key.strip()}=''"
         )
     elif not given:
-        del document[section]  # as if it had never been there
+        del document[section]  # an empty section counts as absent

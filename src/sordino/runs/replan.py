@@ -1,4 +1,4 @@
-"""The plan that a recipe gives, made again without its data, to be held against the plan in a ledger."""
+"""Makes the plan of a recipe again without its data, to compare it with the plan in a ledger."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sordino.runs.recipe import Recipe
 
 
 def plan_of_recipe(recipe: Recipe, stated: Plan) -> Plan:
-    """The recipe's plan, with the noise of `stated` where the recipe gives a target ε.
+    """The recipe's plan, with the noise of `stated` if the recipe gives a target ε.
 
-    What a plan takes from the data's form (the number of features and classes, where a method needs it) and from public
-    rows is taken from `stated`: they are no part of a recipe.
+    What a plan takes from the form of the data (the number of features and classes, for methods that need them) and
+    from public rows is taken from `stated`: it is not part of a recipe.
 
     Raises:
-        InputError, Refused: the recipe gives no plan.
+        InputError, Refused: the recipe does not give a plan.
     """
     if recipe.privacy.epsilon is not None:
         privacy = replace(recipe.privacy, epsilon=None, noise_multiplier=stated.noise.noise_multiplier)
@@ -34,7 +34,7 @@ def plan_of_recipe(recipe: Recipe, stated: Plan) -> Plan:
 
 
 def differences(recipe: Plan, ledger: Plan) -> str:
-    """The keys in which two plans differ, with both values; empty where they are equal."""
+    """The keys in which two plans differ, with both values; empty if they are equal."""
     one, other = (json.loads(json.dumps(plan.to_dict())) for plan in (recipe, ledger))
     keys = [key for key in {**one, **other} if one.get(key) != other.get(key)]
     return "; ".join(f"{key} is {one.get(key)!r} in the recipe and {other.get(key)!r} in the ledger" for key in keys)

@@ -1,9 +1,9 @@
-"""What a finished run leaves, whether a recipe or `sordino.train` made it.
+"""The files of a finished run, whether a recipe or `sordino.train` made it.
 
-model.safetensors  the published weights; its metadata says what they are and under which guarantee
-result.json        the guarantee and the figures
-histogram.json     a paid histogram of norms, where the plan has one
-report.html        the page a reviewer reads
+model.safetensors  the published weights; its metadata say what they are and under which guarantee
+result.json        the guarantee and the metrics
+histogram.json     a released histogram of norms, if the plan has one
+report.html        the report for a reviewer
 not_private.json   for the data's owner only; no guarantee covers it
 """
 
@@ -33,7 +33,7 @@ NOT_PRIVATE = "computed from the private records without noise; no guarantee cov
 
 @dataclass(frozen=True)
 class Described:
-    """What is public of a run beside its plan. `inputs`: what the model takes (shape, type, classes, labels)."""
+    """What is public about a run besides its plan. `inputs`: the model's inputs (shape, type, classes, labels)."""
 
     name: str
     seed: int = 0
@@ -44,20 +44,20 @@ class Described:
 def write_results(
     out: Path, plan: Plan, result: Result, described: Described, noise_free: Result | None = None
 ) -> dict[str, Any]:
-    """What was measured, model and result (`closing`), the report, in this order; then the checkpoints may go."""
+    """Writes the histogram, model and result (`closing`), and the report, in this order; then removes checkpoints."""
     document = result_document(plan, result, described, noise_free)
     if result.histogram is not None:
         write_atomically(out / "histogram.json", json_bytes(result.histogram.to_dict()))
     write_atomically(out / "not_private.json", json_bytes({"warning": NOT_PRIVATE, **result.not_private}), private=True)
     document = write_closed(out, document, model_tensors(result.model), _stated(document, described))
     report.write(out)
-    if result.stopped_at is None:  # one that was stopped may go on
+    if result.stopped_at is None:  # a stopped run may be continued
         shutil.rmtree(out / "checkpoint", ignore_errors=True)
     return document
 
 
 def result_document(plan: Plan, result: Result, described: Described, noise_free: Result | None) -> dict[str, Any]:
-    """What result.json holds."""
+    """The content of result.json."""
     guarantee, last = result.guarantee, result.metrics[-1]
     if guarantee is None:
         raise SordinoError("a run without a guarantee has no results to write")
@@ -89,7 +89,7 @@ def result_document(plan: Plan, result: Result, described: Described, noise_free
 
 
 def _stated(document: Mapping[str, Any], described: Described) -> dict[str, Any]:
-    """What the model's own file says, wherever it is copied to."""
+    """What the model file says about itself, wherever it is copied to."""
     kept = ("name", "method", "epsilon", "delta", "relation", "secure", "records", "steps")
     return {
         **{key: document[key] for key in kept},
@@ -100,7 +100,7 @@ def _stated(document: Mapping[str, Any], described: Described) -> dict[str, Any]
 
 
 def environment() -> dict[str, str | int]:
-    """What the figures were measured with."""
+    """The versions and the machine with which the metrics were measured."""
     return {
         "sordino": sordino.__version__,
         "python": platform.python_version(),

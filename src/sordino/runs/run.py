@@ -1,14 +1,14 @@
-"""A recipe, carried out into a run directory.
+"""Runs a recipe in a run directory.
 
-    recipe.toml        the recipe, all defaults filled in
-    ledger.jsonl       every release, written before its value existed
+    recipe.toml        the recipe, with all defaults
+    ledger.jsonl       every release, recorded before its value was used
     metrics.jsonl      ε and test metrics over the steps
     model.safetensors  the published weights
-    result.json        the guarantee and the figures
-    report.html        the page a reviewer reads
+    result.json        the guarantee and the metrics
+    report.html        the report for a reviewer
     not_private.json   for the data's owner only; no guarantee covers it
 
-Everything that can be wrong with the input is found before the directory is made.
+Errors in the input are found before the directory is created.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from sordino.runs.verify import QUICK, failed, verify
 from sordino.runs.work import Work
 from sordino.training.job import Result
 
-FITTING = tuple(check for check in QUICK if check != "files")  # a report that is missing is written again
+FITTING = tuple(check for check in QUICK if check != "files")  # a missing report is written again
 
 
 def run_recipe(
@@ -57,25 +57,25 @@ def run_recipe(
     shard: bool = False,
     begin: Callable[[Plan], None] | None = None,
 ) -> dict[str, Any]:
-    """Trains as the recipe says, writes the run directory, and returns what result.json holds.
+    """Trains according to the recipe, writes the run directory, and returns the content of result.json.
 
-    A run that is complete already is not made again: with `resume` its result is returned as it stands.
+    A complete run is not repeated: with `resume` its result is returned.
 
     Args:
-        recipe: what to do.
-        out: the run directory; it must be new, or hold a run of the same recipe.
-        resume: go on with the run in `out`.
-        data_dir: where the datasets are.
-        progress: show a bar; None: on a terminal.
+        recipe: The recipe.
+        out: The run directory; it must be new, or contain a run of the same recipe.
+        resume: Continue the run in `out`.
+        data_dir: Where the datasets are.
+        progress: Show a progress bar; None: on a terminal.
         adopt: `out` was copied, moved or restored, and no other copy of it is or will be resumed: the ledger records
-            that you state so.
-        budget: a budget file (sordino.runs.budget) that the run is counted in.
-        shard: in a process group, divide the model over its ranks (torch's fully_shard); the results are the same.
-        begin: is told the plan when all is checked, before anything is written or released.
+            this statement.
+        budget: A budget file (sordino.runs.budget) in which the run is counted.
+        shard: In a process group, divide the model over its ranks (torch's fully_shard); the results are the same.
+        begin: Called with the plan after all checks, before anything is written or released.
 
     Raises:
         InputError: the recipe is wrong, or the run would exceed the budget; nothing was written.
-        Refused: no guarantee covers what it asks for.
+        Refused: no guarantee covers the recipe.
     """
     rank = ranks.current()
     if rank is not None and not rank.leads:
@@ -90,13 +90,13 @@ def run_recipe(
 
 
 def _followed(recipe: Recipe, out: Path, rank: ranks.Rank, data_dir: Path | None, shard: bool) -> dict[str, Any]:
-    """A follower's run: nothing is written, and nothing is read of the run directory."""
+    """A follower's run: it neither writes nor reads the run directory."""
     try:
         work = work_of(recipe, data_dir, False)
     except SordinoError:
         if isinstance(message := rank.tell(), ranks.Begin):
             raise
-        ranks.end(message)  # the leader has found the same, and says it
+        ranks.end(message)  # the leader has found the same error, and reports it
         raise
     if isinstance(message := rank.tell(), ranks.Begin):
         _trained(work, out, False, shard)
@@ -116,13 +116,13 @@ def _made(
     shard: bool,
     begin: Callable[[Plan], None] | None,
 ) -> dict[str, Any]:
-    """The run itself, by the only process or the leader."""
+    """The run itself, in the only process or in the leader."""
     usable_folder(out)
     if adopt and not resume:
-        raise InputError("--adopt is about a run that goes on: give --resume as well")
+        raise InputError("--adopt is for continuing a run: give --resume as well")
     if (done := _earlier_result(recipe, out, resume)) is not None:
         return done
-    private_records(recipe)  # public rows under a method that would not look at them are refused here
+    private_records(recipe)  # refuses public rows if the method does not use them
     check_watched(recipe)
     check_companions(recipe)
     work = work_of(recipe, data_dir, progress)
@@ -133,7 +133,7 @@ def _made(
         begin(work.plan)
     made = make_folder(out)
     with locked(out):
-        # another process may have begun or finished the run since: what is there counts once it is locked
+        # another process may have started or finished the run since: check again under the lock
         if (done := _earlier_result(recipe, out, resume)) is not None:
             return done
         if adopt and (out / LEDGER).exists():
@@ -170,17 +170,17 @@ def audit_recipe(recipe: Recipe, data_dir: Path | None = None, **options: Any) -
 
 
 def _earlier_result(recipe: Recipe, out: Path, resume: bool) -> dict[str, Any] | None:
-    """What an earlier, complete run of the same recipe in `out` found; None when there is work to do."""
+    """The result of an earlier, complete run of the same recipe in `out`; None if there is work to do."""
     earlier = out / "recipe.toml"
     if not earlier.exists():
         if out.exists() and not _is_empty(out):
-            raise InputError(f"{out} is not empty and holds no run: give another directory with --out")
+            raise InputError(f"{out} is not empty and contains no run: give another directory with --out")
         return None
     if not resume:
-        raise InputError(f"{out} holds a run already: go on with --resume, or give another directory with --out")
-    if Recipe.read(earlier, allow_code=True) != recipe:  # read to be compared: nothing of it is carried out
+        raise InputError(f"{out} already contains a run: give --resume to continue it, or another directory with --out")
+    if Recipe.read(earlier, allow_code=True) != recipe:  # read for comparison only: its code is not run
         raise InputError(
-            f"{earlier} is not the recipe given: resume with the same one, or give another directory with --out"
+            f"{earlier} is not the given recipe: resume with the same one, or give another directory with --out"
         )
     finished = out / "result.json"
     if not finished.exists():
@@ -188,15 +188,15 @@ def _earlier_result(recipe: Recipe, out: Path, resume: bool) -> dict[str, Any] |
     result = read_result(finished)
     if not (out / "report.html").exists():
         report.write(out)
-    if "ledger" in result:  # runs of earlier versions do not say where their ledger ended
+    if "ledger" in result:  # results of earlier versions have no head of the ledger
         wrong = [f"{check.name}: {check.why}" for check in failed(verify(out, only=FITTING))]
         if wrong:
-            raise InputError(f"the run in {out} is finished, but its files do not fit together: {'; '.join(wrong)}")
+            raise InputError(f"the run in {out} is finished, but its files are inconsistent: {'; '.join(wrong)}")
     return result
 
 
 def _is_empty(out: Path) -> bool:
-    """Nothing is there but what a kill left while the recipe was written."""
+    """Whether the directory contains nothing but a partial file that a killed process left."""
     try:
         return all(path.name == f"recipe.toml{PARTIAL}" for path in out.iterdir())
     except OSError as error:
@@ -204,7 +204,7 @@ def _is_empty(out: Path) -> bool:
 
 
 def _take_back(out: Path, made: list[Path]) -> None:
-    """The input was wrong after all: if nothing has been released, nothing stays behind."""
+    """Removes what was created if the input was wrong and nothing has been released."""
     if not (out / "ledger.jsonl").exists():
         for name in ("recipe.toml", TOKEN):
             (out / name).unlink(missing_ok=True)

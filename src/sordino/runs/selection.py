@@ -1,14 +1,14 @@
-"""A sweep that is paid for: a random number of runs, the best one released, one (ε, δ) for all of it.
+"""A sweep with private selection: a random number of runs, of which the best is released, at one (ε, δ) for all.
 
     runs/NAME-sweep/run/         the run directory of the selected run, and of no other
-    runs/NAME-sweep/sweep.json   the grid, the law of the number of runs, and the guarantee of the whole
+    runs/NAME-sweep/sweep.json   the grid, the distribution of the number of runs, and the guarantee of the selection
 
-The theorem (accounting/selection.py) is about the selected run *alone*. So no table and no heat map is made; the other
-runs are deleted as soon as a better one is known; their results and their number, which would void the guarantee, are
-never written. Each run's settings are drawn uniformly from the grid; noise is calibrated so that the whole meets ε.
+The theorem (accounting/selection.py) covers the selected run *only*. So there is no table and no heat map; other runs
+are deleted as soon as a better one is known; their results and their number, which would void the guarantee, are never
+written. The settings of each run are drawn uniformly from the grid; noise is calibrated so that the selection meets ε.
 
-A run that fails counts as the worst one there is. Where no run was drawn (Poisson), or all failed, nothing is released.
-A sweep that is killed has published nothing and is started anew: what it left behind is deleted unseen.
+A run that fails counts as the worst. If no run was drawn (Poisson), or all failed, nothing is released. A killed sweep
+has published nothing and is started again: what it left behind is deleted without being read.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from sordino.shown import up
 from sordino.training.metrics import read_metrics
 from sordino.training.progress import working
 
-HIDDEN = ".unpublished"  # below `out`, for runs that may not be seen
+HIDDEN = ".unpublished"  # below `out`, for runs that must not be seen
 THREAT = (
-    "the adversary sees the selected run alone, every noisy sum that it released, and the law of the number of runs; "
-    "neither the other runs nor how many there were"
+    "the adversary sees the selected run only, every noisy sum that it released, and the distribution of the number of "
+    "runs; neither the other runs nor how many there were"
 )
 _THEOREM = "private selection with a random number of runs (Papernot, Steinke 2022, Thm "
 THEOREMS = {name: f"{_THEOREM}{6 if name == 'poisson' else 2})" for name in SHAPES}
 ASSUMPTIONS = (
-    ("how many runs there were stays secret", "drawn from a cryptographic generator and written nowhere"),
+    ("the number of runs is secret", "drawn from a cryptographic generator and never written"),
     ("no other run's result is seen", "their directories are deleted; there is no table of results"),
-    ("the test data by which the run was selected is public", "taken to be so; the guarantee does not protect it"),
+    ("the test data by which the run was selected are public", "assumed; the guarantee does not protect them"),
 )
-NOTHING = "This time no run was drawn, or none ended well: nothing is released. The budget is spent all the same."
+NOTHING = "This time no run was drawn, or none succeeded: nothing is released. The budget is spent all the same."
 
 
 @dataclass(frozen=True)
 class Price:
-    """(ε, δ) of the whole sweep, and the law of the number of runs."""
+    """(ε, δ) of the whole sweep, and the distribution of the number of runs."""
 
     epsilon: float
     delta: float
@@ -65,7 +65,7 @@ class Price:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The selected run: its point, its metric, and where its directory lies."""
+    """The selected run: its point, its metric, and its directory."""
 
     chosen: Checked
     value: float
@@ -76,11 +76,11 @@ Run = Callable[[Recipe, Path], Mapping[str, Any]]
 
 
 def candidates(sweep: Sweep, price: Price, data_dir: Path | None = None) -> list[Checked]:
-    """Every point, with noise for which the whole meets the price; Refused where the theorem does not cover it."""
+    """All points, with noise for which the selection meets the price; Refused if the theorem does not cover it."""
     for axis in sweep.axes:
         if axis.key.startswith(("data.", "public.")):
             raise Refused(
-                f"--over {axis.key}: with --pay all runs must protect the same records, and this key changes which "
+                f"--over {axis.key}: with --pay all runs must protect the same records, but this key changes which "
                 "rows are private; sweep other keys"
             )
         if axis.key.startswith("privacy."):
@@ -106,7 +106,7 @@ def _calibrated(one: Checked, noise_multiplier: float, delta: float) -> Checked:
 
 
 def _with_noise(recipe: Recipe, noise_multiplier: float, delta: float) -> Recipe:
-    """The recipe with this noise in place of its own budget."""
+    """The recipe with this noise instead of its own budget."""
     privacy = replace(recipe.privacy, epsilon=None, noise_multiplier=noise_multiplier, delta=delta)
     return replace(recipe, privacy=privacy)
 
@@ -122,8 +122,8 @@ def _refuse(recipe: Recipe, plan: Plan) -> None:
         )
     if recipe.run.noise_free:
         raise Refused(
-            "with --pay nothing may leave but the selected run: add --set run.noise_free=false, for training without "
-            "noise is not private"
+            "with --pay only the selected run may be published: add --set run.noise_free=false, because training "
+            "without noise is not private"
         )
     if not plan.method.composes:
         raise Refused(
@@ -135,12 +135,10 @@ def _refuse(recipe: Recipe, plan: Plan) -> None:
 def run_paid(
     sweep: Sweep, price: Price, out: Path, *, data_dir: Path | None = None, progress: bool | None = None
 ) -> dict[str, Any]:
-    """Makes the runs, keeps the best one, and returns what sweep.json holds; nothing of the others is left."""
+    """Makes the runs, keeps the best one, and returns the content of sweep.json; the other runs are deleted."""
     usable_folder(out)
     if out.exists() and any(path.name != HIDDEN for path in out.iterdir()):
-        raise InputError(
-            f"{out} is not empty: a paid sweep is made once, in a directory of its own; give another --out"
-        )
+        raise InputError(f"{out} is not empty: a paid sweep is made once, in its own directory; give another --out")
     found = candidates(sweep, price, data_dir)
     relation = found[0].plan.relation
     epsilon = selection_epsilon([one.plan.releases() for one in found], price.repetition, price.delta, relation)
@@ -150,7 +148,7 @@ def run_paid(
     shutil.rmtree(hidden, ignore_errors=True)
     make_folder(hidden, private=True)
     try:
-        with working("a paid sweep; how many runs there are is secret", progress):
+        with working("a paid sweep; the number of runs is secret", progress):
             drawn = draw_runs(found, price.repetition, RandomSource.from_os())
             best = best_of(drawn, sweep, hidden, partial(run_one, data_dir=data_dir))
         document = _document(sweep, price, epsilon, relation, best)
@@ -165,7 +163,7 @@ def run_paid(
 
 
 def _same_times(folder: Path) -> None:
-    """Files of one time: when the selected run was made would tell how many came after it."""
+    """Gives all files the same time: the time of the selected run would reveal how many runs followed."""
     now = time.time()
     for path in (*folder.rglob("*"), folder):
         os.utime(path, (now, now))
@@ -197,13 +195,13 @@ def best_of(drawn: Sequence[Checked], sweep: Sweep, hidden: Path, run: Run) -> O
 
 
 def _document(sweep: Sweep, price: Price, epsilon: float, relation: str, best: Outcome | None) -> dict[str, Any]:
-    """What may be published: a function of the selected run, of public values, and of nothing else."""
+    """What may be published: a function of the selected run and of public values only."""
     law = price.repetition
     sentence = (
         f"The selection as a whole is (ε = {up(epsilon)}, δ = {up(price.delta)})-differentially "
         f"private under {relation}: the best, by {sweep.metric} on public test data, of a secret {law.distribution} "
         f"number of runs (mean {law.mean_runs:g}), each with settings drawn uniformly from {len(sweep.points())}. "
-        "Only the selected run may be published; how many runs there were, and what the others gave, may not."
+        "Only the selected run may be published, not the number of runs or the results of the others."
     )
     return {
         "recipe": sweep.recipe.name,
@@ -234,7 +232,7 @@ def _document(sweep: Sweep, price: Price, epsilon: float, relation: str, best: O
 
 
 def restate(folder: Path, document: Mapping[str, Any]) -> None:
-    """The selected run's files, with the guarantee of the whole selection in place of the single run's."""
+    """Changes the selected run's files: the guarantee of the whole selection replaces that of the single run."""
     result = read_json(folder / "result.json", "the result of the selected run")
     stated = {key: document[key] for key in ("epsilon", "delta", "relation", "accountant", "theorem")}
     guarantee = result["guarantee"]
@@ -249,10 +247,10 @@ def restate(folder: Path, document: Mapping[str, Any]) -> None:
     }
     result |= stated | {"guarantee": guarantee, "epsilon_of_a_single_run": result["epsilon"]}
     if isinstance(result.get("environment"), dict):
-        result["environment"].pop("finished", None)  # against the sweep's end it tells how many runs came after
+        result["environment"].pop("finished", None)  # with the end of the sweep it would show how many runs followed
     metrics = folder / "metrics.jsonl"
     rows = read_metrics(metrics)
-    # the ε of a single run over its steps is smaller than what the selection cost: it is not shown
+    # the ε of a single run over its steps is smaller than the selection's cost, so it is not shown
     kept = [json.dumps({key: value for key, value in row.items() if key != "epsilon"}) + "\n" for row in rows]
     write_atomically(metrics, "".join(kept).encode())
     write_atomically(folder / "result.json", json_bytes(result))

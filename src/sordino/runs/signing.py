@@ -1,11 +1,11 @@
-"""An Ed25519 signature under a finished run, by a key that the data's owner keeps.
+"""An Ed25519 signature of a finished run, by a key that the data's owner keeps.
 
-Hashes tell a file that was edited. Whoever rewrites ledger, model, result and report together leaves nothing that
-disagrees; only a secret that the forger does not have tells that. The signature is over the SHA-256 of result.json,
-which binds the recipe, the model, the ledger's head and every other published file.
+Hashes detect an edited file. A forger who rewrites ledger, model, result and report together leaves no disagreement;
+only a secret that the forger does not have can detect that. The signature is over the SHA-256 of result.json, which
+commits to the recipe, the model, the ledger's head and every other published file.
 
     openssl genpkey -algorithm ed25519 -out owner.pem          the owner keeps this
-    openssl pkey -in owner.pem -pubout -out owner.pub          reviewers get this, by another way than the run
+    openssl pkey -in owner.pem -pubout -out owner.pub          reviewers get this, by a separate channel
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ def private_key(path: Path) -> Ed25519PrivateKey:
     """The key in a PEM or OpenSSH file without a password.
 
     Raises:
-        InputError: it can't be read, or is no Ed25519 key.
+        InputError: it can't be read, or is not an Ed25519 key.
     """
     loaders: tuple[Any, ...] = (serialization.load_pem_private_key, serialization.load_ssh_private_key)
     key = _loaded(path, "private", [lambda content, load=load: load(content, None) for load in loaders])
     if not isinstance(key, Ed25519PrivateKey):
-        raise InputError(f"{path} holds no Ed25519 key: make one with `openssl genpkey -algorithm ed25519`")
+        raise InputError(f"{path} is not an Ed25519 key: make one with `openssl genpkey -algorithm ed25519`")
     return key
 
 
 def public_key(path: Path) -> Ed25519PublicKey:
-    """The key in a PEM or OpenSSH file; InputError where there is none."""
+    """The key in a PEM or OpenSSH file; InputError if there is none."""
     key = _loaded(path, "public", [serialization.load_pem_public_key, serialization.load_ssh_public_key])
     if not isinstance(key, Ed25519PublicKey):
-        raise InputError(f"{path} holds no Ed25519 key")
+        raise InputError(f"{path} is not an Ed25519 key")
     return key
 
 
 def sign(out: Path, key: Ed25519PrivateKey) -> Path:
-    """Writes signature.json over the run's result.json."""
+    """Writes signature.json for the run's result.json."""
     digest = file_digest(out / RESULT)
     document = {
         "algorithm": "Ed25519",
@@ -58,7 +58,7 @@ def sign(out: Path, key: Ed25519PrivateKey) -> Path:
 
 
 def why_not_signed(out: Path, key: Ed25519PublicKey) -> str | None:
-    """None where signature.json is that key's signature under this result.json; else what is wrong."""
+    """None if signature.json is that key's signature of this result.json; else what is wrong."""
     try:
         document = json.loads((out / SIGNATURE).read_text(encoding="utf8"))
         signature = bytes.fromhex(document["signature"])
@@ -69,7 +69,7 @@ def why_not_signed(out: Path, key: Ed25519PublicKey) -> str | None:
     try:
         key.verify(signature, _message(file_digest(out / RESULT)))
     except (InvalidSignature, OSError):
-        return f"{SIGNATURE} is no signature of this result.json by this key: one of the three was exchanged or edited"
+        return f"{SIGNATURE} is not a signature of this result.json by this key: one of the three was changed"
     return None
 
 
@@ -91,4 +91,4 @@ def _loaded(path: Path, kind: str, loaders: list[Any]) -> Any:
             return load(content)
         except (ValueError, TypeError, UnsupportedAlgorithm):
             continue
-    raise InputError(f"{path} holds no {kind} key that can be read: give a PEM or OpenSSH file without a password")
+    raise InputError(f"{path} is not a {kind} key that can be read: give a PEM or OpenSSH file without a password")

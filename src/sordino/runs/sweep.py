@@ -1,16 +1,16 @@
-"""Sweeps: one recipe over a grid of settings, each point a run directory of its own.
+"""Sweeps: one recipe over a grid of settings, with a run directory for each point.
 
     runs/NAME-sweep/runs/alpha=0.2,lr=0.5,seed=0/   a run directory for each point and seed
-    runs/NAME-sweep/sweep.json                      the grid, every result, and what the whole costs
-    runs/NAME-sweep/heatmap.svg, sweep.html         the same to look at
+    runs/NAME-sweep/sweep.json                      the grid, every result, and the cost of the whole
+    runs/NAME-sweep/heatmap.svg, sweep.html         the same as a page
 
-Whatever is wrong with a key or a value is found before anything runs. A run that fails is written down, and the others
-go on. A sweep that was killed goes on where it stopped: finished runs are not made again, others are resumed.
+Errors in a key or a value are found before anything runs. A run that fails is recorded, and the others continue. A
+killed sweep continues where it stopped: finished runs are not repeated, others are resumed.
 
 **What a sweep costs.** Looking at several runs costs the composition of all of them, and so does publishing one that
 was chosen by looking, even at public test data: the choice depends on all the runs. `cost` says how much that is; it
-counts every run of the grid in full, failed ones too. Only a run that was fixed before any result was seen costs its
-own ε alone. To choose and pay little, see `sordino.runs.selection`.
+counts every run of the grid in full, failed ones too. Only a run that was fixed before any result was seen costs just
+its own ε. To choose at a lower cost, see `sordino.runs.selection`.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ from sordino.shown import up
 from sordino.training.metrics import read_metrics
 from sordino.training.progress import ProgressBar
 
-METRICS = {"test_accuracy": True, "test_loss": False, "test_error": False}  # is larger better?
+METRICS = {"test_accuracy": True, "test_loss": False, "test_error": False}  # whether larger is better
 _PLAIN = re.compile(r"[^A-Za-z0-9.=,_+-]")
 
 
 @dataclass(frozen=True)
 class SweptKey:
-    """One key of the recipe and the values it takes, in TOML's notation."""
+    """One key of the recipe and its values, in TOML notation."""
 
     key: str
     values: tuple[str, ...]
 
     @classmethod
     def parse(cls, text: str) -> SweptKey:
-        """`section.key=v1,v2,…`; a comma within brackets, braces or quotes does not part values."""
+        """`section.key=v1,v2,…`; a comma within brackets, braces or quotes does not separate values."""
         key, equals, given = text.partition("=")
         key, values = key.strip(), tuple(value.strip() for value in _parts(given))
         if not (equals and all(key.partition(".")) and all(values)):
             raise InputError(f"--over {text!r}: write section.key=value,value,…, for example train.lr=0.1,0.5")
         if len(set(values)) < len(values):
-            raise InputError(f"--over {text!r}: a value is there twice")
+            raise InputError(f"--over {text!r}: a value is repeated")
         return cls(key, values)
 
 
@@ -89,7 +89,7 @@ def _parts(text: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Point:
-    """One run of the grid. `seed` counts from 0 and is added to the recipe's."""
+    """One run of the grid. `seed` counts from 0 and is added to the recipe's seed."""
 
     settings: tuple[tuple[str, str], ...]
     seed: int = 0
@@ -100,7 +100,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        """The name of its directory: the last part of each key with its value; different points never share one."""
+        """The name of its directory: the last part of each key with its value; unique to the point."""
         readable = ",".join(
             [*(f"{key.rpartition('.')[2]}={value}" for key, value in self.settings), f"seed={self.seed}"]
         )
@@ -116,7 +116,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A recipe, the grid over it, and how often each point is run."""
+    """A recipe, a grid of settings, and the number of seeds for each point."""
 
     recipe: Path
     axes: tuple[SweptKey, ...]
@@ -131,7 +131,7 @@ class Sweep:
             raise InputError("a sweep needs at least one --over section.key=value,value,…")
         if len(set(keys)) < len(keys):
             raise InputError(
-                f"--over names {next(k for k in keys if keys.count(k) > 1)} twice: give all values at once"
+                f"--over repeats {next(k for k in keys if keys.count(k) > 1)}: give all its values at once"
             )
         if self.seeds < 1:
             raise InputError(f"--seeds must be at least 1, got {self.seeds}")
@@ -153,7 +153,7 @@ class Sweep:
         ]
 
     def recipe_of(self, point: Point) -> Recipe:
-        """The point's recipe. A seed moves the public seed, and the insecure one where the recipe has it."""
+        """The point's recipe. A seed changes the public seed, and the insecure one if the recipe has it."""
         overrides = [*self.overrides, *point.overrides]
         recipe = Recipe.read(self.recipe, overrides, allow_code=self.allow_code)
         if point.seed == 0:
@@ -169,23 +169,23 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Checked:
-    """A point with the recipe and the plan that it comes to."""
+    """A point with its recipe and plan."""
 
     point: Point
     recipe: Recipe
     plan: Plan
 
     def releases(self) -> Releases | None:
-        """All that the run releases, where that is what its method accounts for."""
+        """All releases of the run, if its method accounts for them; else None."""
         return self.plan.releases() if self.plan.method.composes else None
 
 
 def check(
     sweep: Sweep, data_dir: Path | None = None, adjust: Callable[[Recipe], Recipe] = lambda recipe: recipe
 ) -> list[Checked]:
-    """Every point's recipe and plan, and every value once against data and model; errors name the point.
+    """The recipe and plan of every point; every value is checked once with data and model; errors name the point.
 
-    `adjust` changes each recipe before it is looked at.
+    `adjust` changes each recipe before it is checked.
     """
     checked = []
     for point in sweep.points():
@@ -194,7 +194,7 @@ def check(
             checked.append(Checked(point, recipe, plan_of(recipe, data_dir)))
     cover = sweep.cover()
     for one in checked:
-        if one.point in cover and not method_of(one.recipe).reads_own_data:  # such a plan has checked everything
+        if one.point in cover and not method_of(one.recipe).reads_own_data:  # such a plan has been checked with data
             with _named(one.point):
                 prepare(one.recipe, data_dir, progress=False)
     return checked
@@ -202,7 +202,7 @@ def check(
 
 @contextmanager
 def _named(point: Point) -> Iterator[None]:
-    """Errors say at which point of the grid they were found."""
+    """Adds the point of the grid to error messages."""
     try:
         yield
     except InputError as error:
@@ -210,16 +210,16 @@ def _named(point: Point) -> Iterator[None]:
 
 
 def plan_of(recipe: Recipe, data_dir: Path | None = None) -> Plan:
-    """The plan that a run of the recipe would have; data is read only where the plan depends on its shape."""
+    """The plan of a run of the recipe; data are read only if the plan depends on their shape."""
     if method_of(recipe).needs_shape:
         return prepare(recipe, data_dir, progress=False).plan
     return plan_from(recipe, clipping_of(recipe), private_records(recipe))
 
 
 def cost_of(checked: Sequence[Checked]) -> Composed:
-    """What it costs to look at all of these runs."""
+    """The cost of looking at all of these runs."""
     releases = [one.releases() for one in checked]
-    exact = all(one is not None for one in releases)  # then nobody asks for the ε of single runs
+    exact = all(one is not None for one in releases)  # then the ε of single runs is not needed
     epsilons = [math.inf if exact else one.plan.guarantee().epsilon for one in checked]
     return composed_cost(
         [
@@ -232,7 +232,7 @@ def cost_of(checked: Sequence[Checked]) -> Composed:
 def run_sweep(
     sweep: Sweep, out: Path, *, jobs: int = 1, data_dir: Path | None = None, progress: bool | None = None
 ) -> dict[str, Any]:
-    """Runs the grid into `out` and returns what sweep.json holds."""
+    """Runs the grid in `out` and returns the content of sweep.json."""
     if jobs < 1:
         raise InputError(f"--jobs must be at least 1, got {jobs}")
     usable_folder(out)
@@ -252,13 +252,13 @@ def run_sweep(
 
 
 def _refuse_others(out: Path, recipes: Mapping[str, Recipe]) -> None:
-    """Runs in the directory that this sweep would not count, or that another recipe made."""
+    """Refuses runs in the directory that this sweep would not count, or that another recipe made."""
     if out.exists() and any(out.iterdir()) and not (out / "runs").is_dir():
-        raise InputError(f"{out} is not empty and holds no sweep: give another directory with --out")
+        raise InputError(f"{out} is not empty and contains no sweep: give another directory with --out")
     others = sorted(path.name for path in (out / "runs").glob("*") if path.name not in recipes)
     if others:
         raise InputError(
-            f"{out} holds runs that are not in this grid ({others[0]}{', …' if len(others) > 1 else ''}). They were "
+            f"{out} contains runs that are not in this grid ({others[0]}{', …' if len(others) > 1 else ''}). They were "
             "seen too, so they belong to the cost: add their values to the grid, or give another directory with --out"
         )
     for name, recipe in recipes.items():
@@ -270,7 +270,7 @@ def _refuse_others(out: Path, recipes: Mapping[str, Recipe]) -> None:
 def _all(
     checked: Sequence[Checked], out: Path, jobs: int, data_dir: Path | None
 ) -> Iterator[tuple[Checked, dict[str, Any]]]:
-    """Each point with what its run gave, in the order in which they end."""
+    """Each point with the result of its run, in the order in which they end."""
     places = {one.point: out / "runs" / one.point.name for one in checked}
     if jobs == 1:
         for one in checked:
@@ -282,21 +282,21 @@ def _all(
             for future in as_completed(waiting):
                 yield waiting[future], future.result()
         except BaseException as error:
-            pool.shutdown(wait=False, cancel_futures=True)  # else every run that waits would still be made
+            pool.shutdown(wait=False, cancel_futures=True)  # otherwise the waiting runs would still be made
             if isinstance(error, BrokenProcessPool):
-                raise SordinoError("a process of the sweep was killed; start it again, it goes on") from None
+                raise SordinoError("a process of the sweep was killed; start it again to continue it") from None
             raise
 
 
 def run_one(recipe: Recipe, folder: Path, data_dir: Path | None) -> dict[str, Any]:
-    """What result.json of the run holds, with the last metrics; or {"error": why it failed}."""
+    """The content of the run's result.json, with the last metrics; or {"error": why it failed}."""
     try:
         result = run_recipe(recipe, folder, resume=True, data_dir=data_dir, progress=False)
         rows = read_metrics(folder / "metrics.jsonl")
         return {**(rows[-1] if rows else {}), **result}
-    except SordinoError as error:  # a failed run must not take the others with it
+    except SordinoError as error:  # a failed run must not stop the others
         return {"error": f"{type(error).__name__}: {error}"}
-    except Exception as error:  # its message may hold private values, and what is returned is kept
+    except Exception as error:  # its message may contain private values, and the result is stored
         return {"error": f"{type(error).__name__}; run this setting by itself to see more"}
 
 
@@ -360,19 +360,19 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def sentence(sweep: Sweep, cost: Composed, secure: bool) -> str:
-    """What the sweep costs, in words."""
+    """The cost of the sweep as a sentence."""
     runs = len(sweep.points())
     if cost.relation is None:
         return f"The {runs} runs have no common cost: {cost.rule}."
     said = (
-        f"Whoever sees all {runs} results, or a model or a setting that was chosen by looking at them, has seen a "
-        f"release of (ε = {up(cost.epsilon)}, δ = {up(cost.delta)}) under {cost.relation} ({cost.rule}). Choosing by "
-        "public test data does not make it cheaper. A run that was fixed before any result was seen costs its own ε "
-        "alone. With --pay a random number of runs is made and the best one is released, for one ε in all."
+        f"Publishing all {runs} results, or a model or a setting that was chosen by looking at them, is "
+        f"(ε = {up(cost.epsilon)}, δ = {up(cost.delta)})-DP under {cost.relation} ({cost.rule}). Choosing by public "
+        "test data does not reduce this cost. A run that was fixed before any result was seen costs just its own ε. "
+        "With --pay a random number of runs is made and the best one is released, at one ε for all."
     )
     if any(axis.key.startswith(("data.", "public.")) for axis in sweep.axes):
-        said += " It is about records that are private in every run: the swept keys change which rows those are."
-    return said if secure else f"{said} The runs used insecure seeds: against whoever knows them nothing of this holds."
+        said += " It covers records that are private in every run: the swept keys change which rows those are."
+    return said if secure else f"{said} The runs used insecure seeds: none of this holds against anyone who knows them."
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -384,7 +384,7 @@ def _finite(value: Any) -> bool:
 
 
 def toml_value(text: str) -> Any:
-    """The value that a text stands for; a bare word is a string, as on the command line."""
+    """The value of a text; a bare word is a string, as on the command line."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

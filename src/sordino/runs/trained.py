@@ -1,10 +1,10 @@
 """A finished run as a model to use: `sordino.load(DIR)`.
 
-What a run's directory says is enough: recipe.toml names the network, its features and the encoding of the data,
-model.safetensors holds the weights, ledger.jsonl the plan. Nothing is unpickled. A directory that `sordino.train` made
-with a module of one's own holds its weights alone: give the module (`load(DIR, model=net)`).
+The files of a run suffice: recipe.toml names the network, its features and the encoding of the data, model.safetensors
+contains the weights, ledger.jsonl the plan. Nothing is unpickled. A directory that `sordino.train` made with your own
+module contains only its weights: give the module (`load(DIR, model=net)`).
 
-Predictions are post-processing of the published model: they cost no privacy of the records it was trained on. The rows
+Predictions are post-processing of the published model: they have no privacy cost for the training records. The rows
 that are predicted have no protection here.
 """
 
@@ -38,7 +38,7 @@ from sordino.training.state import load_model
 
 CHUNK = 1024
 MADE_BY = "sordino.train"
-"""What [run] made_by says in a directory whose model is a module of the caller's."""
+"""The value of [run] made_by in a directory whose model is the caller's module."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +47,12 @@ class Trained:
 
     Args:
         model: The network, in evaluation mode.
-        result: What result.json holds: epsilon, delta, the guarantee's sentence, test metrics.
+        result: The content of result.json: epsilon, delta, the guarantee's sentence, test metrics.
         labels: The public names of the classes, in the order of the outputs.
         source: How a file of rows is read; None: rows are given as tensors.
-        prepare: From rows as they are read to what the network takes; None: the rows themselves.
-        draws: How many draws of companions are averaged, where the model has any.
-        through: Takes the place of the network, where the method computes outputs in its own way.
+        prepare: Maps rows as they are read to inputs of the network; None: unchanged.
+        draws: The number of draws of companions that are averaged, if the model has companions.
+        through: Replaces the network, if the method computes outputs in its own way.
     """
 
     model: nn.Module
@@ -69,7 +69,7 @@ class Trained:
         return str(self.result["guarantee"]["sentence"])
 
     def read(self, path: Path | str) -> Tensor:
-        """The rows of a file, encoded as those that the model was trained on.
+        """The rows of a file, encoded like the training rows.
 
         Args:
             path: The file.
@@ -78,20 +78,20 @@ class Trained:
             (rows, …) the encoded rows.
 
         Raises:
-            InputError: the file does not fit; the message names what is wrong.
+            InputError: the file does not fit; the message says what is wrong.
         """
         if self.source is None:
-            raise InputError("this run says nothing about files: give the rows as a tensor to predict(rows)")
+            raise InputError("this run does not describe files of rows: give the rows as a tensor to predict(rows)")
         return self.source.rows(Path(path), labelled=False)[0]
 
     def probabilities(self, rows: Tensor | Path | str) -> Tensor:
-        """The probability of each class, as the model gives it.
+        """The model's probability of each class.
 
         Args:
-            rows: The rows, or the file that holds them.
+            rows: The rows, or the file that contains them.
 
         Returns:
-            (rows, classes): the mean of the softmax over the draws of companions, where the model has any.
+            (rows, classes): the mean of the softmax over the draws of companions, if the model has companions.
         """
         return self._answers(rows)[0]
 
@@ -99,10 +99,10 @@ class Trained:
         """The label of each row.
 
         Args:
-            rows: The rows, or the file that holds them.
+            rows: The rows, or the file that contains them.
 
         Returns:
-            One label per row; its number where the classes have no names.
+            One label per row; its number if the classes have no names.
         """
         chosen = self._answers(rows)[1].tolist()
         return [self.labels[one] for one in chosen] if self.labels is not None else chosen
@@ -136,10 +136,10 @@ def load(
     """The published model of a run directory.
 
     Args:
-        folder: what `sordino train` or `sordino.train(out=…)` wrote.
-        model: the module that the weights belong to; needed where the run was made with a module of one's own.
-        allow_code: the recipe may name module:function, whose code is then run.
-        data_dir: where the weights of published feature extractors are.
+        folder: The directory that `sordino train` or `sordino.train(out=…)` wrote.
+        model: The module that the weights belong to; needed if the run was made with your own module.
+        allow_code: Allow module:function in the recipe, whose code is then run.
+        data_dir: Where the weights of published feature extractors are.
 
     Returns:
         The model with `predict`, `probabilities` and its guarantee.
@@ -149,7 +149,7 @@ def load(
     """
     folder = Path(folder)
     if not (folder / "result.json").is_file():
-        what = "holds no finished run: there is no result.json" if folder.is_dir() else "is not a directory"
+        what = "contains no finished run: there is no result.json" if folder.is_dir() else "is not a directory"
         raise InputError(f"{folder} {what}; give the directory that a run was written to")
     result = read_result(folder / "result.json")
     weights, stated = read_weights(folder)
@@ -159,14 +159,14 @@ def load(
     if recipe is None or model is not None:
         if model is None:
             raise InputError(
-                f"{folder} was made by sordino.train with a module of your own, and holds its weights alone: give the "
+                f"{folder} was made by sordino.train with your own module, and contains only its weights: give the "
                 "module, sordino.load(folder, model=…)"
             )
         _fill(folder, model, weights)
         return Trained(model.eval(), result, labels)
     place = None if data_dir is None else Path(data_dir)
     if "input_shape" not in inputs:
-        raise InputError(f"{folder / 'model.safetensors'} says nothing of its inputs: an older version made it")
+        raise InputError(f"{folder / 'model.safetensors'} does not describe its inputs: an older version made it")
     made = _rebuilt(folder, recipe, weights, inputs, place)
     return Trained(
         made[0].eval(), result, labels, _source(recipe, labels, inputs), made[1], recipe.batch_clipping.draws, made[2]
@@ -179,7 +179,7 @@ _Function = Callable[[Tensor], Tensor] | None
 def _rebuilt(
     folder: Path, recipe: Recipe, weights: Mapping[str, Tensor], inputs: Mapping[str, Any], data_dir: Path | None
 ) -> tuple[nn.Module, _Function, _Function]:
-    """(module with its weights, what goes before it, what stands in the place of both)."""
+    """(module with its weights, what is applied before it, what replaces both)."""
     shape, classes = tuple(inputs["input_shape"]), int(inputs["classes"])
     header, _ = read_ledger(folder / "ledger.jsonl")
     plan = Plan.from_dict({key: value for key, value in header.items() if key != "kind"})
@@ -210,7 +210,7 @@ def _rebuilt(
 
 
 def _source(recipe: Recipe, labels: tuple[str, ...] | None, inputs: Mapping[str, Any]) -> Source:
-    """How a file of rows is read: as the recipe's own, else arrays as the dataset gives them."""
+    """How a file of rows is read: as the recipe's data, else arrays as the dataset has them."""
     own = data.source_of(recipe.data)
     if own is not None:
         return own
@@ -218,7 +218,7 @@ def _source(recipe: Recipe, labels: tuple[str, ...] | None, inputs: Mapping[str,
 
 
 def _recipe(folder: Path, allow_code: bool) -> Recipe | None:
-    """The recipe of the run; None where `sordino.train` made it."""
+    """The recipe of the run; None if `sordino.train` made it."""
     path = folder / "recipe.toml"
     try:
         made_by = tomllib.loads(path.read_text(encoding="utf8")).get("run", {}).get("made_by")
@@ -228,7 +228,7 @@ def _recipe(folder: Path, allow_code: bool) -> Recipe | None:
 
 
 def read_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The published tensors, and what their file says of them."""
+    """The published tensors, and what their file says about them."""
     path = folder / "model.safetensors"
     try:
         return read_sealed(path)

@@ -1,12 +1,12 @@
-"""Is a run directory what a run left behind? Everything in it is held against everything else.
+"""Checks that a run directory is genuine: every file is compared with the others.
 
-`verify` recomputes ε from the ledger and its header alone, and compares: the ledger's hashes with each other, its end
-with what result and model say of it, its releases with the plan in its header (steps, sampling, noise, sensitivities
-against the clip norm), that plan with the recipe, the result with plan, ledger, metrics and model, every file with its
-hash, and the report page with the one that these files give. Each disagreement is named.
+`verify` recomputes ε from the ledger and its header, and compares: the ledger's hashes with each other, its end with
+what result and model state, its releases with the plan in its header (steps, sampling, noise, sensitivities against the
+clip norm), that plan with the recipe, the result with plan, ledger, metrics and model, every file with its hash, and
+the report page with the one that these files give. Each disagreement is named.
 
-What it can't tell: a directory in which everything was rewritten to agree. For that the owner signs the run with a key
-of their own (`sordino.runs.signing`), and the reviewer gives the public key.
+It can't detect a directory in which everything was rewritten consistently. For that the owner signs the run with their
+own key (`sordino.runs.signing`), and the reviewer gives the public key.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What `verify` found. `epsilon` is the ledger's; `stated_epsilon` that of result.json."""
+    """The findings of `verify`. `epsilon` is the ledger's; `stated_epsilon` that of result.json."""
 
     genuine: bool
     epsilon: float | None
@@ -63,17 +63,17 @@ class Verdict:
     checks: tuple[Check, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """The verdict as JSON-serialisable values."""
         return {**asdict(self), "checks": [asdict(check) for check in self.checks]}
 
 
 class _Disagreement(Exception):
-    """What a check found to be wrong."""
+    """A check has failed."""
 
 
 @dataclass
 class _Found:
-    """What has been read so far; a part that can't be read stays None, and the checks that need it say so."""
+    """What has been read so far; parts that can't be read are None, and the checks that need them say so."""
 
     folder: Path
     chain: Chain | None = None
@@ -95,24 +95,24 @@ def verify(folder: Path, key: Path | None = None, *, only: Collection[str] | Non
     """All checks of a run directory.
 
     Args:
-        folder: the directory of a finished run.
-        key: the owner's public key; then the run must be signed by it.
-        only: names of checks, where not all are wanted.
+        folder: The directory of a finished run.
+        key: The owner's public key; then the run must be signed by it.
+        only: The names of the checks to make; None: all.
 
     Raises:
-        InputError: it is no run directory, or the key can't be read.
+        InputError: it is not a run directory, or the key can't be read.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder} is not a directory: give the directory of a run")
     if not any((folder / name).is_file() for name in (RECIPE, LEDGER, RESULT)):
-        raise InputError(f"{folder} holds no run: there is neither {RECIPE} nor {LEDGER} nor {RESULT}")
+        raise InputError(f"{folder} contains no run: there is neither {RECIPE} nor {LEDGER} nor {RESULT}")
     trusted = None if key is None else public_key(key)
     found = _Found(folder)
     checks = [_made(name, check, found) for name, check in _CHECKS.items() if only is None or name in only]
     if trusted is not None:
         why = why_not_signed(folder, trusted)
-        checks.append(Check("signature", why is None, why or f"{SIGNATURE} is by the key given"))
+        checks.append(Check("signature", why is None, why or f"{SIGNATURE} is by the given key"))
     chain, stated = found.chain, found.result or {}
     return Verdict(
         genuine=all(check.ok for check in checks),
@@ -138,17 +138,17 @@ def _made(name: str, check: Callable[[_Found], str], found: _Found) -> Check:
 def _files(found: _Found) -> str:
     missing = [name for name in _FILES if not (found.folder / name).is_file()]
     if missing:
-        raise _Disagreement(f"{', '.join(missing)} missing: the run is not finished, or files were taken away")
+        raise _Disagreement(f"{', '.join(missing)} missing: the run is not finished, or files were removed")
     return "all there"
 
 
 def _ledger(found: _Found) -> str:
     found.chain = chain = read_chain(found.folder / LEDGER)
     if chain.format != FORMAT:
-        raise _Disagreement("the ledger is of format 1, whose lines carry no hashes: edits of it can't be told")
+        raise _Disagreement("the ledger has format 1, whose lines have no hashes: edits can't be detected")
     if (found.folder / LEDGER).stat().st_size != chain.complete:
         raise _Disagreement(
-            "after the ledger's last line there is something else, and the run is finished: it was edited"
+            "there is something after the ledger's last line, although the run is finished: it was edited"
         )
     return f"{len(chain.entries)} releases, last hash {chain.head.hash[:16]}…"
 
@@ -162,7 +162,7 @@ def _plan(found: _Found) -> str:
 def _result(found: _Found) -> str:
     document = strict_json((found.folder / RESULT).read_text(encoding="utf8"))
     if not isinstance(document, Mapping):
-        raise _Disagreement(f"{RESULT} is no JSON object")
+        raise _Disagreement(f"{RESULT} is not a JSON object")
     found.result = document
     return "read"
 
@@ -170,12 +170,12 @@ def _result(found: _Found) -> str:
 def _closed(found: _Found) -> str:
     chain, stated = found.ledger(), found.stated().get("ledger")
     if not isinstance(stated, Mapping):
-        raise _Disagreement(f"{RESULT} does not say where the ledger ended")
+        raise _Disagreement(f"{RESULT} does not state where the ledger ended")
     if {**chain.head.to_dict(), "format": chain.format} != dict(stated):
         raise _Disagreement(
             f"{RESULT} was written after {stated.get('entries')} releases with hash {str(stated.get('hash'))[:16]}…, "
-            f"the ledger has {chain.head.entries} with {chain.head.hash[:16]}…: lines are missing, or it is another "
-            "ledger"
+            f"but the ledger has {chain.head.entries} with {chain.head.hash[:16]}…: lines are missing, or it is "
+            "another ledger"
         )
     return "the ledger ends where the result says"
 
@@ -184,11 +184,11 @@ def _steps(found: _Found) -> str:
     plan, entries = found.planned(), found.ledger().entries
     Explained(plan, entries)
     steps = [entry["step"] for entry in entries if entry["purpose"] == plan.method.purpose]
-    made = (found.result or {}).get("stopped_at") or plan.steps  # where a callback ended the run
+    made = (found.result or {}).get("stopped_at") or plan.steps  # set if a callback ended the run
     if (missing := missing_step(plan, steps, made)) is not None:
         raise _Disagreement(
-            f"the ledger holds {len(steps)} steps, not 0 to {made - 1} in their order: step {missing} is missing or "
-            "out of its place"
+            f"the ledger has {len(steps)} steps, not 0 to {made - 1} in order: step {missing} is missing or "
+            "out of order"
         )
     return f"{len(steps)} steps and {len(entries) - len(steps)} further releases, each explained by the plan"
 
@@ -204,17 +204,17 @@ def _sensitivities(found: _Found) -> str:
             continue
         if not _near(bound, plan.sensitivity) or entry.get("norm") != plan.clipping.norm:
             raise _Disagreement(
-                f"{place} has sensitivity {bound:g} in {entry.get('norm')}, the plan's clip norm gives "
+                f"{place} has sensitivity {bound:g} in {entry.get('norm')}, but the plan's clip norm gives "
                 f"{plan.sensitivity:g} in {plan.clipping.norm}"
             )
         noise = plan.noise_at(entry["step"])
         if entry.get("mechanism") != noise.name or not _alike(entry.get("noise_multiplier"), noise.noise_multiplier):
             raise _Disagreement(
-                f"{place} has {entry.get('mechanism')} noise with multiplier {entry.get('noise_multiplier')}, the plan "
-                f"{noise.name} noise with {noise.noise_multiplier:g}"
+                f"{place} has {entry.get('mechanism')} noise with multiplier {entry.get('noise_multiplier')}, but the "
+                f"plan has {noise.name} noise with {noise.noise_multiplier:g}"
             )
         if entry.get("secure") is not (plan.insecure_seed is None):
-            raise _Disagreement(f"{place} says secure = {entry.get('secure')}, the plan says otherwise")
+            raise _Disagreement(f"{place} has secure = {entry.get('secure')}, unlike the plan")
     return f"every step has the plan's noise and its sensitivity, {plan.sensitivity:g} in {plan.clipping.norm}"
 
 
@@ -225,11 +225,11 @@ def _epsilon(found: _Found) -> str:
     whole = plan.guarantee().epsilon
     if stated is None:
         raise _Disagreement(f"{RESULT} states ε = {found.stated().get('epsilon')!r}, the ledger gives {up(spent, 6)}")
-    # A statistic that the plan pays for and that was never released leaves the plan's ε as an upper bound.
+    # A declared statistic that was never released leaves the plan's ε as an upper bound.
     unused = len(chain.entries) < plan.steps + sum(statistic.count for statistic in plan.statistics)
     if not (_near(stated, spent) or (unused and _near(stated, whole) and spent <= whole)):
         raise _Disagreement(f"{RESULT} states ε = {up(stated, 6)}, the ledger gives {up(spent, 6)}")
-    return f"ε = {up(spent, 6)} from the ledger alone"
+    return f"ε = {up(spent, 6)} from the ledger"
 
 
 def _claim(found: _Found) -> str:
@@ -242,20 +242,20 @@ def _claim(found: _Found) -> str:
     }  # fmt: skip
     for key, value in wanted.items():
         if not _alike(result.get(key), value):
-            raise _Disagreement(f"{RESULT} states {key} = {result.get(key)!r}, the ledger's plan says {value!r}")
+            raise _Disagreement(f"{RESULT} states {key} = {result.get(key)!r}, the ledger's plan {value!r}")
     claim = json.loads(json.dumps(plan.guarantee().to_dict()))
     given = result.get("guarantee")
     if not isinstance(given, Mapping):
         raise _Disagreement(f"{RESULT} has no guarantee")
     same_version = dict(result.get("environment") or {}).get("sordino") == __version__
     texts = () if same_version else ("theorem", "threat_model", "assumptions", "sentence")
-    stopped = ("beside", "sentence", "assumptions")  # they say what the steps that were made come to
+    stopped = ("beside", "sentence", "assumptions")  # they describe the steps that were made
     ignored = {*texts, *(() if result.get("stopped_at") is None else stopped)}
     for key in [key for key in claim if key not in ignored]:
         if not _alike(given.get(key), claim[key]):
-            raise _Disagreement(f"the guarantee in {RESULT} has another {key} than the ledger's plan gives")
+            raise _Disagreement(f"the guarantee in {RESULT} has a different {key} than the ledger's plan")
     said = f"(ε = {up(plan.guarantee().epsilon)}, δ = {up(plan.delta)})"
-    if said not in str(given.get("sentence")):  # also where the other words are another version's
+    if said not in str(given.get("sentence")):  # the other words may be those of another version
         raise _Disagreement(f"the sentence in {RESULT} does not state {said}, which the ledger's plan gives")
     return "δ, relation, records, noise and the sentence are those of the ledger's plan"
 
@@ -266,13 +266,13 @@ def _recipe(found: _Found) -> str:
         if not _alike(written.get("plan"), _set(plan.to_dict())):
             raise _Disagreement(f"the plan in {RECIPE} is not the ledger's")
         return "made by sordino.train, with the ledger's plan"
-    recipe = Recipe.read(found.folder / RECIPE, allow_code=True)  # nothing of it is carried out
+    recipe = Recipe.read(found.folder / RECIPE, allow_code=True)  # its code is not run
     other = differences(plan_of_recipe(recipe, plan), plan)
     if other:
-        raise _Disagreement(f"{RECIPE} gives another plan than the ledger's: {other}")
+        raise _Disagreement(f"{RECIPE} gives a different plan than the ledger: {other}")
     asked = recipe.privacy.epsilon
     if found.epsilon is not None and asked is not None and found.epsilon > asked * (1 + EQUAL):
-        raise _Disagreement(f"{RECIPE} asks for ε = {up(asked)}, {up(found.epsilon)} was spent")
+        raise _Disagreement(f"{RECIPE} asks for ε = {up(asked)}, but {up(found.epsilon)} was spent")
     return "the recipe gives the ledger's plan"
 
 
@@ -285,14 +285,14 @@ def _hashes(found: _Found) -> str:
         if not path.is_file():
             raise _Disagreement(f"{name} is missing")
         if file_digest(path) != digest:
-            raise _Disagreement(f"{name} is not the file that {RESULT} was written with: its hash is another")
+            raise _Disagreement(f"{name} is not the file that {RESULT} was written with: its hash differs")
     return f"{len(listed)} files have the hashes that the result lists"
 
 
 def _model(found: _Found) -> str:
     tensors, about = read_sealed(found.folder / MODEL)
     if "format" not in about:
-        raise _Disagreement(f"{MODEL} carries no checksum: it was not written at the end of this run")
+        raise _Disagreement(f"{MODEL} has no checksum: it was not written at the end of this run")
     if about.get("ledger") != found.ledger().head.to_dict():
         raise _Disagreement(f"{MODEL} was made from another ledger, or the ledger was changed since")
     if about.get("result") != result_digest(found.stated()):
@@ -308,7 +308,7 @@ def _metrics(found: _Found) -> str:
     if not rows or steps != sorted(steps):
         raise _Disagreement(f"{METRICS} is empty, or its steps are not in order")
     last = rows[-1]
-    stopped = result.get("stopped_at") is not None  # then the result states the plan's ε, which is more
+    stopped = result.get("stopped_at") is not None  # then the result states the plan's ε, which is larger
     for key in ("test_accuracy", "test_error", *(() if stopped else ("epsilon",))):
         if key in last and key in result and not _alike(result[key], last[key]):
             raise _Disagreement(f"{RESULT} states {key} = {result[key]!r}, the last line of {METRICS} {last[key]!r}")
@@ -322,7 +322,7 @@ def _page(found: _Found) -> str:
         return "the page is what these files give"
     written_by = dict(found.stated().get("environment") or {}).get("sordino")
     other = f"; it was written by sordino {written_by}, this is {__version__}" if written_by != __version__ else ""
-    raise _Disagreement(f"{REPORT} is not what these files give: it was edited, or they were{other} (`sordino report`)")
+    raise _Disagreement(f"{REPORT} is not what these files give: it or they were edited{other} (`sordino report`)")
 
 
 _CHECKS: dict[str, Callable[[_Found], str]] = {
@@ -344,7 +344,7 @@ _CHECKS: dict[str, Callable[[_Found], str]] = {
 
 
 QUICK = ("files", "ledger", "result", "ledger end", "hashes", "model")
-"""Checks that need no accountant."""
+"""Checks that do not compute ε."""
 
 
 def failed(verdict: Verdict) -> Iterator[Check]:
@@ -368,14 +368,14 @@ def _near(one: float, other: float) -> bool:
 
 
 def _set(value: Any) -> Any:
-    """Without None, which TOML does not have."""
+    """The value without None, which TOML does not have."""
     if isinstance(value, Mapping):
         return {key: _set(entry) for key, entry in value.items() if entry is not None}
     return [_set(entry) for entry in value if entry is not None] if isinstance(value, list | tuple) else value
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Equal, numbers up to their last digits, and in mappings and lists entry by entry."""
+    """Whether two values are equal, with numbers compared up to their last digits, entry by entry."""
     a, b = _number(one), _number(other)
     if a is not None and b is not None:
         return _near(a, b)

@@ -1,7 +1,7 @@
-"""The words of recipes: every name and key is checked here, before torch, scipy or a dataset is loaded.
+"""Checks every name and key of a recipe before torch, scipy or a dataset is loaded.
 
-A misspelling so costs a fraction of a second. Each part checks its own options again, with their values; the tables
-here and those of the parts are held together by tests/runs/test_words.py.
+So a misspelling costs only a fraction of a second. Each part checks its own options again, with their values;
+tests/runs/test_words.py checks that the tables here and those of the parts agree.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CLIPPINGS: Mapping[str, tuple[str, ...]] = {
     "l2-linf": ("p",),
 }
 REFUSED_CLIPPINGS = ("p-averaged", "p_averaged", "microbatch")
-"""Known names that are refused with their reason (sordino.clipping)."""
+"""Known names that are refused with a reason (sordino.clipping)."""
 
 _COMMON = ("weight_decay", "maximize", "foreach", "differentiable")
 _ADAM = (*_COMMON, "betas", "eps", "capturable")
@@ -58,11 +58,11 @@ def check_words(sections: Mapping[str, Any], keys: Mapping[str, Collection[str]]
     """Checks all names, and the keys of those sections whose keys depend on a name.
 
     Args:
-        sections: the recipe's sections by name, those that are given.
-        keys: the keys that each section has whatever it names.
+        sections: The given sections of the recipe, by name.
+        keys: The keys that each section always has.
 
     Raises:
-        InputError: a name or a key is not known; the message has the nearest one, and all of them.
+        InputError: a name or a key is unknown; the message has the nearest one, and all of them.
     """
     method = sections.get("method")
     name = registry.default() if method is None else method.name
@@ -122,7 +122,7 @@ def _check_part(
     common: Mapping[str, Collection[str]],
     keys: Mapping[str, Collection[str]],
 ) -> None:
-    """[model] or [features]: what the method brings along, else what there is for all of them."""
+    """Checks [model] or [features]: the method's own names if it has any, else the common ones."""
     if ":" in section.name:
         return
     known = own or common
@@ -135,12 +135,12 @@ def _check_part(
 
 
 def _elsewhere(place: str, name: str, own: bool) -> str:
-    """Who knows the name, where it is another method."""
+    """The methods that know the name, if this one does not."""
     part = {"model": "models", "features": "features"}[place]
     owners = [one for one in registry.names() if name in getattr(registry.words(one) or registry.Words(), part)]
     if owners:
         return f"; {name!r} is for the method {' or '.join(owners)}"
-    return "; this method brings its own" if own else ""
+    return "; this method has its own" if own else ""
 
 
 def _check_train(section: TrainSection, own: registry.Words, common: Collection[str]) -> None:
@@ -150,7 +150,7 @@ def _check_train(section: TrainSection, own: registry.Words, common: Collection[
     some = OPTIMIZERS.get(section.optimizer, ()) if not own.optimizers else ("momentum",)
     every = {key for keys in OPTIMIZERS.values() for key in keys}
     for key in section.options:
-        if key not in every:  # another optimizer's key is told by whoever knows why it is of no use
+        if key not in every:  # another optimizer's key is refused later, with the reason
             raise InputError(f"unknown key in [train]: {key!r}: {did_you_mean(key, {*some, *common})}")
 
 

@@ -1,4 +1,4 @@
-"""What a recipe comes to: a plan with everything that its run and its audit need, checked and in memory."""
+"""The work of a recipe: a plan with everything that its run and its audit need, checked and in memory."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from sordino.training.job import Result
 
 
 class Work(Protocol):
-    """Carried out by `run_recipe` and `audit_recipe`. A method that reads its own data gives its own."""
+    """Used by `run_recipe` and `audit_recipe`. A method that reads its own data has its own class."""
 
     @property
     def plan(self) -> Plan:
-        """What is accounted, and so what is run."""
+        """The plan that is accounted and run."""
 
     @property
     def dataset(self) -> Dataset:
         """The private records and the public test rows, as they were read."""
 
     def changed(self, plan: Plan, dataset: Dataset) -> Work:
-        """The same work under another plan of the same method, on other rows: what an attack tries."""
+        """The same work under another plan of the same method, on other rows: for attacks."""
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """What the data is made of, for whoever uses the model: input_shape, input_type, classes, labels."""
+        """The form of the data, for users of the model: input_shape, input_type, classes, labels."""
 
     def train(self, out: Path, *, resume: bool) -> Result:
-        """Trains into the run directory: ledger, metrics, checkpoints, and files of its own."""
+        """Trains in the run directory: ledger, metrics, checkpoints, and the method's own files."""
 
     def without_noise(self) -> Result:
-        """The same run without noise: a yardstick, not private."""
+        """The same run without noise, for comparison; not private."""
 
     def audit(self, **options: Any) -> AuditResult:
         """The audit of the plan with this model and these records."""

@@ -4,9 +4,9 @@
     model.fit(X, y)
     print(model.guarantee_)
 
-`records`, `classes` and `bounds` are public constants that you give: read off the data, each would be a release without
-noise. They stand in a Pipeline and in cross_validate as any estimator does; what comes before them in a pipeline must
-not learn from the private rows (a StandardScaler does); `cross_validation_budget` says what the folds cost together.
+`records`, `classes` and `bounds` are public constants that you give: measured from the data, each would be a release
+without noise. The estimators work in a Pipeline and in cross_validate; earlier steps of a pipeline must not learn from
+the private rows (a StandardScaler does); `cross_validation_budget` gives the joint cost of the folds.
 """
 
 from __future__ import annotations

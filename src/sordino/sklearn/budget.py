@@ -1,4 +1,4 @@
-"""What cross-validation costs: every row is in the training set of all folds but one."""
+"""The privacy cost of cross-validation: every row is in the training set of all folds but one."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from sordino.sklearn.estimators import PrivateClassifier, PrivateLogisticRegress
 
 @dataclass(frozen=True)
 class Budget:
-    """(ε, δ) of all models of a cross-validation together. str() is a sentence."""
+    """The joint (ε, δ) of all models of a cross-validation. str() is a sentence."""
 
     epsilon: float
     delta: float
     relation: str
     folds: int
-    fits: int  # that one row takes part in
+    fits: int  # the number of fits that one row takes part in
     of_one_fit: float
 
     def __str__(self) -> str:
         return (
-            f"{self.folds} folds: a row takes part in {self.fits} fits of ε = {up(self.of_one_fit)} each. Whoever sees "
-            f"all {self.folds} models has seen a release of (ε = {up(self.epsilon)}, δ = {up(self.delta)}) under "
-            f"{self.relation}. The scores are of the rows that were left out, without noise: no guarantee covers "
-            "them, nor a choice made by them; publish neither, or score on public rows."
+            f"{self.folds} folds: a row takes part in {self.fits} fits of ε = {up(self.of_one_fit)} each. Publishing "
+            f"all {self.folds} models is (ε = {up(self.epsilon)}, δ = {up(self.delta)})-differentially private under "
+            f"{self.relation}. The scores are computed on left-out rows, without noise: no guarantee covers them, nor "
+            "a choice based on them; publish neither, or score on public rows."
         )
 
 
 def cross_validation_budget(estimator: PrivateClassifier | PrivateLogisticRegression, folds: int = 5) -> Budget:
-    """What `cross_validate(estimator, X, y, cv=folds)` costs, from the estimator's public arguments.
+    """The cost of `cross_validate(estimator, X, y, cv=folds)`, from the estimator's public arguments.
 
-    `records` of the estimator is the number of rows that one fit is given: (folds − 1)/folds of all.
+    `records` of the estimator is the number of rows in one fit: (folds − 1)/folds of all.
     """
     checks.whole("folds", folds, minimum=2)
     plan = estimator.plan()

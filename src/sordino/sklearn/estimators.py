@@ -1,8 +1,8 @@
 """PrivateClassifier (a small network) and PrivateLogisticRegression (a linear softmax layer).
 
 Formal guarantee: `guarantee_` is that of the plan under which `fit` trained; it covers the fitted attributes. It does
-not cover `score` on private rows, nor anything that other parts of a pipeline learned from them. Under `public_data` or
-with a `random_state` there is none: `guarantee_` is None, or says that it is void for whoever knows the seed.
+not cover `score` on private rows, nor anything that other parts of a pipeline learned from them. With `public_data`
+there is none (`guarantee_` is None); with a `random_state` it does not hold against anyone who knows the seed.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from sordino.training.updates import Averaging
 
 Array = npt.NDArray[Any]
 _MISSING = (
-    "{name} is None: give {what}. It is a public constant of the guarantee and is never read off the data (for data "
-    "that is public anyway, and for no guarantee, say public_data=True)"
+    "{name} is None: give {what}. It is a public constant of the guarantee and is never measured from the data (if the "
+    "data are public and you need no guarantee, use public_data=True)"
 )
 
 
 class _PrivateLinear(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """What both estimators share: a softmax layer on scaled features, and hidden layers where `_widths` says so."""
+    """Shared by both estimators: a softmax layer on scaled features, and hidden layers if `_widths` has any."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class _PrivateLinear(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.public_data = public_data
 
     def plan(self, records: int | None = None, insecure_seed: int | None = None) -> Plan:
-        """The plan of one fit, from the public arguments alone."""
+        """The plan of one fit, from the public arguments only."""
         public = self.records if records is None else records
         if public is None:
             raise ValueError(_MISSING.format(name="records", what="the number of rows that you would publish"))
@@ -84,7 +84,7 @@ class _PrivateLinear(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Trains on all rows under the plan.
 
         Raises:
-            ValueError: a public argument is missing, or the rows are not as it says.
+            ValueError: a public argument is missing, or the rows do not agree with it.
         """
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
@@ -92,7 +92,7 @@ class _PrivateLinear(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         low, high = self._bounds(X)
         places = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
         if not (self.classes_[places] == y).all():
-            raise ValueError("y has labels that are not in classes: list every label there can be, and no other rows")
+            raise ValueError("y has labels that are not in classes: list all labels that may occur, or remove rows")
         seed = None if self.random_state is None else int(check_random_state(self.random_state).randint(2**31))
         self.plan_ = self.plan(len(y) if self.public_data and self.records is None else None, seed)
         self._scale = (low, high)
@@ -124,7 +124,7 @@ class _PrivateLinear(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return found
 
     def _widths(self) -> Sequence[int]:
-        """Of the hidden layers."""
+        """The widths of the hidden layers."""
         return ()
 
     def _module(self, features: int, seed: int | None) -> nn.Sequential:
@@ -145,7 +145,7 @@ class _PrivateLinear(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(_MISSING.format(name="classes", what="the list of labels"))
         found = np.unique(y if self.classes is None else np.asarray(self.classes))
         if len(found) < 2:
-            raise ValueError(f"{type(self).__name__} needs two classes at least, and there is 1 class")
+            raise ValueError(f"{type(self).__name__} needs at least two classes, and there is 1 class")
         return found
 
     def _bounds(self, X: Array) -> tuple[Array, Array]:
@@ -169,27 +169,27 @@ class PrivateLogisticRegression(_PrivateLinear):
     """Multinomial logistic regression trained with differential privacy.
 
     Args:
-        epsilon: the target ε of one `fit`; or give `noise_multiplier`.
+        epsilon: The target ε of one `fit`; or give `noise_multiplier`.
         delta: δ, well below 1/records.
-        records: public: the number of rows that `fit` is given, as you would publish it.
-        classes: public: the list of labels.
-        bounds: public: (low, high), each a number or one per feature; values are cut at them and scaled to [−1, 1].
-        expected_batch: rows in a step (default: a tenth of `records`, at least 1).
-        steps: private steps.
-        clip_norm: bound on the norm of a row's gradient.
-        lr: step size.
-        momentum: of SGD.
-        noise_multiplier: in the place of `epsilon`.
-        random_state: None draws noise and batches from a cryptographic generator; a number makes the fit repeatable
-            and its guarantee void for whoever knows it.
-        public_data: the rows are public: records, classes and bounds that are None are read off them, and there is no
-            guarantee (`guarantee_` is None).
+        records: Public: the number of rows given to `fit`, as you would publish it.
+        classes: Public: the list of labels.
+        bounds: Public: (low, high), each a number or one per feature; values are truncated and scaled to [−1, 1].
+        expected_batch: Rows in a step (default: a tenth of `records`, at least 1).
+        steps: The number of private steps.
+        clip_norm: The bound on the norm of a row's gradient.
+        lr: The step size.
+        momentum: The momentum of SGD.
+        noise_multiplier: Instead of `epsilon`.
+        random_state: None draws noise and batches from a cryptographic generator; a number makes the fit reproducible,
+            without a guarantee against anyone who knows it.
+        public_data: The rows are public: records, classes and bounds that are None are measured from them, and there is
+            no guarantee (`guarantee_` is None).
 
     Attributes:
-        guarantee_: what the fit promises; None with `public_data`.
-        classes_: the classes, sorted.
-        plan_: the plan of the fit.
-        coef_: (classes, features), of the features as scaled to [−1, 1] by `bounds`.
+        guarantee_: The guarantee of the fit; None with `public_data`.
+        classes_: The classes, sorted.
+        plan_: The plan of the fit.
+        coef_: (classes, features), for features scaled to [−1, 1] by `bounds`.
         intercept_: (classes,).
     """
 
@@ -210,12 +210,12 @@ class PrivateClassifier(_PrivateLinear):
     """A network of a few hidden layers trained with differential privacy.
 
     Args:
-        hidden: widths of the hidden layers; the other arguments are those of PrivateLogisticRegression.
+        hidden: Widths of the hidden layers; the other arguments are those of PrivateLogisticRegression.
 
     Attributes:
-        guarantee_: what the fit promises; None with `public_data`.
-        classes_: the classes, sorted.
-        plan_: the plan of the fit.
+        guarantee_: The guarantee of the fit; None with `public_data`.
+        classes_: The classes, sorted.
+        plan_: The plan of the fit.
     """
 
     def __init__(

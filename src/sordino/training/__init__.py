@@ -1,4 +1,4 @@
-"""Training: private steps, the one loop around them, updates, checkpoints, metrics."""
+"""Training: private steps, the training loop around them, updates, checkpoints, metrics."""
 
 from __future__ import annotations
 

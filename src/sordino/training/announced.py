@@ -1,6 +1,6 @@
-"""Before a run starts: what it will cost, how long it will take, in one line.
+"""The line printed before a run starts: its privacy cost and its expected duration.
 
-The time is measured on records of the first batch. It is told on the terminal of whoever runs it and written nowhere.
+The duration is measured on records of the first batch. It is printed on the user's terminal and not written anywhere.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sordino.plan.core import Plan
 from sordino.plan.guarantee import Guarantee
 from sordino.shown import up
 
-_FEW = 16  # records of the shorter of two passes
+_FEW = 16  # records in the shorter of two passes
 
 
 def header(plan: Plan, guarantee: Guarantee, seconds_per_step: float | None) -> str:
@@ -40,9 +40,9 @@ def _duration(seconds: float) -> str:
 def seconds_per_step(
     model: nn.Module, loss: Callable[..., Tensor], fetch: Callable[[Tensor], Rows], indices: Tensor, plan: Plan
 ) -> float | None:
-    """The time of one step, from two passes over some records; None where there are too few to tell.
+    """The time of one step, from two passes over some records; None if there are too few.
 
-    The clipped sums are thrown away: nothing is released.
+    The clipped sums are discarded: nothing is released.
     """
     if len(indices) <= _FEW:
         return None
@@ -55,7 +55,7 @@ def seconds_per_step(
         return time.perf_counter() - before
 
     with torch.random.fork_rng(devices=[]):
-        timed(indices[:_FEW])  # the first pass proves the program, later ones do not
+        timed(indices[:_FEW])  # warm-up: the first pass checks the program, later ones do not
         short, long = timed(indices[:_FEW]), timed(indices)
     slope = max(0.0, (long - short) / (len(indices) - _FEW))
     return long + slope * max(0.0, plan.expected_batch - len(indices))

@@ -1,4 +1,4 @@
-"""What `train` was given, held against what it takes: a mistake is one sentence before anything else happens."""
+"""Checks the arguments of `train` before anything else happens."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from sordino.training.updates import Update
 def check_asked(
     model: Any, loss: Any, dataset: Any, plan: Any, *, optimizer: Any, lr: Any, settings: Any, callbacks: Any
 ) -> None:
-    """Checks that every argument of `train` is of its kind.
+    """Checks the type of every argument of `train`.
 
     Raises:
-        InputError: one is not; the message says what to give instead.
+        InputError: an argument is wrong; the message says what to give instead.
     """
     if isinstance(model, type):
         raise InputError(f"model is the class {model.__name__}: give an instance, {model.__name__}(…)")
@@ -31,12 +31,12 @@ def check_asked(
         raise InputError(f"model must be a torch.nn.Module, got a {type(model).__name__}")
     if not callable(loss):
         raise InputError(
-            f"loss = {checks.brief(loss)} is no function: give one of (outputs, targets) with one value per row, such "
-            "as torch.nn.functional.cross_entropy"
+            f"loss = {checks.brief(loss)} is not a function: give one of (outputs, targets) with one value per row, "
+            "such as torch.nn.functional.cross_entropy"
         )
     if not isinstance(plan, Plan):
         raise InputError(
-            f"plan = {checks.brief(plan)} is no plan: make one with a method's function, "
+            f"plan = {checks.brief(plan)} is not a plan: make one with a method's function, "
             f"such as sordino.{default()}(epsilon=…, delta=…, records=…, expected_batch=…, epochs=…)"
         )
     if isinstance(dataset, Mapping):
@@ -47,14 +47,14 @@ def check_asked(
     if settings is not None and not isinstance(settings, Settings):
         raise InputError(f"settings = {checks.brief(settings)}: give sordino.Settings(chunk=…, eval_every=…, …)")
     if not isinstance(callbacks, list | tuple):
-        raise InputError("callbacks is a list: write callbacks=[…], also for a single one")
+        raise InputError("callbacks must be a list: write callbacks=[…], also for a single one")
 
 
 def _check_update(optimizer: Any, lr: Any) -> None:
     if isinstance(optimizer, Optimizer):
         raise InputError(
-            "optimizer is an instance: give its class and lr=… (its options in Settings(optimizer_options=…)), for the "
-            "run makes it itself, so that it can be rehearsed, saved and resumed"
+            "optimizer is an instance: give its class and lr=… (its options in Settings(optimizer_options=…)); the "
+            "run creates the optimizer, so that it can be tested, saved and resumed"
         )
     if optimizer is not None and not callable(optimizer):
         raise InputError(
@@ -73,11 +73,11 @@ def chosen_update(
     settings: Settings,
     public: Any,
 ) -> Update:
-    """What the caller chose, where that is free; what the plan prescribes, where its guarantee depends on it."""
+    """The caller's update if the guarantee does not depend on it, else the one that the plan prescribes."""
     method = plan.method
     if method.trained_by is not None:
         raise Refused(
-            f"the guarantee of {method.name} is that of its own training: use {method.trained_by}, or a recipe"
+            f"the guarantee of {method.name} covers its own training only: use {method.trained_by}, or a recipe"
         )
     given = {
         "an optimizer": optimizer is not None,
@@ -87,9 +87,9 @@ def chosen_update(
     }
     if method.holds_update and any(given.values()):
         raise Refused(
-            f"the guarantee of {method.name} depends on the update, so the plan holds it: leave out "
+            f"the guarantee of {method.name} depends on the update, so the plan contains it: leave out "
             f"{', '.join(name for name, is_given in given.items() if is_given)}; step sizes are a schedule of the "
-            "plan, and momentum, Adam and weight decay are not covered by its proof"
+            "plan, and its proof does not cover momentum, Adam or weight decay"
         )
     if not method.holds_update and lr is None:
         raise InputError("give lr, the step size")

@@ -1,21 +1,21 @@
-"""Callbacks: told of every row of the metrics; some may end a run early.
+"""Callbacks: called with every row of the metrics; some may stop a run early.
 
     sordino.train(…, settings=Settings(eval_every=20), callbacks=[EarlyStopping("test_loss", patience=3)])
 
-A row holds released or public numbers alone (step, ε, metrics of the evaluation, step size), so what a callback makes
-of it is post-processing, and so is the decision to stop.
+A row contains only released or public numbers (step, ε, metrics of the evaluation, step size), so whatever a callback
+does with it is post-processing, and so is the decision to stop.
 
-What an early stop costs. The plan's ε holds for the whole run, wherever it stops. The ε of the steps that were really
-made is smaller; but *when* the run stopped was decided by looking at released values, and then "ε of t steps" is not a
-guarantee of the mechanism. What holds is the statement of an odometer (Rogers, Roth, Ullman & Vadhan 2016; ex-post
-privacy: Ligett, Neel, Roth, Waggoner & Wu 2017). Let the run be able to stop at K fixed steps t_1 < … < t_K, and let
-ε_k be the ε of t_k steps at δ/K. For every event S,
+What an early stop costs. The plan's ε holds for the whole run, wherever it stops. The ε of the steps that were actually
+made is smaller, but *when* the run stopped was decided by looking at released values, so "ε of t steps" is not a
+guarantee of the mechanism. The following statement about a privacy odometer holds (Rogers, Roth, Ullman & Vadhan 2016;
+ex-post privacy: Ligett, Neel, Roth, Waggoner & Wu 2017). Let the run be able to stop at K fixed steps t_1 < … < t_K,
+and let ε_k be the ε of t_k steps at δ/K. For every event S,
 
     P[S] = Σ_k P[S, stopped at t_k] ≤ Σ_k ( exp(ε_k) P'[S, stopped at t_k] + δ/K ),
 
 since {S, stopped at t_k} is an event of the first t_k steps. So with total failure probability δ the privacy loss of
-what was published is at most ε_k, where k is the stop that happened. That is `epsilon_spent`; `epsilon` stays the
-plan's. The steps that were not made are not spent: `resume` goes on with them, within the plan's ε.
+the published values is at most ε_k, where k is the stop that occurred. That is `epsilon_spent`; `epsilon` remains the
+plan's. Steps that were not made are not spent: `resume` continues with them, within the plan's ε.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ Row = Mapping[str, float]
 
 
 class Callback:
-    """The base of all callbacks: override what is needed."""
+    """The base class of callbacks; override the methods you need."""
 
     may_stop = False
-    """`told` may end the run. Only then is an early stop accounted for."""
+    """Whether `told` may end the run. Only then is an early stop accounted for."""
 
     def check(self, names: Collection[str]) -> None:
-        """Called before anything is spent with the names that `evaluate` gives; InputError where one is missing.
+        """Called before anything is spent; raises InputError if a metric is missing.
 
         Args:
-            names: The names of the metrics that evaluations give.
+            names: The names of the metrics that `evaluate` returns.
         """
 
     def begin(self, plan: Plan, guarantee: Guarantee) -> None:
         """Called before the first step.
 
         Args:
-            plan: What is run.
-            guarantee: What it promises.
+            plan: The plan of the run.
+            guarantee: Its guarantee.
         """
 
     def told(self, row: Row) -> bool | None:
-        """Called with each row of the metrics; True ends the run, where `may_stop` says so.
+        """Called with each row of the metrics; returning True ends the run if `may_stop` is set.
 
         Args:
             row: The metrics of one evaluation.
@@ -63,15 +63,15 @@ class Callback:
         return None
 
     def seen(self, row: Row) -> None:
-        """Called with the rows of a resumed run's earlier part, whose end they can't be any more.
+        """Called with the rows of the earlier part of a resumed run, at which it can't stop any more.
 
         Args:
-            row: One row of readings.
+            row: The metrics of one evaluation.
         """
         self.told(row)
 
     def end(self, rows: Sequence[Row]) -> None:
-        """Called after the last step, also of a run that was stopped.
+        """Called after the last step, also of a stopped run.
 
         Args:
             rows: All rows of the run.
@@ -83,10 +83,10 @@ class EarlyStopping(Callback):
     """Ends a run when a metric of public or held-out data has not improved for `patience` evaluations.
 
     Args:
-        metric: a name that `evaluate` gives.
-        patience: evaluations without improvement.
-        larger: larger values are better; None: for names that end in "accuracy".
-        least: what counts as an improvement.
+        metric: The name of a metric that `evaluate` returns.
+        patience: The number of evaluations without improvement.
+        larger: Whether larger values are better; None: yes for names that end in "accuracy".
+        least: The smallest change that counts as an improvement.
     """
 
     metric: str = "test_loss"
@@ -103,11 +103,11 @@ class EarlyStopping(Callback):
     def check(self, names: Collection[str]) -> None:
         if self.metric not in names:
             given = ", ".join(names) or "nothing"
-            raise InputError(f"early stopping looks at {self.metric!r}, and evaluate gives {given}")
+            raise InputError(f"early stopping needs the metric {self.metric!r}, but evaluate returns {given}")
 
     def told(self, row: Row) -> bool:
         if self.metric not in row:
-            return False  # of an instrument, not of an evaluation
+            return False  # a row of an instrument, not of an evaluation
         larger = self.metric.endswith("accuracy") if self.larger is None else self.larger
         value = float(row[self.metric]) if larger else -float(row[self.metric])
         if value > self._best + self.least:
@@ -118,7 +118,7 @@ class EarlyStopping(Callback):
 
 
 class _Function(Callback):
-    """A function of the row, whose True ends the run."""
+    """A function of the row; if it returns True the run ends."""
 
     may_stop = True
 
@@ -129,26 +129,26 @@ class _Function(Callback):
         return self._function(row)
 
     def seen(self, row: Row) -> None:
-        """A function has no state that earlier rows would belong to."""
+        """A function has no state to restore from earlier rows."""
 
 
 def checked(callbacks: Iterable[Any], plan: Plan, eval_every: int) -> tuple[Callback, ...]:
-    """The callbacks; functions are wrapped. Refused where a stop could not be accounted for."""
+    """The callbacks, with functions wrapped. Refused if a stop could not be accounted for."""
     given = tuple(callbacks)
     made = tuple(one if isinstance(one, Callback) else _Function(one) for one in given)
     if any(isinstance(one, type) or not (isinstance(one, Callback) or callable(one)) for one in given):
-        raise InputError("callbacks are instances of sordino.training.Callback, or functions of a row of the metrics")
+        raise InputError("callbacks must be instances of sordino.training.Callback, or functions of a metrics row")
     if not any(one.may_stop for one in made):
         return made
     if plan.method.publishes is not None:
         raise Refused(
-            f"the guarantee of {plan.method.name} covers {plan.method.publishes} alone: nothing may look at a run "
-            "before its end, so no callback can stop it"
+            f"the guarantee of {plan.method.name} covers {plan.method.publishes} only: nothing may be observed before "
+            "the end of the run, so no callback can stop it"
         )
     if not eval_every:
         raise InputError(
-            "a callback that may stop the run is asked after each evaluation: give Settings(eval_every=…), the steps "
-            "between two of them"
+            "a callback that may stop the run is called after each evaluation: give Settings(eval_every=…), the steps "
+            "between two evaluations"
         )
     return made
 
@@ -156,13 +156,13 @@ def checked(callbacks: Iterable[Any], plan: Plan, eval_every: int) -> tuple[Call
 def epsilon_spent(plan: Plan, done: int, eval_every: int) -> float:
     """ε of a run that was stopped after `done` steps by looking at released values (an upper bound, ex post).
 
-    `eval_every`: the run could stop at each multiple of it and at its end.
+    `eval_every`: the run could stop at each multiple of it and at the end.
     """
     points = math.ceil(plan.steps / eval_every)
     return plan.method.epsilons(replace(plan, delta=plan.delta / points), [done])[0]
 
 
 def stopped(guarantee: Guarantee, plan: Plan, done: int, eval_every: int) -> Guarantee:
-    """The plan's guarantee, together with the ε that was really spent."""
+    """The plan's guarantee with the ε that was actually spent."""
     spent = epsilon_spent(plan, done, eval_every)
     return replace(guarantee, beside={**guarantee.beside, "epsilon_spent": spent, "steps_made": done})

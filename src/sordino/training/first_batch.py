@@ -1,4 +1,4 @@
-"""The engine is compared with plain autograd on the first batch, before anything is written."""
+"""Compares the engine with plain autograd on the first batch, before anything is written."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def check_first_batch(
     settings: Settings,
     store: Store | None = None,
 ) -> float | None:
-    """The engine against a brute-force loop on the first batch, with the plan's views, and with iterates made up where
-    the plan needs past ones; nothing is written if they differ. Gives the seconds that a step will take."""
+    """Compares the engine with a brute-force loop on the first batch, with the plan's views, and with artificial past
+    iterates if the plan needs them. Raises if they differ. Returns the expected seconds per step."""
     records, stated = count_records(dataset), plan.contribution
     first = next(plan_batches(plan, records=records, source=source, chunk=64))
     some = first.indices[:64] if len(first.indices) else torch.arange(min(records, 64))

@@ -1,14 +1,14 @@
-"""Training: private steps into any torch optimizer, with evaluation, checkpoints and resume.
+"""Trains any torch model with private steps and any torch optimizer: evaluation, checkpoints, resume.
 
-Formal guarantee: everything this module writes or returns, but for the `not_private` field of the result,
-is a function of values released through `sordino.release` (and of public data), so `plan.guarantee()` holds
-for all of it together, for an adversary who sees every iterate.
+Formal guarantee: everything that this module writes or returns, except the `not_private` field of the result, is a
+function of values released through `sordino.release` (and of public data). So `plan.guarantee()` holds for all of it
+jointly, against an adversary who sees every iterate.
 
-Killed at any moment and resumed:
-- with an `insecure_seed`, the steps since the last checkpoint are made again, bit for bit, and the ledger
-  recognises them; the run ends with the same weights as one that was never killed;
-- with secure noise, no step that the ledger holds is ever drawn again: those whose update was lost are
-  skipped. The number of releases, and ε, stay those of the plan, and no key has to lie on disk.
+A run may be killed at any moment and resumed:
+- with an `insecure_seed`, the steps since the last checkpoint are repeated bit for bit, and the ledger recognises them;
+  the run ends with the same weights as one that was never killed;
+- with secure noise, no step in the ledger is ever drawn again: steps whose update was lost are skipped. The number of
+  releases, and ε, remain those of the plan, and no key is stored on disk.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from sordino.training.witness import bind
 
 Loss = Callable[..., Tensor]
 First = Callable[[Any, RandomSource, Ledger], Any]
-"""Makes the plan's statistics from a dataset, through the same ledger, and gives back the dataset to train on."""
+"""Releases the plan's statistics of a dataset, with the same ledger, and returns the dataset to train on."""
 
 
 def train(
@@ -88,37 +88,9 @@ def train(
 ) -> Result:
     """Trains `model` in place under `plan` and returns it with its guarantee.
 
-    Args:
-        model: any torch module; BatchNorm and other layers that mix records are refused.
-        loss: `loss(outputs, targets)` gives one value per row.
-        dataset: a pair (inputs, targets) of tensors or arrays, or a map-style dataset of (inputs, target) or of dicts,
-            or Rows, whose `record` says which rows form one record.
-        plan: what is accounted, and so what is run.
-        optimizer: a torch optimizer class (default: SGD). A plan whose guarantee depends on the update holds the step
-            sizes itself and brings the update: then `optimizer` and `lr` must be left out.
-        lr: the step size.
-        settings: everything else that the guarantee does not depend on.
-        evaluate: must look at public or held-out data only: what it returns is logged.
-        out: a directory for ledger.jsonl, metrics.jsonl and checkpoints; without it the ledger is in memory.
-        resume: go on with the run in `out`.
-        first: makes the plan's statistics from the dataset and gives back the one to train on (private normalisation).
-        watch: reads the weights as they go (sordino.diagnostics.instruments) and changes nothing.
-        public: rows that the plan declares public and their use, for a method that combines them with private steps; ε
-            does not depend on it.
-        collate: from a list of a map-style dataset's items to (inputs, targets); each record's row by itself
-            (`sordino.pad_to`).
-        num_workers: threads that read the items of a map-style dataset.
-        callbacks: told of each row of the metrics (`EarlyStopping`, `TensorBoard`, `MLflow`, or a function whose True
-            ends the run).
-        users: one id (a whole number or a text) for each row, for a plan with unit="user"; `plan.records` is then the
-            public number of users.
-
-    Returns:
-        The model with its guarantee, its metrics, and what no guarantee covers.
-
-    Raises:
-        Refused: no guarantee covers what is asked for.
-        InputError: a value is wrong; nothing was written.
+    `sordino.train` (runs.api) documents the arguments; it also writes the model, the result and the report into `out`.
+    Here `out` gets ledger.jsonl, metrics.jsonl and checkpoints only, and `dataset` may also be Rows, whose `record`
+    says which rows form one record.
     """
     check_asked(
         model, loss, dataset, plan, optimizer=optimizer, lr=lr, settings=settings, callbacks=callbacks
@@ -152,7 +124,7 @@ def _job(
     public: Any,
     callbacks: Sequence[Any],
 ) -> tuple[Job, RandomSource]:
-    """What `train` was asked for, checked; nothing has been written."""
+    """The checked arguments of `train`; nothing has been written yet."""
     settings = settings or Settings()
     folder = Path(out) if out is not None else None
     checks.refuse_empty_delta(plan.delta, plan.records)
@@ -165,7 +137,7 @@ def _job(
         raise InputError("resume needs the directory of the run: give out=")
     update = chosen_update(plan, model, loss, optimizer, lr, settings, public)
     watching = checked(callbacks, plan, settings.eval_every)
-    guarantee = plan.guarantee()  # refused before anything is read, where there is none
+    guarantee = plan.guarantee()  # raises before anything is read if there is none
     settings = _checkpoints(plan, settings)
     update.check(dataset)
     check_fits(model, loss, dataset)
@@ -176,7 +148,7 @@ def _job(
         model, dataset, plan, update, settings, evaluate, folder, fingerprint, watch=watch, callbacks=watching,
         store=store,
     )  # fmt: skip
-    job.loop().rehearse()  # an optimizer that fails on its settings is found before anything is written
+    job.loop().rehearse()  # finds an optimizer that fails on its settings before anything is written
     if watching:
         names = job.loop().evaluated()
         for callback in watching:
@@ -188,10 +160,10 @@ def _job(
 
 
 def fit(job: Job, source: RandomSource, guarantee: Guarantee, *, resume: bool, first: First | None = None) -> Result:
-    """The one training loop: ledger, checkpoint, private steps, result. `train` checks what goes in.
+    """The training loop: ledger, checkpoint, private steps, result. `train` checks the arguments.
 
-    In a process group of several ranks all of them call it: rank 0 makes the run, the others sum chunks of its batches
-    and get its weights and metrics in the end.
+    In a process group all ranks call it: rank 0 makes the run, the others sum chunks of its batches and receive its
+    weights and metrics at the end.
     """
     rank = ranks.current()
     if job.store is not None and first is None:
@@ -200,8 +172,8 @@ def fit(job: Job, source: RandomSource, guarantee: Guarantee, *, resume: bool, f
         return _fit(job, source, guarantee, None, resume=resume, first=first)
     if first is not None:
         raise Refused(
-            "private statistics of the data are released by one process, and their result would have to reach the "
-            "others: run without torchrun, or with statistics that are public"
+            "private statistics of the data are released by one process, and their result would have to be sent to the "
+            "others: run without torchrun, or with public statistics"
         )
     if not rank.leads:
         return _followed(job, rank, guarantee)
@@ -213,7 +185,7 @@ def fit(job: Job, source: RandomSource, guarantee: Guarantee, *, resume: bool, f
 
 
 def _fit_sharded(job: Job, store: Store, source: RandomSource, guarantee: Guarantee, *, resume: bool) -> Result:
-    """The run of a sharded model: all ranks make it together, and each has its shards in the end."""
+    """The run of a sharded model: all ranks make it together, and each has its shards at the end."""
     rank = store.rank
     heard(rank, ranks.Begin())  # the leader has checked the first batch, or ends the run here
     copy_buffers(job.model, rank)
@@ -236,17 +208,17 @@ def _fit_sharded(job: Job, store: Store, source: RandomSource, guarantee: Guaran
 
 
 def _followed(job: Job, rank: ranks.Rank, guarantee: Guarantee) -> Result:
-    """A follower's run: chunks of the leader's batches until the leader is done."""
+    """A follower's run: sums chunks of the leader's batches until the leader is done."""
     past = ranks.SentPast()
     gradient_sum = _divisible(job.update.gradient_sum(job.dataset, past=past, seed=job.settings.seed), job.plan)
-    with Stopping():  # a signal to all ranks ends the leader after its step, and the leader ends the others
+    with Stopping():  # a signal to all ranks ends the leader after its step; the leader then ends the others
         told = ranks.end(ranks.follow(gradient_sum, job.model, rank, past))
     rank.copy_from_leader([*job.model.parameters(), *job.model.buffers()])
     return Result(job.model, guarantee, told.metrics, told.seconds, told.skipped_steps, {})
 
 
 def _divisible(gradient_sum: GradientSum, plan: Plan) -> Divisible:
-    """The gradient sum, where its chunks can be summed by several processes; else Refused."""
+    """The gradient sum if its chunks can be summed by several processes; else Refused."""
     if not isinstance(gradient_sum, Divisible):
         raise Refused(
             f"this plan of the method {plan.method.name} sums its records in one process "
@@ -264,7 +236,7 @@ def _fit(
     with Ledger.open(folder / "ledger.jsonl" if folder else None, plan.to_dict()) as ledger:
         done = ledger.last_step("gradient") + 1
         if done and not resume:
-            raise InputError(f"{folder} holds a run already: resume it, or give another directory")
+            raise InputError(f"{folder} already contains a run: resume it, or give another directory")
         if done:
             _refuse_unresumable(plan, source)
             _require_contiguous(plan, ledger)
@@ -321,9 +293,9 @@ def train_without_noise(
     evaluate: Evaluate | None = None,
     public: Any = None,
 ) -> Result:
-    """The same run with the same sampling and clipping, and no noise: a yardstick, with NO guarantee.
+    """The same run with the same sampling and clipping but no noise, for comparison. It has NO guarantee.
 
-    For public data only: whatever comes out of it, its accuracy included, is not private.
+    For public data only: all of its results, including its accuracy, are not private.
     """
     settings = settings or Settings()
     update = chosen_update(plan, model, loss, optimizer, lr, settings, public)
@@ -348,37 +320,37 @@ def fit_without_noise(job: Job) -> Result:
 
 
 def _next_start(plan: Plan, done: int) -> int:
-    """Where a run with a new key goes on: amid an epoch of random allocation with the next one, for its key died."""
+    """The step at which a run with a new key continues: the next epoch if it ended within one of random allocation."""
     batches = cycle(plan.sampling)
     return min(-(-done // batches) * batches, plan.steps)
 
 
 def _refuse_unresumable(plan: Plan, source: RandomSource) -> None:
-    """Refuses to go on with a run that would need what is on no disk: its key, or the momenta of its records."""
+    """Refuses to resume a run whose key, or whose records' momenta, are not stored on disk but would be needed."""
     if source.secure and isinstance(plan.sampling, Partition):
         raise Refused(
-            "a run with partition sampling and secure noise can't be resumed: its shuffle died with its key, and "
-            "under another a record could take part twice in an epoch; start anew, or use poisson sampling"
+            "a run with partition sampling and secure noise can't be resumed: its shuffle was lost with its key, and "
+            "under another key a record could take part twice in an epoch; start again, or use poisson sampling"
         )
     if plan.contribution.record_momentum is not None:
         raise Refused(
             "a run with the momentum of single records can't be resumed: the momenta are private, so no checkpoint "
-            "holds them; start anew in another directory, or use inner_length and inner_decay"
+            "contains them; start again in another directory, or use inner_length and inner_decay"
         )
 
 
 def _require_contiguous(plan: Plan, ledger: Ledger) -> None:
-    """InputError where steps are missing in the ledger, or out of their order."""
+    """InputError if steps are missing in the ledger, or out of order."""
     steps = [entry["step"] for entry in ledger.entries if entry["purpose"] == "gradient"]
     if (missing := missing_step(plan, steps)) is not None:
         raise InputError(
-            f"{ledger.path}: step {missing} is missing or out of its place: the ledger was edited or damaged; restore "
-            "it from a copy, or start anew in another directory"
+            f"{ledger.path}: step {missing} is missing or out of order: the ledger was edited or damaged; restore "
+            "it from a copy, or start again in another directory"
         )
 
 
 def _checkpoints(plan: Plan, settings: Settings) -> Settings:
-    """No checkpoints of a run that could not go on from them."""
+    """No checkpoints for a run that can't be resumed from them."""
     if plan.contribution.record_momentum is None:
         return settings
     return replace(settings, checkpoint_every=0, checkpoint_minutes=math.inf)

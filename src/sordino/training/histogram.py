@@ -1,8 +1,8 @@
-"""A histogram of record norms, paid for: the only way that record norms get into a report.
+"""A histogram of record norms, paid for from the budget: record norms reach a report in no other way.
 
-One fresh Poisson batch at the published weights; each of its records adds one to the bin of its gradient's norm (one
-that is not finite falls into the last). Adding or removing a record changes one count by one, so the counts have l2
-sensitivity 1, whatever the data; they leave through `release()`, and the plan has accounted for them.
+One fresh Poisson batch at the published weights; each of its records adds one to the bin of its gradient's norm (a norm
+that is not finite counts in the last bin). Adding or removing a record changes one count by one, so the counts have l2
+sensitivity 1 for all data; they are released by `release()`, and the plan accounts for them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ EDGES = (0.0, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 @dataclass(frozen=True)
 class NormHistogram:
-    """Noisy shares of the records by gradient norm, and the standard deviation of the noise in each."""
+    """Noisy shares of the records by gradient norm, and the standard deviation of their noise."""
 
-    edges: Sequence[float]  # lower edges, in the gradient's own units
-    shares: Sequence[float]  # noisy: may lie below 0, need not sum to 1
+    edges: Sequence[float]  # lower edges, in the gradient's units
+    shares: Sequence[float]  # noisy: may be negative, need not sum to 1
     noise_std: float
 
     def to_dict(self) -> dict[str, object]:
@@ -39,22 +39,22 @@ class NormHistogram:
 
 
 def norm_histogram(noise_multiplier: float, sampling_rate: float) -> Statistic:
-    """What a plan declares to pay for the histogram."""
+    """The statistic that a plan declares for the histogram."""
     return Statistic(purpose=PURPOSE, noise_multiplier=noise_multiplier, sampling_rate=sampling_rate, count=1)
 
 
 def declared(plan: Plan) -> Statistic | None:
-    """The plan's own declaration, if it made one."""
+    """The plan's declaration, or None."""
     return next((s for s in plan.statistics if s.purpose == PURPOSE), None)
 
 
 def check_declared(plan: Plan) -> None:
-    """Refused where the histogram that it declares would be another release than the declared."""
+    """Refuses a declaration that differs from the histogram that would be released."""
     statistic, sampling = declared(plan), plan.sampling
     if statistic is None:
         return
     if not isinstance(sampling, Poisson):
-        raise Refused("the histogram of record norms is only proven for Poisson sampling: leave it out")
+        raise Refused("the histogram of record norms is proven for Poisson sampling only: leave it out")
     if statistic.sampling_rate < sampling.sampling_rate:
         raise Refused(
             f"the histogram of record norms is drawn at the plan's sampling rate, {sampling.sampling_rate:g}; it was "
@@ -65,7 +65,7 @@ def check_declared(plan: Plan) -> None:
 def release_histogram(
     plan: Plan, gradient_sum: GradientSum, *, records: int, source: RandomSource, ledger: Ledger, chunk: int
 ) -> NormHistogram | None:
-    """The histogram that the plan declared; None where it declared none, or the ledger says it is spent."""
+    """The histogram that the plan declared; None if it declared none, or the ledger already contains it."""
     statistic = declared(plan)
     if statistic is None or (source.secure and ledger.last_step(PURPOSE) >= 0):
         return None
@@ -93,6 +93,6 @@ def release_histogram(
 
 
 def _fresh_batch(plan: Plan, records: int, source: RandomSource, chunk: int) -> LogicalBatch:
-    """A draw of its own, after all of training's: two releases from one draw would not compose as accounted."""
+    """A separate draw, after all of training's: two releases from one draw would not compose as accounted."""
     last = plan.steps
     return next(batches(plan.sampling, records=records, steps=last + 1, source=source, chunk=chunk, start=last))

@@ -1,4 +1,4 @@
-"""A run before it begins (`Job`) and after it has ended (`Result`)."""
+"""A run before it starts (`Job`) and after it has ended (`Result`)."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from sordino.training.updates import Update
 
 @dataclass(frozen=True)
 class Result:
-    """A trained model and what may be said of it.
+    """A trained model with its guarantee and metrics.
 
     Args:
-        model: The model that was trained.
-        guarantee: What holds for it; None where nothing was released.
+        model: The trained model.
+        guarantee: Its guarantee; None if nothing was released.
         metrics: What `evaluate` returned, row by row.
         seconds: Wall time of the training.
-        skipped_steps: Steps whose release was lost in an interruption: they count for ε and moved no weights.
-        not_private: For your eyes only: no guarantee covers it.
-        histogram: The released histogram of norms, where the plan has one.
-        stopped_at: The steps that were made, where a callback ended the run.
+        skipped_steps: Steps whose release was lost in an interruption: they count for ε but changed no weights.
+        not_private: For the data's owner only: no guarantee covers it.
+        histogram: The released histogram of norms, if the plan has one.
+        stopped_at: The number of steps made, if a callback ended the run.
     """
 
     model: nn.Module
@@ -43,12 +43,12 @@ class Result:
     skipped_steps: int
     not_private: Mapping[str, Any]
     histogram: NormHistogram | None = None
-    stopped_at: int | None = None  # the steps that were made, where a callback ended the run
+    stopped_at: int | None = None  # the number of steps made, if a callback ended the run
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A run before it begins: what is trained on what, under which plan, with which update."""
+    """A run before it starts: model, dataset, plan, update and settings."""
 
     model: nn.Module
     dataset: Any
@@ -61,8 +61,8 @@ class Job:
     label: str = "training"
     watch: Reader | None = None
     callbacks: tuple[Callback, ...] = ()
-    said: str = ""  # before the first step, on the terminal
-    store: Store | None = None  # of a sharded model
+    said: str = ""  # printed on the terminal before the first step
+    store: Store | None = None  # for a sharded model
 
     def loop(self) -> Loop:
         if self.store is not None:
@@ -92,5 +92,5 @@ def fingerprint_of(plan: Plan, settings: Settings, update: Update, public: Any) 
 
 
 def digest(document: Mapping[str, Any]) -> str:
-    """SHA-256 of a JSON-able document."""
+    """SHA-256 of a JSON-serialisable document."""
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""The loop around private steps: each moves the weights; now and then they are evaluated, logged and saved.
+"""The loop around private steps: each step updates the weights; they are regularly evaluated, logged and saved.
 
-Formal guarantee: that of the steps it is given. What it makes of released gradients and public data is post-processing;
-readings of an instrument that looks at private records are not, and are kept apart (`Ran.readings`).
+Formal guarantee: that of the given steps. What the loop computes from released gradients and public data is
+post-processing. Readings of an instrument on private records are not, and are stored separately (`Ran.readings`).
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
 
 class Reader(Protocol):
-    """What reads the weights while they are trained, and changes nothing (`diagnostics.instruments.Watch`)."""
+    """Reads the weights during training and changes nothing (`diagnostics.instruments.Watch`)."""
 
     @property
     def not_private(self) -> bool:
-        """The readings are of private records: they are kept apart from the metrics."""
+        """Whether the readings are of private records, so that they are kept apart from the metrics."""
 
     def __call__(self, model: nn.Module, done: int, steps: int) -> Mapping[str, float] | None: ...
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train, as far as the guarantee does not depend on it (all of it is post-processing).
+    """Settings of training that the guarantee does not depend on (all of it is post-processing).
 
     Args:
         optimizer_options: Further arguments of the optimizer.
         scheduler: Makes a torch scheduler from the optimizer; None: a constant step size.
-        averaging: Which average of the iterates is published.
-        chunk: Records whose activations are in memory at once.
-        eval_every: Evaluate every so many steps; 0: at the end only.
-        checkpoint_every: Save every so many steps; 0: never.
-        checkpoint_minutes: Or every so many minutes, whichever comes first.
-        seed: Of views and other public randomness; never of noise, sampling or dropout.
-        progress: Show a progress bar; None: when standard error is a terminal.
+        averaging: The average of the iterates that is published.
+        chunk: The number of records whose activations are in memory at once.
+        eval_every: Steps between evaluations; 0: at the end only.
+        checkpoint_every: Steps between checkpoints; 0: never.
+        checkpoint_minutes: Minutes between checkpoints, if that comes first.
+        seed: The seed of views and other public randomness; not of noise, sampling or dropout.
+        progress: Show a progress bar; None: if standard error is a terminal.
 
     Raises:
         InputError: a value is out of its range.
@@ -72,11 +72,11 @@ class Settings:
     scheduler: Callable[[Optimizer], LRScheduler] | None = None
     averaging: Averaging = field(default_factory=Averaging)
     chunk: int = DEFAULT_CHUNK  # records in memory at once
-    eval_every: int = 0  # steps; 0: at the end only
-    checkpoint_every: int = 100  # steps; 0: never
-    checkpoint_minutes: float = 5.0  # whichever comes first
-    seed: int = 0  # of views and other public randomness; never of noise, sampling or dropout
-    progress: bool | None = None  # None: when standard error is a terminal
+    eval_every: int = 0  # steps between evaluations; 0: at the end only
+    checkpoint_every: int = 100  # steps between checkpoints; 0: never
+    checkpoint_minutes: float = 5.0  # minutes between checkpoints, if that comes first
+    seed: int = 0  # of views and other public randomness; not of noise, sampling or dropout
+    progress: bool | None = None  # None: if standard error is a terminal
 
     def __post_init__(self) -> None:
         for name in ("chunk", "eval_every", "checkpoint_every"):
@@ -86,13 +86,13 @@ class Settings:
 
     @property
     def saves(self) -> bool:
-        """Whether checkpoints are written; infinite minutes: the run can't go on from one."""
+        """Whether checkpoints are written; infinite minutes mean that the run can't be resumed."""
         return math.isfinite(self.checkpoint_minutes)
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What a loop leaves besides the weights. `readings` were made on private records: no guarantee covers them."""
+    """What a loop returns besides the weights. `readings` are of private records: no guarantee covers them."""
 
     metrics: tuple[Mapping[str, float], ...]
     seconds: float
@@ -121,10 +121,10 @@ class Loop:
         self.update, self.inner, self.past = update, plan.contribution.inner, PastIterates()
         self.checkpoints = folder / "checkpoint" if folder else None
         self.metrics = MetricsLog(folder / "metrics.jsonl" if folder else None)
-        apart = self.checkpoints if watch is not None and watch.not_private else None  # until not_private.json has it
+        apart = self.checkpoints if watch is not None and watch.not_private else None  # later in not_private.json
         self.watch, self.readings = watch, MetricsLog(apart / "not_private.jsonl" if apart else None, private=True)
         self.fingerprint, self.label, self.callbacks = fingerprint, label, tuple(callbacks)
-        self.ledger: Ledger | None = None  # whose head is kept with each checkpoint
+        self.ledger: Ledger | None = None  # its head is stored with each checkpoint
         trained = [p for p in model.parameters() if p.requires_grad]
         if not trained:
             raise InputError("the model has no trainable parameter (requires_grad is False for all)")
@@ -135,10 +135,10 @@ class Loop:
         self.scheduler = settings.scheduler(self.optimizer) if settings.scheduler else None
 
     def rehearse(self) -> None:
-        """Two updates on copies of the weights, where the update is the optimizer's: InputError if they fail."""
+        """Makes two updates on copies of the weights with the caller's optimizer; InputError if they fail."""
         refuse_infinite({"lr": self.update.lr, **self.settings.optimizer_options})
         if type(self.update).make_optimizer is not Update.make_optimizer:
-            return  # the method's own, whose settings it has checked
+            return  # the method's own update, whose settings it has checked
         trained = [p for p in self.model.parameters() if p.requires_grad]
         options, scheduler = self.settings.optimizer_options, self.settings.scheduler
         rehearse(
@@ -147,14 +147,14 @@ class Loop:
         )  # fmt: skip
 
     def evaluated(self) -> dict[str, float]:
-        """What `evaluate` gives of the weights as they are: of public data, so it costs nothing."""
+        """What `evaluate` returns for the current weights: of public data, so it has no privacy cost."""
         return self._measured(None)
 
     def restore(self) -> TrainState:
-        """The last checkpoint, put into model and optimizer; or the state before the first step.
+        """Loads the last checkpoint into model and optimizer, or returns the state before the first step.
 
-        What was measured after it, of weights that are lost, is dropped. A ledger that does not hold what the
-        checkpoint was written after is refused first.
+        Metrics after that checkpoint belong to lost weights and are dropped. A ledger that lacks entries from before
+        the checkpoint is refused first.
         """
         saved = self._saved()
         for log in (self.metrics, self.readings):
@@ -169,21 +169,21 @@ class Loop:
         return saved
 
     def _saved(self) -> TrainState | None:
-        """The last checkpoint, held against the ledger."""
+        """The last checkpoint, compared with the ledger."""
         saved = TrainState.load(self.checkpoints, self.fingerprint) if self.checkpoints else None
         if saved is not None and self.ledger is not None:
             require_ledger(self.ledger, saved.step, saved.ledger)
         return saved
 
     def run(self, steps: Iterator[PrivateStep], state: TrainState, plan: Plan | None) -> Ran:
-        """Makes the steps; leaves the published weights in the model."""
+        """Makes the steps; the model has the published weights afterwards."""
         started = last_saved = time.monotonic()
         earlier = float(state.scalars.get("seconds", 0.0))
         spent = self._epsilon_at(plan, state.step)
         average, done, stopped_at = state.average, state.step, None
         for row, callback in product(self.metrics.rows, self.callbacks):
             callback.seen(row)
-        if not done and not self.metrics.rows and not self.readings.rows:  # a resumed run has read this
+        if not done and not self.metrics.rows and not self.readings.rows:  # a resumed run has these readings already
             self._read(done)
         with ProgressBar(self.steps, done, self.settings.progress, self.label) as bar, Stopping() as stopping:
             for private in steps:
@@ -214,7 +214,7 @@ class Loop:
         return Ran(self.metrics.rows, seconds, skipped, self.readings.rows, stopped_at)
 
     def _move(self, private: PrivateStep) -> None:
-        """The update of a step; the weights before it are kept where a record's vector needs past iterates."""
+        """Updates the weights by a step; the previous weights are kept if records need past iterates."""
         if self.inner is not None:
             self.past = self.past.followed_by(self.model, self.inner.length)
         self.update.move(private, self.optimizer)
@@ -222,7 +222,7 @@ class Loop:
             self.scheduler.step()
 
     def _read(self, done: int) -> None:
-        """What the instruments say, into the metrics; or apart from them, where it was read from private records."""
+        """Adds the instruments' readings to the metrics, or stores them separately if they are of private records."""
         row = self.watch(self.model, done, self.steps) if self.watch is not None else None
         if row is not None and self.watch is not None:
             (self.readings if self.watch.not_private else self.metrics).append(row)
@@ -248,12 +248,12 @@ class Loop:
         return dict(zip(sorted(points), epsilon_curve(plan, sorted(points)), strict=True)) if plan else {}
 
     def _tell(self, row: Mapping[str, float]) -> bool:
-        """Hands a row to every callback; whether one that may stop the run wants to."""
+        """Passes a row to every callback; returns whether one that may stop the run wants to."""
         wanted = [one for one in self.callbacks if one.told(row) and one.may_stop]
         return bool(wanted)
 
     def _log(self, done: int, average: Average | None, spent: Mapping[int, float], seconds: float) -> bool:
-        """Evaluates and logs; whether a callback ends the run here."""
+        """Evaluates and logs; returns whether a callback ends the run here."""
         row: dict[str, float] = {"step": done}
         if done in spent:
             row["epsilon"] = spent[done]
@@ -264,7 +264,7 @@ class Loop:
         return self._tell(row)
 
     def _measured(self, values: Mapping[str, Tensor] | None) -> dict[str, float]:
-        """What `evaluate` gives of these weights; None: of those in the model."""
+        """What `evaluate` returns for these weights; None: for the model's."""
         if self.evaluate is None:
             return {}
         with _evaluating(self.model, values):
@@ -275,7 +275,7 @@ class Loop:
             self._state(state, done, average, seconds).save(self.checkpoints, self.fingerprint)
 
     def _state(self, state: TrainState, done: int, average: Average | None, seconds: float) -> TrainState:
-        """What a checkpoint holds."""
+        """The content of a checkpoint."""
         return TrainState(
             step=done,
             model=model_tensors(self.model),
@@ -297,17 +297,17 @@ class Loop:
 
 
 def require_ledger(ledger: Ledger, step: int, head: Head | None) -> None:
-    """Refuses a ledger that is behind the checkpoint; one that is ahead of it is what a kill leaves."""
+    """Refuses a ledger that is behind the checkpoint; one that is ahead is what a killed process leaves."""
     said_by = f"the checkpoint of step {step}"
     if head is not None:
         ledger.require_reached(head, said_by)
-    elif step > ledger.last_step("gradient") + 1:  # of a version that kept no head of the ledger
+    elif step > ledger.last_step("gradient") + 1:  # a version that stored no head of the ledger
         ledger.require_reached(Head(step, ""), said_by)
 
 
 @contextmanager
 def _evaluating(model: nn.Module, values: Mapping[str, Tensor] | None) -> Iterator[None]:
-    """Evaluation mode, without gradients, at `values` if given; everything is put back afterwards."""
+    """Evaluation mode, without gradients, at `values` if given; everything is restored afterwards."""
     was_training = model.training
     kept = {name: tensor.detach().clone() for name, tensor in model_tensors(model).items()}
     try:

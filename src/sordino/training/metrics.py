@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object per evaluation, appended as the run goes, cut back on resume."""
+"""metrics.jsonl: one JSON object per evaluation, appended during the run, truncated on resume."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sordino.files import make_folder, write_atomically
 class MetricsLog:
     """The rows so far, in memory and (given a path) on disk.
 
-    What is logged must be public or released, unless the log is `private`: its owner alone can read that.
+    What is logged must be public or released, unless the log is `private`, which only its owner can read.
     """
 
     def __init__(self, path: Path | None, *, private: bool = False) -> None:
@@ -43,7 +43,7 @@ class MetricsLog:
             raise SordinoError(f"{self._path} can't be written: {error.strerror or error}") from error
 
     def cut(self, step: int) -> None:
-        """Drops what lies beyond `step`: a resumed run will measure it again."""
+        """Drops rows after `step`: a resumed run measures them again."""
         kept = [row for row in self._rows if row["step"] <= step]
         if self._path is not None and self._path.exists():
             lines = "".join(json.dumps(row) + "\n" for row in kept)
@@ -52,10 +52,10 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """The rows of a metrics file; a last line torn by a kill is left out.
+    """The rows of a metrics file; an incomplete last line (killed process) is left out.
 
     Raises:
-        SordinoError: it can't be read, or a line is no measurement.
+        SordinoError: it can't be read, or a line is not a measurement.
     """
     try:
         lines = path.read_text(encoding="utf8").splitlines()
@@ -68,9 +68,9 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
         except (ValueError, RecursionError) as error:
             if number == len(lines):
                 break
-            raise SordinoError(f"{path}, line {number}: the file is damaged, this is not JSON") from error
+            raise SordinoError(f"{path}, line {number}: the file is damaged, this line is not JSON") from error
         step = row.get("step") if isinstance(row, dict) else None
         if isinstance(step, bool) or not isinstance(step, int):
-            raise SordinoError(f"{path}, line {number}: the file is damaged, this is no measurement at a step")
+            raise SordinoError(f"{path}, line {number}: the file is damaged, this line is not a measurement at a step")
         rows.append(row)
     return rows

@@ -1,7 +1,7 @@
 """Progress on standard error: a bar on a terminal, by rich; lines elsewhere (a log file, a batch system).
 
-`shown`: None chooses by itself; True shows a bar; False nothing. A line is written with each evaluation, and otherwise
-at most every half minute, so a short run is silent but for its header.
+`shown`: None chooses by the terminal; True shows a bar; False nothing. A line is written with each evaluation, and
+otherwise at most every half minute, so a short run prints only its header.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sordino.shown import up
 
 @contextmanager
 def working(what: str, shown: bool | None = None) -> Iterator[Callable[[str], None]]:
-    """A line that says what is being done, for work without steps to count; call what it gives to say more."""
+    """Shows what is being done, for work without steps to count; yields a function that changes the text."""
     console = Console(stderr=True)
     if console.is_terminal if shown is None else shown:
         with console.status(what) as status:
@@ -30,17 +30,17 @@ def working(what: str, shown: bool | None = None) -> Iterator[Callable[[str], No
 
 
 EVERY = 30.0
-"""Seconds between two lines, where there is no terminal."""
+"""Seconds between two lines, if there is no terminal."""
 
 
 def say(text: str, shown: bool | None = None) -> None:
-    """A line on standard error, unless `shown` is False."""
+    """Prints a line on standard error, unless `shown` is False."""
     if text and shown is not False:
         print(text, file=sys.stderr, flush=True)
 
 
 class ProgressBar:
-    """A progress bar with the latest metrics; without a terminal, lines (`shown=None`)."""
+    """A progress bar with the latest metrics; lines if there is no terminal (`shown=None`)."""
 
     def __init__(self, steps: int, done: int = 0, shown: bool | None = None, label: str = "training") -> None:
         console = Console(stderr=True)

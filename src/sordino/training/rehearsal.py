@@ -1,7 +1,7 @@
-"""The update, rehearsed before anything is released: settings that an optimizer accepts and then fails on cost nothing.
+"""Tests the update before anything is released, so that an optimizer that fails on its settings costs nothing.
 
-Two updates by gradients of ones, on copies of the weights, with an optimizer and a scheduler of their own: nothing of
-the run is touched, and nothing depends on the records.
+Two updates with gradients of ones, on copies of the weights, with a separate optimizer and scheduler: the run itself is
+not touched, and nothing depends on the records.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from sordino.errors import InputError, SordinoError
 from sordino.training.state import refuse_unsaveable
 
-_UPDATES = 2  # what goes wrong with momentum does so in the second
+_UPDATES = 2  # errors with momentum occur in the second
 
 
 def refuse_infinite(options: Mapping[str, Any]) -> None:
-    """InputError that names the first option that is, or holds, a number that is not finite."""
+    """InputError for the first option that is, or contains, a number that is not finite."""
     for name, value in options.items():
         for part in value if isinstance(value, list | tuple) else (value,):
             if isinstance(part, float) and not math.isfinite(part):
-                raise InputError(f"{name} = {value!r}: give finite numbers")
+                raise InputError(f"{name} = {value!r}: numbers must be finite")
 
 
 def rehearse(
@@ -36,8 +36,8 @@ def rehearse(
     *,
     saved: bool,
 ) -> None:
-    """InputError where an update fails, gives weights that are not finite, or (`saved`) leaves a state that can't be
-    saved. An optimizer that takes other parameters than it is given is not rehearsed."""
+    """InputError if an update fails, gives weights that are not finite, or (`saved`) leaves a state that can't be
+    saved. An optimizer that uses other parameters than the given ones is not tested."""
     copies = [nn.Parameter(tensor.detach().clone()) for tensor in trained]
     finite = [bool(copy.isfinite().all()) for copy in copies]
     try:
@@ -56,11 +56,11 @@ def rehearse(
             refuse_unsaveable(optimizer.state_dict())
     except SordinoError:
         raise
-    except Exception as error:  # whatever an optimizer of any origin raises
-        raise InputError(f"the optimizer failed in a rehearsal, before anything was released: {error}") from error
+    except Exception as error:  # a third-party optimizer may raise anything
+        raise InputError(f"the optimizer failed in a test before anything was released: {error}") from error
     for copy, was_finite in zip(copies, finite, strict=True):
         if was_finite and not bool(copy.isfinite().all()):
             raise InputError(
-                "a rehearsal of the optimizer, before anything was released, gave weights that are not finite: look at "
+                "a test of the optimizer, before anything was released, gave weights that are not finite: check "
                 "lr, momentum and its other options"
             )

@@ -1,9 +1,9 @@
-"""Tensors with a JSON document in one safetensors file that carries its own checksum.
+"""Tensors with a JSON document in one safetensors file that contains its own checksum.
 
 The metadata holds the document under `sordino` and, under `sha256`, the hash of all bytes of the file with the 64
-digits of that hash taken as zeros. Whoever reads the file through `read_sealed` finds every byte that changed since;
-for others it is a safetensors file like any other. A checksum finds damage, not forgery: who edits the file on purpose
-can write a new one (`sordino.runs.verify` compares files with each other, and a signature with a key).
+digits of that hash replaced by zeros. `read_sealed` detects every changed byte; other readers see an ordinary
+safetensors file. A checksum detects damage, not forgery: someone who edits the file on purpose can write a new one
+(`sordino.runs.verify` compares files with each other, and a signature with a key).
 
 Files of earlier versions have no checksum and are read as they are; a document of this version without one is damaged.
 """
@@ -31,11 +31,11 @@ _CHECKSUM = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 
 
 class Damaged(SordinoError):
-    """A file is not as it was written."""
+    """A file differs from what was written."""
 
 
 def sealed(tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> bytes:
-    """The bytes of the file. The document must not have a key `format`: it is added."""
+    """The bytes of the file. The document must not have a key `format`, which is added."""
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     text = json.dumps({"format": FORMAT, **document})
     content = save(plain, metadata={"sordino": text, "sha256": _BLANK})
@@ -51,14 +51,14 @@ def write_sealed(
     *,
     private: bool,
 ) -> None:
-    """`sealed` into a file, one tensor at a time, so that no more than one is in memory whole.
+    """Writes what `sealed` returns to a file, one tensor at a time, so that only one whole tensor is in memory.
 
     Args:
-        path: Where to; None: the tensors are gathered for another process that writes them.
-        tensors: The tensors, or shards of them, in the same order at every process.
+        path: The file; None: the tensors are gathered for another process that writes them.
+        tensors: The tensors, or shards of them, in the same order in every process.
         document: As for `sealed`.
-        whole: A whole tensor of a shard; called once for each tensor, also if the file can't be written.
-        private: Nobody but its owner may read the file.
+        whole: Returns the whole tensor of a shard; called once for each tensor, also if the file can't be written.
+        private: Only its owner may read the file.
 
     Raises:
         SordinoError: the file can't be written.
@@ -108,7 +108,7 @@ def open_sealed(path: Path) -> tuple[dict[str, Any], Callable[[str], Tensor], li
     """(document, a reader of single tensors, their names) of a file that `sealed` or `write_sealed` made.
 
     Raises:
-        Damaged: a byte is not as it was written, or it is no such file.
+        Damaged: a byte differs from what was written, or it is not such a file.
     """
     try:
         with path.open("rb") as file:
@@ -121,9 +121,9 @@ def open_sealed(path: Path) -> tuple[dict[str, Any], Callable[[str], Tensor], li
         document = json.loads(_metadata(header)["sordino"])
         reader = safe_open(path, "pt")
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise Damaged(f"{path} is damaged, or no file of sordino: {error}") from error
+        raise Damaged(f"{path} is damaged, or not a file of sordino: {error}") from error
     if header[start:end] != found.hexdigest().encode() or document.get("format") != FORMAT:
-        raise Damaged(f"{path} is damaged: its checksum does not fit its bytes")
+        raise Damaged(f"{path} is damaged: its checksum does not match")
     return document, reader.get_tensor, list(reader.keys())  # type: ignore[no-untyped-call]
 
 
@@ -131,7 +131,7 @@ def read_sealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """(tensors, document) of a file that `sealed` made, or an earlier version without a checksum.
 
     Raises:
-        Damaged: a byte is not as it was written, or it is no such file.
+        Damaged: a byte differs from what was written, or it is not such a file.
         OSError: it can't be read.
     """
     content = path.read_bytes()
@@ -140,31 +140,31 @@ def read_sealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = load(content)
         document = json.loads(metadata["sordino"]) if "sordino" in metadata else {}
         if not isinstance(document, dict):
-            raise Damaged(f"{path} is damaged: its document is no JSON object")
+            raise Damaged(f"{path} is damaged: its document is not a JSON object")
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise Damaged(f"{path} is damaged, or no file of sordino: {error}") from error
+        raise Damaged(f"{path} is damaged, or not a file of sordino: {error}") from error
     if set(metadata) == {"sordino", "sha256"} and document.get("format") == FORMAT:
         start, end = _place(content)
         if content[start:end] != _digest(content, start, end):
-            raise Damaged(f"{path} is damaged: its checksum does not fit its bytes")
+            raise Damaged(f"{path} is damaged: its checksum does not match")
     elif set(metadata) - {"sordino"} or "format" in document:
         raise Damaged(f"{path} is damaged: its checksum is missing")
     return tensors, document
 
 
 def _metadata(content: bytes) -> dict[str, Any]:
-    """The metadata in the header: eight bytes of length, then JSON (safetensors' own reader gives it of files only)."""
+    """The metadata in the header: eight bytes of length, then JSON (safetensors reads it from files only)."""
     length = int.from_bytes(content[:8], "little")
     found = json.loads(content[8 : 8 + length]).get("__metadata__") or {}
     return dict(found)
 
 
 def _place(content: bytes) -> tuple[int, int]:
-    """Where the digits of the checksum stand: the first match in the header, where the metadata comes first."""
+    """The position of the checksum's digits: the first match in the header, where the metadata comes first."""
     length = int.from_bytes(content[:8], "little")
     found = list(_CHECKSUM.finditer(content, 8, 8 + length))
     if len(found) != 1:
-        raise Damaged("the checksum of a file is not in its place")
+        raise Damaged("the checksum of the file is not where it should be")
     return found[0].span(1)
 
 

@@ -25,7 +25,7 @@ SCHEDULERS: Mapping[str, Callable[..., Any] | None] = {
 def recipe_settings(
     recipe: Recipe, steps: int, progress: bool | None, optimizer_options: Mapping[str, Any] | None = None
 ) -> Settings:
-    """The settings of a recipe's run. `optimizer_options`: what the optimizer is made with."""
+    """The settings of a recipe's run. `optimizer_options`: the options of the optimizer."""
     section = recipe.train
     if section.scheduler not in SCHEDULERS:
         known = did_you_mean(section.scheduler, SCHEDULERS)

@@ -1,8 +1,8 @@
-"""The loop of a sharded model (torch's fully_shard): every rank moves its own shards by its part of each released step.
+"""The loop of a sharded model (torch's fully_shard): every rank updates its shards by its part of each released step.
 
-Formal guarantee: that of the steps (`ranks.sharded`). The leader alone draws batches, writes the ledger, the metrics
-and the checkpoints, and decides when the run ends; the others do the same to their shards. Checkpoints hold whole
-tensors, so that a run goes on with any number of ranks, sharded or not.
+Formal guarantee: that of the steps (`ranks.sharded`). Only the leader draws batches, writes the ledger, the metrics and
+the checkpoints, and decides when the run ends; the others update their shards likewise. Checkpoints contain whole
+tensors, so that a run can be resumed with any number of ranks, sharded or not.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from sordino.training.stopping import Stopping
 from sordino.training.updates import Average, AveragingSGD, Update
 
 BY_COORDINATE = (SGD, Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Adagrad, Adadelta, AveragingSGD)
-"""Optimizers that move each coordinate by its own gradient alone: shards are moved as the whole would be."""
+"""Optimizers that update each coordinate from its own gradient only, so that shards can be updated separately."""
 
 
 class ShardedLoop(Loop):
-    """A loop at one rank, over its shards."""
+    """The loop of one rank, over its shards."""
 
     def __init__(self, store: Store, folder: Path | None, *arguments: Any, **more: Any) -> None:
         rank = store.rank
         model, update, settings, plan, evaluate, fingerprint, label, watch, callbacks = arguments
         if watch is not None:
-            raise Refused("instruments look at whole parameters: train a sharded model without `watch`")
+            raise Refused("instruments read whole parameters: train a sharded model without `watch`")
         own = folder if rank.leads else None
 
         def measured(net: nn.Module) -> Mapping[str, float]:
@@ -63,24 +63,24 @@ class ShardedLoop(Loop):
         self.store, self.rank, self.keeps = store, rank, folder is not None
         if type(update) is not Update or type(self.optimizer) not in BY_COORDINATE:
             raise Refused(
-                f"{type(self.optimizer).__name__} may combine coordinates that lie on different ranks: with a sharded "
+                f"{type(self.optimizer).__name__} may combine coordinates on different ranks: with a sharded "
                 f"model use one of {', '.join(kind.__name__ for kind in BY_COORDINATE)}"
             )
 
     def rehearse(self) -> None:
         options, scheduler = self.settings.optimizer_options, self.settings.scheduler
-        local = [one.local().reshape(-1)[:16] for one in self.store.trained.values()]  # each coordinate by itself
+        local = [one.local().reshape(-1)[:16] for one in self.store.trained.values()]  # coordinates are independent
         rehearse(lambda copies: self.update.make_optimizer(copies, options), local, scheduler, saved=self.keeps)
 
     def restore(self) -> TrainState:
         found = super().restore()
         rows = heard(self.rank, self.metrics.rows)
-        for row in () if self.rank.leads else rows:  # so that every rank knows what was logged
+        for row in () if self.rank.leads else rows:  # so that every rank has what was logged
             self.metrics.append(row)
         return found
 
     def _measured(self, values: Mapping[str, Tensor] | None) -> dict[str, float]:
-        """`evaluate` at every rank, with fully_shard's own gathering; the leader's figures count."""
+        """`evaluate` at every rank, with fully_shard's own gathering; the leader's results count."""
         found = super()._measured(values)
         told: dict[str, float] = heard(self.rank, found)
         return told
@@ -120,7 +120,7 @@ class ShardedLoop(Loop):
         return TrainState.of(tensors, document)
 
     def _targets(self, document: Mapping[str, Any]) -> dict[str, str]:
-        """Which parameter's shape and layout a tensor of a checkpoint has."""
+        """The parameter whose shape and layout each tensor of a checkpoint has."""
         trained = list(self.store.trained)
         names = {one.name for one in self.store.layout.all()}
         found = {f"model/{name}": name for name in names} | {f"average/{name}": name for name in trained}
@@ -135,7 +135,7 @@ class ShardedLoop(Loop):
 
     def _shard(self, name: str | None, whole: Tensor) -> Tensor:
         one = None if name is None else {one.name: one for one in self.store.layout.all()}[name]
-        if one is None or whole.shape != one.shape:  # a number of steps, a buffer
+        if one is None or whole.shape != one.shape:  # a step counter or a buffer
             return whole
         return shard_of(one.parameter, whole)
 
@@ -149,7 +149,7 @@ def _sent(rank: ranks.Rank, tensor: Tensor | None) -> Tensor:
 
 
 def _newest(folder: Path | None, fingerprint: str, ledger: Ledger | None) -> Any:
-    """The newest checkpoint of this run that is whole, held against the ledger; None where there is none."""
+    """The newest undamaged checkpoint of this run, compared with the ledger; None if there is none."""
     failures = []
     for path in sorted(folder.glob("step-*.safetensors"), reverse=True) if folder is not None else ():
         try:
@@ -163,7 +163,7 @@ def _newest(folder: Path | None, fingerprint: str, ledger: Ledger | None) -> Any
             require_ledger(ledger, found[0]["step"], None if head is None else Head(**head))
         return found
     if failures:
-        raise InputError(f"no checkpoint can be read ({'; '.join(failures)}): start anew in another directory")
+        raise InputError(f"no checkpoint can be read ({'; '.join(failures)}): start again in another directory")
     return None
 
 
@@ -177,7 +177,7 @@ def led_steps(
     loop: Loop,
     counted: Counted,
 ) -> Iterator[PrivateStep]:
-    """The leader's private steps; each takes all ranks."""
+    """The leader's private steps; each step involves all ranks."""
     for batch in drawn:
         work = Batch(batch, mask_seed(source, batch.step))
         heard(store.rank, work)
@@ -190,7 +190,7 @@ def led_steps(
 def followed_steps(
     plan: Plan, inner: RecordGradients, store: Store, source: RandomSource, loop: Loop
 ) -> Iterator[PrivateStep]:
-    """The same steps at another rank. Its `source` is not used: the leader's noise is."""
+    """The same steps at another rank. Its `source` is not used, only the leader's."""
     while isinstance(work := heard(store.rank), Batch):
         sums, _ = sum_batch(inner, store, work.batch, work.seed, loop.past)
         step = work.batch.step

@@ -1,9 +1,9 @@
-"""The state of a training run, saved whole in one file, or not at all.
+"""The state of a training run, saved atomically in one file.
 
-A checkpoint is a single safetensors file: tensors (weights, buffers, optimizer state, average) with a JSON
-document in its header (step, plan, scalars, the head of the ledger) and a checksum of all its bytes. One file means
-one atomic rename, so a kill at any moment leaves either the old checkpoint or the new one; a byte that changed is
-found. Nothing is pickled: reading a checkpoint runs no code.
+A checkpoint is a single safetensors file: tensors (weights, buffers, optimizer state, average) with a JSON document in
+its header (step, plan, scalars, the head of the ledger) and a checksum of all its bytes. One file means one atomic
+rename, so a process killed at any moment leaves either the old checkpoint or the new one, and changed bytes are
+detected. Nothing is pickled: reading a checkpoint runs no code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sordino.training.sealed import read_sealed, sealed
 from sordino.training.updates import Average
 
 KEEP = 2
-"""Checkpoints kept: the newest, and the one before it in case the newest can't be read."""
+"""The number of checkpoints kept: the newest, and the one before it in case the newest can't be read."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class TrainState:
     average: Average | None = None
     scalars: Mapping[str, Any] = field(default_factory=dict)
     past: tuple[Mapping[str, Tensor], ...] = ()  # earlier weights that the next steps need, the oldest first
-    ledger: Head | None = None  # how far the ledger had come; None in checkpoints of earlier versions
+    ledger: Head | None = None  # the head of the ledger at that time; None in checkpoints of earlier versions
 
     def save(self, folder: Path, fingerprint: str) -> Path:
-        """Writes `folder/step-….safetensors`; on return it is on disk. Older ones are removed."""
+        """Writes `folder/step-….safetensors` and syncs it to disk. Older checkpoints are removed."""
         tensors, document = self.content(fingerprint)
         path = self.place(folder)
         write_atomically(path, sealed(tensors, document), private=True)
@@ -50,7 +50,7 @@ class TrainState:
         return path
 
     def place(self, folder: Path) -> Path:
-        """The file of this state, in a folder that is made where there is none."""
+        """The file of this state, in a folder that is created if needed."""
         make_folder(folder, private=True)
         return folder / f"step-{self.step:09d}.safetensors"
 
@@ -76,9 +76,9 @@ class TrainState:
 
     @classmethod
     def load(cls, folder: Path, fingerprint: str) -> TrainState | None:
-        """The newest undamaged checkpoint of this very plan and recipe; None when there is none.
+        """The newest undamaged checkpoint of the same plan and recipe; None if there is none.
 
-        A damaged one is warned of: the run goes on from the one before, and says how many steps were skipped.
+        Warns of a damaged one: the run resumes from the one before it, and reports how many steps were skipped.
         """
         paths = sorted(folder.glob("step-*.safetensors"), reverse=True)
         failures = []
@@ -91,11 +91,11 @@ class TrainState:
                 failures.append(f"{path.name}: {error}")
                 continue
             if failures:
-                warnings.warn(f"the checkpoint {path.name} is used: {'; '.join(failures)}", stacklevel=2)
+                warnings.warn(f"using the checkpoint {path.name}: {'; '.join(failures)}", stacklevel=2)
             return found
         if failures:
             raise SordinoError(
-                f"no checkpoint in {folder} can be read ({'; '.join(failures)}): start anew in another directory"
+                f"no checkpoint in {folder} can be read ({'; '.join(failures)}): start again in another directory"
             )
         return None
 
@@ -124,18 +124,18 @@ class TrainState:
 
 
 def require_fingerprint(path: Path, document: Mapping[str, Any], fingerprint: str) -> None:
-    """InputError where a checkpoint belongs to another run."""
+    """InputError if a checkpoint belongs to another run."""
     if document["fingerprint"] != fingerprint:
         raise InputError(
             f"{path} was written under another plan or recipe: resume with the settings it was started with, "
-            "or start anew in another directory"
+            "or start again in another directory"
         )
 
 
 def remove_older(folder: Path) -> None:
-    """Leaves the newest checkpoints."""
+    """Removes all but the newest checkpoints."""
     for old in sorted(folder.glob("step-*.safetensors"))[:-KEEP]:
-        with contextlib.suppress(OSError):  # one too many does no harm
+        with contextlib.suppress(OSError):  # an extra checkpoint does no harm
             old.unlink()
 
 
@@ -160,7 +160,7 @@ def load_model(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 
 def refuse_unsaveable(optimizer_state: Mapping[str, Any]) -> None:
-    """SordinoError where a checkpoint could not hold the optimizer's state."""
+    """SordinoError if the optimizer's state can't be saved in a checkpoint."""
     _detach_tensors(optimizer_state, "optimizer", {})
 
 
@@ -175,7 +175,7 @@ def _detach_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return {"list": [_detach_tensors(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]}
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
-    raise SordinoError(f"the optimizer's state holds a {type(value).__name__}, which can't be saved as JSON")
+    raise SordinoError(f"the optimizer's state contains a {type(value).__name__}, which can't be saved as JSON")
 
 
 def _attach_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:

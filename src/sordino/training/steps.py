@@ -1,18 +1,18 @@
-"""One private step after another: sample, gradients, clip, release.
+"""Private steps: sample, compute gradients, clip, release.
 
-`private_steps` is the only way from records to a gradient that an optimizer may see. It reads everything
-the guarantee depends on from the plan, so what is accounted is what is run:
+`private_steps` is the only way from records to a gradient that an optimizer may see. It takes everything that the
+guarantee depends on from the plan, so what is accounted is what is run:
 
-    batch  ~ plan.sampling                 (who takes part)
+    batch  ~ plan.sampling                 (which records take part)
     sums   = gradient_sum(batch)           (every record's gradient bounded by plan.clipping, summed)
-    noisy  = release(sums, plan.noise)     (noise, and the ledger's entry before the value)
+    noisy  = release(sums, plan.noise)     (noise; the ledger entry is written before the value is returned)
     step   = noisy / plan.divisor          (a public constant, never the size of the batch)
 
-A method that counts on uniform noise as well is told its widths by the caller, who knows the iterates; a step whose
-widths are missing, or narrower than the plan's, is refused before anything is released.
+For a method that also needs uniform noise, the caller, who knows the iterates, provides its widths; a step whose widths
+are missing, or narrower than the plan's, is refused before anything is released.
 
 Everything that can be refused is refused when `private_steps` is called. The iterator that it returns is lazy: the
-gradients of step t+1 are taken at the weights that the caller has made of step t.
+gradients of step t+1 are computed at the weights after the caller has applied step t.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ from sordino.release.ledger import Ledger
 from sordino.sampling import LogicalBatch, TruncatedPoisson, batches
 
 Widths = Callable[[int], Mapping[str, Tensor]]
-"""From a step to the width of the uniform noise on each coordinate, in units of the summed gradient."""
+"""Maps a step to the width of the uniform noise on each coordinate, in units of the summed gradient."""
 
 DEFAULT_CHUNK = 512
-"""Records whose activations are in memory at once, where the caller does not say."""
+"""The default number of records whose activations are in memory at once."""
 
 
 @dataclass(frozen=True)
 class PrivateStep:
-    """A released gradient: safe to use, to publish and to post-process in any way.
+    """A released gradient: it may be used, published and post-processed in any way.
 
     Args:
-        step: Its number, from 0.
-        gradients: The noisy sum over the plan's divisor, by parameter name.
+        step: The number of the step, from 0.
+        gradients: The noisy sum divided by the plan's divisor, by parameter name.
     """
 
     step: int
     gradients: dict[str, Tensor]
 
     def assign(self, model: nn.Module) -> None:
-        """Puts the gradients where any torch optimizer looks for them (`parameter.grad`).
+        """Stores the gradients in `parameter.grad`, where any torch optimizer expects them.
 
         Args:
             model: The model whose gradients these are.
@@ -84,19 +84,19 @@ def private_steps(
     """The plan's steps from `start` on.
 
     Edge cases: an empty batch still makes a noisy step; leaving the loop early leaves nothing behind but the ledger's
-    entries; a second pass over steps that were already released is refused by the ledger (or, with an insecure seed,
-    gives the same values again).
+    entries; repeating steps that were already released is refused by the ledger (or, with an insecure seed, gives the
+    same values again).
 
     Args:
-        plan: what is accounted, and so what is run.
-        gradient_sum: states its clipping and contribution, which have to be the plan's.
-        records: how many records there are to be sampled from.
+        plan: The plan that is accounted and run.
+        gradient_sum: The function that sums over a batch; its stated clipping and contribution must be the plan's.
+        records: The number of records to sample from.
         source: `plan.source()`.
-        ledger: opened with this plan's to_dict().
-        chunk: records in memory at once.
-        start: the first step to make.
-        widths: asked once for each step, at the weights that its gradients are taken at; for methods that add uniform
-            noise.
+        ledger: A ledger opened with this plan's to_dict().
+        chunk: The number of records in memory at once.
+        start: The first step to make.
+        widths: Called once for each step, at the weights at which its gradients are computed; for methods that add
+            uniform noise.
 
     Returns:
         An iterator of released gradients, divided by the plan's divisor.
@@ -145,7 +145,7 @@ def _released(
 
 
 def _expected(drawn: Iterator[LogicalBatch], gradient_sum: GradientSum) -> Iterator[LogicalBatch]:
-    """The batches; each is drawn before the one before it is summed, so that its rows can be read meanwhile."""
+    """The batches; each is drawn before the previous one is summed, so that its rows can be read meanwhile."""
     expect = getattr(gradient_sum, "expect", None)
     if expect is None:
         yield from drawn
@@ -160,11 +160,11 @@ def _expected(drawn: Iterator[LogicalBatch], gradient_sum: GradientSum) -> Itera
 
 
 def summed(gradient_sum: GradientSum, batch: LogicalBatch, source: RandomSource) -> ClippedSum:
-    """The sum over a batch, with torch's random numbers (dropout masks) drawn from the run's own source.
+    """The sum over a batch, with torch's random numbers (dropout masks) drawn from the run's source.
 
-    So masks are as secret as batches. A mask belongs to a place in the batch: were its seed public, taking one record
-    out would give all later ones other masks, and move the sum by more than a record's share. With secret masks the
-    two runs are compared with each record keeping its own (docs/guarantees/clipping_bias.md).
+    So masks are as secret as batches. A mask is assigned to a position in the batch: if its seed were public, removing
+    one record would give all later ones other masks, and change the sum by more than one record's contribution. With
+    secret masks the two runs are compared with each record keeping its own mask (docs/guarantees/clipping_bias.md).
     """
     with masks_of(mask_seed(source, batch.step)):
         return gradient_sum(batch)
@@ -176,10 +176,10 @@ def mask_seed(source: RandomSource, step: int) -> int:
 
 
 def check_uniform(plan: Plan, widths: Widths | None) -> None:
-    """Uniform noise where the guarantee counts on it, and only there."""
+    """Requires uniform noise if the guarantee needs it, and refuses it otherwise."""
     if plan.method.adds_uniform_noise and widths is None:
         raise Refused(
-            f"the guarantee of {plan.method.name} counts on uniform noise on every coordinate: give `widths` (train "
+            f"the guarantee of {plan.method.name} needs uniform noise on every coordinate: give `widths` (train "
             "takes them from the method's update)"
         )
     if widths is not None and not plan.method.adds_uniform_noise:
@@ -187,26 +187,26 @@ def check_uniform(plan: Plan, widths: Widths | None) -> None:
 
 
 def _wide_enough(plan: Plan, given: Mapping[str, Tensor], step: int) -> Mapping[str, Tensor]:
-    """The widths of a step; Refused where one is narrower than the guarantee counts on."""
+    """The widths of a step; Refused if one is narrower than the guarantee requires."""
     least = plan.method.least_width(plan, step)
     for name, value in given.items():
         if value.numel() and not float(value.min()) >= least:  # also refuses NaN
             raise Refused(
-                f"step {step}: the uniform noise on {name!r} has width {float(value.min()):g}, the guarantee of "
-                f"{plan.method.name} counts on {least:g} at least: the gap between the iterates was not enforced"
+                f"step {step}: the uniform noise on {name!r} has width {float(value.min()):g}, but the guarantee of "
+                f"{plan.method.name} requires at least {least:g}: the gap between the iterates was not enforced"
             )
     return given
 
 
 def check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource, ledger: Ledger, start: int) -> int:
-    """What is summed and what is written down must belong to the plan that is accounted.
+    """Checks that gradient sum, source and ledger belong to the plan.
 
-    Returns the first step whose noise may be used again.
+    Returns the first step whose noise may be added again.
     """
     if plan.method.publishes is not None:
         raise Refused(
-            f"the guarantee of {plan.method.name} covers {plan.method.publishes} alone, and these steps would hand out "
-            "every released gradient: use its own training, or a plan of another method"
+            f"the guarantee of {plan.method.name} covers {plan.method.publishes} only, but these steps would return "
+            "every released gradient: use its own training function, or a plan of another method"
         )
     check_gradient_sum(plan, gradient_sum)
     if source.secure != (plan.insecure_seed is None):
@@ -221,22 +221,22 @@ def check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource,
 
 
 def check_gradient_sum(plan: Plan, gradient_sum: GradientSum) -> None:
-    """Refuses a gradient sum whose stated clipping or contribution is not the plan's."""
+    """Refuses a gradient sum whose stated clipping or contribution differs from the plan's."""
     if not isinstance(gradient_sum, GradientSum):
         raise Refused(
             f"a {type(gradient_sum).__name__} does not state how it bounds a record: use record_gradients or "
-            "plan_gradients, or wrap a function of your own in sordino.records.gradients.Stated"
+            "plan_gradients, or wrap your own function in sordino.records.gradients.Stated"
         )
     if gradient_sum.clipping != plan.clipping:
         raise Refused(
-            f"the gradients are clipped by {gradient_sum.clipping}, the plan accounts for {plan.clipping}: use the "
-            "plan's"
+            f"the gradients are clipped by {gradient_sum.clipping}, but the plan accounts for {plan.clipping}: use the "
+            "plan's clipping"
         )
     stated, planned = gradient_sum.contribution, plan.contribution
     if stated.without_companions() != planned.without_companions():
         raise Refused(
-            f"a record's vector is made of {_parts(stated)}, the plan states {_parts(planned)}: use plan_gradients, or "
-            "make the plan with that contribution (inner=, augmentation=, record_momentum=)"
+            f"a record's vector consists of {_parts(stated)}, but the plan states {_parts(planned)}: use "
+            "plan_gradients, or make the plan with that contribution (inner=, augmentation=, record_momentum=)"
         )
     refuse_undeclared(plan, stated)
 
@@ -249,15 +249,15 @@ def _parts(contribution: Contribution) -> str:
 def plan_batches(
     plan: Plan, *, records: int, source: RandomSource, chunk: int = DEFAULT_CHUNK, start: int = 0
 ) -> Iterator[LogicalBatch]:
-    """The logical batches of the plan, drawn by the sampler that the accountant was told of."""
+    """The batches of the plan, drawn by the sampler that the plan accounts for."""
     return batches(plan.sampling, records=records, steps=plan.steps, source=source, chunk=chunk, start=start)
 
 
 def unit_dataset(plan: Plan, dataset: Any, users: Any = None) -> Any:
-    """The dataset with the plan's unit as its record.
+    """The dataset with the plan's unit of privacy as its record.
 
     Raises:
-        Refused: the plan's unit and what is known of the rows' users do not fit.
+        Refused: the plan's unit does not fit what is known about the rows' users.
         InputError: the ids are wrong.
     """
     if users is not None:
@@ -275,42 +275,42 @@ def unit_dataset(plan: Plan, dataset: Any, users: Any = None) -> Any:
         if isinstance(dataset, RowsOfUsers) and dataset.examples_per_user <= plan.examples_per_user:
             return dataset
         raise Refused(
-            "the plan samples rows and protects users who have at most examples_per_user of them, and nothing says "
-            "whose the rows are: give users=, one id for each row"
+            "the plan samples rows and protects users who have at most examples_per_user of them, but the rows have no "
+            "owners: give users=, one id for each row"
         )
     if isinstance(dataset, Rows) and dataset.record is not None:
         dataset = as_records(dataset)
         dataset.rows_per_user = plan.rows_per_user
     if not isinstance(dataset, UserRows):
         raise Refused(
-            "the plan's unit is a user, and nothing says whose the rows are: give users=, one id for each row (a row "
-            "without a user would be protected as if nobody had given two)"
+            "the plan's unit is a user, but the rows have no owners: give users=, one id for each row (otherwise each "
+            "row would be protected as if it came from a different user)"
         )
     return dataset
 
 
 def check_records(plan: Plan, records: int) -> None:
-    """The plan's public number of records against the data's.
+    """Compares the plan's public number of records with the data's.
 
-    Under add/remove the true number is itself private, and nothing that is released depends on it: rate
-    and divisor are the plan's. A number that is far off is a mistake, though, and is said to be one.
-    Under replace-one the number is public and must be exact, for the batches are cut from it. A cap on the batch is
-    accounted for every number from checks.fewest_records to the plan's.
+    Under add/remove the true number is itself private, and nothing that is released depends on it: rate and divisor are
+    the plan's. A number that is far off is a mistake, though, and is reported. Under replace-one the number is public
+    and must be exact, because the batches are cut from it. A cap on the batch is accounted for every number from
+    checks.fewest_records to the plan's.
     """
     exact = plan.relation == "replace-one"
     if records > plan.records and isinstance(plan.sampling, TruncatedPoisson):
         raise InputError(
-            f"the dataset has more {plan.counted}s than the plan's {plan.records}: how often the cap cuts in was "
-            "accounted for that many at most; make the plan with a public number that is not below the dataset's",
+            f"the dataset has more {plan.counted}s than the plan's {plan.records}: the cap on the batch was accounted "
+            "for at most that many; make the plan with a public number that is not below the dataset's",
             private=f"the dataset has {records} {plan.counted}s",
         )
     if records != plan.records and (exact or abs(records - plan.records) > plan.records - fewest_records(plan.records)):
         raise InputError(
-            f"the plan is for {plan.records} {plan.counted}s, and the dataset has another number: give the plan "
+            f"the plan is for {plan.records} {plan.counted}s, but the dataset has another number: give the plan "
             + (
-                "theirs (under replace-one the number of records is public and must be exact)"
+                "the dataset's number (under replace-one the number of records is public and must be exact)"
                 if exact
-                else "a public number that is within a tenth of it (what is known without looking at the data)"
+                else "a public number within ten percent of it (known without looking at the data)"
             ),
             private=f"the dataset has {records} {plan.counted}s",
         )

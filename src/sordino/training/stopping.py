@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT end a run after the step under way: its update is saved, and nothing that was paid is lost."""
+"""SIGTERM and SIGINT end a run after the current step: its update is saved, so no release is wasted."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stopping:
-    """While it is entered, the first signal is kept in `signal`; a second one ends the process as it would have.
+    """Inside the block, the first signal is stored in `signal`; a second one ends the process as usual.
 
-    Handlers belong to the main thread: elsewhere nothing is changed.
+    Handlers can be set in the main thread only: elsewhere nothing is changed.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Stopping:
         self.signal = number
 
     def end(self, number: int) -> None:
-        """Raises what the signal would have: KeyboardInterrupt, or for SIGTERM an exit with 128 + 15."""
+        """Raises what the signal would have raised: KeyboardInterrupt, or for SIGTERM an exit with 128 + 15."""
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + number)

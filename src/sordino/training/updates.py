@@ -1,8 +1,8 @@
-"""From released gradients to weights. All of it is post-processing: it costs no privacy.
+"""From released gradients to weights. All of this is post-processing: it has no privacy cost.
 
-Any torch optimizer serves as it is. What torch does not have is here: an average of the iterates that can be saved and
-resumed as plain tensors, and the descent from the mean of the last two iterates (`AveragingSGD`). `Update` is what one
-run does with its released steps; a method whose guarantee depends on that gives its own.
+Any torch optimizer can be used. This module adds what torch does not have: an average of the iterates that can be saved
+and resumed as plain tensors, and descent from the mean of the last two iterates (`AveragingSGD`). `Update` is what a
+run does with its released steps; a method whose guarantee depends on that provides its own.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from sordino.training.steps import PrivateStep, Widths
 
 @dataclass(frozen=True)
 class Averaging:
-    """Which average of the iterates is published in place of the last one.
+    """The average of the iterates that is published in place of the last one.
 
     Args:
         kind: "none": the last iterate. "ema": Σ_t (1−decay)·decay^(T−t) w_t, divided by the sum of its weights. "tail":
             the plain mean of the last iterates.
-        decay: Of "ema", in [0, 1).
-        tail: Of "tail": the part of the steps that is averaged, in (0, 1].
+        decay: For "ema", in [0, 1).
+        tail: For "tail": the fraction of the steps that is averaged, in (0, 1].
 
     Raises:
         InputError: a value is out of its range.
@@ -51,15 +51,15 @@ class Averaging:
         checks.within("average tail", self.tail, 0, 1, open_low=True)
 
     def weight(self, step: int, steps: int, total: float) -> tuple[float, float]:
-        """How the running sum takes in an iterate.
+        """How an iterate is added to the running sum.
 
         Args:
             step: The iterate's step, from 0.
-            steps: How many steps the run has.
+            steps: The number of steps of the run.
             total: The sum of the weights so far.
 
         Returns:
-            (factor on the running sum, new total weight) when the iterate of `step` comes in with weight 1.
+            (factor on the running sum, new total weight) when the iterate of `step` is added with weight 1.
         """
         if self.kind == "ema":
             return self.decay, self.decay * total + 1
@@ -79,7 +79,7 @@ class Average:
         return cls({name: torch.zeros_like(p, requires_grad=False) for name, p in trainable(model).items()})
 
     def include(self, model: nn.Module, averaging: Averaging, step: int, steps: int) -> Average:
-        """The average with the model's present weights in it (the sums are updated in place)."""
+        """The average including the model's current weights (the sums are updated in place)."""
         factor, total = averaging.weight(step, steps, self.total)
         if total > self.total * factor:
             for name, parameter in trainable(model).items():
@@ -87,13 +87,13 @@ class Average:
         return Average(self.sums, total)
 
     def values(self) -> dict[str, Tensor] | None:
-        """The mean of the iterates so far; None while there is none."""
+        """The mean of the iterates so far; None if there is none."""
         return {name: value / self.total for name, value in self.sums.items()} if self.total else None
 
 
 @dataclass(frozen=True, eq=False)
 class Running:
-    """What a run has while it is under way, for updates that release something themselves."""
+    """The parts of a run in progress, for updates that make releases themselves."""
 
     source: RandomSource
     ledger: Ledger
@@ -102,10 +102,10 @@ class Running:
 
 
 class Update:
-    """What one run does with its released steps: the optimizer, its step sizes, and the state that goes with them.
+    """What a run does with its released steps: the optimizer, its step sizes, and their state.
 
-    The default moves the model by the optimizer that the caller chose. A method that does something else with released
-    values overrides a part of it; everything here works on released values and public rows.
+    The default updates the model with the optimizer that the caller chose. A method that does something else with
+    released values overrides parts of it; everything here uses released values and public rows only.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Update:
         lr: float = 0.1,
         rates: Sequence[float] | None = None,
     ) -> None:
-        """`rates`: the step size of every step, where the plan holds them."""
+        """`rates`: the step size of every step, if the plan contains them."""
         self.plan, self.model, self.loss = plan, model, loss
         self.optimizer, self.lr, self.rates = optimizer, lr, None if rates is None else tuple(rates)
 
@@ -126,25 +126,25 @@ class Update:
         return self.optimizer(trained, lr=self.lr, **options)
 
     def gradient_sum(self, dataset: Any, *, past: Callable[[], PastIterates], seed: int) -> GradientSum:
-        """What is summed over each batch."""
+        """The function that sums over each batch."""
         return plan_gradients(self.plan, self.model, self.loss, dataset, past=past, seed=seed)
 
     def widths(self, optimizer: Optimizer) -> Widths | None:
-        """The uniform noise of each step; None where the method adds none."""
+        """The uniform noise of each step; None if the method adds none."""
         return None
 
     def check(self, dataset: Any) -> None:
-        """Refuses a dataset that this update must not be used with."""
+        """Refuses a dataset that this update can't be used with."""
 
     def begin(self, scalars: Mapping[str, Any], running: Running | None) -> None:
-        """Called once, before the first step, with what the checkpoint keeps. `running`: None without noise."""
+        """Called once, before the first step, with the values from the checkpoint. `running`: None without noise."""
 
     def combined(self, private: PrivateStep) -> PrivateStep:
         """The released step as the optimizer sees it."""
         return private
 
     def move(self, private: PrivateStep, optimizer: Optimizer) -> None:
-        """Moves the model by a step."""
+        """Updates the model by a step."""
         self.combined(private).assign(self.model)
         if self.rates is not None:
             for group in optimizer.param_groups:
@@ -157,14 +157,14 @@ class Update:
         return {}
 
     def kept(self) -> dict[str, Any]:
-        """JSON-able released values for the checkpoint; `begin` gets them back."""
+        """Released values for the checkpoint, JSON-serialisable; `begin` receives them."""
         return dict(self.logged())
 
 
 class AveragingSGD(Optimizer):
     """w_k = (w_{k−1} + w_{k−2})/2 − lr·g, where g is the released gradient at w_{k−1}, and w_{−1} = w_0.
 
-    By itself it is the control that random mixing of two iterates is compared with: its expectation.
+    It is the control for random mixing of two iterates: its expectation.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float) -> None:
@@ -173,7 +173,7 @@ class AveragingSGD(Optimizer):
         super().__init__(params, {"lr": lr})
 
     def previous(self, parameter: Tensor) -> Tensor:
-        """w_{k−2} while the parameter holds w_{k−1}."""
+        """w_{k−2} while the parameter is w_{k−1}."""
         earlier = self.state[parameter].get("previous") if parameter in self.state else None
         return parameter.detach() if earlier is None else earlier
 
@@ -182,7 +182,7 @@ class AveragingSGD(Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:
-                    raise InputError("a trainable parameter has no released gradient: every one takes part in a step")
+                    raise InputError("a trainable parameter has no released gradient: a step needs all of them")
                 now, earlier = parameter.detach().clone(), self.previous(parameter)
                 parameter.add_(earlier).mul_(0.5).sub_(parameter.grad, alpha=group["lr"])
                 self.state[parameter]["previous"] = now

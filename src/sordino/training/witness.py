@@ -1,13 +1,13 @@
-"""What a run keeps next to its checkpoints: the name of its ledger, and a keyed digest of its data.
+"""What a run stores next to its checkpoints: the name of its ledger, and a keyed digest of its data.
 
-`checkpoint/run.json` is written before the first release, readable by its owner only, and goes with the checkpoints
+`checkpoint/run.json` is written before the first release, readable by its owner only, and deleted with the checkpoints
 when the run is complete. On resume
 
-- a ledger of another name means that this run's ledger was lost or exchanged: refused, also without a checkpoint;
-- other records than those that the run began with are refused. Under add/remove two datasets of equal size are not even
-  neighbours, and the ledger would charge each for the other's steps.
+- a ledger of another name means that this run's ledger was lost or replaced: refused, also without a checkpoint;
+- other records than those that the run started with are refused. Under add/remove two datasets of equal size are not
+  even neighbours, and the ledger would charge each for the other's steps.
 
-The digest's key lies in the same file: see `sordino.records.digest` for what it would tell somebody else.
+The digest's key is in the same file: `sordino.records.digest` says what others could learn from it.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from sordino.release.ledger import Ledger
 from sordino.training.progress import working
 
 NAME = "run.json"
-_WARNING = "for the owner of the data only: with this key somebody could test a guess of the whole dataset"
+_WARNING = "for the owner of the data only: with this key one can test a guess of the whole dataset"
 
 
 def bind(checkpoints: Path, ledger: Ledger, dataset: Any, *, progress: bool | None = None) -> None:
-    """Writes what a resume is compared with, or compares: the ledger's name and the content of the dataset.
+    """Writes, or on resume compares, the ledger's name and the digest of the dataset.
 
     Raises:
-        InputError: the ledger or the records are not those that the run began with; nothing was changed.
+        InputError: the ledger or the records are not those that the run started with; nothing was changed.
     """
     path = checkpoints / NAME
     if path.exists():
         known = _read(path)
         if known.get("run") != ledger.run:
             raise InputError(
-                f"{ledger.path} is not the ledger that this run began with: it was lost, emptied or exchanged, so the "
-                "number of releases can't be certified. Restore it from a copy; where there is none, count this run's "
-                "plan as spent and start anew in another directory"
+                f"{ledger.path} is not the ledger that this run started with: it was lost, emptied or replaced, so the "
+                "number of releases can't be certified. Restore it from a copy; if there is none, count this run's "
+                "whole plan as spent and start again in another directory"
             )
         if known.get("digest") is not None and known["digest"] != _digest(dataset, known, path, progress):
             raise InputError(
-                f"these are not the records that the run in {checkpoints.parent} began with (as many, of other "
-                "content or in another order): resume with the same data, or start anew in another directory"
+                f"these are not the records that the run in {checkpoints.parent} started with (the number is the same, "
+                "content or order differ): resume with the same data, or start again in another directory"
             )
         return
     if ledger.entries or ledger.run is None:
-        return  # begun by a version that kept no such file
+        return  # started by a version that wrote no such file
     document = {"warning": _WARNING, "run": ledger.run, "key": os.urandom(KEY_BYTES).hex()}
     content = json_bytes({**document, "digest": _digest(dataset, document, path, progress)})
     make_folder(checkpoints, private=True)
@@ -61,7 +61,7 @@ def _digest(dataset: Any, document: dict[str, Any], path: Path, progress: bool |
         key = bytes.fromhex(document["key"])
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(path, "its key") from error
-    with working("reading the records for their digest", progress):
+    with working("computing the digest of the records", progress):
         return keyed_digest(dataset, key)
 
 
@@ -71,9 +71,9 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise _damaged(path, str(error)) from error
     if not isinstance(found, dict):
-        raise _damaged(path, "no JSON object")
+        raise _damaged(path, "not a JSON object")
     return found
 
 
 def _damaged(path: Path, why: str) -> SordinoError:
-    return SordinoError(f"{path} can't be read ({why}): restore it, or start anew in another directory")
+    return SordinoError(f"{path} can't be read ({why}): restore it, or start again in another directory")

@@ -1,8 +1,8 @@
 """Metrics to TensorBoard or MLflow: callbacks that pass on rows of the metrics, which are released or public numbers.
 
-Nothing else reaches them: neither losses of training records nor norms nor batch sizes, for none of these is in a row,
-nor the time that the steps took, which is in it. (The services record when they were called; docs/threat-model.md.)
-Both packages are optional.
+They receive nothing else: losses of training records, norms and batch sizes are not part of a row, and the duration of
+the steps is removed from it. (The services record when they were called; docs/threat-model.md.) Both packages are
+optional.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sordino.training.callbacks import Callback, Row
 
 
 def _written(row: Row) -> dict[str, float]:
-    """A row without its step and its time: how long steps took depends on the batches, which are private."""
+    """A row without its step and its time: the duration of steps depends on the batches, which are private."""
     return {name: float(value) for name, value in row.items() if name not in ("step", "seconds")}
 
 
@@ -44,7 +44,7 @@ class TensorBoard(Callback):
             self._writer.add_scalar(name, value, int(row["step"]))
 
     def seen(self, row: Row) -> None:
-        """Written by the earlier part of the run."""
+        """Does nothing: the earlier part of the run wrote these rows."""
 
     def end(self, rows: Sequence[Row]) -> None:
         self._writer.flush()
@@ -83,4 +83,4 @@ class MLflow(Callback):
         self._mlflow.log_metrics(_written(row), step=int(row["step"]))
 
     def seen(self, row: Row) -> None:
-        """Logged by the earlier part of the run."""
+        """Does nothing: the earlier part of the run logged these rows."""

@@ -17,7 +17,7 @@ from sordino.audit.sampling_check import sampling_findings
 from sordino.audit.tap import Call, watched
 from sordino.methods.correlated.sensitivity import column_norm, sensitivity
 from sordino.plan import Plan
-from sordino.release import door
+from sordino.release import noise as released
 from sordino.sampling import Cyclic
 
 
@@ -83,19 +83,19 @@ def test_the_attack_takes_off_earlier_noise_and_finds_what_is_left_as_it_should_
 
 
 def test_the_attack_finds_fresh_noise_in_the_place_of_earlier_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = door._add_mixture
+    original = released._add_mixture
 
     def fresh(flat: Any, earlier: Any, *rest: Any) -> None:
         original(flat, {}, *rest)
 
-    monkeypatch.setattr(door, "_add_mixture", fresh)
+    monkeypatch.setattr(released, "_add_mixture", fresh)
     name, p = worst(noise_tests_of(calls_of(plan_of(**FIXED, noise_multiplier=1.0, epsilon=None)))[0])
     assert p < 1e-6, name
 
 
 def test_the_attack_finds_halved_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = door.rounded_mixture
-    monkeypatch.setattr(door, "rounded_mixture", lambda v, terms, scale, *rest: original(v, terms, scale / 2, *rest))
+    original = released.rounded_mixture
+    monkeypatch.setattr(released, "rounded_mixture", lambda v, terms, s, *rest: original(v, terms, s / 2, *rest))
     name, p = worst(noise_tests_of(calls_of(plan_of(**FIXED, noise_multiplier=1.0, epsilon=None)))[0])
     assert p < 1e-6, name
 

@@ -146,7 +146,7 @@ def test_a_plan_comes_back_from_its_ledger_and_says_what_it_rests_on() -> None:
 
 
 def test_wrong_options_are_named() -> None:
-    with pytest.raises(InputError, match="name it"):
+    with pytest.raises(InputError, match="give its name"):
         sordino.correlated(records=100, expected_batch=10, epochs=1, epsilon=1.0, delta=1e-3, bands=4)
     with pytest.raises(InputError, match="takes lambda"):
         Strategy("lambda")

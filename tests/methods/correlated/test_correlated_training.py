@@ -151,7 +151,7 @@ def test_other_sampling_and_laplace_noise_are_refused() -> None:
             plan,
             sampling=sordino.dpsgd(records=60, expected_batch=12, steps=1, noise_multiplier=1, delta=1e-3).sampling,
         )
-    with pytest.raises(Refused, match="Gaussian noise alone"):
+    with pytest.raises(Refused, match="Gaussian noise only"):
         plan_of(strategy="lambda", value=0.5, clipping=sordino.L1Clip(1.0))
 
 

@@ -95,8 +95,8 @@ def test_coupling_needs_public_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["features.private=centre", "features.private_noise=1.0", "features.private_bound=1.0"], "for free"),
-        (["augmentation.views=2", "augmentation.flip=true"], "takes no views of a record"),
+        (["features.private=centre", "features.private_noise=1.0", "features.private_bound=1.0"], "at no cost"),
+        (["augmentation.views=2", "augmentation.flip=true"], "does not use views of a record"),
     ],
 )
 def test_what_is_not_sound_or_not_covered_is_refused(tmp_path: Path, overrides: list[str], message: str) -> None:

@@ -305,11 +305,11 @@ class TestTheGuarantee:
 
 class TestWhatIsRefused:
     def test_rows_that_the_plan_does_not_declare(self) -> None:
-        with pytest.raises(InputError, match="those given are others"):
+        with pytest.raises(InputError, match="the given rows are different"):
             fit(plan_for(), PublicUse(some(60, seed=9)))
 
     def test_a_coupling_plan_without_rows_and_rows_without_a_coupling_plan(self) -> None:
-        with pytest.raises(Refused, match="trains on public rows as well"):
+        with pytest.raises(Refused, match="also trains on public rows"):
             train(linear(), LOSS, PRIVATE, plan_for(), lr=1.0)
         plain = Plan.dpsgd(noise_multiplier=1.0, delta=1e-5, records=len(PRIVATE), expected_batch=40, steps=6)
         with pytest.raises(Refused, match="plans of the method coupling"):
@@ -341,7 +341,7 @@ class TestWhatIsRefused:
             fit(plan_for(bad), PublicUse(bad, rule=Constant(0.5), expected_batch=60))
 
     def test_projection_without_a_linear_layer(self) -> None:
-        with pytest.raises(InputError, match="last linear layer"):
+        with pytest.raises(InputError, match="trainable linear layer"):
             companion(plan_for(), model=nn.Conv1d(1, 1, 1), projection=1)
 
 

@@ -64,7 +64,7 @@ def test_a_classifier_is_trained_reported_and_not_made_twice(whole: Path) -> Non
     assert "Learned features" in page
     assert "data:image/png;base64," in page
     assert run_recipe(recipe, out, resume=True) == result
-    with pytest.raises(InputError, match="holds a run already"):
+    with pytest.raises(InputError, match="already contains a run"):
         run_recipe(recipe, out)
 
 
@@ -106,7 +106,7 @@ def test_a_lost_projection_is_not_paid_for_twice(tmp_path: Path) -> None:
     again = released_projection(made, images, tmp_path, made.plan.source())
     assert again is not None  # read from its file
     (tmp_path / PROJECTION).unlink()
-    with pytest.raises(Refused, match="start anew"):
+    with pytest.raises(Refused, match="start again"):
         released_projection(made, images, tmp_path, made.plan.source())
 
 
@@ -116,12 +116,12 @@ def test_a_lost_projection_is_not_paid_for_twice(tmp_path: Path) -> None:
         ("method", {"z_stepz": 3}, "z_steps"),
         ("method", {"curvature_bound": 1.0}, "would be ignored"),
         ("method", {"thresholds_noise": 3.0}, "thresholds_every"),
-        ("method", {"bounding": "analytic"}, "belong to clipping"),
+        ("method", {"bounding": "analytic"}, "are for clipping"),
         ("features", {"name": "scattering"}, "dp-pca"),
         ("features", {"components": 0}, "components"),
         ("features", {"multiply": -1}, "multiply"),
         ("model", {"name": "resnet20"}, "classifier"),
-        ("model", {"name": "autoencoder"}, "rebuilds its own inputs"),
+        ("model", {"name": "autoencoder"}, "reconstructs its own inputs"),
         ("model", {"activation": "tanh"}, "softplus"),
         ("model", {"hidden": []}, "hidden"),
         ("clipping", {"clip_norm": 0.5}, "norm 1"),
@@ -181,6 +181,6 @@ def test_a_picture_that_is_none_is_left_out(fault: dict[str, Any]) -> None:
 
 def test_settings_that_fail_are_found_before_anything_is_paid_for(tmp_path: Path) -> None:
     """The W-step is rehearsed on copies before DP-PCA is released: an lr beyond float32 leaves nothing behind."""
-    with pytest.raises(InputError, match="rehearsal"):
+    with pytest.raises(InputError, match="in a test before anything was released"):
         run_recipe(changed("train", lr=1e300), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()

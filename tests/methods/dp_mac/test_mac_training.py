@@ -105,7 +105,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, name: str) -> None:
             killed, blobs(), mac_plan(mac), mac, settings=replace(settings, eval_every=17), evaluate=dies,
             out=tmp_path / "killed",
         )  # fmt: skip
-    with pytest.raises(InputError, match="holds a run already"):
+    with pytest.raises(InputError, match="already contains a run"):
         train_mac(small(), blobs(), mac_plan(mac), mac, settings=settings, out=tmp_path / "killed")
     again = small()
     train_mac(again, blobs(), mac_plan(mac), mac, settings=settings, out=tmp_path / "killed", resume=True)
@@ -145,13 +145,13 @@ def test_a_plan_of_another_mechanism_is_refused() -> None:
         train_mac(small(), blobs(), Plan.dpsgd(
             noise_multiplier=1.0, delta=1e-5, records=400, expected_batch=200, steps=30
         ), mac)  # fmt: skip
-    with pytest.raises(InputError, match="does not pay"):
+    with pytest.raises(InputError, match="does not declare"):
         train_mac(small(), blobs(), mac_plan(mac), CONFIGURATIONS["private"])
     with pytest.raises(Refused, match="Poisson"):
         replace(mac_plan(mac), relation="replace-one")
     with pytest.raises(InputError, match="conjugate"):
         Mac(w=WSteps("cg"))
-    with pytest.raises(InputError, match="belong to clipping"):
+    with pytest.raises(InputError, match="are for clipping"):
         Mac(expansion=Expansion(bounding="normalise"), bounds={"gradient": 1.0})
 
 

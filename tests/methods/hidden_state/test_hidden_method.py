@@ -119,7 +119,7 @@ def test_a_plan_is_a_plain_value_and_its_certificate_can_t_be_edited() -> None:
         written["method"]["certificate"]["smoothness"]["value"] /= 2
         with pytest.raises(InputError, match="edited"):
             Plan.from_dict(written)
-    with pytest.raises(InputError, match="incomplete"):
+    with pytest.raises(InputError, match="a missing or unknown key"):
         Plan.from_dict({**made.to_dict(), "method": {"name": "hidden-state", "loss": {"name": "softmax"}}})
 
 

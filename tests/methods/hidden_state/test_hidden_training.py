@@ -163,7 +163,7 @@ def test_the_ledger_tells_the_plan_s_epsilon(tmp_path: Path) -> None:
     assert from_ledger(header, [], 1e-5)["epsilon"] == 0
     with pytest.raises(InputError, match="differ"):
         from_ledger(header, [{**entries[0], "noise_multiplier": 9.0}], 1e-5)
-    with pytest.raises(InputError, match="lacks a step"):
+    with pytest.raises(InputError, match="a step of the run is missing"):
         from_ledger(header, entries[1:], 1e-5)
     with pytest.raises(InputError, match="no release"):
         from_ledger(header, [{**entries[0], "purpose": "gradient"}], 1e-5)

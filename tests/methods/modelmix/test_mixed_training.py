@@ -119,7 +119,7 @@ class TestRefusals:
         self, options: dict[str, Any], records: Records, linear: nn.Module, tmp_path: Path
     ) -> None:
         out = tmp_path / "run"
-        with pytest.raises(Refused, match="plan holds it"):
+        with pytest.raises(Refused, match="plan contains it"):
             train(linear, nn.functional.cross_entropy, records, mix_plan(), out=out, **options)
         assert not out.exists()
 
@@ -128,7 +128,7 @@ class TestRefusals:
         sums = record_gradients(linear, nn.functional.cross_entropy, records, plan.clipping)
         with Ledger.open(None, plan.to_dict()) as ledger:
             options: dict[str, Any] = {"records": 200, "source": plan.source(), "ledger": ledger}
-            with pytest.raises(Refused, match="counts on uniform noise"):
+            with pytest.raises(Refused, match="needs uniform noise"):
                 next(private_steps(plan, sums, **options))
             optimizer = AveragingSGD(linear.parameters(), lr=0.5)
             right = mixing_widths(plan, linear, optimizer)
@@ -266,7 +266,7 @@ class TestPlan:
         assert beside < plan.guarantee().epsilon
         with pytest.raises(InputError, match="constant"):
             averaging_control(mix_plan(tau_over_lr=pieces((0, 0.2), (0.5, 0.1))))
-        with pytest.raises(InputError, match="belongs to a ModelMix plan"):
+        with pytest.raises(InputError, match="is for a ModelMix plan"):
             averaging_control(control)
 
 

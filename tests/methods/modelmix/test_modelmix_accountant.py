@@ -17,7 +17,8 @@ from sordino.accounting.events import Release
 from sordino.cli import main
 from sordino.errors import InputError, Refused
 from sordino.methods.dpsgd.accountant import account_dpsgd
-from sordino.methods.modelmix.accountant import MixStep, account_modelmix, calibrate_modelmix, modelmix_epsilon
+from sordino.methods.modelmix.accountant import MixStep, account_modelmix, modelmix_epsilon
+from sordino.methods.modelmix.calibration import calibrate_modelmix
 from sordino.methods.modelmix.mixture import Coordinate, excess, margin, nodes
 from sordino.methods.modelmix.sampled import SampledStep, classic, tight
 

@@ -90,6 +90,7 @@ class TestSixth:
         page = report.write(out).read_text("utf8")
         assert "The ledger agrees with the plan" in page
         assert "only signs of released gradients are used" in page
+        assert main(["verify", str(out)]) == 0
         assert run_recipe(Recipe.read(path), out, resume=True) == result
 
     def test_its_update_is_the_one_that_is_run(self, records: object, linear: nn.Module) -> None:
@@ -100,7 +101,7 @@ class TestSixth:
         sordino.train(linear, cross_entropy, records, plan)
         moved = (linear.weight.detach() - before).abs()
         assert torch.allclose(moved, torch.tensor(0.25))
-        with pytest.raises(Refused, match="the plan holds it"):
+        with pytest.raises(Refused, match="the plan contains it"):
             sordino.train(linear, cross_entropy, records, plan, lr=0.5)
 
     def test_an_audit_stays_below_the_claim_and_finds_noise_that_is_too_small(self, path: Path) -> None:
@@ -123,8 +124,8 @@ class TestSixth:
     def test_what_the_method_refuses_is_refused(self, path: Path) -> None:
         for override, said in [
             ("method.rate=2", "unknown key in \\[method\\] of signed-steps"),
-            ("train.lr=0.5", "the plan holds it"),
-            ("train.optimizer=adam", "the plan holds it"),
+            ("train.lr=0.5", "the plan contains it"),
+            ("train.optimizer=adam", "the plan contains it"),
         ]:
             with pytest.raises(InputError, match=said):
                 run_recipe(Recipe.read(path, [override]), path.parent / "never")

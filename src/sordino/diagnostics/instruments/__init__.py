@@ -1,8 +1,8 @@
-"""Instruments: what clipping does to the gradient, on public rows or flagged as not private (Xiao et al. 2023).
+"""Instruments: the effect of clipping on the gradient, on public rows or marked as not private (Xiao et al. 2023).
 
-`measure` reads sampling noise, norms, clipped share and cosine at the present weights; `p_averaged` does so where means
-of groups are clipped; `noise_vectors` and `windowed_noise` show how far noise repeats over iterations; `Watch` reads
-during training without disturbing it. Nothing here releases anything, and no guarantee depends on it.
+`measure` gives sampling noise, norms, clipped share and cosine at the current weights; `p_averaged` does so if means of
+groups are clipped; `noise_vectors` and `windowed_noise` show how far noise repeats over iterations; `Watch` measures
+during training without changing it. Nothing here releases anything, and no guarantee depends on it.
 """
 
 from sordino.diagnostics.instruments.reading import Reading, measure, p_averaged

@@ -1,16 +1,16 @@
-"""What clipping does to the gradient, measured on rows: Xiao et al. 2023, Figs. 1, 3, 6, 7.
+"""The effect of clipping on the gradient, measured on rows: Xiao et al. 2023, Figs. 1, 3, 6, 7.
 
-At the model's present weights, with g_i the gradient of row i and ∇F their mean:
+At the model's current weights, with g_i the gradient of row i and ∇F their mean:
 
     sampling noise   τ² = E‖g_i − ∇F‖² = E‖g_i‖² − ‖∇F‖²      (Definition 2.5)
     clipped share    Pr(‖g_i‖ > c)
     cosine           between ∇F and the mean of the clipped g_i (Fig. 7)
 
-Two passes of the engine, one unclipped and one clipped; no row's gradient is ever stored. τ² is a difference: where
-the rows agree to a millionth of their length it is 0 up to rounding.
+Two passes of the engine, one unclipped and one clipped; no row's gradient is ever stored. τ² is a difference: if the
+rows agree to a millionth of their length it is 0 up to rounding.
 
-Nothing here is private: whoever measures says whose rows they are. Public rows are declared (`public=`); everything
-else needs `not_private=True`, and the reading carries that flag wherever it goes. No guarantee depends on a reading.
+Nothing here is private: the caller says whose rows they are. Public rows are declared (`public=`); all others need
+`not_private=True`, and the reading keeps that mark. No guarantee depends on a reading.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ UNCLIPPED = FlatClip(1e30)
 
 
 class NothingToMeasure(InputError):
-    """The gradients are not finite at these weights: the training has diverged, or the rows are broken."""
+    """The gradients are not finite at these weights: training has diverged, or the rows are damaged."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,18 @@ class Reading:
     clipped_share: float
     clipped_gradient_norm: float
     clipped_square: float  # E‖clip(g_i)‖²; for clippings that act on parts of a gradient, the bound c²
-    cosine: float | None  # None where one of the two means is zero (up to rounding)
+    cosine: float | None  # None if one of the two means is zero (up to rounding)
 
     @property
     def tau(self) -> float:
         return math.sqrt(self.sampling_noise)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able, the flag `not_private` included."""
+        """The reading as JSON-serialisable values, with the mark `not_private`."""
         return asdict(self)
 
     def metrics(self) -> dict[str, float]:
-        """The figures as a flat row for metrics.jsonl."""
+        """The numbers as a flat row for metrics.jsonl."""
         row = {
             "sampling_noise": self.sampling_noise,
             "gradient_norm": self.gradient_norm,
@@ -88,12 +88,12 @@ def measure(
     views: Augmentation | None = None,
     seed: int = 0,
 ) -> Reading:
-    """The instruments on `rows` (what `train` takes as a dataset) at the model's weights, which stay as they are.
+    """Measures on `rows` (a dataset as for `train`) at the model's weights, which are not changed.
 
-    `public`: where the rows are from, if they are public. Else `not_private=True`: the reading is a function of the
-    records that no noise protects. Neither or both: refused. Rows whose gradient is not finite are left out.
-    `views`: a row's gradient is the mean over random views of it, as self-augmentation clips it (Fig. 11). Views and
-    dropout are drawn from `seed`; torch's global generator is left as it was.
+    `public`: where the rows come from, if they are public. Otherwise `not_private=True`: the reading is a function of
+    the records without any noise. Neither or both: refused. Rows whose gradient is not finite are left out. `views`: a
+    row's gradient is the mean over random views of it, as self-augmentation clips it (Fig. 11). Views and dropout are
+    drawn from `seed`; torch's global generator is not changed.
     """
     (found,) = measure_each(
         model, loss, rows, [clipping], public=public, not_private=not_private, views=views, seed=seed
@@ -112,7 +112,7 @@ def measure_each(
     views: Augmentation | None = None,
     seed: int = 0,
 ) -> list[Reading]:
-    """`measure` with one clipping after the other; what is not clipped is read once."""
+    """`measure` for several clippings; what does not depend on the clipping is measured once."""
     origin = whose(public, not_private)
     everyone = all_rows(rows)
     seen = everyone if views is None else with_views(everyone, views, seed=seed, step=0)
@@ -134,12 +134,12 @@ def p_averaged(
     not_private: bool = False,
     seed: int = 0,
 ) -> Reading:
-    """The instruments where means of random groups of p rows are clipped (section 3.3, Figs. 3, 7): a diagnostic.
+    """Measures with means of random groups of p rows clipped (section 3.3, Figs. 3, 7): for diagnosis only.
 
-    τ² falls by the factor p. It is no private method at per-record noise: one record moves a group's clipped mean by
-    up to 2c, and there are only B/p of them, so for the same ε the noise per unit of gradient is 2p times that of
-    per-record clipping under add-remove, p times under replace-one (docs/guarantees). The remainder of the rows that
-    fills no group is left out.
+    τ² falls by the factor p. It is not private at per-record noise: one record moves a group's clipped mean by up to
+    2c, and there are only B/p groups, so for the same ε the noise per unit of gradient is 2p times that of per-record
+    clipping under add-remove, p times under replace-one (docs/guarantees). Rows that fill no complete group are left
+    out.
     """
     origin = whose(public, not_private)
     everyone = all_rows(rows)
@@ -155,13 +155,13 @@ def p_averaged(
 
 
 def whose(public: str | None, not_private: bool) -> str:
-    """Where the rows are from; refused where that is not said, or said twice."""
+    """Where the rows come from; refused if that is not said, or said twice."""
     if public is not None and not_private:
-        raise InputError("the rows are either public or not: give public= or not_private=True, not both")
+        raise InputError("rows are either public or not: give public= or not_private=True, not both")
     if public is None and not not_private:
         raise Refused(
-            "the instruments look at single records' gradients without noise: give public= (where these public rows "
-            "are from), or not_private=True, and keep what comes out to yourself"
+            "the instruments measure single records' gradients without noise: give public= (where these public rows "
+            "come from), or not_private=True, and do not publish the results"
         )
     return "the private records, without noise" if public is None else public
 
@@ -201,7 +201,7 @@ def _read(plain: Mean, clipped: Mean, clipping: Clipping, group: int, origin: st
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean gradient as one vector in double precision, and the engine's sum that it was made of."""
+    """The mean gradient as one vector in double precision, and the engine's sum behind it."""
 
     mean: Tensor
     sums: ClippedSum

@@ -4,13 +4,13 @@ A step along the released gradient Ḡ + Δ of size η changes the loss by at mo
 
     −η⟨∇F, Ḡ⟩ + (βη²/2)·E‖Ḡ_batch + Δ‖²,   E‖Ḡ_batch + Δ‖² = ‖Ḡ‖² + sampling² + noise²,
 
-which is least, at the best η, by −‖∇F‖²/(2β) · alignment², where
+whose minimum over η is −‖∇F‖²/(2β) · alignment², where
 
     alignment = cos(∇F, Ḡ) · ‖Ḡ‖ / √(‖Ḡ‖² + sampling² + noise²)
 
-is (nearly) the cosine that a released gradient has with the true one. It holds both sides of the choice of a clipping
+is (nearly) the cosine between a released gradient and the true one. It combines both sides of the choice of a clipping
 threshold c: a smaller c has less noise per unit of gradient, a larger one a better direction. The best c is the one
-with the largest alignment, whatever the smoothness β; the step size has to follow it.
+with the largest alignment, for every smoothness β; the step size has to be adapted to it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from sordino.plan import Plan
 
 @dataclass(frozen=True)
 class Signal:
-    """A released gradient in lengths: the mean of the clipped gradients, the batch's own scatter, the noise."""
+    """The lengths of a released gradient's parts: the mean of the clipped gradients, the batch's scatter, the noise."""
 
     clip_norm: float
     gradient: float  # ‖Ḡ‖
     sampling: float  # √(E‖clip(g)‖²·(1 − q)/B), the scatter of a Poisson batch over its expected size
     noise: float  # √E‖Δ‖²
-    cosine: float  # of Ḡ with ∇F; 0 where one of them vanishes
+    cosine: float  # between Ḡ and ∇F; 0 if one of them is zero
 
     @property
     def alignment(self) -> float:
@@ -43,12 +43,12 @@ class Signal:
         return self.cosine * self.gradient / whole if whole > 0 else 0.0
 
     def over(self, steps: int) -> float:
-        """Signal to noise of a whole run: the gradient adds up with the steps, the noise with their root."""
+        """Signal-to-noise ratio of a whole run: gradients add up linearly in the steps, noise as their square root."""
         return self.gradient / self.noise * math.sqrt(steps) if self.noise > 0 else math.inf
 
 
 def noise_length(plan: Plan, parameters: int) -> float:
-    """√E‖Δ‖² of a released mean gradient: noise_multiplier × sensitivity × √d / divisor (Laplace: √2 as much)."""
+    """√E‖Δ‖² of a released mean gradient: noise_multiplier × sensitivity × √d / divisor (Laplace: times √2)."""
     scale = 1.0 if plan.noise.name == "gaussian" else math.sqrt(2)
     return scale * plan.noise.noise_multiplier * plan.sensitivity * math.sqrt(parameters) / plan.divisor
 
@@ -73,7 +73,7 @@ def clip_curve(
     clip_norms: Sequence[float],
     **whose: Any,
 ) -> list[Signal]:
-    """The signal with the plan's clipping at other thresholds, the noise going with each."""
+    """The signal with the plan's clipping at other thresholds, with the noise scaled accordingly."""
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     clippings: list[Clipping] = [replace(plan.clipping, clip_norm=clip_norm) for clip_norm in clip_norms]
     readings = measure_each(model, loss, rows, clippings, **whose)

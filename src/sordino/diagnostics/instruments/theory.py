@@ -1,4 +1,4 @@
-"""Theorems 3.1 and 3.2 of Xiao et al. 2023 with better constants, and the step that they prescribe.
+"""Theorems 3.1 and 3.2 of Xiao et al. 2023 with better constants, and the step size that they prescribe.
 
 Setting: F is β-smooth, `gap` = F(w₀) − inf F, E‖∇f_i − ∇F‖² ≤ τ² everywhere (Assumption 3.1), T steps of
 w ← w − η(Ḡ + Δ), where Ḡ is the mean of the clipped gradients of a Poisson batch over its expected size (at least 1)
@@ -9,10 +9,10 @@ Where the constants come from. For g = ∇F + ξ, ⟨∇F, g⟩ = ‖g‖² − 
     normalised:  ⟨∇F, g/‖g‖⟩    ≥ ‖∇F‖ − 2‖ξ‖                            (printed, eq. (20): ‖∇F‖/4 − 15‖ξ‖/4)
     clipped:     ⟨∇F, clip(g)⟩  ≥ min(‖∇F‖/2, c)·‖∇F‖ − 2c‖ξ‖             (replaces (23), (24))
 
-The second: clip(g) = g·min(‖g‖, c)/‖g‖, so the left is at least min(‖g‖, c)(‖∇F‖ − 2‖ξ‖). Where the bracket is
-positive, ‖g‖ ≥ ‖∇F‖ − ‖ξ‖ ≥ ‖∇F‖/2; where it is not, min(‖g‖, c) ≤ c. Put into the descent inequality (17), (22)
-these give the bounds below, with 2τ in the place of 15τ. Unlike the printed (11), whose left side is negative (and
-which then says nothing) where c·√Pr(clipped) < 4τ, the clipped bound holds something for every c.
+The second: clip(g) = g·min(‖g‖, c)/‖g‖, so the left side is at least min(‖g‖, c)(‖∇F‖ − 2‖ξ‖). If the bracket is
+positive, ‖g‖ ≥ ‖∇F‖ − ‖ξ‖ ≥ ‖∇F‖/2; if it is not, min(‖g‖, c) ≤ c. Inserted into the descent inequality (17), (22)
+these give the bounds below, with 2τ instead of 15τ. The printed (11) has a negative left side (and so says nothing) if
+c·√Pr(clipped) < 4τ; the clipped bound here is meaningful for every c.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import math
 
 PRINTED_FLOOR = 15.0
 FLOOR = 2.0
-"""The factor of τ below which no theorem brings ‖∇F‖. It is at least 1: the two-sample example of section 3.1."""
+"""The factor of τ below which no theorem brings ‖∇F‖. It is at least 1, by the two-sample example of section 3.1."""
 
 
 def step_size(*, smoothness: float, gap: float, noise: float, steps: int, clip_norm: float = 1.0) -> float:

@@ -1,4 +1,4 @@
-"""A short rehearsal of a private training on rows that may be looked at, with the plan's clipping and size of noise.
+"""A short trial of a private training on rows that need no protection, with the plan's clipping and size of noise.
 
 The noise is drawn from a plain seeded generator: nothing that a trial touches is private, and no ledger is written.
 """
@@ -26,13 +26,13 @@ from sordino.training.updates import Average, Averaging
 
 @dataclass(frozen=True)
 class Trial:
-    """Mean loss on the rows before and after; after is that of the weights that a run would publish."""
+    """Mean loss on the rows before and after; `after` is that of the weights that a run would publish."""
 
     lr: float
     steps: int
     noisy: bool
     before: float
-    after: float  # infinite where it is not a number
+    after: float  # infinite if it is not a number
     model: nn.Module
 
     @property
@@ -56,7 +56,7 @@ def trial(
 ) -> Trial:
     """`steps` steps on a copy of the model; the loss is that on `rows`.
 
-    A step takes as many rows of `pool` (default: `rows`) as a batch of the plan has, but no more than there are `rows`.
+    A step uses as many rows of `pool` (default: `rows`) as a batch of the plan has, but at most the number of `rows`.
     """
     pool = rows if pool is None else pool
     averaging = averaging or Averaging()
@@ -88,7 +88,7 @@ def trial(
 
 
 def mean_loss(model: nn.Module, loss: Callable[..., Tensor], rows: Any) -> float:
-    """The mean loss over the rows in evaluation mode; infinite where it is not a number."""
+    """The mean loss over the rows in evaluation mode; infinite if it is not a number."""
     everyone, was = with_companions(all_rows(rows), model, seed=0, step=0), model.training
     model.eval()
     with torch.no_grad():

@@ -1,11 +1,11 @@
-"""The instruments during training: a reading every so many steps, of public rows, without disturbing the run.
+"""The instruments during training: a reading at regular steps, on public rows, without changing the run.
 
-A `Watch` reads weights and writes nothing into them: no stream of the run's randomness and no state of torch's global
-generator is touched, so the run ends with the same bits as without it.
+A `Watch` reads the weights and changes nothing: it uses neither the run's random streams nor torch's global generator,
+so the run ends with the same bits as without it.
 
-What it reads from public rows at released weights is covered by the run's guarantee (post-processing). Read from the
-private records, it is covered by nothing: such readings are kept apart (`not_private`) and never enter the metrics or
-the report. Under a guarantee that hides the iterates no reading may leave at all (`check_watched`).
+Readings of public rows at released weights are covered by the run's guarantee (post-processing). Readings of private
+records are covered by nothing: they are stored separately (`not_private`) and never enter the metrics or the report. If
+the guarantee hides the iterates, no reading may be published at all (`check_watched`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ WINDOW_RECORDS = 16
 
 @dataclass(frozen=True)
 class ReadingSteps:
-    """When to read: before the first step, then every so many steps, and after the last. `window`: also the average
-    sampling noise over that many iterations (Fig. 5a), on the first few rows; 0: not."""
+    """When to read: before the first step, then at regular steps, and after the last. `window`: also the average
+    sampling noise over that many iterations (Fig. 5a), on the first few rows; 0: no window."""
 
     every: int
     window: int = 0
@@ -54,7 +54,7 @@ class ReadingSteps:
 
 
 class Watch:
-    """Reads `rows()` at the weights it is shown. `rows` is asked for once, at the first reading."""
+    """Reads `rows()` at the weights it is given. `rows` is called once, at the first reading."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Watch:
         self._recent: deque[tuple[int, Tensor]] = deque(maxlen=max(1, schedule.window))
 
     def __call__(self, model: nn.Module, done: int, steps: int) -> dict[str, float] | None:
-        """The figures after `done` of `steps` steps, where a reading is due and the gradients are finite."""
+        """The numbers after `done` of `steps` steps, if a reading is due and the gradients are finite."""
         due, window = self.schedule.due(done, steps), self.schedule.window
         near = window > 0 and self.schedule.within_window(done, steps)
         if not (due or near):
@@ -89,7 +89,7 @@ class Watch:
             return None
         try:
             found = measure(model, self._loss, self._rows, self._clipping, views=self._views, **self._origin)
-        except NothingToMeasure:  # a run that diverges is not ended by its instruments
+        except NothingToMeasure:  # a diverging run is not ended by its instruments
             return None
         row: dict[str, float] = {"step": done, **found.metrics()}
         if window and [step for step, _ in self._recent] == list(range(done - window + 1, done + 1)):
@@ -99,22 +99,22 @@ class Watch:
 
 
 def check_watched(recipe: Recipe) -> None:
-    """Refused where a reading would tell of iterates that the guarantee hides, or of a training that is not `train`."""
+    """Refuses readings that would reveal iterates that the guarantee hides, or that the training does not support."""
     if recipe.instruments.given and not _watched(method_class(recipe.method.name, "method.name")):
         raise Refused(
-            f"[instruments] reads the weights while they are trained, and the method {recipe.method.name} does not "
-            f"publish them (or has a training of its own): leave the section out, or use one of "
+            f"[instruments] reads the weights during training, and the method {recipe.method.name} does not "
+            f"publish them (or has its own training function): leave the section out, or use one of "
             f"{', '.join(names_with(_watched))}"
         )
 
 
 def _watched(method: type[Method]) -> bool:
-    """All iterates are published: what is read at them from public rows is post-processing."""
+    """Whether all iterates are published, so that readings of public rows are post-processing."""
     return method.publishes is None and method.trained_by is None
 
 
 def source_of_rows(recipe: Recipe) -> str:
-    """ "public", "test" or "train": which rows the section's readings are of."""
+    """ "public", "test" or "train": the rows that the section reads."""
     section = recipe.instruments
     if section.not_private and section.split is not None:
         raise InputError("[instruments] not_private = true reads the private training rows: leave out split")
@@ -126,8 +126,8 @@ def source_of_rows(recipe: Recipe) -> str:
         return "test"
     if not recipe.public.given:
         raise Refused(
-            "[instruments] looks at single records' gradients without noise, and the recipe declares no public rows: "
-            'set some aside in [public]; or give split = "test" where the test rows are public; or not_private = true, '
-            "which keeps the readings in not_private.json, for the data's owner alone"
+            "[instruments] measures single records' gradients without noise, and the recipe declares no public rows: "
+            'declare some in [public]; or give split = "test" if the test rows are public; or not_private = true, '
+            "which writes the readings to not_private.json, for the data's owner only"
         )
     return "public"

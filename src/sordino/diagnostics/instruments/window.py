@@ -1,10 +1,10 @@
-"""Does the sampling noise of a record repeat itself over the iterations? Xiao et al. 2023, Fig. 5a.
+"""Whether the sampling noise of a record repeats over the iterations: Xiao et al. 2023, Fig. 5a.
 
-With ξ_l^(i) = ∇f(w_l, record i) − ∇F(w_l), the average over records of ‖(1/K₀) Σ_{l=k}^{k+K₀−1} ξ_l^(i)‖: if the
-noise of different iterations were independent it would fall as 1/√K₀, if it were the same in all of them it would
-stay. Per-record momentum reduces clipping bias only as far as it falls (Thm 4.1).
+With ξ_l^(i) = ∇f(w_l, record i) − ∇F(w_l), the average over records of ‖(1/K₀) Σ_{l=k}^{k+K₀−1} ξ_l^(i)‖: if the noise
+of different iterations were independent it would fall as 1/√K₀; if it were the same in all of them it would stay
+constant. Per-record momentum reduces clipping bias only as far as it falls (Thm 4.1).
 
-Exact, on few records: their gradients are taken one by one and kept for K₀ iterations (records × K₀ × parameters
+Exact, on few records: their gradients are computed one by one and kept for K₀ iterations (records × K₀ × parameters
 numbers); ∇F is the mean over all rows. The average is over those few records.
 """
 
@@ -51,7 +51,7 @@ def noise_vectors(
 def windowed_noise(vectors: Sequence[Tensor], length: int) -> float:
     """The mean over records of the norm of the average of the last `length` noise vectors (one tensor an iteration)."""
     if not 1 <= length <= len(vectors):
-        raise InputError(f"a window of {length} needs that many iterations, there are {len(vectors)}")
+        raise InputError(f"a window of {length} needs that many iterations; there are {len(vectors)}")
     total = torch.zeros_like(vectors[-1])
     for vector in vectors[len(vectors) - length :]:
         total = total + vector

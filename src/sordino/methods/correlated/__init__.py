@@ -1,4 +1,4 @@
-"""Correlated noise: each step takes back part of the noise of the steps before it (matrix mechanisms)."""
+"""Correlated noise: each step cancels a part of the noise of earlier steps (matrix mechanisms)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Correlated noise from plain numbers to plain numbers: what `sordino account correlated` and `calibrate` print."""
+"""ε and calibration of correlated noise from plain numbers, for `sordino account correlated` and `calibrate`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from sordino.methods.correlated.workloads import Workload, noise_in_weights
 
 
 def account_correlated(noise_multiplier: float, delta: float = 1e-5, **options: Any) -> dict[str, Any]:
-    """ε of correlated noise at δ. JSON-able.
+    """ε of correlated noise at δ, JSON-serialisable.
 
     Args:
-        noise_multiplier: standard deviation of each step's own noise z over the clip norm.
+        noise_multiplier: Standard deviation of each step's own noise z divided by the clip norm.
         delta: δ in (0, 1).
         **options: records, batch, epochs or steps, groups, strategy, lambda (as `value`), bands, momentum, decay,
             relation, accountant.
@@ -42,12 +42,12 @@ def account_correlated(noise_multiplier: float, delta: float = 1e-5, **options: 
 
 
 def calibrate_correlated(epsilon: float, delta: float = 1e-5, **options: Any) -> dict[str, Any]:
-    """The smallest noise with which correlated noise spends at most ε; the strategy is chosen where none is given.
+    """The smallest noise with which correlated noise spends at most ε; the strategy is chosen if none is given.
 
     Args:
-        epsilon: the target.
+        epsilon: The target.
         delta: δ in (0, 1).
-        **options: as in `account_correlated`.
+        **options: As in `account_correlated`.
 
     Returns:
         As `account_correlated`, and `target_epsilon`.
@@ -97,7 +97,7 @@ class _Run:
         check_relation(pattern, checks.choice("relation", relation, checks.RELATIONS))
         workload = Workload(momentum, decay)
         if strategy is None and (value is not None or bands is not None):
-            raise InputError("lambda and bands belong to a strategy: name it")
+            raise InputError("lambda and bands are options of a strategy: give its name")
         chosen = best_strategy(pattern, workload, count) if strategy is None else Strategy(strategy, value, bands)
         accountant = checks.choice("accountant", accountant, checks.ACCOUNTANTS)
         return cls(records, batch, count, pattern, chosen, workload, relation, accountant)

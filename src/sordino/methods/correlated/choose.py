@@ -1,7 +1,7 @@
-"""The strategy for a plan, by its own error formula: the noise that reaches the weights at equal ε.
+"""Chooses the strategy of a plan by its error formula: the noise in the weights at equal ε.
 
-For a pattern the noise in the weights is σ·s(C)·‖A·C⁻¹‖_F/√T with a σ that depends on the pattern alone, so C is chosen
-by s(C)·‖A·C⁻¹‖_F. Between patterns σ is calibrated. Nothing here enters a guarantee.
+For a pattern the noise in the weights is σ·s(C)·‖A·C⁻¹‖_F/√T with a σ that depends on the pattern only, so C is chosen
+by s(C)·‖A·C⁻¹‖_F. Between patterns σ is calibrated. No guarantee depends on the choice.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from sordino.methods.correlated.strategies import Strategy
 from sordino.methods.correlated.workloads import Workload, noise_in_weights
 
 MOST_NOISES = 64
-"""Gaussians per coordinate and step of a strategy that is chosen; a named one may have more."""
+"""Largest number of Gaussians per coordinate and step of a chosen strategy; a named one may have more."""
 _BANDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _LAMBDAS = 1 - np.geomspace(0.5, 2e-3, 14)
 
 
 @dataclass(frozen=True)
 class Found:
-    """A setting with the noise that meets the budget, and what of it reaches the weights, in clip norms."""
+    """A setting with the noise that meets the budget, and the noise in the weights, in clip norms."""
 
     pattern: Pattern
     strategy: Strategy
@@ -58,16 +58,16 @@ def best_setting(
             if relation == "replace-one" and pattern.rate < 1:
                 continue
             sigma = calibrated(chosen, pattern, steps, epsilon, delta, relation)
-        except Refused:  # a strategy that was named, with a pattern that it does not go with
+        except Refused:  # a named strategy that does not fit this pattern
             continue
         found.append(Found(pattern, chosen, sigma, sigma * noise_in_weights(chosen, workload, steps)))
     if not found:
-        raise Refused(f"{strategy} goes with no number of groups here: take fewer bands, or another strategy")
+        raise Refused(f"{strategy} fits no number of groups here: use fewer bands, or another strategy")
     return min(found, key=lambda one: one.noise_in_weights)
 
 
 def patterns(records: int, batch: float) -> list[Pattern]:
-    """Whole groups in a fixed order, and 2, 4, 8, … groups of which parts are drawn."""
+    """Whole groups in a fixed order, and 2, 4, 8, … groups of which parts are sampled."""
     whole = pattern_of(records, batch, None)
     return [whole] + [pattern_of(records, batch, 1 << n) for n in range(1, 7) if 1 << n < whole.groups]
 
@@ -92,7 +92,7 @@ def _candidates(pattern: Pattern, workload: Workload, steps: int) -> Iterator[St
 
 
 def _best_lambda(made: Iterable[Strategy], pattern: Pattern, workload: Workload, steps: int) -> Strategy:
-    """The best of some, then of some between its neighbours."""
+    """The best of some values of λ, refined between its neighbours."""
     tried = sorted((_error(s, pattern, workload, steps), s.value or 0.0) for s in made)
     values = sorted(value for _, value in tried)
     place = values.index(tried[0][1])

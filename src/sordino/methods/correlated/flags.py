@@ -1,4 +1,4 @@
-"""sordino account correlated, sordino calibrate correlated: ε of noise that later steps partly take back."""
+"""sordino account correlated, sordino calibrate correlated: ε of noise that later steps partly cancel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXAMPLE = "--records 60000 --batch 1200 --epochs 1 --delta 1e-5"
 def add(account: Commands, calibrate: Commands) -> None:
     _add_parser(
         account,
-        "the ε of noise that is correlated over the steps",
+        "the ε of noise that is correlated between steps",
         f"example: sordino account correlated --noise-multiplier 2 --strategy lambda --lambda 0.9 {EXAMPLE}",
         "--noise-multiplier",
         "standard deviation of each step's own noise, in clip norms",
@@ -53,20 +53,20 @@ def _add_parser(methods: Commands, summary: str, epilog: str, flag: str, flag_he
     parser.add_argument("--records", type=int, required=True, metavar="N", help="public number of records")
     parser.add_argument("--batch", type=float, required=True, metavar="B", help="expected batch")
     parser.add_argument("--steps", type=int, metavar="T", help="the number of steps; or give --epochs")
-    parser.add_argument("--epochs", type=float, metavar="E", help="passes over the records; a part of one counts")
+    parser.add_argument("--epochs", type=float, metavar="E", help="passes over the records, rounded up to whole steps")
     parser.add_argument("--delta", type=float, required=True, metavar="δ")
     parser.add_argument(
         "--groups", type=int, metavar="b",
-        help="groups that take turns; fewer than N/B: a part of the group is drawn in each step (default: N/B; "
+        help="groups that take turns; with fewer than N/B a part of the group is sampled in each step (default: N/B; "
         "calibrate: the best)",
     )  # fmt: skip
-    how = parser.add_argument_group("the strategy (default: that with the least noise in the weights)")
+    how = parser.add_argument_group("the strategy (default: the one with the least noise in the weights)")
     how.add_argument("--strategy", choices=STRATEGIES)
-    how.add_argument("--lambda", dest="value", type=float, metavar="λ", help="of lambda and banded-lambda")
-    how.add_argument("--bands", type=int, metavar="p", help="of inverse-root, banded-root and banded-lambda")
-    how.add_argument("--momentum", type=float, default=0.0, metavar="β", help="of the update; picks the strategy alone")
+    how.add_argument("--lambda", dest="value", type=float, metavar="λ", help="for lambda and banded-lambda")
+    how.add_argument("--bands", type=int, metavar="p", help="for inverse-root, banded-root and banded-lambda")
+    how.add_argument("--momentum", type=float, default=0.0, metavar="β", help="of the update; only picks the strategy")
     how.add_argument(
-        "--decay", type=float, default=0.0, metavar="w", help="step size × weight decay of the update; likewise"
+        "--decay", type=float, default=0.0, metavar="w", help="step size × weight decay; only picks the strategy"
     )
     parser.add_argument("--relation", default="add-remove", choices=("add-remove", "replace-one"))
     add_json(parser)

@@ -1,16 +1,16 @@
-"""The mechanism of correlated noise as releases that compose: who takes part, and what one record moves.
+"""The mechanism of correlated noise as releases that compose: participation, and sensitivity to one record.
 
 The mechanism is Y = CX + Z with Z of standard deviation σ_z (in clip norms) on every coordinate; the release
 X + C⁻¹Z = C⁻¹Y is a function of it (docs/guarantees/correlated.md).
 
-- *A record takes part every b steps* (sampling rate 1): one Gaussian mechanism of sensitivity s, so σ_z/s is its noise
-  multiplier, whatever the number of steps.
-- *Cyclic Poisson sampling* at the rate q with C of at most b bands: a participation moves b rows that no other one
-  moves, so the run is ⌈T/b⌉ Poisson-subsampled Gaussian mechanisms with noise multiplier σ_z/‖c‖ (Choquette-Choo et al.
-  2023, arXiv 2306.08153, Thm 4).
-- Where C⁻¹ is cut off, C is the banded matrix plus a matrix of absolute column sums at most ρ. Z is the sum of two
+- *A record takes part every b steps* (sampling rate 1): one Gaussian mechanism of sensitivity s, so its noise
+  multiplier is σ_z/s, for any number of steps.
+- *Cyclic Poisson sampling* at rate q with C of at most b bands: a participation moves b rows that no other
+  participation moves, so the run is ⌈T/b⌉ Poisson-subsampled Gaussian mechanisms with noise multiplier σ_z/‖c‖
+  (Choquette-Choo et al. 2023, arXiv 2306.08153, Thm 4).
+- If C⁻¹ is truncated, C is the banded matrix plus a matrix of absolute column sums at most ρ. Z is the sum of two
   independent parts, of variances (1 − 2⁻²⁰)·σ_z² and 2⁻²⁰·σ_z²; the first is for the banded matrix, the second for the
-  rest, which one record moves by at most k·ρ: a further Gaussian release.
+  remainder, which one record moves by at most k·ρ: a further Gaussian release.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from sordino.errors import InputError, Refused
 from sordino.methods.correlated.sensitivity import column_norm, sensitivity
 from sordino.methods.correlated.strategies import Strategy
 
-_SHARE = 2.0**-20  # of the variance of Z that pays for what was cut off
-_LARGEST = 1e12  # noise multiplier beyond which a release costs nothing that doubles can tell
+_SHARE = 2.0**-20  # share of the variance of Z that accounts for the truncation
+_LARGEST = 1e12  # noise multiplier beyond which a release has no cost in double precision
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Pattern:
         checks.probability("sampling_rate", self.rate, allow_one=True)
 
     def participations(self, steps: int) -> int:
-        """How often one record takes part at most."""
+        """The largest number of participations of one record."""
         return math.ceil(steps / self.groups)
 
 
 @functools.lru_cache(256)
 def moves(strategy: Strategy, pattern: Pattern, steps: int) -> float:
-    """How far one record moves CX over these steps, in clip norms; of one participation where batches are sampled.
+    """The l2 distance by which one record moves CX, in clip norms; per participation if batches are sampled.
 
     Raises:
         Refused: no theorem covers the strategy with this pattern.
@@ -57,9 +57,9 @@ def moves(strategy: Strategy, pattern: Pattern, steps: int) -> float:
         return sensitivity(strategy, steps=steps, separation=pattern.groups)
     if strategy.width is None or strategy.width > pattern.groups:
         raise Refused(
-            f"{strategy} with sampled batches: amplification is proven where C has no more bands than there are groups "
-            f"({pattern.groups}), so that a record's participations move rows apart; take a banded strategy with fewer "
-            "bands, more groups, or batches that are whole groups"
+            f"{strategy} with sampled batches: amplification is proven if C has at most as many bands as there are "
+            f"groups ({pattern.groups}), so that a record's participations move different rows; use a banded strategy "
+            "with fewer bands, more groups, or batches that are whole groups"
         )
     return column_norm(strategy, steps=steps)
 
@@ -67,7 +67,7 @@ def moves(strategy: Strategy, pattern: Pattern, steps: int) -> float:
 def releases(
     strategy: Strategy, pattern: Pattern, noise_multiplier: float, steps: int, total: int | None = None
 ) -> list[tuple[Release, int]]:
-    """What the first `steps` of `total` steps release about one record; `noise_multiplier` is that of z."""
+    """The releases of the first `steps` of `total` steps about one record; `noise_multiplier` is that of z."""
     total = steps if total is None else total
     if steps == 0:
         return []
@@ -79,7 +79,7 @@ def releases(
 
 
 def theorem(pattern: Pattern, accountant: str) -> str:
-    """The sentence that a guarantee carries."""
+    """The sentence for the guarantee."""
     how = {
         "gaussian": "in closed form (Balle & Wang 2018, Thm 8)",
         "pld": "as privacy loss distributions (Connect-the-Dots, Doroshenko et al. 2022; an upper bound)",
@@ -105,7 +105,7 @@ def calibrated(
     relation: str = "add-remove",
     accountant: str = "pld",
 ) -> float:
-    """The smallest noise multiplier of z that keeps within ε."""
+    """The smallest noise multiplier of z whose ε is within the target."""
     moved = moves(strategy, pattern, steps)
     rounds = 1 if pattern.rate == 1 else pattern.participations(steps)
     guess = moved * gaussian_guess(pattern.rate, rounds, epsilon, delta) * (2 if relation == "replace-one" else 1)
@@ -117,7 +117,7 @@ def calibrated(
 
 
 def pattern_of(records: int, batch: float, groups: int | None) -> Pattern:
-    """The pattern of an expected batch: as many groups as there are batches, or fewer of which parts are drawn."""
+    """The pattern of an expected batch: as many groups as batches, or fewer groups of which parts are sampled."""
     checks.count("records", records)
     if checks.positive("batch", batch) > records:
         raise InputError(f"batch ({batch:g}) exceeds records ({records})")
@@ -125,7 +125,7 @@ def pattern_of(records: int, batch: float, groups: int | None) -> Pattern:
     if groups is None or checks.count("groups", groups) == whole:
         return Pattern(whole)
     if groups > whole:
-        raise InputError(f"groups = {groups}: {records} records in batches of {batch:g} make {whole} groups at most")
+        raise InputError(f"groups = {groups}: {records} records in batches of {batch:g} make at most {whole} groups")
     return Pattern(groups, min(1.0, batch * groups / records))
 
 
@@ -139,7 +139,7 @@ def steps_of(records: int, batch: float, epochs: float | None, steps: int | None
 
 
 def check_relation(pattern: Pattern, relation: str) -> None:
-    """Refuses replace-one where batches are sampled."""
+    """Refuses replace-one if batches are sampled."""
     if relation == "replace-one" and pattern.rate < 1:
         raise Refused(
             "correlated noise with sampled batches is accounted under add-remove; use relation='add-remove', or "

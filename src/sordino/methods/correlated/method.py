@@ -1,46 +1,45 @@
 """Correlated noise: step t releases x_t + Σ_j c′_j z_{t−j}, the noise C⁻¹z of a matrix mechanism.
 
-Formal guarantee. Each record belongs to one group and takes part in its group's steps alone (sampling "cyclic"). What
-is released is C⁻¹(CX + Z) with C lower triangular, a function of the Gaussian mechanism on CX, whose sensitivity is
-exact (`sensitivity`). It holds for gradients that depend on earlier releases: row t of CX is a function of x_1 … x_t,
-and the Gaussian mechanism with a lower triangular C has the same privacy for adaptive inputs (Denisov et al. 2022,
-arXiv 2202.08312, Thm 2.1). The proofs, and what a resumed run releases, are in docs/guarantees/correlated.md.
+Formal guarantee. Each record belongs to one group and takes part only in its group's steps (sampling "cyclic"). The
+release is C⁻¹(CX + Z) with C lower triangular, a function of the Gaussian mechanism on CX, whose sensitivity is exact
+(`sensitivity`). It holds for gradients that depend on earlier releases: row t of CX is a function of x_1 … x_t, and the
+Gaussian mechanism with a lower triangular C has the same privacy for adaptive inputs (Denisov et al. 2022, arXiv
+2202.08312, Thm 2.1). The proofs, and what a resumed run releases, are in docs/guarantees/correlated.md.
 
-Units. `noise_multiplier` is the standard deviation of z, of each step's own noise, over the clip norm: what DP-SGD
-calls by that name. The mechanism's own is noise_multiplier/s.
+Units. `noise_multiplier` is the standard deviation of z, each step's own noise, divided by the clip norm, as in DP-SGD.
+The noise multiplier of the mechanism is noise_multiplier/s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from sordino import checks
 from sordino.accounting.account import account
 from sordino.accounting.events import Release
-from sordino.clipping import Clipping
 from sordino.errors import InputError, Refused
 from sordino.methods.correlated.choose import best_setting, best_strategy
 from sordino.methods.correlated.mechanism import Pattern, calibrated, check_relation, pattern_of, releases, theorem
 from sordino.methods.correlated.scores import CorrelatedScorer
 from sordino.methods.correlated.strategies import Strategy, strategy_from
+from sordino.methods.correlated.words import WORDS
 from sordino.methods.correlated.workloads import Workload, noise_in_weights, workload_from
-from sordino.plan.core import Plan, Statistic
+from sordino.plan.core import Plan
 from sordino.plan.explained import Explained
 from sordino.plan.make import make_plan
 from sordino.plan.method import Accounted, Assumption, Method, Request
+from sordino.plan.options import SharedOptions, with_options
 from sordino.sampling import Cyclic
 
 if TYPE_CHECKING:
     from sordino.runs.recipe import Recipe
 
-KEYS = ("strategy", "lambda", "bands", "groups", "momentum", "decay")
-
 
 @dataclass(frozen=True)
 class Correlated(Method):
-    """C, and the update that it was chosen for (which no guarantee depends on)."""
+    """C, and the update that it was chosen for (no guarantee depends on the update)."""
 
     strategy: Strategy
     workload: Workload = field(default_factory=Workload)
@@ -60,7 +59,7 @@ class Correlated(Method):
         pattern = _pattern(plan)
         check_relation(pattern, plan.relation)
         if plan.noise.name != "gaussian":
-            raise Refused("correlated noise is proven for Gaussian noise alone: use l2 clipping")
+            raise Refused("correlated noise is proven for Gaussian noise only: use l2 clipping")
         releases(self.strategy, pattern, plan.noise.noise_multiplier, plan.steps)
 
     def releases(self, plan: Plan, steps: int) -> list[tuple[Release, int]]:
@@ -72,15 +71,15 @@ class Correlated(Method):
 
     def account(self, plan: Plan, delta: float) -> Accounted:
         found = account(plan.event(), delta, plan.relation, plan.accountant)
-        exact = self.strategy.residue(plan.steps) == 0  # else what was cut off is paid for, and attained by nobody
+        exact = self.strategy.residue(plan.steps) == 0  # otherwise the cost of truncation is included, and not attained
         said = theorem(_pattern(plan), found.accountant)
         below = found.epsilon_lower if exact and not plan.statistics else None
         return Accounted(found.epsilon, delta, found.accountant, said, found.epsilon_rdp, below)
 
     def spent(self, plan: Plan, entries: Sequence[Mapping[str, Any]], delta: float) -> Accounted:
-        """Every entry must be a release that the plan pays for; then ε is that of its first steps, and no more.
+        """Every entry must be a release that the plan declares; then ε is at most that of the plan's first steps.
 
-        Steps that were left out, and noise that began anew under another key, only make C smaller (section 5 of
+        Steps that were left out, and noise that was restarted under another key, only make C smaller (section 5 of
         docs/guarantees/correlated.md).
         """
         try:
@@ -90,7 +89,7 @@ class Correlated(Method):
         made = [entry["step"] for entry in entries if entry.get("purpose") == self.purpose]
         others = [entry for entry in entries if entry.get("purpose") != self.purpose]
         if others and len(others) != sum(statistic.count for statistic in plan.statistics):
-            raise InputError("a ledger with some of the plan's statistics has no ε of its own: finish the run")
+            raise InputError("a ledger with some of the plan's statistics has no separate ε: finish the run")
         part = replace(plan, statistics=plan.statistics if others else ())
         done = max(made) + 1 if made else 0
         epsilon = self.epsilons(replace(part, delta=delta), [done])[0] if done or others else 0.0
@@ -109,9 +108,9 @@ class Correlated(Method):
         return (
             Assumption(
                 f"the noise of a step is that of the strategy {self.strategy}: up to {terms} Gaussians, each of which "
-                "was added to an earlier step with its own coefficient",
-                "earlier noise is regenerated from its address, the sum is rounded once, exactly; a release whose "
-                "earlier noise the ledger does not hold under the same key is refused",
+                "was added to an earlier step with another coefficient",
+                "earlier noise is regenerated from its address, and the sum is rounded once, exactly; a release is "
+                "refused if the ledger does not hold its earlier noise under the same key",
             ),
             Assumption(
                 "the coefficients of C are non-negative and non-increasing",
@@ -131,7 +130,7 @@ class Correlated(Method):
 
     @classmethod
     def check_recipe(cls, recipe: Recipe) -> None:
-        checks.known_keys(recipe.method.options, KEYS, f"[method] of {cls.name}")
+        checks.known_keys(recipe.method.options, WORDS.keys, f"[method] of {cls.name}")
         if recipe.sampling.name not in ("poisson", "cyclic") or recipe.sampling.cap is not None:
             raise Refused(f"[sampling] of the method {cls.name} is cyclic: leave out its name, or write cyclic")
 
@@ -162,84 +161,56 @@ class Correlated(Method):
         return plan.noise.noise_multiplier * noise_in_weights(self.strategy, self.workload, plan.steps)
 
 
+@with_options(
+    make_plan, "delta", "records", "expected_batch", "epsilon", "noise_multiplier", "epochs", "steps", "clip_norm",
+    "clipping", "accountant", "divisor", "insecure_seed", "statistics", "unit", "rows_per_user",
+)  # fmt: skip
 def plan(
     *,
-    delta: float,
-    records: int,
-    expected_batch: float,
-    epsilon: float | None = None,
-    noise_multiplier: float | None = None,
-    epochs: float | None = None,
-    steps: int | None = None,
     strategy: str | None = None,
     value: float | None = None,
     bands: int | None = None,
     groups: int | None = None,
     momentum: float = 0.0,
     decay: float = 0.0,
-    clip_norm: float | None = None,
-    clipping: Clipping | None = None,
     relation: str = "add-remove",
-    accountant: str = "pld",
-    divisor: float | None = None,
-    insecure_seed: int | None = None,
-    statistics: Sequence[Statistic] = (),
-    unit: str = "record",
-    rows_per_user: int | None = None,
+    **shared: Unpack[SharedOptions],
 ) -> Plan:
-    """A plan whose noise is correlated over the steps; strategy and groups are chosen where they are not given.
+    """A plan whose noise is correlated between steps; strategy and groups are chosen if they are not given.
 
     Args:
-        delta: δ in (0, 1).
-        records: the public number of records.
-        expected_batch: the expected number of records in a step.
-        epsilon: the target; or give `noise_multiplier`.
-        noise_multiplier: standard deviation of each step's own noise over the clip norm.
-        epochs: passes over the data; or give `steps`.
-        steps: the number of steps.
-        strategy: identity, lambda, inverse-root, banded-root or banded-lambda; None: that with the least noise in the
-            weights.
+        strategy: identity, lambda, inverse-root, banded-root or banded-lambda; None: the one with the least noise in
+            the weights.
         value: λ of lambda and banded-lambda.
-        bands: coefficients of C⁻¹ (inverse-root) or of C (banded-root, banded-lambda).
-        groups: into how many groups the records are divided, which take turns. As many as there are batches in an
-            epoch: a batch is a whole group. Fewer: a part of the group is drawn, which amplifies. None: by the noise in
-            the weights where `epsilon` is given, else as many as there are batches.
-        momentum: of the update, for the choice of the strategy alone.
-        decay: step size times weight decay of the update, likewise.
-        clip_norm: the bound of flat l2 clipping (default 1.0); or give `clipping`.
-        clipping: how a record is bounded; in l2.
-        relation: add-remove, or replace-one where batches are whole groups.
-        accountant: pld or rdp.
-        divisor: the public number that sums are divided by (default: the expected batch).
-        insecure_seed: makes the run repeatable, and the guarantee void for whoever knows it.
-        statistics: further releases in the same budget.
-        unit: record, or user: then `records` is the public number of users and `expected_batch` counts users.
-        rows_per_user: of a user's rows at most so many take part in a step (default: all of them).
+        bands: The number of coefficients of C⁻¹ (inverse-root) or of C (banded-root, banded-lambda).
+        groups: The number of groups into which the records are divided; the groups take turns. With as many groups as
+            batches in an epoch, a batch is a whole group. With fewer, a part of the group is sampled, which amplifies
+            privacy. None: chosen by the noise in the weights if `epsilon` is given, else as many as there are batches.
+        momentum: The momentum of the update; used only to choose the strategy.
+        decay: Step size times weight decay of the update; used only to choose the strategy.
+        relation: add-remove, or replace-one if batches are whole groups.
 
     Returns:
-        The plan; `plan.guarantee()` says what it promises.
+        The plan; `plan.guarantee()` states what it guarantees.
 
     Raises:
-        InputError: a value is wrong.
+        InputError: a value is wrong, or not exactly one of two alternatives is given.
         Refused: no theorem covers the combination.
     """
-    if (epsilon is None) == (noise_multiplier is None):
-        raise InputError("give either epsilon or noise_multiplier")
+    epsilon, noise_multiplier = shared.pop("epsilon", None), shared.get("noise_multiplier")
+    checks.exactly_one(epsilon=epsilon, noise_multiplier=noise_multiplier)
     if strategy is None and (value is not None or bands is not None):
-        raise InputError("value and bands belong to a strategy: name it")
-    made = make_plan(
-        Correlated(Strategy("identity"), Workload(momentum, decay)), delta=delta, records=records,
-        expected_batch=expected_batch, epochs=epochs, steps=steps, clip_norm=clip_norm, clipping=clipping,
-        sampling="cyclic", relation=relation, accountant=accountant, divisor=divisor, insecure_seed=insecure_seed,
-        statistics=statistics, noise_multiplier=noise_multiplier or 1.0, unit=unit, rows_per_user=rows_per_user,
-    )  # fmt: skip
-    named = None if strategy is None else Strategy(strategy, value, bands)
-    pattern = pattern_of(records, expected_batch, groups)
+        raise InputError("value and bands are options of a strategy: give its name")
     workload = Workload(momentum, decay)
+    shared["noise_multiplier"], shared["sampling"] = noise_multiplier or 1.0, "cyclic"
+    made = make_plan(Correlated(Strategy("identity"), workload), **shared, relation=relation)
+    named = None if strategy is None else Strategy(strategy, value, bands)
+    records, expected_batch = made.records, shared["expected_batch"]
+    pattern = pattern_of(records, expected_batch, groups)
     if groups is None and epsilon is not None:
         found = best_setting(
             records=records, batch=expected_batch, steps=made.steps, epsilon=checks.positive("epsilon", epsilon),
-            delta=delta, workload=workload, strategy=named, relation=relation,
+            delta=made.delta, workload=workload, strategy=named, relation=relation,
         )  # fmt: skip
         pattern, named = found.pattern, found.strategy
     chosen = named or best_strategy(pattern, workload, made.steps)
@@ -248,7 +219,7 @@ def plan(
         made,
         method=Correlated(chosen, workload),
         sampling=Cyclic(pattern.groups, pattern.rate),
-        divisor=expected if divisor is None else made.divisor,
+        divisor=expected if shared.get("divisor") is None else made.divisor,
     )
     return made if epsilon is None else made.calibrated(epsilon)
 

@@ -1,10 +1,10 @@
-"""The score of an audit's canaries under correlated noise: the likelihood ratio of CX + Z, which is what was released.
+"""The score of an audit's canaries under correlated noise: the likelihood ratio of CX + Z, which was released.
 
-An auditor who knows C multiplies what it sees by C: o_t = Σ_j c_j·y_{t−j} has independent noise again. A canary of
-group g that takes part with the vector v has, where batches are whole groups, the mean v·Σ_{s ≤ t, s ≡ g} c_{t−s} in
-row t: ℓ_g is the log-likelihood ratio of all rows. Where parts of groups are drawn, a participation at s moves the
-rows s … s + h − 1 alone, and ℓ_g = Σ over the rounds of log((1−q) + q·e^ℓ), ℓ that of the block. Which group a canary
-has is not used (a record that is not there has none): the score is log of the mean of e^{ℓ_g} over the groups.
+An auditor who knows C multiplies the observations by C: o_t = Σ_j c_j·y_{t−j} has independent noise. If batches are
+whole groups, a canary of group g with vector v has mean v·Σ_{s ≤ t, s ≡ g} c_{t−s} in row t: ℓ_g is the log-likelihood
+ratio of all rows. If parts of groups are sampled, a participation at s moves only the rows s … s + h − 1, and
+ℓ_g = Σ over the rounds of log((1−q) + q·e^ℓ), where ℓ is that of the block. The group of a canary is not used (a record
+that does not take part has none): the score is the log of the mean of e^{ℓ_g} over the groups.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CorrelatedScorer(StepScorer):
         return cls(scale, plan.relation == "replace-one", sampling.batches, sampling.sampling_rate, column)
 
     def step(self, observed: Tensor, values: Tensor, drawn: Tensor | None, gaps: Tensor, step: int) -> Tensor:
-        """(m, s) observed coordinates and canary values; the score is made by `final`."""
+        """(m, s) observed coordinates and canary values; `final` computes the score."""
         if step == 0:
             self._seen.clear()
             self._blocks.clear()
@@ -68,15 +68,15 @@ class CorrelatedScorer(StepScorer):
         return torch.zeros_like(along)
 
     def _mean(self, step: int, group: int) -> float:
-        """The factor on v in this row of a record that takes part in all steps of its group."""
+        """The factor on v in this row for a record that takes part in all steps of its group."""
         return float(self.matrix[(step - group) % self.groups : step - group + 1 : self.groups].sum())
 
     def _ratio(self, factor: float, along: Tensor, square: Tensor) -> Tensor:
-        """Of factor·v against nothing; under replace-one against −factor·v."""
+        """The log-likelihood ratio of factor·v against 0; under replace-one against −factor·v."""
         return 2 * factor * along if self.replace else factor * along - factor**2 / 2 * square
 
     def final(self, total: Tensor) -> Tensor:
-        """Over all groups, each equally likely."""
+        """The score over all groups, each equally likely."""
         rows = torch.stack(self._blocks)
         if self.rate < 1:
             kept, drawn = math.log1p(-self.rate), math.log(self.rate)
@@ -85,7 +85,7 @@ class CorrelatedScorer(StepScorer):
         return torch.logsumexp(rows, 0) - math.log(len(rows))
 
     def simulate(self, values: Tensor, steps: int, count: int) -> tuple[Tensor, Tensor]:
-        """Canaries whose noise is what it should be."""
+        """Simulated canaries with correct noise."""
         count = min(count, _SIMULATED)
         generator = np.random.default_rng(20231)
         coins = torch.from_numpy(generator.random(count) < 0.5)

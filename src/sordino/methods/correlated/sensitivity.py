@@ -1,13 +1,13 @@
-"""How far one record moves CX: the sensitivity of a strategy under a participation pattern.
+"""The sensitivity of CX to one record, for a strategy and a participation pattern.
 
 A record takes part in the steps t ≡ g (mod b), at most k of them, with vectors of norm at most 1 that may depend on
 everything released before. It moves CX by Σ_m C[:, t_m] ⊗ u_m, whose square is Σ ⟨C[:, t_m], C[:, t_n]⟩·⟨u_m, u_n⟩.
 
-*Theorem.* If c is non-negative and non-increasing, then over all patterns whose steps lie at least b apart, k of them
-at most, the square is at most s² = ‖c + shift_b c + … + shift_{(k−1)b} c‖², which is attained (Kalinin & Lampert 2024,
-arXiv 2405.13763, Thm 2). *Proof for the patterns that are run here*, t_m = g + m·b: inner products of non-negative
-columns are non-negative, so equal u_m are the worst; and the sum of the columns from g on is that from 0 on, shifted by
-g and cut, so g = 0 is the worst. ∎ The second needs c ≥ 0 alone. Both hypotheses are verified all the same, with the
+*Theorem.* If c is non-negative and non-increasing, then over all patterns of at most k steps that are at least b apart,
+the square is at most s² = ‖c + shift_b c + … + shift_{(k−1)b} c‖², which is attained (Kalinin & Lampert 2024, arXiv
+2405.13763, Thm 2). *Proof for the patterns used here*, t_m = g + m·b: inner products of non-negative columns are
+non-negative, so equal u_m are the worst case; and the sum of the columns from g on is that from 0 on, shifted by g and
+truncated, so g = 0 is the worst case. ∎ The proof needs only c ≥ 0. Both hypotheses are verified nevertheless, with the
 bound on the rounding of c, and a strategy that does not satisfy them is refused.
 """
 
@@ -22,40 +22,40 @@ from sordino.errors import InputError, Refused
 from sordino.methods.correlated.strategies import Array, Strategy, relative_error
 
 _ROUNDED_UP = 1e-9
-"""Relative; more than the rounding of a sum of squares of positive numbers."""
+"""Relative margin, larger than the rounding of a sum of squares of positive numbers."""
 
 
 def sensitivity(strategy: Strategy, *, steps: int, separation: int) -> float:
-    """s of a record that takes part every `separation` steps, at most ⌈steps/separation⌉ times: an upper bound.
+    """An upper bound on s for a record that takes part every `separation` steps, at most ⌈steps/separation⌉ times.
 
     Raises:
-        Refused: the coefficients of C are not known to be non-negative and non-increasing.
+        Refused: the coefficients of C are not verified to be non-negative and non-increasing.
     """
     column = checked_matrix(strategy, steps)
     return repeated_norm(column, separation) * (1 + _ROUNDED_UP + relative_error(strategy, steps))
 
 
 def column_norm(strategy: Strategy, *, steps: int) -> float:
-    """The largest norm of a column of C, an upper bound: the sensitivity of one participation."""
+    """An upper bound on the largest norm of a column of C: the sensitivity of one participation."""
     return sensitivity(strategy, steps=steps, separation=steps)
 
 
 def checked_matrix(strategy: Strategy, steps: int) -> Array:
-    """The coefficients of C; Refused unless they are certainly non-negative and non-increasing."""
+    """The coefficients of C; Refused unless they are verified to be non-negative and non-increasing."""
     column, error = strategy.matrix(steps), relative_error(strategy, steps)
     if error > 1e-6:
-        raise Refused(f"{strategy} can't be verified for {steps} steps in double precision; take fewer steps")
+        raise Refused(f"{strategy} can't be verified for {steps} steps in double precision; use fewer steps")
     falls = column[1:] * (1 + error) <= column[:-1] * (1 - error)
     if not (np.isfinite(column).all() and (column >= 0).all() and (falls | (column[1:] == 0)).all()):
         raise Refused(
             f"the coefficients of {strategy} are not non-negative and non-increasing over {steps} steps, which the "
-            "formula for the sensitivity needs: take another strategy"
+            "formula for the sensitivity needs: use another strategy"
         )
     return column
 
 
 def repeated_norm(column: Array, separation: int) -> float:
-    """‖Σ_m shift_{m·separation} c‖ as computed."""
+    """‖Σ_m shift_{m·separation} c‖, computed."""
     total = column.copy()
     for start in range(separation, len(column), separation):
         total[start:] += column[: len(column) - start]
@@ -63,7 +63,7 @@ def repeated_norm(column: Array, separation: int) -> float:
 
 
 def brute_force(column: Array, separation: int, participations: int) -> float:
-    """The largest ‖Σ C[:, t]‖ over *all* patterns with at least this separation: for small sizes, to check with.
+    """The largest ‖Σ C[:, t]‖ over *all* patterns with at least this separation; for tests with small sizes.
 
     Raises:
         InputError: there are too many patterns.

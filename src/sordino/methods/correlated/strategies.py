@@ -1,14 +1,14 @@
-"""Strategies: lower triangular Toeplitz matrices C, of which a run adds the noise C⁻¹z in the place of z.
+"""Strategies: lower triangular Toeplitz matrices C; a run adds the noise C⁻¹z instead of z.
 
 A strategy is given by the coefficients of C⁻¹, as the doubles that the release multiplies by. Two kinds:
 
 - C⁻¹ has few coefficients ("lambda": 1, −λ; "inverse-root": the first p of (1−x)^{1/2}, Kalinin, McKenna, Upadhyay &
   Lampert 2025, arXiv 2505.12128). C is then *defined* as the inverse of the matrix of these doubles, and nothing is
-  approximated: c_t = Σ_j |c′_j|·c_{t−j} is a sum of positive numbers, so every c_t is precise to its own size.
+  approximated: c_t = Σ_j |c′_j|·c_{t−j} is a sum of positive numbers, so every c_t has a small relative error.
 - C has few coefficients ("banded-root": the first h of (1−x)^{−1/2}; "banded-lambda": 1, λ, …, λ^{h−1}), as cyclic
-  Poisson sampling needs it (Choquette-Choo et al. 2023, arXiv 2306.08153). Its inverse has no end, and the doubles
-  that stand for it are cut off where they no longer matter. `residue` bounds what that changes: C is the banded matrix
-  plus a Toeplitz matrix whose coefficients have the absolute sum `residue` at most. The accountant pays for it.
+  Poisson sampling requires (Choquette-Choo et al. 2023, arXiv 2306.08153). Its inverse is infinite and is truncated
+  where its coefficients no longer matter. `residue` bounds the effect: C is the banded matrix plus a Toeplitz matrix
+  whose coefficients have absolute sum at most `residue`. The accountant includes it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Array = npt.NDArray[np.float64]
 KINDS = ("identity", "lambda", "inverse-root", "banded-root", "banded-lambda")
 BANDED = ("identity", "banded-root", "banded-lambda")
 MOST_TERMS = 4096
-"""Gaussians that one coordinate of one step may be made of."""
-_NEGLIGIBLE = 1e-13  # absolute sum of the coefficients of C⁻¹ that are cut off
-_VANISHED = 1e-200  # coefficients of C below it count as 0: the bound on a norm is rounded up by far more
+"""Largest number of Gaussians in one coordinate of one step."""
+_NEGLIGIBLE = 1e-13  # absolute sum of the coefficients of C⁻¹ that are truncated
+_VANISHED = 1e-200  # smaller coefficients of C count as 0: the bound on a norm is rounded up by far more
 _UNIT = 2.0**-53
 
 
@@ -58,11 +58,11 @@ class Strategy:
 
     @property
     def width(self) -> int | None:
-        """The number of bands of C; None where C is not banded."""
+        """The number of bands of C; None if C is not banded."""
         return (self.bands or 1) if self.name in BANDED else None
 
     def noise(self, steps: int) -> Mapping[int, float]:
-        """The coefficients of C⁻¹ that are not 0, by lag; that of lag 0 is 1."""
+        """The non-zero coefficients of C⁻¹, by lag; that of lag 0 is 1."""
         return _noise(self, steps)
 
     def matrix(self, steps: int) -> Array:
@@ -70,11 +70,11 @@ class Strategy:
         return _matrix(self, steps).copy()
 
     def residue(self, steps: int) -> float:
-        """A bound on the absolute sum of what C has besides `matrix`; 0 where nothing is cut off."""
+        """A bound on the absolute sum of the coefficients of C − `matrix`; 0 if nothing is truncated."""
         return _residue(self, steps)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; `strategy_from` reads it back."""
+        """The strategy as JSON-serialisable values; `strategy_from` is the inverse."""
         return {
             "name": self.name,
             **({} if self.value is None else {"lambda": self.value}),
@@ -94,7 +94,7 @@ def strategy_from(values: Mapping[str, Any]) -> Strategy:
         InputError: a key is missing or unknown, or a value is wrong.
     """
     if not isinstance(values, Mapping) or "name" not in values:
-        raise InputError(f"a strategy is {{name, lambda, bands}}, got {values!r}")
+        raise InputError(f"a strategy must be {{name, lambda, bands}}, got {values!r}")
     checks.known_keys({k: v for k, v in values.items() if k != "name"}, ("lambda", "bands"), "a strategy")
     return Strategy(values["name"], values.get("lambda"), values.get("bands"))
 
@@ -124,11 +124,11 @@ def _noise(strategy: Strategy, steps: int) -> Mapping[int, float]:
         assert strategy.bands is not None
         return dict(enumerate(root(0.5, min(strategy.bands, steps)).tolist()))
     found = inverse(_band(strategy)[:steps], steps)
-    rest = np.append(np.cumsum(np.abs(found)[::-1])[::-1], 0.0)  # absolute sums of what follows
+    rest = np.append(np.cumsum(np.abs(found)[::-1])[::-1], 0.0)  # absolute sums of the remaining coefficients
     kept = max(int(np.argmax(rest <= _NEGLIGIBLE)), 1)
     terms = {lag: float(found[lag]) for lag in range(min(kept, steps)) if abs(found[lag]) > _NEGLIGIBLE / steps}
     if len(terms) > MOST_TERMS:
-        raise Refused(f"{strategy}: a step would add the noise of {len(terms)} steps; take fewer bands")
+        raise Refused(f"{strategy}: a step would add the noise of {len(terms)} steps; use fewer bands")
     return terms
 
 

@@ -1,4 +1,4 @@
-"""What the model is made of released sums: prefix sums, or momentum with weight decay. It picks the strategy alone.
+"""How the weights depend on released sums: prefix sums, or momentum with weight decay. Only picks the strategy.
 
 Plain SGD adds up what is released: the weights after step t are a prefix sum. With momentum β and weight decay
 (m ← β·m + g, w ← α·w − lr·m with α = 1 − lr·weight_decay) the weights after step t are Σ_i a_{t−i} g_i with the
@@ -22,7 +22,7 @@ from sordino.methods.correlated.strategies import Array, Strategy
 
 @dataclass(frozen=True)
 class Workload:
-    """The update: `momentum` as torch.optim.SGD has it, `decay` = lr · weight_decay. Both 0: prefix sums."""
+    """The update: `momentum` as in torch.optim.SGD, `decay` = lr · weight_decay. Both 0: prefix sums."""
 
     momentum: float = 0.0
     decay: float = 0.0
@@ -32,18 +32,18 @@ class Workload:
         checks.within("decay", self.decay, 0, 1, open_high=True)
 
     def coefficients(self, steps: int) -> Array:
-        """a_0, a_1, …: what a sum is worth in the weights, by the steps since."""
+        """a_0, a_1, …: the coefficient of a sum in the weights, by the number of steps since."""
         return _coefficients(self, steps).copy()
 
     def to_dict(self) -> dict[str, float]:
-        """JSON-able; `workload_from` reads it back."""
+        """The workload as JSON-serialisable values; `workload_from` is the inverse."""
         return asdict(self)
 
 
 def workload_from(values: Mapping[str, Any]) -> Workload:
     """The inverse of `Workload.to_dict`."""
     if not isinstance(values, Mapping):
-        raise InputError(f"a workload is {{momentum, decay}}, got {values!r}")
+        raise InputError(f"a workload must be {{momentum, decay}}, got {values!r}")
     checks.known_keys(values, ("momentum", "decay"), "a workload")
     return Workload(**values)
 

@@ -1,7 +1,7 @@
-"""What is measured on public rows: their gradient, its spread, the loss's smoothness, the norms of records.
+"""Estimates from public rows: their gradient, its spread, the loss's smoothness, the norms of records.
 
-All of it is a function of public rows and of the present weights, which are released. It costs no privacy and needs
-no clipping. Nothing here is given a private row.
+All of them are functions of public rows and of the current weights, which are released. They have no privacy cost and
+need no clipping. Nothing here uses a private row.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from sordino.gradients.engine import row_loss
 from sordino.gradients.rows import call
 from sordino.gradients.survey import checked_parameters
 
-_UNBOUNDED = FlatClip(3e38)  # "clipping" that leaves every finite gradient as it is: the norms come with the sum
+_UNBOUNDED = FlatClip(3e38)  # a clipping that leaves every finite gradient unchanged: the engine also returns the norms
 Gradient = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Moments:
-    """How gradients of single records spread, and what clipping makes of them, on public rows.
+    """The spread of single records' gradients, and the effect of clipping on them, from public rows.
 
     trace: tr Σ of the gradients. clipped_trace, clipped_square: tr Σ and mean squared norm after clipping.
-    shrinkage: κ, the factor by which clipping shortens, in the least squares sense: it minimises Σ ‖clip(g) − κ g‖².
-    bias: ‖E clip(g)/κ − E g‖², what a common factor does not undo; the noise of the estimate is subtracted.
-    mean, rows: the mean gradient, and of how many rows.
+    shrinkage: κ, the factor by which clipping shortens in the least squares sense: it minimises Σ ‖clip(g) − κ g‖².
+    bias: ‖E clip(g)/κ − E g‖², what a common factor does not correct; the noise of the estimate is subtracted.
+    mean, rows: the mean gradient, and the number of rows.
     """
 
     trace: float
@@ -44,13 +44,13 @@ class Moments:
 
 
 _NOT_FINITE = (
-    "the gradient of the public rows is not finite: a public row holds a bad value, or the step size is too large "
+    "the gradient of the public rows is not finite: a public row has a bad value, or the step size is too large "
     "(public gradients are not clipped)"
 )
 
 
 def mean_gradient(model: nn.Module, loss: Any, rows: Rows) -> tuple[Gradient, float]:
-    """The mean gradient over the rows, by one plain backward pass, and the mean loss. InputError if not finite."""
+    """The mean gradient over the rows, by one backward pass, and the mean loss. InputError if not finite."""
     parameters = checked_parameters(model)
     with torch.enable_grad():
         value = row_loss(loss)(call(model, rows.inputs), rows.targets).mean()
@@ -65,16 +65,16 @@ def mean_gradient(model: nn.Module, loss: Any, rows: Rows) -> tuple[Gradient, fl
 
 
 def gradient_and_norms(model: nn.Module, loss: Any, rows: Rows) -> tuple[Gradient, Tensor]:
-    """The mean gradient over the rows and the norm of each row's own. Rows that are not finite count for nothing."""
+    """The mean gradient over the rows and the norm of each row's gradient. Rows that are not finite are left out."""
     found = clipped_sum(model, loss, rows, _UNBOUNDED)
     return {name: value / len(found.norms) for name, value in found.sums.items()}, found.norms
 
 
 def quantile_of_norms(norms: Tensor, quantile: float, otherwise: float) -> float:
-    """The quantile of the finite norms; where that is zero their largest, and where all are zero `otherwise`.
+    """The quantile of the finite norms; if that is zero, the largest norm; if all are zero, `otherwise`.
 
-    Public rows that are fitted perfectly must not end a private run: any positive number is a threshold.
-    InputError where no norm is finite.
+    Public rows that are fitted perfectly must not end a private run: any positive number is a valid threshold.
+    InputError if no norm is finite.
     """
     finite = norms[torch.isfinite(norms)].double()
     if not len(finite):
@@ -84,7 +84,7 @@ def quantile_of_norms(norms: Tensor, quantile: float, otherwise: float) -> float
 
 
 def moments(model: nn.Module, loss: Any, rows: Rows, clipping: Clipping, scale: float = 1.0) -> Moments:
-    """The spread of the rows' gradients and of their clipped ones, where a record is scaled before it is clipped."""
+    """The spread of the rows' gradients before and after clipping, if records are scaled before clipping."""
     if clipping.name not in ("flat", "automatic", "normalised"):
         raise Refused(
             f"the error of a private gradient is estimated for clippings that scale a record as a whole, not for "
@@ -100,7 +100,7 @@ def moments(model: nn.Module, loss: Any, rows: Rows, clipping: Clipping, scale: 
 
 
 def _moments(norms: Tensor, factors: Tensor, plain: Gradient, bent: Gradient) -> Moments:
-    """From the norms, the factor that each gradient is multiplied by, and the two means."""
+    """Computed from the norms, the factor on each gradient, and the two means."""
     n, squares = len(norms), norms.square()
     square, clipped = float(squares.mean()), float((factors.square() * squares).mean())
     if not square > 0:
@@ -122,11 +122,11 @@ def _moments(norms: Tensor, factors: Tensor, plain: Gradient, bent: Gradient) ->
 
 
 def lasting_error(model: nn.Module, loss: Any, rows: Rows, held: Moments, records: int) -> tuple[float, float]:
-    """(‖E over the public set − E over the distribution‖², tr Σ of the public set), from some of its rows and from rows
-    that were held back.
+    """(‖E over the public set − E over the distribution‖², tr Σ of the public set), from some of its rows and from
+    held-back rows.
 
-    The noise of both means is subtracted. Not less than tr Σ / n of the held-back rows, which is what a set of
-    `records` rows misses before anything was fitted to it.
+    The noise of both means is subtracted. At least tr Σ / n of the held-back rows, the error of a set of `records` rows
+    before anything was fitted to it.
     """
     gradient, norms = gradient_and_norms(model, loss, rows)
     n, square = len(norms), float(norms[torch.isfinite(norms)].double().square().sum()) / len(norms)
@@ -137,9 +137,9 @@ def lasting_error(model: nn.Module, loss: Any, rows: Rows, held: Moments, record
 
 
 def smoothness(model: nn.Module, loss: Any, rows: Rows, *, iterations: int = 15, seed: int = 0) -> float:
-    """L at the present weights: |largest eigenvalue| of the Hessian of the mean loss, by power iteration.
+    """L at the current weights: |largest eigenvalue| of the Hessian of the mean loss, by power iteration.
 
-    A local value and from below: the L of Assumption 4.1 is a bound over all weights, which nobody can measure.
+    A local value, and a lower bound: the L of Assumption 4.1 is a bound over all weights, which can't be measured.
     """
     parameters = list(checked_parameters(model).values())
     with torch.enable_grad():
@@ -147,7 +147,7 @@ def smoothness(model: nn.Module, loss: Any, rows: Rows, *, iterations: int = 15,
         first = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
     used = [(p, g) for p, g in zip(parameters, first, strict=True) if g is not None and g.requires_grad]
     if not used:
-        raise Refused("the loss is linear in the weights, its smoothness is 0: give `smoothness`, or another rule")
+        raise Refused("the loss is linear in the weights, so its smoothness is 0: give `smoothness`, or another rule")
     generator = torch.Generator().manual_seed(seed)
     direction = [torch.randn(p.shape, generator=generator).to(p) for p, _ in used]
     found = 0.0

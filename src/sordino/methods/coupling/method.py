@@ -1,20 +1,20 @@
 """Coupling: DP-SGD on the private rows, whose released gradients are combined with gradients of declared public rows.
 
-The weight of the combination, the rule it comes from, warm-up and projection work on released values and are no part
-of the plan. What is part of it is what a record's vector is before it is clipped:
+The weight of the combination, its rule, warm-up and projection use released values and are not part of the plan. What
+is part of it is a record's vector before clipping:
 
     centring   clip(g_i − v), v the gradient of public rows (DOPE-SGD, Nasr et al. 2023); v is added back afterwards
     quantile   clip(g_i · C/R), R that quantile of the norms of public gradients; R/C is multiplied back afterwards
 
-In both a record that is not in the batch contributes nothing, and one that is contributes a vector that the plan's own
-clipping bounds by C, whatever v and R are. So the accountant is DP-SGD's (docs/guarantees/coupling.md).
+In both cases a record that is not in the batch contributes nothing, and one that is contributes a vector that the
+plan's clipping bounds by C, for all v and R. So the accountant is DP-SGD's (docs/guarantees/coupling.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from torch import Tensor, nn
 
@@ -25,6 +25,7 @@ from sordino.methods.coupling.use import CoupledUpdate, PublicUse
 from sordino.plan.core import Plan
 from sordino.plan.make import make_plan
 from sordino.plan.method import Assumption, Method, Request
+from sordino.plan.options import SharedOptions, with_options
 from sordino.plan.public import PublicSet
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ class Coupling(Method):
             checks.probability("quantile", self.quantile, allow_one=True)
             if plan.clipping.norm != "l2":
                 raise Refused(
-                    f"the quantile is one of l2 norms, and {plan.clipping.name} clipping bounds the "
-                    f"{plan.clipping.norm} norm: use l2 clipping, or leave adaptive_clipping out"
+                    f"the quantile is one of l2 norms, but {plan.clipping.name} clipping bounds the "
+                    f"{plan.clipping.norm} norm: use l2 clipping, or leave out adaptive_clipping"
                 )
         super().check(plan)
 
@@ -65,8 +66,8 @@ class Coupling(Method):
         if self.centring:
             found.append(
                 Assumption(
-                    "the public gradient is subtracted from every record's before it is clipped",
-                    "it is a function of public rows and released weights; what is clipped is the difference",
+                    "the public gradient is subtracted from every record's gradient before clipping",
+                    "it is a function of public rows and released weights; the difference is clipped",
                 )
             )
         if self.quantile is not None:
@@ -104,7 +105,7 @@ class Coupling(Method):
             return CoupledUpdate(public, plan, model, loss).gradient_sum(dataset, past=past, seed=seed)
         if self.centring or self.quantile is not None:
             raise Refused(
-                "the plan states gradients that are centred or scaled by what public rows say: give train these rows "
+                "the plan states gradients that are centred or scaled by public rows: give train these rows "
                 "(public=), or use plan_gradients with public="
             )
         return None
@@ -113,20 +114,20 @@ class Coupling(Method):
         self, plan: Plan, model: nn.Module, loss: Callable[..., Tensor], public: PublicUse | None = None
     ) -> CoupledUpdate:
         if public is None:
-            raise Refused("a coupling plan trains on public rows as well: give public=PublicUse(rows, rule=…)")
+            raise Refused("a coupling plan also trains on public rows: give public=PublicUse(rows, rule=…)")
         return CoupledUpdate(public, plan, model, loss)
 
     @classmethod
     def from_recipe(cls, request: Request) -> Plan:
-        """The plan of a coupling recipe, its public rows still undeclared: their digest is known once they are read."""
+        """The plan of a coupling recipe, without its public rows: their digest is known once they are read."""
         recipe = request.recipe
         if not recipe.public.given:
             raise InputError(f"the method {cls.name} needs public rows: say which in [public] (fraction or records)")
         if recipe.features.private is not None:
             raise Refused(
-                "[features] private spends privacy on statistics that public rows give for free: leave it out"
+                "[features] private spends privacy on statistics that public rows give at no cost: leave it out"
             )
-        public_use(recipe, None)  # a rule or an option that is not known is found here
+        public_use(recipe, None)  # raises for an unknown rule or option
         options = recipe.method.options
         return plan(
             public=None, centring=options.get("centring", False), quantile=options.get("adaptive_clipping"),
@@ -139,21 +140,29 @@ class Coupling(Method):
         return public_use(recipe, rows)
 
 
-def plan(*, public: PublicSet | None, centring: bool = False, quantile: float | None = None, **options: Any) -> Plan:
-    """A coupling plan: DP-SGD's options, the declared public rows, and what a record's vector is.
+@with_options(make_plan)
+def plan(
+    *,
+    public: PublicSet | None,
+    centring: bool = False,
+    quantile: float | None = None,
+    relation: str | None = None,
+    **shared: Unpack[SharedOptions],
+) -> Plan:
+    """A coupling plan; its ε is that of DP-SGD with the same options.
 
     Args:
         public: The declared public rows; None for a plan that is made before they are read: training refuses it until
             they are declared.
-        centring: Clip the difference of a record's gradient from the public one.
-        quantile: Scale a record's gradient by the clip norm over this quantile of public norms before it is clipped.
-        options: Those of `sordino.dpsgd`.
+        centring: Subtract the public gradient from a record's gradient before clipping.
+        quantile: Scale a record's gradient by the clip norm over this quantile of public norms before clipping.
+        relation: add-remove or replace-one; the default is that of the sampler.
 
     Returns:
-        The plan; its ε is that of DP-SGD with the same options.
+        The plan.
 
     Raises:
-        InputError: a value is wrong, or one of a pair is missing.
+        InputError: a value is wrong, or not exactly one of two alternatives is given.
         Refused: no theorem covers the combination.
     """
-    return make_plan(Coupling(centring=centring, quantile=quantile), **options, public=public)
+    return make_plan(Coupling(centring=centring, quantile=quantile), **shared, relation=relation, public=public)

@@ -1,4 +1,4 @@
-"""`[method] name = "coupling"` in a recipe: what is done with the public rows once gradients are released."""
+"""`[method] name = "coupling"` in a recipe: the use of public rows after gradients are released."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WARM_UP = {"warm_up": "steps", "warm_up_lr": "lr", "warm_up_momentum": "momentum
 
 
 def public_use(recipe: Recipe, rows: Split | None) -> PublicUse:
-    """What [method] does with the public rows once gradients are released; the rest of it is in the plan."""
+    """The use of the public rows after gradients are released, from [method]; the rest of it is in the plan."""
     options = {key: value for key, value in recipe.method.options.items() if key not in BEFORE_NOISE}
     warm_up = {name: options.pop(key) for key, name in WARM_UP.items() if key in options}
     projection = options.pop("projection", None)

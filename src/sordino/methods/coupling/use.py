@@ -1,11 +1,11 @@
-"""Public rows in a run of private steps: what is done with them, and the update that does it.
+"""The use of public rows in a run of private steps, and the update for it.
 
 Formal guarantee. Everything below is a function of public rows and of values that were released before; the private
-sums go through `private_steps` and its `release()` unchanged. Where public values enter *before* the noise (centring,
-thresholds), a record's share is still clipped by the plan's own clipping afterwards (docs/guarantees/coupling.md).
+sums pass through `private_steps` and its `release()` unchanged. If public values enter *before* the noise (centring,
+thresholds), a record's contribution is still clipped by the plan's clipping afterwards (docs/guarantees/coupling.md).
 
-A killed run is resumed as any other: the public batch of a step is a function of (seed, step), and what a rule found
-at an earlier step is kept in the checkpoint.
+A killed run is resumed as any other: the public batch of a step is a function of (seed, step), and what a rule computed
+at an earlier step is stored in the checkpoint.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class PublicUse:
-    """What the public rows are used for in a plan of `methods.coupling`. None of it changes ε.
+    """The use of the public rows in a plan of `methods.coupling`. None of it changes ε.
 
     rule: the weight of the public gradient. expected_batch: public rows in a step (None: as many as private ones).
-    projection: the released gradient of the last linear layer is projected on so many directions of the public one.
+    projection: project the released gradient of the last linear layer onto that many directions of the public one.
     """
 
     rows: Split
@@ -82,21 +82,21 @@ class PublicUse:
         checks.count("seed", self.seed, minimum=0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the rows, for the checkpoint's fingerprint."""
+        """Everything except the rows, for the checkpoint's fingerprint."""
         options = {"rule": self.rule.name, "options": repr(self.rule), "warm_up": repr(self.warm_up)}
         return options | {key: getattr(self, key) for key in ("expected_batch", "projection", "seed")}
 
 
 class CoupledUpdate(Update):
-    """One run's use of its public rows: what is summed, and what is made of every released step."""
+    """The use of public rows in one run: what is summed, and what is done with every released step."""
 
     def __init__(self, use: PublicUse, plan: Plan, model: nn.Module, loss: Any) -> None:
         super().__init__(plan, model, loss)
         self.use = use
         if not plan.method.combines_public or plan.public is None:
             raise Refused(
-                f"public rows are used by plans of the method coupling, and this one is {plan.method.name}: make it "
-                "with sordino.methods.coupling.plan, which declares them"
+                f"public rows are used by plans of the method coupling, and this plan's method is {plan.method.name}: "
+                "make it with sordino.coupling, which declares them"
             )
         plan.public.check(use.rows)
         self.method: Coupling = plan.method  # type: ignore[assignment]
@@ -111,15 +111,15 @@ class CoupledUpdate(Update):
         self._public: tuple[int, _Public] | None = None
 
     def check(self, dataset: Any) -> None:
-        """InputError where a private row is among the public ones."""
+        """InputError if a private row is among the public ones."""
         pair = tensors_of(dataset)
         whole = pair is not None and isinstance(pair[0], Tensor)
         for rows in [Split(*pair)] if pair is not None and whole else splits(dataset):
-            if isinstance(rows.inputs, Tensor):  # rows of another structure are no rows of the public tensor
+            if isinstance(rows.inputs, Tensor):  # rows of another structure can't be rows of the public tensor
                 refuse_shared_rows(self.use.rows, rows)
 
     def begin(self, scalars: Mapping[str, Any], running: Running | None) -> None:
-        """At the start: the warm-up, or what the checkpoint remembers of a run that was begun before."""
+        """Makes the warm-up at the start, or restores the values of a checkpoint."""
         if "alpha" in scalars:
             self._kept = Weight(float(scalars["alpha"]), float(scalars["private_scale"]))
         elif self.use.warm_up is not None:
@@ -133,11 +133,11 @@ class CoupledUpdate(Update):
     def gradient_sum(
         self, dataset: Any, *, past: Callable[[], PastIterates] = PastIterates, seed: int = 0
     ) -> CoupledGradients:
-        """The clipped sum of private batches, centred or scaled by what the public rows say at that moment."""
+        """The clipped sum of private batches, centred or scaled by the current public gradient."""
         return CoupledGradients(self, row_reader(dataset))
 
     def combined(self, private: PrivateStep) -> PrivateStep:
-        """α · public + (1 − α) · private: post-processing of a released gradient, at the weights it was taken at."""
+        """α · public + (1 − α) · private at the same weights: post-processing of a released gradient."""
         known = self._public
         public = known[1] if known is not None and known[0] == private.step else self.public(private.step)
         self._public = None
@@ -153,7 +153,7 @@ class CoupledUpdate(Update):
         return PrivateStep(private.step, gradients)
 
     def public(self, step: int) -> _Public:
-        """The public gradient at the present weights, and what records are multiplied by before they are clipped."""
+        """The public gradient at the current weights, and the factor on records before clipping."""
         rows = self._rows(step, "batch", self.batch)
         with _seeded(self.use.seed, step):
             if self.method.quantile is None:
@@ -163,7 +163,7 @@ class CoupledUpdate(Update):
         return _Public(gradient, clip_norm / quantile_of_norms(norms, self.method.quantile, clip_norm))
 
     def for_sum(self, step: int) -> _Public:
-        """`public`, kept for when the released sum of this step comes back."""
+        """`public`, stored for the released sum of this step."""
         found = self.public(step)
         self._public = (step, found)
         return found
@@ -182,7 +182,7 @@ class CoupledUpdate(Update):
         return self._kept
 
     def _projected(self, name: str, released: Tensor, public: Tensor) -> Tensor:
-        """The released gradient of the last layer within the span of the public one's leading input directions."""
+        """The released gradient of the last layer, projected onto the public one's leading input directions."""
         if name != self.projected:
             return released
         rank = min(self.use.projection or 0, *public.shape)
@@ -238,7 +238,7 @@ class CoupledGradients:
         return total_of(self.update.model, self.parts(batch, torch.initial_seed()))
 
     def prepare(self) -> None:
-        """What happens to the model once before the chunks of a batch."""
+        """Prepares the model once before the chunks of a batch."""
         advance(self.update.model)
 
     def parts(self, batch: LogicalBatch, seed: int) -> list[Callable[[], ClippedSum]]:
@@ -263,29 +263,29 @@ class CoupledGradients:
 
 
 def _apart(use: PublicUse) -> tuple[Split, Split | None]:
-    """(rows that gradients are taken of, rows that the rule holds back for its estimates)."""
+    """(rows for public gradients, rows that the rule holds back for its estimates)."""
     share = getattr(use.rule, "held_back", 0.0)
     if not share:
         return use.rows, None
     count = round(share * len(use.rows))
     if not 2 <= count < len(use.rows):
         raise InputError(
-            f"{count} of {len(use.rows)} public rows would be held back for estimates: at least two, and not all; "
-            "change held_back, or take a rule that estimates nothing"
+            f"{count} of {len(use.rows)} public rows would be held back for estimates: it must be at least two, and "
+            "not all; change held_back, or use a rule that estimates nothing"
         )
     held, stepped = split_public(use.rows, records=count, seed=use.seed)
     return stepped, held
 
 
 def _last_linear(model: nn.Module) -> str:
-    """The weight of the last linear layer that is trained."""
+    """The weight of the last trainable linear layer."""
     found = [
         f"{name}.weight" if name else "weight"
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and module.weight.requires_grad
     ]
     if not found:
-        raise InputError("projection works on the last linear layer, and the model trains none: leave it out")
+        raise InputError("projection needs a trainable linear layer, and the model has none: leave it out")
     return found[-1]
 
 
@@ -296,7 +296,7 @@ def _address(seed: int, purpose: str, step: int) -> int:
 
 @contextmanager
 def _seeded(seed: int, step: int) -> Iterator[None]:
-    """Dropout of a public pass is a function of (seed, step), and private passes do not notice that there was one."""
+    """Makes the dropout of a public pass a function of (seed, step), without affecting private passes."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_address(seed, "dropout", step))
         yield

@@ -1,7 +1,7 @@
-"""Rules as values: what a recipe names, from a step and public rows to the weight of the public gradient.
+"""Rules as values, as named in a recipe: they map a step and public rows to the weight of the public gradient.
 
-A rule sees a `Situation`: the plan, the step, and public rows at the present weights. It never sees a private row, so
-whatever it answers is post-processing.
+A rule sees a `Situation`: the plan, the step, and public rows at the current weights. It never sees a private row, so
+its result is post-processing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sordino.sampling import Poisson, TruncatedPoisson
 
 @dataclass(frozen=True, eq=False)
 class Situation:
-    """What a rule may look at."""
+    """What a rule may use."""
 
     plan: Plan
     step: int
@@ -32,9 +32,9 @@ class Situation:
     public_batch: int
     model: nn.Module
     loss: Any
-    draw: Callable[[int], Rows]  # so many public rows (all, where there are fewer), the same for the same step
-    held_back: Callable[[int], Rows] | None = None  # the same of rows that no public gradient was ever taken of
-    scale: float = 1.0  # what records are multiplied by before they are clipped (adaptive clipping)
+    draw: Callable[[int], Rows]  # that many public rows (all, if there are fewer), the same for the same step
+    held_back: Callable[[int], Rows] | None = None  # the same for rows that are not used for public gradients
+    scale: float = 1.0  # the factor on records before clipping (adaptive clipping)
 
     @property
     def parameters(self) -> int:
@@ -43,7 +43,7 @@ class Situation:
 
 @dataclass(frozen=True)
 class Weight:
-    """alpha · public + (1 − alpha) · scale · private. The scale undoes what clipping shortens; 1 leaves it alone."""
+    """alpha · public + (1 − alpha) · scale · private. The scale corrects the shortening by clipping; 1: unchanged."""
 
     alpha: float
     scale: float = 1.0
@@ -54,7 +54,7 @@ class Rule(Protocol):
 
     @property
     def every(self) -> int:
-        """It is asked every so many steps; 0: once, at the first."""
+        """The number of steps between two calls; 0: once, at the first step."""
 
     def weight(self, at: Situation) -> Weight: ...
 
@@ -76,7 +76,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class OnlyPublic:
-    """α = 1: the released gradients are made, and not used."""
+    """α = 1: released gradients are computed but not used."""
 
     name: ClassVar[str] = "only-public"
     every: ClassVar[int] = 0
@@ -87,7 +87,7 @@ class OnlyPublic:
 
 @dataclass(frozen=True)
 class OnlyPrivate:
-    """α = 0: DP-SGD. Public rows serve warm-up, thresholds, centring or projection, if anything."""
+    """α = 0: DP-SGD. Public rows are used for warm-up, thresholds, centring or projection, if at all."""
 
     name: ClassVar[str] = "only-private"
     every: ClassVar[int] = 0
@@ -167,8 +167,8 @@ class Equation5:
 
 @dataclass(frozen=True)
 class Theorem31:
-    """Theorem 3.1, with Var[l] measured on `rows` public rows. `distance` is ‖w₁ − w*‖, which nobody knows beforehand:
-    it must be given. `vc_dimension` defaults to the number of weights (right for linear classifiers only)."""
+    """Theorem 3.1, with Var[l] measured on `rows` public rows. `distance` is ‖w₁ − w*‖, which is unknown in advance and
+    must be given. `vc_dimension` defaults to the number of weights (correct for linear classifiers only)."""
 
     distance: float
     vc_dimension: float | None = None
@@ -202,17 +202,18 @@ class Theorem31:
 
 @dataclass(frozen=True)
 class LeastError:
-    """THEORY.md §6: the α of least mean squared error, estimated anew from `rows` public rows every so many steps.
+    """THEORY.md §6: the α of smallest mean squared error, estimated from `rows` public rows at regular steps.
 
-    A share of the public rows is `held_back`: no public gradient is taken of them, only these estimates. Rows that the
-    model has fitted have short gradients, all alike, and would say that public gradients have hardly any error. With
-    held_back = 0 the formula is estimated on the rows themselves.
+    A share of the public rows is `held_back`: they are used for these estimates only, not for public gradients. Rows
+    that the model has fitted have short gradients, all alike, and would suggest that public gradients have hardly any
+    error. With held_back = 0 the formula is estimated on the rows themselves.
 
     The private gradient is first multiplied by 1/κ, the factor by which clipping shortens the public rows' gradients
-    (`Moments.shrinkage`); what is left of its bias counts as error. So without clipping κ = 1, nothing is biased, and
-    the formula is that of THEORY.md. It assumes that public and private rows come from one distribution and are
-    clipped alike. `horizon` is the number of steps over which errors average: 1 is the error of a single step, as in
-    THEORY.md. That leans to public in long runs, where noise averages out, and the public set's deviation does not.
+    (`Moments.shrinkage`); the remaining bias counts as error. So without clipping κ = 1, nothing is biased, and the
+    formula is that of THEORY.md. It assumes that public and private rows come from one distribution and are clipped
+    alike. `horizon` is the number of steps over which errors average out: 1 is the error of a single step, as in
+    THEORY.md. That favours public gradients in long runs, where noise averages out and the public set's deviation does
+    not.
     """
 
     every: int = 20
@@ -225,14 +226,14 @@ class LeastError:
         checks.count("every", self.every)
         checks.count("rows", self.rows, minimum=2)
         if checks.positive("horizon", self.horizon) < 1:
-            raise InputError(f"horizon = {self.horizon:g} must be at least 1: errors average over that many steps")
+            raise InputError(f"horizon = {self.horizon:g} must be at least 1: errors average out over that many steps")
         if not 0 <= checks.real("held_back", self.held_back) < 1:
             raise InputError(f"held_back = {self.held_back:g} must lie in [0, 1): a share of the public rows")
 
     def weight(self, at: Situation) -> Weight:
         plan = at.plan
         if plan.noise.name != "gaussian":
-            raise Refused(f"the mse rule knows the error of Gaussian noise, not of {plan.noise.name}: use another rule")
+            raise Refused(f"the mse rule is for Gaussian noise, not for {plan.noise.name} noise: use another rule")
         source = at.draw if at.held_back is None else at.held_back
         found = moments(at.model, at.loss, source(self.rows), plan.clipping, at.scale)
         lasting, trace = None, found.trace
@@ -264,7 +265,7 @@ RULES: Mapping[str, Callable[..., Rule]] = {
 
 
 def rule_from_dict(values: Mapping[str, Any]) -> Rule:
-    """{"alpha": 0.3}, or {"rule": name, …} with the rule's own options. Unknown names and keys are errors."""
+    """{"alpha": 0.3}, or {"rule": name, …} with the rule's options. Unknown names and keys are errors."""
     given = dict(values)
     name = given.pop("rule", "constant" if "alpha" in given else "mse")
     if name not in RULES:

@@ -1,8 +1,8 @@
-"""The audit of DP-MAC: canaries are made-up coefficient vectors of norm 1 in the concatenated vector.
+"""The audit of DP-MAC: canaries are artificial coefficient vectors of norm 1 in the concatenated vector.
 
-They go through the real pipeline: drawn by the plan's sampler, added to the scaled coefficients of the real records,
-out through `release()`, and the network moves by W-steps on what came out. The auditor knows the sum over the real
-records (Poisson: it is independent of the canaries' draws), so the score is that of sordino.audit.scores.
+They pass through the real pipeline: drawn by the plan's sampler, added to the scaled coefficients of the real records,
+released by `release()`, and the network is updated by W-steps on the result. The auditor knows the sum over the real
+records (under Poisson sampling it is independent of the canaries' draws), so the score is that of sordino.audit.scores.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ def audit_mac(
     noise_scale: float = 1.0,
     chunk: int = DEFAULT_CHUNK,
 ) -> AuditResult:
-    """Trains a copy of `network` for `steps` of the plan's steps with canaries among the records; the verdict.
+    """Trains a copy of `network` for `steps` of the plan's steps with canaries among the records; returns the verdict.
 
-    `noise_scale` breaks the run behind the accountant's back: it tests the audit, not the plan. Thresholds stay those
-    of the start: the claim that is audited is that of the steps, without the statistics.
+    `noise_scale` changes the actual noise but not the claim: it tests the audit, not the plan. Thresholds stay at their
+    initial values: the audited claim is that of the steps, without the statistics.
     """
     check_confidence(confidence)
     check_mac_plan(plan, mac, len(network.layers))
     if steps is not None and not 1 <= steps <= plan.steps:
-        raise InputError(f"steps = {steps}: the plan has {plan.steps}, and an audit runs some or all of them")
+        raise InputError(f"steps = {steps}: an audit runs at most the plan's {plan.steps} steps")
     copied = copy.deepcopy(network)
     layers = len(copied.layers)
     coefficients = Coefficients(copied, row_reader(dataset), mac.z, mac.expansion, mac.start(layers))

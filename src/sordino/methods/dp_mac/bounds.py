@@ -1,17 +1,17 @@
-"""Analytic sensitivities: the largest coefficients that any one record can have, from the weights and public radii.
+"""Analytic sensitivities: the largest coefficients of any one record, from the weights and public radii.
 
 Setting: ‖z_{k−1}‖ ≤ r and ‖z_k‖ (or ‖y‖) ≤ ρ, both enforced by projection, y in [0, 1] for sigmoid outputs. With
 ũ = (z, 1) the input norm is R = √(r² + 1) (r without bias), and a_h lies in [b_h − ‖w_h‖r, b_h + ‖w_h‖r] by
 Cauchy–Schwarz. Let V_h, F_h, G_h, X_h be the largest |f|, |f′|, |f″| and |a| on that interval. For ½T (docs/guarantees/
-dp_mac.md has the proofs, and where the printed ones of appendices E–H slip):
+dp_mac.md has the proofs, and the errors in the printed ones of appendices E–H):
 
     |t|        ≤ ½μ(ρ + ‖V‖)²
     ‖∂t‖_F     ≤ μR(‖V⊙F‖ + ρ·max F)
     ‖½∂²t‖_F   ≤ ½μR²(‖F² + V⊙G‖ + ρ·max G)
-    ‖b‖_F      ≤ μR(‖V⊙F‖ + ρ·max F + ‖X⊙(F² + V⊙G)‖ + ρ·max(X⊙G))            b = ∂t − ∂²t·ŵ, the paper's
+    ‖b‖_F      ≤ μR(‖V⊙F‖ + ρ·max F + ‖X⊙(F² + V⊙G)‖ + ρ·max(X⊙G))            b = ∂t − ∂²t·ŵ, as in the paper
     |a|        ≤ ½μ(ρ + ‖V‖)² + μ(⟨V⊙F, X⟩ + ρ‖F⊙X‖) + ½μ(⟨F² + V⊙G, X²⟩ + ρ‖G⊙X²‖)
 
-All vector norms are l2 over the units h. Add/remove: a sum over records moves by at most one record's coefficients.
+All vector norms are l2 over the units h. Add/remove: a sum over records changes by at most one record's coefficients.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Sensitivities:
     value: float
     gradient: float
     curvature: float  # Frobenius, full matrices
-    diagonal: float  # the diagonals alone
+    diagonal: float  # the diagonals only
     a: float
     b: float
 
 
 @dataclass(frozen=True, eq=False)
 class _Reach:
-    """What the activations of a layer can reach, unit by unit."""
+    """The ranges of a layer's activations, unit by unit."""
 
     low: Tensor
     high: Tensor
@@ -62,7 +62,7 @@ class _Reach:
 
 
 def sensitivities(layer: Layer, radii: Radii, mu: float = 1.0) -> Sensitivities:
-    """The bounds of the table above at the layer's present weights (which are released, hence public)."""
+    """The bounds of the table above at the layer's current weights (which are released, hence public)."""
     reach = _reach(layer, radii.inputs)
     long = math.hypot(radii.inputs, 1.0) if layer.bias is not None else radii.inputs
     fourth = math.hypot(radii.inputs**2, 1.0) if layer.bias is not None else radii.inputs**2

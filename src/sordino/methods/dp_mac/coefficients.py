@@ -1,16 +1,16 @@
-"""The coefficients of a batch as one vector of sensitivity 1: what DP-MAC releases, and how it is read back.
+"""The coefficients of a batch as one vector of sensitivity 1: what DP-MAC releases, and the inverse scaling.
 
 Each layer k contributes parts: its gradient ∂t, with order 2 also ½∂²t, with `value` also t. A record's part p is
 bounded to Θ_p in l2 (Frobenius) norm, then divided by Θ_p·√P, where P is the number of parts of all layers (or, with
 another split, multiplied by s_p/Θ_p with Σ s_p² = 1). A record's concatenated parts then have norm at most
-√(Σ s_p²) = 1 whatever the record, so adding or removing one moves the sum by at most 1 (Harder et al. 2018,
-section 2.3; docs/guarantees/dp_mac.md, Lemma 1). `polynomials` multiplies by Θ_p/s_p again: post-processing.
+√(Σ s_p²) = 1 for every record, so adding or removing one changes the sum by at most 1 (Harder et al. 2018, section 2.3;
+docs/guarantees/dp_mac.md, Lemma 1). `polynomials` multiplies by Θ_p/s_p again: post-processing.
 
 How a part is bounded to Θ ("bounding"):
-    clip        scaled down where it is longer: min(1, Θ/‖·‖)
-    normalise   scaled to length Θ exactly (0 stays 0): only directions count, so layers of any scale learn
-    analytic    Θ is the sensitivity of mac.bounds at the present weights. The part is clipped to it all the same, which
-                changes nothing if the bounds are right: the guarantee does not hang on their proof.
+    clip        scaled down if it is longer: min(1, Θ/‖·‖)
+    normalise   scaled to length exactly Θ (0 stays 0): only directions count, so layers of any scale learn
+    analytic    Θ is the sensitivity of `bounds` at the current weights. The part is clipped to it nevertheless, which
+                changes nothing if the bounds are right: the guarantee does not depend on their proof.
 A part that is not finite contributes zero.
 """
 
@@ -38,22 +38,22 @@ from sordino.sampling import LogicalBatch
 
 BOUNDINGS = ("clip", "normalise", "analytic")
 SPLITS = ("equal", "sqrt-dim")
-_SHORTEST = 1e-20  # of a vector that is normalised: below, single precision knows no direction
+_SHORTEST = 1e-20  # shortest vector that is normalised: below, single precision has no direction
 CONCATENATED = FlatClip(1.0)
-"""What the whole vector of a record is bounded to: the clipping of every DP-MAC plan."""
+"""The bound on a record's whole vector: the clipping of every DP-MAC plan."""
 Bounds = Mapping[str, float]
 """Θ of each part, by name: "layers.0.gradient", "layers.0.curvature", "layers.0.value"."""
 
 
 @dataclass(frozen=True)
 class Expansion:
-    """Which coefficients are released, and how a record's are bounded."""
+    """Which coefficients are released, and how those of a record are bounded."""
 
     order: int = 1
     curvature: str = "diagonal"  # of order 2: "full" matrices per unit, or their diagonals
-    value: bool = False  # also the constant; no optimizer here needs it
+    value: bool = False  # also release the constant; no optimizer here needs it
     bounding: str = "clip"
-    split: str = "equal"  # of the joint norm 1 among the parts
+    split: str = "equal"  # how the joint norm 1 is divided among the parts
 
     def __post_init__(self) -> None:
         if self.order not in (1, 2):
@@ -81,15 +81,15 @@ def fixed_bounds(layers: int, expansion: Expansion, thresholds: Mapping[str, flo
 
 
 def analytic_bounds(layers: Sequence[Layer], expansion: Expansion, z: ZSteps) -> Bounds:
-    """The sensitivities at the present weights; needs the radius that the Z-steps enforce."""
+    """The sensitivities at the current weights; needs the radius that the Z-steps enforce."""
     if z.radius is None:
-        raise InputError("analytic bounds need a radius that inputs and auxiliary coordinates are kept within")
+        raise InputError("analytic bounds need a radius: the bound on inputs and auxiliary coordinates")
     found: dict[str, float] = {}
     for k, layer in enumerate(layers):
         bound = sensitivities(layer, Radii(z.radius, z.radius), z.mu)
         curvature = bound.curvature if expansion.curvature == "full" else bound.diagonal
         sizes = {"gradient": bound.gradient, "curvature": curvature, "value": bound.value}
-        # a unit that is off everywhere has sensitivity 0; a bound must be positive, and any is right then
+        # a unit that is off everywhere has sensitivity 0; a bound must be positive, and any positive one is valid then
         found |= {f"layers.{k}.{part}": max(sizes[part], 1e-12) for part in expansion.parts}
     return found
 
@@ -144,15 +144,15 @@ def _size(units: int, wide: int, part: str, expansion: Expansion) -> int:
 
 
 def shares(sizes: Mapping[str, int], expansion: Expansion) -> dict[str, float]:
-    """How the joint norm 1 is divided: Σ share² = 1. "equal" is 1/√P each (Harder et al. 2018); "sqrt-dim" is in
-    proportion to the root of a part's coordinates, so that large and small layers have alike signal to noise."""
+    """How the joint norm 1 is divided: Σ share² = 1. "equal" is 1/√P each (Harder et al. 2018); "sqrt-dim" is
+    proportional to the root of a part's coordinates, so that large and small layers have similar signal to noise."""
     weights = {name: 1.0 if expansion.split == "equal" else math.sqrt(size) for name, size in sizes.items()}
     total = math.sqrt(math.fsum(w * w for w in weights.values()))
     return {name: w / total for name, w in weights.items()}
 
 
 def part_norms(terms: Terms, part: str, expansion: Expansion) -> Tensor:
-    """The l2 norm of each record's part, before it is bounded."""
+    """The l2 norm of each record's part, before bounding."""
     if part == "gradient":
         return terms.gradient_norms()
     return terms.value.abs().double() if part == "value" else terms.curvature_norms(expansion.curvature)
@@ -167,7 +167,7 @@ def _part_sum(terms: Terms, part: str, expansion: Expansion, factors: Tensor) ->
 
 
 def _factors(expansion: Expansion, bound: float, norms: Tensor) -> Tensor:
-    """What each record's part is multiplied by to be bounded; 0 if not finite, or too short to have a direction."""
+    """The factor that bounds each record's part; 0 if it is not finite, or too short to have a direction."""
     if expansion.bounding == "normalise":
         return torch.where(norms > _SHORTEST, NormalisedClip(bound).factors(norms), torch.zeros_like(norms))
     return FlatClip(bound).factors(norms)
@@ -175,9 +175,9 @@ def _factors(expansion: Expansion, bound: float, norms: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Coefficients:
-    """A gradient sum for `private_steps` (and the audit): from a logical batch to its scaled coefficients.
+    """A gradient sum for `private_steps` (and the audit): maps a batch to its scaled coefficients.
 
-    It reads the network's weights of that moment. `thresholds` are the bounds; None: analytic, from the weights.
+    It uses the network's current weights. `thresholds` are the bounds; None: analytic, from the weights.
     """
 
     network: Network
@@ -189,7 +189,7 @@ class Coefficients:
     contribution: Contribution = field(default_factory=Contribution)
 
     def bounds(self) -> Bounds:
-        """Θ of each part at the present weights: a function of released values only."""
+        """Θ of each part at the current weights: a function of released values only."""
         if self.thresholds is not None:
             return self.thresholds
         return analytic_bounds(chain(self.network), self.expansion, self.z)
@@ -224,7 +224,7 @@ class Coefficients:
 class Polynomial:
     """A layer's noisy mean objective in d = w − ŵ:  ⟨gradient, d⟩ + Σ_h ⟨d_h, curvature_h·d_h⟩ + value."""
 
-    gradient: Tensor  # (units, inputs), the last column is the bias's
+    gradient: Tensor  # (units, inputs); the last column belongs to the bias
     curvature: Tensor | None = None  # (units, inputs, inputs) symmetric, or (units, inputs): its diagonals
     value: Tensor | None = None
     noise: float = 0.0  # the standard deviation of the noise on a diagonal entry of the curvature
@@ -233,9 +233,9 @@ class Polynomial:
 def polynomials(
     released: Mapping[str, Tensor], expansion: Expansion, bounds: Bounds, layers: int, noise: float
 ) -> list[Polynomial]:
-    """Released coefficients in their own units again: post-processing.
+    """Released coefficients in their original units: post-processing.
 
-    `released` is a sum divided by the public divisor; `noise` is the standard deviation of what was added to it.
+    `released` is a sum divided by the public divisor; `noise` is the standard deviation of the added noise.
     """
     share = shares({name: value.numel() for name, value in released.items()}, expansion)
     found = []

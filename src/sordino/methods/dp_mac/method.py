@@ -1,25 +1,26 @@
-"""DP-MAC as a plan sees it: noisy sums of scaled Taylor coefficients, all of them visible.
+"""DP-MAC as a method: noisy sums of scaled Taylor coefficients, all of them visible.
 
-A record's coefficients of all layers are one vector of norm at most 1 (mac.coefficients, by construction), summed over
-a Poisson batch and released once per step. That is the subsampled Gaussian mechanism with clip norm 1, accounted for
-as DP-SGD is (Abadi et al. 2016; docs/guarantees/dp_mac.md, Theorem 1). DP-PCA and private thresholds are
+A record's coefficients of all layers are one vector of norm at most 1 (by construction, `coefficients`), summed over a
+Poisson batch and released once per step. That is the subsampled Gaussian mechanism with clip norm 1, accounted as
+DP-SGD (Abadi et al. 2016; docs/guarantees/dp_mac.md, Theorem 1). DP-PCA and private thresholds are
 `Statistic`s of the same plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from sordino import checks
 from sordino.clipping import FlatClip
 from sordino.errors import InputError, Refused
 from sordino.methods.dp_mac.recipe import read
 from sordino.methods.dp_mac.run import MacWork, restored
-from sordino.plan.core import Plan, Statistic
+from sordino.plan.core import Plan
 from sordino.plan.make import make_plan
 from sordino.plan.method import Assumption, Method, Request
+from sordino.plan.options import PlanOptions, with_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DPMAC(Method):
-    """Harder et al. 2018. `parts`: how many bounded parts (layers × coefficients) make up a record's vector."""
+    """Harder et al. 2018. `parts`: the number of bounded parts (layers × coefficients) in a record's vector."""
 
     parts: int = 1
     name: ClassVar[str] = "dp-mac"
@@ -55,9 +56,9 @@ class DPMAC(Method):
     def check(self, plan: Plan) -> None:
         checks.count("parts", self.parts)
         if plan.clipping != FlatClip(1.0):
-            raise Refused(f"DP-MAC scales a record's coefficients to norm 1: clip_norm is 1, not {plan.clipping}")
+            raise Refused(f"DP-MAC scales a record's coefficients to norm 1: clip_norm must be 1, not {plan.clipping}")
         if plan.relation != "add-remove" or plan.sampling.name != "poisson":
-            raise Refused("DP-MAC is proven for Poisson sampling under add-remove: choose these")
+            raise Refused("DP-MAC is proven for Poisson sampling under add-remove only")
         super().check(plan)
 
     def assumptions(self, plan: Plan) -> tuple[Assumption, ...]:
@@ -65,11 +66,11 @@ class DPMAC(Method):
             Assumption(
                 f"a record's {self.parts} coefficient blocks, each divided by its bound and √{self.parts}, have joint "
                 "norm at most 1",
-                "every block of every record is clipped to its bound, also where the bound is an analytic one",
+                "every block of every record is clipped to its bound, also if the bound is analytic",
             ),
             Assumption(
                 "a record's auxiliary coordinates depend on no other record",
-                "they are started from the record and the released weights, and moved coordinate by coordinate",
+                "they start from the record and the released weights, and are updated coordinate by coordinate",
             ),
         )
 
@@ -94,44 +95,21 @@ class DPMAC(Method):
         return {"test_error": metrics.get("test_error"), "noise_free_error": (noise_free or {}).get("test_error")}
 
 
-def plan(
-    *,
-    parts: int,
-    delta: float,
-    records: int,
-    expected_batch: float,
-    epsilon: float | None = None,
-    noise_multiplier: float | None = None,
-    epochs: float | None = None,
-    steps: int | None = None,
-    accountant: str = "pld",
-    insecure_seed: int | None = None,
-    statistics: Sequence[Statistic] = (),
-) -> Plan:
-    """A DP-MAC plan for a target `epsilon` of everything, statistics included, or a given `noise_multiplier`.
+@with_options(
+    make_plan, "delta", "records", "expected_batch", "epsilon", "noise_multiplier", "epochs", "steps", "accountant",
+    "insecure_seed", "statistics",
+)  # fmt: skip
+def plan(*, parts: int, **shared: Unpack[PlanOptions]) -> Plan:
+    """A DP-MAC plan. A target `epsilon` is that of all releases, statistics included.
 
     Args:
-        parts: How many bounded parts (layers × coefficients) make up a record's vector.
-        delta: δ in (0, 1).
-        records: The public number of records.
-        expected_batch: The expected number of records in a step (Poisson sampling).
-        epsilon: The target; or give `noise_multiplier`.
-        noise_multiplier: Standard deviation of the noise over the norm 1 of a record's vector.
-        epochs: Passes over the data; or give `steps`.
-        steps: The number of steps.
-        accountant: pld or rdp.
-        insecure_seed: Makes the run repeatable, and the guarantee void for whoever knows it.
-        statistics: Further releases in the same budget (DP-PCA, private thresholds).
+        parts: The number of bounded parts (layers × coefficients) in a record's vector.
 
     Returns:
         The plan.
 
     Raises:
-        InputError: a value is wrong, or one of a pair is missing.
+        InputError: a value is wrong, or not exactly one of two alternatives is given.
         Refused: no theorem covers the combination.
     """
-    return make_plan(
-        DPMAC(parts), delta=delta, records=records, expected_batch=expected_batch, epsilon=epsilon,
-        noise_multiplier=noise_multiplier, epochs=epochs, steps=steps, accountant=accountant,
-        insecure_seed=insecure_seed, statistics=statistics,
-    )  # fmt: skip
+    return make_plan(DPMAC(parts), **shared)

@@ -1,8 +1,9 @@
-"""Fully connected networks as MAC sees them: a chain of layers, each with an objective of its own.
+"""Fully connected networks for MAC: a chain of layers, each with its own objective.
 
-A layer maps z to f(a), a = W·z + b. Hidden layers pay (μ/2)·‖z_k − f(a)‖² for missing their auxiliary coordinate, the
-output layer ½·‖y − a‖² ("squared") or Σ_h log(1 + e^{a_h}) − y_h·a_h ("sigmoid": cross-entropy, y in [0, 1]).
-Everything here is a function of one record at a time: no normalisation across a batch, no dropout.
+A layer maps z to f(a), a = W·z + b. The objective of a hidden layer is (μ/2)·‖z_k − f(a)‖², its distance from the
+auxiliary coordinate; that of the output layer is ½·‖y − a‖² ("squared") or Σ_h log(1 + e^{a_h}) − y_h·a_h ("sigmoid":
+cross-entropy, y in [0, 1]). Everything here is a function of one record at a time: no normalisation across a batch, no
+dropout.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ OUTPUTS = ("squared", "sigmoid")
 
 @dataclass(frozen=True)
 class Activation:
-    """f, f′ and f″. A kink has the derivatives of its left side; f″ of a piecewise linear f is 0."""
+    """f, f′ and f″. At a kink the left derivatives are used; f″ of a piecewise linear f is 0."""
 
     name: str
     value: Function
@@ -46,7 +47,7 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One layer at its present weights. `output`: its objective where it is the last layer, else None."""
+    """One layer at its current weights. `output`: its objective if it is the last layer, else None."""
 
     weight: Tensor  # (out, in)
     bias: Tensor | None  # (out,)
@@ -54,7 +55,7 @@ class Layer:
     output: str | None = None
 
     def pre(self, z: Tensor) -> Tensor:
-        """(n, in) → (n, out): what goes into the activation."""
+        """(n, in) → (n, out): the input of the activation."""
         return torch.nn.functional.linear(z, self.weight, self.bias)
 
     def __call__(self, z: Tensor) -> Tensor:
@@ -62,7 +63,7 @@ class Layer:
 
 
 class Network(nn.Module):
-    """A plain torch module, so that DP-SGD and back-propagation train the very same network.
+    """A plain torch module, so that DP-SGD and back-propagation can train the same network.
 
     `widths`: input, hidden, …, output. `activation`: one name for all hidden layers, or one for each. The output layer
     is linear: its value is the reconstruction ("squared") or the logits ("sigmoid").
@@ -92,7 +93,7 @@ class Network(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """He et al. 2015 for what is followed by a ReLU or softplus, variance 1/in elsewhere; biases 0."""
+        """He et al. 2015 before a ReLU or softplus, variance 1/in elsewhere; biases 0."""
         for layer, name in zip(self.layers, self.activations, strict=True):
             assert isinstance(layer, nn.Linear)
             gain = math.sqrt(2.0) if name == "relu" else 1.0
@@ -113,7 +114,7 @@ class Network(nn.Module):
 
 
 def chain(network: Network) -> list[Layer]:
-    """The layers at the network's present weights, detached: functions of them never reach the module."""
+    """The layers at the network's current weights, detached, so that they can't change the module."""
     found = []
     for index, (layer, name) in enumerate(zip(network.layers, network.activations, strict=True)):
         assert isinstance(layer, nn.Linear)
@@ -124,7 +125,7 @@ def chain(network: Network) -> list[Layer]:
 
 
 def loss(output: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """The output objective of each record, (n, out), (n, out) → (n,): what back-propagation and DP-SGD minimise."""
+    """The output objective of each record, (n, out), (n, out) → (n,), as back-propagation and DP-SGD minimise it."""
     if output == "squared":
         return lambda a, y: 0.5 * (y - a).square().sum(1)
     return lambda a, y: (softplus(a) - y * a).sum(1)

@@ -1,15 +1,15 @@
-"""W-steps: from a layer's noisy polynomial to a displacement of its weights. All of it is post-processing.
+"""W-steps: map a layer's noisy polynomial to a change of its weights. All of this is post-processing.
 
 | optimizer | order  | what it does                                                                              |
 |-----------|--------|-------------------------------------------------------------------------------------------|
 | sgd, adam | 1 or 2 | `steps` steps down the polynomial from ŵ; the torch optimizer's state lasts over batches  |
 | cg        | 2      | at most `steps` steps of conjugate gradients to the polynomial's minimum, times `lr`      |
 
-Noise can make the curvature indefinite, and then the polynomial has no minimum. `convex` raises every eigenvalue of
-every unit's curvature (every entry of a diagonal one) that lies below a floor to the floor: `floor` times the spectral
-radius that noise alone has (√(2d)·s for d×d matrices whose triangle has noise of standard deviation s; 3·s for
-diagonals), a public number. Directions in which the noise dominates are then taken to be as steep as the noise, so
-steps along them are short: the quadratic is strictly convex, hence bounded below. Minimising it needs no constant term.
+Noise can make the curvature indefinite, so that the polynomial has no minimum. `convex` raises every eigenvalue of
+every unit's curvature (every entry of a diagonal one) to at least `floor` times the spectral radius of the noise alone
+(√(2d)·s for d×d matrices whose triangle has noise of standard deviation s; 3·s for diagonals), a public number.
+Directions in which the noise dominates are then treated as being as steep as the noise, so steps along them are short:
+the quadratic is strictly convex, hence bounded below. Minimising it needs no constant term.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class WSteps:
     lr: float = 0.01
     steps: int = 1
     floor: float = 1.0
-    momentum: float = 0.0  # of sgd
+    momentum: float = 0.0  # for sgd
 
     def __post_init__(self) -> None:
         checks.choice("optimizer", self.optimizer, WORDS.optimizers)
@@ -46,10 +46,10 @@ class WSteps:
         checks.count("w_steps", self.steps)
         checks.within("momentum", self.momentum, 0, 1, open_high=True)
         if self.momentum and self.optimizer != "sgd":
-            raise InputError(f"momentum belongs to sgd, not to {self.optimizer}")
+            raise InputError(f"momentum is an option of sgd, not of {self.optimizer}")
 
     def make(self, network: Network) -> Optimizer:
-        """The torch optimizer whose state is saved with a run; for cg plain SGD, which has none."""
+        """The torch optimizer whose state is saved with a run; for cg plain SGD, which has no state."""
         parameters = list(network.parameters())
         if self.optimizer == "adam":
             return torch.optim.Adam(parameters, lr=self.lr)
@@ -57,7 +57,7 @@ class WSteps:
 
 
 def w_step(network: Network, layers: Sequence[Polynomial], settings: WSteps, optimizer: Optimizer) -> None:
-    """Moves the network's weights down the polynomials (which are expanded at its present weights)."""
+    """Updates the network's weights along the polynomials (which are expanded at its current weights)."""
     start = [_matrix(layer).clone() for layer in _linear(network)]
     shaped = [convex(p, settings.floor) for p in layers]
     if settings.optimizer == "cg":
@@ -79,7 +79,7 @@ def slope(polynomial: Polynomial, d: Tensor) -> Tensor:
 
 
 def convex(polynomial: Polynomial, floor: float = 1.0) -> Polynomial:
-    """The polynomial with its curvature at least `floor` noise levels everywhere; as it is without curvature."""
+    """The polynomial with its curvature raised to at least `floor` noise levels; unchanged without curvature."""
     curvature = polynomial.curvature
     if curvature is None:
         return polynomial
@@ -93,7 +93,7 @@ def convex(polynomial: Polynomial, floor: float = 1.0) -> Polynomial:
 
 
 def minimiser(polynomial: Polynomial, iterations: int) -> Tensor:
-    """Conjugate gradients from d = 0 on a convex polynomial, all units side by side: (units, inputs)."""
+    """Conjugate gradients from d = 0 on a convex polynomial, for all units at once: (units, inputs)."""
     if polynomial.curvature is None:
         raise InputError("conjugate gradients need a second-order expansion: a linear one has no minimum")
     d = torch.zeros_like(polynomial.gradient)

@@ -25,7 +25,7 @@ from sordino.release import Entry, Gaussian, release
 from sordino.release.ledger import Ledger
 
 PURPOSE = "dp-pca"
-_CHUNK = 4096  # rows that are held at once
+_CHUNK = 4096  # rows in memory at once
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class PcaBudget:
         checks.within("DP-PCA: whiten", self.whiten, 0, 1)
 
     def statistic(self) -> Statistic:
-        """What a plan declares to pay for it."""
+        """The statistic that a plan declares for it."""
         return Statistic(purpose=PURPOSE, noise_multiplier=self.noise_multiplier)
 
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """Released directions: `matrix` (in, components), applied to a record after it is put into the unit ball."""
+    """Released directions: `matrix` (in, components), applied to a record after projection into the unit ball."""
 
     matrix: Tensor
     scale: float | None
@@ -65,7 +65,7 @@ class Projection:
 
 
 def unit_rows(inputs: Tensor, scale: float | None) -> Tensor:
-    """Each record as a float32 vector of norm at most 1, but for rounding; one that is not finite becomes zero."""
+    """Each record as a float32 vector of norm at most 1, up to rounding; zero if it is not finite."""
     return in_unit_ball(inputs, scale).float()
 
 
@@ -101,10 +101,10 @@ def private_projection(inputs: Tensor, budget: PcaBudget, *, source: RandomSourc
 
 
 def projection_of(noisy: Tensor, budget: PcaBudget) -> Projection:
-    """From the released triangle to directions: post-processing."""
+    """Maps the released triangle to directions: post-processing."""
     values, vectors = torch.linalg.eigh(from_triangle(noisy.double()))
     order = torch.argsort(values, descending=True)[: budget.components]
-    # noise alone reaches √(2d)·σ: an eigenvalue below that says nothing of the records
+    # noise alone reaches √(2d)·σ: an eigenvalue below that carries no information about the records
     floor = budget.noise_multiplier * math.sqrt(2 * len(values))
     root = (values[order].clamp_min(floor) / budget.records).sqrt()
     return Projection((vectors[:, order] * root.pow(-budget.whiten)).float(), budget.scale)

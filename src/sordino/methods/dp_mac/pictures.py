@@ -1,7 +1,7 @@
-"""What a DP-MAC run shows: reconstructions of test images, and learned features as images.
+"""Images for the report of a DP-MAC run: reconstructions of test images, and learned features.
 
 Everything is computed from public test images and from released values (weights, projection), so it is covered by the
-run's guarantee and costs nothing (Figs. 1 and 5 of Harder et al. 2018; its curves are the report's plots).
+run's guarantee and has no privacy cost (Figs. 1 and 5 of Harder et al. 2018; its curves are plots of the report).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHOWN = 10
 def pictures(
     network: Network, projection: Projection | None, images: Tensor, inputs: Tensor, made: MacRecipe
 ) -> list[dict[str, Any]]:
-    """JSON-able pictures. `images`: public test images (n, 1, h, w); `inputs`: the same as the network takes them."""
+    """JSON-serialisable pictures. `images`: public test images (n, 1, h, w); `inputs`: the same as network inputs."""
     if images.dim() != 4 or images.shape[1] != 1:
         return []
     side = tuple(images.shape[2:])
@@ -31,7 +31,7 @@ def pictures(
             rebuilt = network(inputs[:SHOWN]) / made.multiply
         rows = torch.cat([images[:SHOWN, 0], rebuilt.reshape(-1, *side)])
         shown = grid(
-            rows, SHOWN, "Reconstructions", "Test images (above) and what the released network makes of them (below).",
+            rows, SHOWN, "Reconstructions", "Test images (above) and their reconstructions (below).",
             stretch=False,
         )  # fmt: skip
         first = chain(network)[0].weight[: 3 * SHOWN].reshape(-1, *side)
@@ -39,8 +39,8 @@ def pictures(
     return [
         grid(
             features(network, projection, made).reshape(-1, *side), SHOWN, "Learned features",
-            "For each class the three hidden units with the largest weight for it (a column each): the image that the "
-            "unit answers to.",
+            "For each class the three hidden units with the largest weight for it (one column each): the image to "
+            "which the unit responds.",
         )
     ]  # fmt: skip
 
@@ -49,7 +49,7 @@ def features(network: Network, projection: Projection | None, made: MacRecipe) -
     """(3·classes, pixels): row by row, the pixels' weights of each class's strongest units."""
     layers = chain(network)
     strength = layers[-1].weight
-    for layer in reversed(layers[1:-1]):  # through further hidden layers by their weights alone
+    for layer in reversed(layers[1:-1]):  # further hidden layers enter by their weights only
         strength = strength @ layer.weight
     weights = layers[0].weight * made.multiply
     if projection is not None:

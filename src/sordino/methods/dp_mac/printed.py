@@ -1,7 +1,7 @@
-"""The sensitivities of appendices E to H of Harder et al. 2018 as printed: for comparison only, nothing uses them.
+"""The sensitivities of appendices E to H of Harder et al. 2018 as printed: for comparison only, not used.
 
 They are for T (twice our t), softplus hidden layers without biases, ‖z‖ ≤ T_z for inputs and targets, sums without the
-factor 1/2S (which appendix H still carries: it is left out here). docs/guarantees/dp_mac.md lists what is wrong with
+factor 1/2S (which appendix H still has: it is left out here). docs/guarantees/dp_mac.md lists what is wrong with
 them; tests/methods/dp_mac/test_mac_bounds.py finds records that exceed three of them.
 """
 
@@ -21,7 +21,7 @@ def _alpha_beta(weight: Tensor, radius: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def hidden_value(weight: Tensor, radius: float) -> float:
-    """Δa_{k1}: T_z² + 2T_z‖α‖² + ‖β‖² (α and β are mixed up; ‖α‖ lost its power)."""
+    """Δa_{k1}: T_z² + 2T_z‖α‖² + ‖β‖² (α and β are confused; ‖α‖ should have no square)."""
     alpha, beta, _ = _alpha_beta(weight, radius)
     return float(radius**2 + 2 * radius * alpha.square().sum() + beta.square().sum())
 
@@ -43,7 +43,7 @@ def hidden_b(weight: Tensor, radius: float) -> float:
 
 
 def hidden_curvature(weight: Tensor, radius: float) -> float:
-    """ΔC_k for C = ½∂²T (a lost ½ and a lost cross term cancel: valid, and loose)."""
+    """ΔC_k for C = ½∂²T (a missing ½ and a missing cross term cancel: valid, and loose)."""
     alpha, beta, _ = _alpha_beta(weight, radius)
     return radius**2 / 2 * math.sqrt(radius**2 + float((4 * beta.square() + alpha).square().sum()))
 

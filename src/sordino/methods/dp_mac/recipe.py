@@ -1,4 +1,4 @@
-"""A recipe with `[method] name = "dp-mac"`, checked: what is trained, on what, and under which plan.
+"""Checks a recipe with `[method] name = "dp-mac"`: what is trained, on which data, and under which plan.
 
     [features]  name = "none", or "dp-pca": components, noise_multiplier, scale, whiten; multiply (a public constant)
     [model]     name = "classifier" or "autoencoder"; hidden = [300]; activation
@@ -7,13 +7,13 @@
                 thresholds_noise, thresholds_every, thresholds_quantile
     [train]     optimizer = "adam", "sgd" (momentum) or "cg"; lr, steps or epochs, scheduler, average, …
 
-Pixels are used as they are, in [0, 1]: a public scale. Keys that are not known, or that would be ignored, are errors.
+Pixels are used as they are, in [0, 1]: a public scale. Unknown keys, and keys that would be ignored, are errors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,7 @@ _THRESHOLDS = {"thresholds_noise": "noise_multiplier", "thresholds_every": "ever
 
 @dataclass(frozen=True)
 class MacRecipe:
-    """Everything a DP-MAC run needs, but the records."""
+    """Everything that a DP-MAC run needs, except the records."""
 
     recipe: Recipe
     widths: tuple[int, ...]
@@ -62,7 +62,7 @@ class MacRecipe:
         return self.recipe.model.name == "autoencoder"
 
     def network(self) -> Network:
-        """A fresh network, initialised from the recipe's public seed."""
+        """A new network, initialised from the recipe's public seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.recipe.run.seed)
             activation = self.recipe.model.options.get("activation", "relu")
@@ -70,7 +70,7 @@ class MacRecipe:
 
 
 def read(recipe: Recipe, progress: bool | None = None, known: tuple[tuple[int, ...], int] | None = None) -> MacRecipe:
-    """Checks the whole recipe; nothing is loaded or written. `known`: (shape, classes), once the data was read."""
+    """Checks the whole recipe; nothing is loaded or written. `known`: (shape, classes), once the data are read."""
     public = data.published(recipe.data)
     shape, classes = (public.shape, public.classes) if known is None else known
     if shape is None or classes is None:
@@ -83,7 +83,7 @@ def read(recipe: Recipe, progress: bool | None = None, known: tuple[tuple[int, .
     mac = _mac(recipe)
     plan = _plan(recipe, mac, len(widths) - 1, records, pca)
     made = MacRecipe(recipe, widths, mac, plan, recipe_settings(recipe, plan.steps, progress), pca, multiply)
-    made.network()  # a wrong activation is found here
+    made.network()  # raises for a wrong activation
     return made
 
 
@@ -108,10 +108,10 @@ def _features(recipe: Recipe, records: int) -> tuple[PcaBudget | None, float]:
 def _widths(recipe: Recipe, inputs: int, classes: int) -> tuple[int, ...]:
     section = recipe.model
     if section.name not in WORDS.models:
-        raise InputError(f"model {section.name!r} is not for dp-mac: {did_you_mean(section.name, WORDS.models)}")
+        raise InputError(f"model {section.name!r} is not one of dp-mac: {did_you_mean(section.name, WORDS.models)}")
     _only(section.options, WORDS.models[section.name], "model")
     if section.name == "autoencoder" and recipe.features.name != "none":
-        raise InputError("an autoencoder rebuilds its own inputs: features must be 'none'")
+        raise InputError("an autoencoder reconstructs its own inputs: features must be 'none'")
     hidden = section.options.get("hidden", [300])
     if not isinstance(hidden, list | tuple) or not hidden:
         raise InputError(f"model.hidden = {hidden!r} must be a list of widths, with at least one")
@@ -151,11 +151,11 @@ def _plan(recipe: Recipe, mac: Mac, layers: int, records: int, pca: PcaBudget | 
     privacy, sampling, train = recipe.privacy, recipe.sampling, recipe.train
     clipping = {"name": recipe.clipping.name, "clip_norm": recipe.clipping.clip_norm, **recipe.clipping.options}
     if clipping_from_dict(clipping) != CONCATENATED:
-        raise Refused("[clipping] is not for dp-mac: a record's whole vector has norm 1, and [method] bounds its parts")
+        raise Refused("[clipping] is not for dp-mac: a record's vector has norm 1, and [method] bounds its parts")
     if sampling.name != "poisson" or sampling.cap is not None or privacy.relation not in (None, "add-remove"):
-        raise Refused("DP-MAC is proven for Poisson sampling under add-remove: choose these")
+        raise Refused("DP-MAC is proven for Poisson sampling under add-remove only")
     if privacy.norm_histogram is not None:
-        raise InputError("privacy.norm_histogram is not made by dp-mac: leave it out (see thresholds_noise)")
+        raise InputError("privacy.norm_histogram is not supported by dp-mac: leave it out (see thresholds_noise)")
     if (train.steps is None) == (train.epochs is None):
         raise InputError("give either train.steps or train.epochs, not both and not neither")
     rate = make_sampling("poisson", sampling.expected_batch, records).to_dict()["sampling_rate"]
@@ -177,7 +177,7 @@ def _plan(recipe: Recipe, mac: Mac, layers: int, records: int, pca: PcaBudget | 
     )
 
 
-def _only(options: Mapping[str, Any], known: tuple[str, ...], section: str) -> None:
+def _only(options: Mapping[str, Any], known: Collection[str], section: str) -> None:
     for key in options:
         if key not in known:
             raise InputError(f"unknown key in [{section}]: {key!r}: {did_you_mean(key, known)}")

@@ -1,11 +1,11 @@
-"""A DP-MAC recipe, carried out into a run directory: as `sordino.runs.run`, and
+"""A DP-MAC recipe run in a run directory: as `sordino.runs.run`, and
 
-    projection.safetensors   the released directions of DP-PCA, which whoever uses the model needs
+    projection.safetensors   the released directions of DP-PCA, which are needed to use the model
     pictures.json            reconstructions of test images, learned features: from public images and released weights
 
-Resume: the ledger, the checkpoints and projection.safetensors are all that is needed. A run that was killed between
-the release of DP-PCA and the writing of its file can be resumed with an insecure seed only; else it is refused, for the
-same statistic must not be drawn twice.
+Resume needs the ledger, the checkpoints and projection.safetensors. A run that was killed between the release of DP-PCA
+and the writing of its file can be resumed with an insecure seed only; otherwise it is refused, because the same
+statistic must not be drawn twice.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ Outputs = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Sets:
-    """The private records as DP-MAC takes them, and the public test images."""
+    """The private records as inputs of DP-MAC, and the public test images."""
 
     train: Data
     test: Data
-    classes: Tensor  # of the test images
+    classes: Tensor  # classes of the test images
 
 
 @dataclass(eq=False)
@@ -90,7 +90,7 @@ class MacWork:
 
     def train(self, out: Path, *, resume: bool) -> Result:
         made, source = self.made, self.made.plan.source()
-        rehearse_w_step(mac_update(made.plan, made.network(), made.mac), made.settings)  # before DP-PCA is paid for
+        rehearse_w_step(mac_update(made.plan, made.network(), made.mac), made.settings)  # before DP-PCA is released
         with working("DP-PCA", self.progress):
             projection = released_projection(made, self.raw.train.inputs, out, source)
         sets = self._sets = prepare_sets(made, self.raw, projection)
@@ -104,7 +104,7 @@ class MacWork:
         return result
 
     def without_noise(self) -> Result:
-        """The same run without clipping and noise, behind the released projection: NOT private."""
+        """The same run without clipping and noise, with the released projection: NOT private."""
         made, sets = self.made, self._sets
         if sets is None:
             raise Refused("the run without noise uses the projection that the private run released: train first")
@@ -114,7 +114,7 @@ class MacWork:
         )  # fmt: skip
 
     def audit(self, **options: Any) -> AuditResult:
-        """`audit_mac` of the recipe's plan, network and records, behind a DP-PCA of the audit's own."""
+        """`audit_mac` of the recipe's plan, network and records, with a separate DP-PCA."""
         for name in ("runs", "width_scale"):
             if name in options:
                 raise InputError(f"the audit of dp-mac has no --{name.replace('_', '-')}: leave it out")
@@ -124,7 +124,7 @@ class MacWork:
 
 
 def restored(recipe: Recipe, folder: Path, shape: tuple[int, ...], classes: int) -> tuple[Network, Outputs]:
-    """The network of a finished run, without its weights, and how records go through it."""
+    """The network of a finished run, without its weights, and the function from records to its outputs."""
     made = read(recipe, None, (shape, classes))
     matrix = load_file(folder / PROJECTION)["matrix"] if made.pca is not None else None
     projection = Projection(matrix, made.pca.scale) if made.pca is not None and matrix is not None else None
@@ -139,7 +139,7 @@ def restored(recipe: Recipe, folder: Path, shape: tuple[int, ...], classes: int)
 
 
 def released_projection(made: MacRecipe, inputs: Tensor, out: Path | None, source: RandomSource) -> Projection | None:
-    """The projection of the run: made once, through the run's own ledger, and read from its file afterwards."""
+    """The projection of the run: released once, in the run's ledger, and read from its file afterwards."""
     if made.pca is None:
         return None
     path = out / PROJECTION if out is not None else None
@@ -149,8 +149,8 @@ def released_projection(made: MacRecipe, inputs: Tensor, out: Path | None, sourc
         ledger.guard(Explained(made.plan, ledger.entries))
         if source.secure and ledger.last_step(PURPOSE) >= 0:
             raise Refused(
-                f"{path} is missing, but the ledger holds its release: with secure noise it can't be made again "
-                "without paying again; start anew in another directory"
+                f"{path} is missing, but the ledger contains its release: with secure noise it can't be made again "
+                "without a second release; start again in another directory"
             )
         found = private_projection(inputs, made.pca, source=source, ledger=ledger)
     if path is not None:
@@ -159,7 +159,7 @@ def released_projection(made: MacRecipe, inputs: Tensor, out: Path | None, sourc
 
 
 def prepare_sets(made: MacRecipe, raw: data.Dataset, projection: Projection | None) -> Sets:
-    """Records through the released projection and the public factor; targets as the output layer wants them."""
+    """Records after the released projection and the public factor; targets in the form of the output layer."""
 
     def inputs(split: data.Split) -> Tensor:
         rows = split.inputs.flatten(1) if projection is None else projection(split.inputs)
@@ -173,7 +173,7 @@ def prepare_sets(made: MacRecipe, raw: data.Dataset, projection: Projection | No
 
 
 def _measured(sets: Sets, made: MacRecipe) -> Evaluate | None:
-    """The metrics of the test rows; None where none are declared."""
+    """The metrics of the test rows; None if there are none."""
     return (lambda network: test_metrics(network, sets, made.autoencoder)) if len(sets.classes) else None
 
 

@@ -7,13 +7,13 @@ one inner product each, so all its derivatives are outer products with ũ (Harde
     ∂²t/∂w̃_h² = c_h·ũũᵀ        c = μ(f′² + (f − z)·f″)                     c = sigmoid(a)·(1 − sigmoid(a))
     ∂²t/∂w̃_h∂w̃_g = 0  for h ≠ g
 
-So a layer needs (n, out) slopes and curvatures, never an (n, out, in, in) tensor. The expansion is kept in d = w − ŵ:
+So a layer needs (n, out) slopes and curvatures, never an (n, out, in, in) tensor. The expansion is in d = w − ŵ:
 t ≈ t(ŵ) + ⟨∂t, d⟩ + ⟨d, ½∂²t·d⟩. a, b, C of Harder et al. are functions of these three (`paper_form`), but have a
-larger sensitivity: b = ∂t − ∂²t·ŵ pays for the curvature a second time.
+larger sensitivity: b = ∂t − ∂²t·ŵ contains the curvature a second time.
 
 A symmetric matrix is released as its upper triangle with off-diagonal entries times √2 (`triangle`): an isometry from
 the Frobenius norm to l2, so the sensitivity is the same; the noise is that of independent noise on all entries, made
-symmetric, in half the numbers.
+symmetric, with half the numbers.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from sordino.errors import SordinoError
 from sordino.methods.dp_mac.network import Layer
 
 CURVATURES = ("full", "diagonal")
-_OUTER = 256  # records whose outer products are held at once
+_OUTER = 256  # records whose outer products are in memory at once
 
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """A layer's objective on each of n records, expanded at the layer's present weights."""
+    """A layer's objective on each of n records, expanded at the layer's current weights."""
 
-    inputs: Tensor  # (n, in), or (n, in + 1) with a last column of ones where the layer has a bias
+    inputs: Tensor  # (n, in), or (n, in + 1) with a last column of ones if the layer has a bias
     pre: Tensor  # (n, out)
     value: Tensor  # (n,)
     slope: Tensor  # (n, out)
@@ -47,7 +47,7 @@ class Terms:
         return _row_norms(self.slope) * _row_norms(self.inputs)
 
     def curvature_norms(self, kind: str) -> Tensor:
-        """‖½∂²t‖_F of each record, or of the diagonals alone."""
+        """‖½∂²t‖_F of each record, or of the diagonals only."""
         spread = _row_norms(self.inputs).square() if kind == "full" else _row_norms(self.inputs.double().square())
         return 0.5 * _row_norms(self.curvature) * spread
 
@@ -69,7 +69,7 @@ class Terms:
         return total
 
     def finite(self) -> tuple[Terms, Tensor]:
-        """The same with every record that is not finite turned into zeros, and which records those were."""
+        """The same with all records that are not finite replaced by zeros, and which records those were."""
         good = torch.isfinite(self.gradient_norms() + self.curvature_norms("full") + self.value)
         good &= torch.isfinite(self.inputs.square().sum(1))  # products of inputs stay within the dtype
         if bool(good.all()):
@@ -101,7 +101,7 @@ def paper_form(terms: Terms, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     b = slope[:, :, None] * terms.inputs[:, None, :]
     outer = terms.inputs[:, :, None] * terms.inputs[:, None, :]
     if weight.shape != b.shape[1:]:
-        raise SordinoError("the coefficients are of another layer than the weights")
+        raise SordinoError("the coefficients belong to another layer than the weights")
     return value, b, 0.5 * terms.curvature[:, :, None, None] * outer[:, None]
 
 

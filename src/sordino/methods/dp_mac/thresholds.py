@@ -1,9 +1,9 @@
-"""Private thresholds: a noisy histogram of record norms per part, and bounds made of it (Harder et al. 2018, Alg. 2).
+"""Private thresholds: a noisy histogram of record norms per part, and bounds from it (Harder et al. 2018, Alg. 2).
 
 One fresh Poisson batch; for each part of the coefficients a record adds 1 to the bin of its norm. With P parts a
-record's contribution has l2 norm √P, whatever the record, so the counts have sensitivity √P under add/remove; they
-leave through `release()`, in the plan's budget. The new bound of a part is the upper edge of the bin that holds the
-given quantile of the noisy counts: post-processing, as is everything trained with it.
+record's contribution has l2 norm √P for every record, so the counts have sensitivity √P under add/remove; they are
+released by `release()`, within the plan's budget. The new bound of a part is the upper edge of the bin that contains
+the given quantile of the noisy counts: post-processing, as is everything trained with it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from sordino.sampling import batches
 
 PURPOSE = "mac-thresholds"
 EDGES = tuple(2.0**power for power in range(-24, 13))
-"""Upper edges of the bins but the last; public, and the same for every dataset."""
+"""Upper edges of the bins, except the last; public, and the same for every dataset."""
 
 
 @dataclass(frozen=True)
 class PrivateThresholds:
-    """When thresholds are measured, how noisily, and at which quantile of the record norms they are set."""
+    """When thresholds are measured, with how much noise, and at which quantile of the record norms they are set."""
 
     noise_multiplier: float
     every: int  # steps between two measurements; the first is before step 0
@@ -46,21 +46,21 @@ class PrivateThresholds:
         return math.ceil(steps / self.every)
 
     def statistic(self, steps: int, sampling_rate: float) -> Statistic:
-        """What a plan of so many steps declares to pay for them."""
+        """The statistic that a plan with that many steps declares for them."""
         return Statistic(PURPOSE, self.noise_multiplier, sampling_rate, self.count(steps))
 
 
 def declared(plan: Plan, wanted: PrivateThresholds) -> None:
-    """InputError unless the plan pays for exactly these measurements."""
+    """InputError unless the plan declares exactly these measurements."""
     if wanted.statistic(plan.steps, plan.sampling_rate) not in plan.statistics:
-        raise InputError("the plan does not pay for the private thresholds: give it their statistic()")
+        raise InputError("the plan does not declare the private thresholds: give it their statistic()")
 
 
 def measure(
     plan: Plan, coefficients: Coefficients, wanted: PrivateThresholds, number: int, *, records: int,
     source: RandomSource, ledger: Ledger, chunk: int,
 ) -> dict[str, float]:  # fmt: skip
-    """The bounds after measurement `number` (0, 1, …), at the present weights."""
+    """The bounds after measurement `number` (0, 1, …), at the current weights."""
     counts = norm_counts(plan, coefficients, number, records, source, chunk)
     root = math.sqrt(len(counts))
     noisy = release(
@@ -78,10 +78,10 @@ def measure(
 def norm_counts(
     plan: Plan, coefficients: Coefficients, number: int, records: int, source: RandomSource, chunk: int
 ) -> dict[str, Tensor]:
-    """How many records of a fresh batch have their norm in each bin, part by part. Private: not released by itself."""
+    """The number of records of a fresh batch in each bin of norms, part by part. Private: not released as such."""
     expansion = coefficients.expansion
     counts = {name: torch.zeros(len(EDGES) + 1, dtype=torch.float64) for name in coefficients.bounds()}
-    # a draw of its own, after all of training's: two releases from one draw would not compose as accounted
+    # a separate draw, after all of training's: two releases from one draw would not compose as accounted
     at = plan.steps + 1 + number
     batch = next(batches(plan.sampling, records=records, steps=at + 1, source=source, chunk=chunk, start=at))
     edges = torch.tensor(EDGES, dtype=torch.float64)
@@ -98,10 +98,10 @@ def norm_counts(
 
 
 def choose(noisy: Mapping[str, Tensor], before: Bounds, quantile: float, noise: float) -> dict[str, float]:
-    """The upper edge of the bin with the quantile; the bound from before where nothing rises above the noise."""
+    """The upper edge of the bin with the quantile; the previous bound if nothing exceeds the noise."""
     found = dict(before)
     for name, counts in noisy.items():
-        kept = torch.where(counts > 2 * noise, counts, torch.zeros_like(counts))  # bins of noise alone do not vote
+        kept = torch.where(counts > 2 * noise, counts, torch.zeros_like(counts))  # bins of noise only are ignored
         total = float(kept.sum())
         if total > 0:
             place = int(torch.searchsorted(kept.cumsum(0), quantile * total))

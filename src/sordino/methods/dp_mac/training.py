@@ -1,10 +1,9 @@
-"""DP-MAC's training: Z-steps, one release of all coefficients, W-steps, in the one loop of `sordino.training`.
+"""DP-MAC's training: Z-steps, one release of all coefficients, W-steps, in the training loop of `sordino.training`.
 
-Formal guarantee: everything this module writes or returns, but for the `not_private` field of the result, is a
+Formal guarantee: everything that this module writes or returns, except the `not_private` field of the result, is a
 function of values released through `sordino.release` under the plan (and of public data), so `plan.guarantee()` holds
-for all of it together. Killed and resumed it behaves as `sordino.train` does: with an insecure seed steps are made
-again bit for bit, with secure noise the steps that the ledger holds but whose update was lost are skipped, and lost
-thresholds are done without.
+for all of it jointly. After a kill it is resumed as `sordino.train` is: with an insecure seed steps are repeated bit
+for bit; with secure noise the steps in the ledger whose update was lost are skipped, and lost thresholds are not used.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _UNBOUNDED = 2.0**40  # far beyond any coefficient, so that nothing is clipped
 
 @dataclass(frozen=True)
 class Mac:
-    """How DP-MAC trains. `bounds[part]`: a public threshold for all layers, or one for each (not with "analytic")."""
+    """The settings of DP-MAC. `bounds[part]`: a public threshold for all layers, or one for each (not "analytic")."""
 
     z: ZSteps = field(default_factory=ZSteps)
     expansion: Expansion = field(default_factory=Expansion)
@@ -62,7 +61,7 @@ class Mac:
 
     def __post_init__(self) -> None:
         if self.expansion.bounding != "clip" and (self.bounds or self.private):
-            raise InputError(f"bounds and private thresholds belong to clipping, not to {self.expansion.bounding!r}")
+            raise InputError(f"bounds and private thresholds are for clipping, not for {self.expansion.bounding!r}")
         if self.w.optimizer == "cg" and self.expansion.order != 2:
             raise InputError("conjugate gradients need order = 2: a linear polynomial has no minimum")
 
@@ -70,17 +69,17 @@ class Mac:
         return layers * len(self.expansion.parts)
 
     def start(self, layers: int) -> Bounds | None:
-        """The bounds of the first step; None where they follow from the weights."""
+        """The bounds of the first step; None if they follow from the weights."""
         if self.expansion.bounding == "analytic":
             return None
         return fixed_bounds(layers, self.expansion, self.bounds)
 
 
 class MacUpdate(Update):
-    """W-steps on the released polynomials. `thresholds` are the bounds of the moment; None: analytic ones."""
+    """W-steps on the released polynomials. `thresholds` are the current bounds; None: analytic ones."""
 
     def __init__(self, plan: Plan, network: Network, mac: Mac, noise: float) -> None:
-        """`noise`: the standard deviation of what is added to a released coefficient."""
+        """`noise`: the standard deviation of the noise on a released coefficient."""
         super().__init__(plan, network, _no_loss, lr=mac.w.lr)
         self.network, self.mac, self.noise = network, mac, noise
         self.layers = len(network.layers)
@@ -108,7 +107,7 @@ class MacUpdate(Update):
         return {"bounds": self.thresholds}
 
     def measured(self, coefficients: Coefficients, step: int) -> Bounds | None:
-        """The bounds from `step` on: measured anew where the schedule says so, and kept where that was lost."""
+        """The bounds from `step` on: measured again if they are due, and kept if that measurement was lost."""
         private, running = self.mac.private, self.running
         if private is None or running is None or step % private.every:
             return coefficients.thresholds
@@ -123,7 +122,7 @@ class MacUpdate(Update):
 
 @dataclass(frozen=True, eq=False)
 class MeasuredCoefficients:
-    """The coefficients of a batch under the update's bounds, which are measured before the sum where that is due."""
+    """The coefficients of a batch under the update's bounds, which are measured before the sum if they are due."""
 
     update: MacUpdate
     fetch: Any
@@ -153,15 +152,15 @@ def train_mac(
     """Trains `network` in place under a DP-MAC plan.
 
     Args:
-        network: what is trained.
-        dataset: records (n, in) and targets (n, out).
-        plan: a plan of the method dp-mac with as many parts as the network and the expansion have.
-        mac: how the coefficients are made, bounded and used.
-        settings: everything that the guarantee does not depend on.
-        evaluate: must look at public data only.
-        out: a directory for ledger.jsonl, metrics.jsonl and checkpoints.
-        resume: go on with the run in `out`.
-        source: where it was needed before (DP-PCA in the same run), else the plan's own.
+        network: The network to train.
+        dataset: Records (n, in) and targets (n, out).
+        plan: A plan of the method dp-mac with as many parts as network and expansion have.
+        mac: How the coefficients are computed, bounded and used.
+        settings: Settings that the guarantee does not depend on.
+        evaluate: Evaluates the model, on public data only.
+        out: A directory for ledger.jsonl, metrics.jsonl and checkpoints.
+        resume: Continue the run in `out`.
+        source: The source that was used before in the same run (DP-PCA); default: the plan's.
     """
     settings = settings or Settings()
     check_mac_plan(plan, mac, len(network.layers))
@@ -188,9 +187,9 @@ def train_mac_without_privacy(
     settings: Settings | None = None,
     evaluate: Evaluate | None = None,
 ) -> Result:
-    """MAC with the same sampling and Z-steps, its coefficients neither bounded nor noisy: NO guarantee.
+    """MAC with the same sampling and Z-steps, with neither bounds nor noise on its coefficients: NO guarantee.
 
-    For public data only: a reference.
+    For public data only, for comparison.
     """
     free = replace(mac, expansion=replace(mac.expansion, bounding="clip"), private=None)
     update = MacUpdate(plan, network, free, 0.0)
@@ -207,7 +206,7 @@ def mac_update(plan: Plan, network: Network, mac: Mac) -> MacUpdate:
 
 
 def rehearse_w_step(update: MacUpdate, settings: Settings) -> None:
-    """Two W-steps on made-up coefficients, with copies of the weights: settings that fail are found before a release.
+    """Two W-steps with artificial coefficients on copies of the weights: finds failing settings before a release.
 
     Raises:
         InputError: a step fails, or gives weights that are not finite.
@@ -226,17 +225,17 @@ def rehearse_w_step(update: MacUpdate, settings: Settings) -> None:
                 schedule.step()
     except InputError:
         raise
-    except Exception as error:  # whatever torch raises
-        raise InputError(f"the W-step failed in a rehearsal, before anything was released: {error}") from error
+    except Exception as error:  # torch may raise anything
+        raise InputError(f"the W-step failed in a test before anything was released: {error}") from error
     if not all(bool(p.isfinite().all()) for p in network.parameters()):
         raise InputError(
-            "a rehearsal of the W-step, before anything was released, gave weights that are not finite: look at lr, "
+            "a test of the W-step, before anything was released, gave weights that are not finite: check lr, "
             "momentum, floor and the bounds"
         )
 
 
 def check_mac_plan(plan: Plan, mac: Mac, layers: int) -> None:
-    """The plan must be of this very mechanism, and pay for its thresholds."""
+    """Checks that the plan is for this mechanism, and declares its thresholds."""
     parts = getattr(plan.method, "parts", None)
     if plan.method.name != "dp-mac" or parts != mac.parts(layers):
         raise InputError(f"the plan is for {plan.method.to_dict()}; this is DP-MAC with {mac.parts(layers)} parts")

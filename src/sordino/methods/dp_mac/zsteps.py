@@ -1,15 +1,15 @@
-"""Z-steps: the auxiliary coordinates of a batch, each record's from that record and the weights alone.
+"""Z-steps: the auxiliary coordinates of a batch; those of a record depend on that record and the weights only.
 
 minimise over z_1, …, z_K:   loss(y, W_{K+1}·z_K) + (μ/2)·Σ_k ‖z_k − f_k(z_{k−1})‖²,   z_0 = x   (Harder et al., (2))
 
-Nothing here is released and nothing is noisy. What the guarantee needs is that a record's coordinates depend on no
-other record: the objective is a sum over records and Adam works coordinate by coordinate, so it is so (and tested).
+Nothing here is released and nothing is noisy. The guarantee requires that a record's coordinates depend on no other
+record. They do not: the objective is a sum over records, and Adam works coordinate by coordinate (this is tested).
 
-How to start:  "forward"   z_k = f_k(z_{k−1}): Harder et al.'s choice; every residual but the output's is then 0.
+Start:         "forward"   z_k = f_k(z_{k−1}): Harder et al.'s choice; every residual except the output's is then 0.
                "backward"  z_k = f_k(z_{k−1}) − rate·∂loss/∂z_k, the derivative of the whole network: at the minimum
                            the residuals r_k = z_k − f_k(z_{k−1}) satisfy r_k = J_{k+1}ᵀ·r_{k+1}, which is
-                           back-propagation's recursion, so this is where the Z-steps lead (docs/dp_mac.md).
-In what order: "joint"     all layers at once (Harder et al.).
+                           back-propagation's recursion, so the Z-steps lead there (docs/dp_mac.md).
+Order:         "joint"     all layers at once (Harder et al.).
                "sweep"     from the last hidden layer to the first, `steps` for each: a residual reaches the first
                            layer in one sweep.
 """
@@ -33,13 +33,13 @@ _DECAY, _SQUARED, _TINY = 0.9, 0.999, 1e-8  # Adam's defaults
 
 @dataclass(frozen=True)
 class ZSteps:
-    """How the auxiliary coordinates are found. `radius`: each z_k, and x, is put back into the ball of that norm."""
+    """How the auxiliary coordinates are computed. `radius`: each z_k, and x, is projected into that ball."""
 
     steps: int = 30
     lr: float = 0.003
     start: str = "forward"
     order: str = "joint"
-    rate: float = 1.0  # of the start "backward"
+    rate: float = 1.0  # for the start "backward"
     mu: float = 1.0
     radius: float | None = None
 
@@ -74,8 +74,8 @@ def auxiliary(layers: Sequence[Layer], x: Tensor, y: Tensor, settings: ZSteps) -
 def _started_backward(layers: Sequence[Layer], forward: Sequence[Tensor], y: Tensor, settings: ZSteps) -> list[Tensor]:
     """Residuals z_k − f_k(z_{k−1}) of −rate·∂loss/∂z_k, exactly.
 
-    Each z_k is set against the prediction from the z_{k−1} that was already moved. Moving all from the forward values
-    would leave (I − W·Wᵀ)·∂loss/∂z_k for linear layers, which points the wrong way wherever W stretches.
+    Each z_k is set relative to the prediction from the z_{k−1} that was already moved. Moving all from the forward
+    values would leave (I − W·Wᵀ)·∂loss/∂z_k for linear layers, which has the wrong sign where W has norm above 1.
     """
     z = [forward[0]]
     for layer, pulled in zip(layers, backward(layers, forward, y), strict=False):
@@ -98,7 +98,7 @@ def residual_gradient(layers: Sequence[Layer], z: Sequence[Tensor], y: Tensor, k
 
 
 def into_ball(z: Tensor, radius: float | None) -> Tensor:
-    """Each row scaled to norm `radius` where it is longer."""
+    """Each row scaled down to norm `radius` if it is longer."""
     if radius is None:
         return z
     norms = z.square().sum(1, keepdim=True).sqrt()
@@ -106,7 +106,7 @@ def into_ball(z: Tensor, radius: float | None) -> Tensor:
 
 
 def _pull(layers: Sequence[Layer], z: Sequence[Tensor], y: Tensor, k: int, mu: float) -> Tensor:
-    """What the layer above z_k asks of it."""
+    """The gradient at z_k from the layer above."""
     above = layers[k]
     if above.output is not None:
         return _output_slope(above, z[k], y) @ above.weight
@@ -122,11 +122,11 @@ def _output_slope(layer: Layer, z: Tensor, y: Tensor) -> Tensor:
 def _descend(
     layers: Sequence[Layer], start: Sequence[Tensor], y: Tensor, settings: ZSteps, moving: range
 ) -> list[Tensor]:
-    """`settings.steps` steps of Adam on the coordinates z_k, k in `moving`; the others stay."""
+    """`settings.steps` steps of Adam on the coordinates z_k, k in `moving`; the others are fixed."""
     z = list(start)
     first = {k: torch.zeros_like(z[k]) for k in moving}
     second = {k: torch.zeros_like(z[k]) for k in moving}
-    below = layers[moving[0] - 1](z[moving[0] - 1])  # the lowest prediction does not move
+    below = layers[moving[0] - 1](z[moving[0] - 1])  # the lowest prediction is constant
     for step in range(1, settings.steps + 1):
         gradients = {}
         for k in moving:

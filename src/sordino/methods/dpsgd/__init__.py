@@ -1,4 +1,4 @@
-"""DP-SGD (Abadi et al. 2016): noisy sums of clipped gradients, all of them visible."""
+"""DP-SGD (Abadi et al. 2016): noisy sums of clipped gradients; the adversary sees all of them."""
 
 from __future__ import annotations
 

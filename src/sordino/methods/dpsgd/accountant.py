@@ -1,4 +1,4 @@
-"""DP-SGD from plain numbers to plain numbers: what `sordino account dpsgd` and `sordino calibrate dpsgd` print."""
+"""ε and calibration of DP-SGD from plain numbers, for `sordino account dpsgd` and `sordino calibrate dpsgd`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BY_BATCHES = ("allocation", "cyclic")
 
 @dataclass(frozen=True)
 class _Run:
-    """A DP-SGD run with everything but its noise multiplier, checked."""
+    """A checked DP-SGD run, with everything except its noise multiplier."""
 
     sampling: str
     sampling_rate: float
@@ -31,7 +31,7 @@ class _Run:
     examples_per_user: int | None = None
 
     def description(self) -> dict[str, Any]:
-        """The sampler's own to_dict()."""
+        """The sampler as its to_dict() describes it."""
         if self.sampling == "poisson":
             return {"name": "poisson", "sampling_rate": self.sampling_rate}
         if self.sampling == "truncated-poisson":
@@ -58,12 +58,12 @@ def account_dpsgd(
     accountant: str = "pld",
     **options: Any,
 ) -> dict[str, Any]:
-    """ε of DP-SGD at δ. JSON-able; `noise_multiplier` is the noise's standard deviation divided by the clip norm.
+    """ε of DP-SGD at δ, JSON-serialisable; `noise_multiplier` is the noise's standard deviation over the clip norm.
 
     Give `steps` or `epochs`; and `sampling_rate`, or `records` and `batch` (the expected batch of Poisson sampling).
     Samplers other than Poisson need `records`; random allocation needs `batches` (per epoch), or `records` and `batch`.
     Options: sampling_rate, sampling, records, batch, batches, epochs, cap, relation, mechanism, examples_per_user (rows
-    are sampled, and a user with at most so many of them is protected). Keys: epsilon, delta, unit, relation,
+    are sampled, and the unit of privacy is a user with at most that many). Keys: epsilon, delta, unit, relation,
     accountant, theorem, epsilon_rdp, epsilon_lower, sampler, mechanism, noise_multiplier, sampling_rate, steps,
     records, batches, cap, examples_per_user.
     """
@@ -127,7 +127,7 @@ def _run(
     size = None if records is None else checks.count("records", records)
     if batches is not None and sampling not in _BY_BATCHES:
         raise InputError(
-            f"batches (per epoch) belong to {' and '.join(_BY_BATCHES)}, not to {sampling}: give sampling_rate or batch"
+            f"batches (per epoch) are for {' and '.join(_BY_BATCHES)}, not for {sampling}: give sampling_rate or batch"
         )
     if sampling in _BY_BATCHES:
         batches = _batches(sampling, batches, sampling_rate, size, batch)
@@ -136,10 +136,10 @@ def _run(
         rate = _rate(sampling, sampling_rate, size, batch)
     if sampling == "truncated-poisson":
         if cap is None or size is None:
-            raise InputError("truncated-poisson needs cap and records: how often the cap is met depends on both")
+            raise InputError("truncated-poisson needs cap and records: the probability of truncation depends on both")
         cap = checks.count("cap", cap)
     elif cap is not None:
-        raise InputError(f"cap belongs to truncated-poisson sampling, not to {sampling}")
+        raise InputError(f"cap is an option of truncated-poisson sampling, not of {sampling}")
     if examples_per_user is not None:
         checks.count("examples_per_user", examples_per_user)
         if (sampling, relation, mechanism) != ("poisson", "add-remove", "gaussian"):
@@ -160,9 +160,9 @@ def _steps(steps: int | None, epochs: float | None, sampling: str, rate: float) 
 def _batches(
     sampling: str, batches: int | None, sampling_rate: float | None, records: int | None, batch: int | None
 ) -> int:
-    """Batches per epoch, from themselves or from records and the expected batch."""
+    """Batches per epoch: given, or from records and the expected batch."""
     if sampling_rate is not None or (batches is None) == (batch is None):
-        raise InputError(f"{sampling} is given by batches (per epoch), or by records and the expected batch")
+        raise InputError(f"{sampling} needs batches (per epoch), or records and the expected batch")
     if batches is not None:
         return checks.count("batches", batches)
     if records is None:
@@ -173,9 +173,9 @@ def _batches(
 
 
 def _rate(sampling: str, sampling_rate: float | None, records: int | None, batch: int | None) -> float:
-    """The sampling rate, from itself or from records and batch; a fixed batch must be a whole number."""
+    """The sampling rate: given, or from records and batch; a fixed batch must be a whole number."""
     if sampling in ("partition", "without-replacement") and (records is None or batch is None):
-        raise InputError(f"{sampling} draws a fixed number of a public number of records: give records and batch")
+        raise InputError(f"{sampling} draws a fixed number out of a public number of records: give records and batch")
     if (sampling_rate is None) == (batch is None):
         raise InputError("give either sampling_rate, or records and batch")
     if sampling_rate is not None:

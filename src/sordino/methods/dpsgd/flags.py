@@ -1,4 +1,4 @@
-"""sordino account dpsgd, sordino calibrate dpsgd: ε of noisy sums of which every one is seen."""
+"""sordino account dpsgd, sordino calibrate dpsgd: ε of noisy sums, all of which are seen."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _add_parser(methods: Commands, summary: str, epilog: str, flag: str, flag_he
     dpsgd = methods.add_parser("dpsgd", help=summary, description=summary[0].upper() + summary[1:] + ".", epilog=epilog)
     dpsgd.add_argument(flag, type=float, required=True, metavar="X", help=flag_help)
     dpsgd.add_argument("--steps", type=int, metavar="T", help="the number of steps; or give --epochs")
-    dpsgd.add_argument("--epochs", type=float, metavar="E", help="passes over the records; a part of one counts")
+    dpsgd.add_argument("--epochs", type=float, metavar="E", help="passes over the records, rounded up to whole steps")
     dpsgd.add_argument("--delta", type=float, required=True, metavar="δ")
     rate = dpsgd.add_argument_group("sampling: give the rate, or the records and the (expected) batch")
     rate.add_argument("--sampling-rate", type=float, metavar="q")
@@ -57,8 +57,8 @@ def _add_parser(methods: Commands, summary: str, epilog: str, flag: str, flag_he
     rate.add_argument("--batch", type=int, metavar="B", help="batch, or expected batch of Poisson sampling")
     rate.add_argument("--batches", type=int, metavar="t", help="batches per epoch of random allocation")
     rate.add_argument(
-        "--sampler",
         "--sampling",
+        "--sampler",
         dest="sampling",
         default="poisson",
         choices=checks.SAMPLERS,
@@ -68,11 +68,11 @@ def _add_parser(methods: Commands, summary: str, epilog: str, flag: str, flag_he
         "--examples-per-user",
         type=int,
         metavar="k",
-        help="rows are sampled, a user with at most k of them is protected",
+        help="sample rows; the unit of privacy is a user with at most k of them",
     )
     rate.add_argument("--cap", type=int, metavar="B", help="largest batch of truncated Poisson sampling")
     how = dpsgd.add_argument_group("accounting")
-    how.add_argument("--relation", choices=("add-remove", "replace-one"), help="default: the sampler's own")
+    how.add_argument("--relation", choices=("add-remove", "replace-one"), help="default: that of the sampler")
     how.add_argument("--accountant", default="pld", choices=("pld", "rdp"), help="default: pld")
     how.add_argument("--mechanism", default="gaussian", choices=("gaussian", "laplace"), help="default: gaussian")
     add_json(dpsgd)

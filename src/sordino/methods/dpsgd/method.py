@@ -1,13 +1,13 @@
-"""DP-SGD: noisy sums of clipped gradients, all of them visible. What becomes of them is post-processing.
+"""DP-SGD: noisy sums of clipped gradients, all of them visible. What is done with them is post-processing.
 
-What is clipped is one vector per record; the plan's `contribution` says what it is made of. None of its parts changes
-what is accounted (docs/guarantees/dpsgd.md, docs/guarantees/clipping_bias.md).
+One vector per record is clipped; the plan's `contribution` says what it consists of. None of its parts changes the
+accounting (docs/guarantees/dpsgd.md, docs/guarantees/clipping_bias.md).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import torch
 
@@ -16,8 +16,9 @@ from sordino.errors import InputError
 from sordino.methods.dpsgd.words import WORDS
 from sordino.plan.contribution import KINDS, InnerMomentum, RecordMomentum
 from sordino.plan.core import Plan
-from sordino.plan.make import make_plan, maker
+from sordino.plan.make import make_plan
 from sordino.plan.method import Method, Request
+from sordino.plan.options import PlanOptions, with_options
 
 if TYPE_CHECKING:
     from sordino.runs.recipe import Recipe
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DPSGD(Method):
-    """Abadi et al. 2016, with the sampling that is really used and the accountant that fits it."""
+    """Abadi et al. 2016, with the actual sampling and the accountant for it."""
 
     name: ClassVar[str] = "dpsgd"
     covers: ClassVar[frozenset[str]] = frozenset(KINDS)
@@ -69,16 +70,33 @@ class DPSGD(Method):
         return {"momentum": checks.within("outer_kept", kept, 0, 1, open_high=True)}
 
 
-plan = maker(make_plan, DPSGD())
+@with_options(make_plan)
+def plan(**shared: Unpack[PlanOptions]) -> Plan:
+    """A DP-SGD plan for a target `epsilon` (with the smallest noise that meets it) or for a given `noise_multiplier`.
+
+    Returns:
+        The plan; `plan.guarantee()` states what it guarantees.
+
+    Raises:
+        InputError: a value is wrong, or not exactly one of two alternatives is given.
+        Refused: no theorem covers the combination.
+
+    Example:
+        >>> import sordino
+        >>> plan = sordino.dpsgd(delta=1e-5, records=1000, expected_batch=100, steps=10, noise_multiplier=2.0)
+        >>> round(plan.guarantee().epsilon, 1)
+        0.8
+    """
+    return make_plan(DPSGD(), **shared)
 
 
 def record_vector(recipe: Recipe) -> dict[str, Any]:
-    """What a record's one vector is made of, from [method] and [augmentation]: keywords of `make_plan`."""
+    """What a record's vector consists of, from [method] and [augmentation]: keywords of `make_plan`."""
     options = recipe.method.options
     given = [key for key in ("inner_length", "inner_decay") if key in options]
     if len(given) == 1:
         raise InputError(
-            "[method] inner_length (past iterates) and inner_decay (factor per iterate of age) go together"
+            "[method] inner_length (past iterates) and inner_decay (factor per iterate of age) must be given together"
         )
     kept = options.get("record_momentum_kept")
     return {

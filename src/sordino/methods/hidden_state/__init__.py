@@ -1,11 +1,11 @@
-"""Hidden state (Ye & Shokri 2022): training on a certified loss of which only the last iterate is seen.
+"""Hidden state (Ye & Shokri 2022): training with a certified loss, of which only the last iterate is published.
 
     loss = Softmax(outputs=10, cap=0.1)
-    certify(loss, Geometry(feature_norm=1.0, bias=0.3), regularisation=1e-4)      what the guarantee rests on
+    certify(loss, Geometry(feature_norm=1.0, bias=0.3), regularisation=1e-4)      the constants that the proof needs
     made = plan(loss=loss, epsilon=3, delta=1e-5, records=60000, batch=60000, …)
     train_hidden(made, dataset)                                                   the last iterate, and nothing else
 
-What is proved, and of which adversary: docs/guarantees/hidden_state.md. What it reaches: docs/hidden_state.md.
+What is proved, against which adversary: docs/guarantees/hidden_state.md. Measured accuracy: docs/hidden_state.md.
 """
 
 from __future__ import annotations

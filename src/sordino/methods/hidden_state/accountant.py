@@ -1,14 +1,14 @@
-"""Hidden state: ε of a run on strongly convex losses when only the last iterate is published. Relation: replace-one.
+"""Hidden state: ε of a run on strongly convex losses if only the last iterate is published. Relation: replace-one.
 
     x_{k+1} = φ_k(x_k) + N(0, s_k²·I)     φ_k = one step of gradient descent on the batch, s_k = η_k·(noise std)
 
 Each φ_k is c_k-Lipschitz with c_k = max(|1−η_k·m|, |1−η_k·M|), and replacing one record moves φ_k by at most
-d_k = η_k·S_g/b where the batch has the record, else not at all. The **hull** bound (shifted interpolation: Bok, Su &
-Altschuler 2024) gives the best μ-GDP guarantee of that argument for any schedule, and the record's hidden place in the
-batches is averaged over. The theorems of Ye & Shokri are in `ye_shokri`. Proofs: docs/guarantees/hidden_state.md.
+d_k = η_k·S_g/b if the batch contains the record, else not at all. The **hull** bound (shifted interpolation: Bok, Su &
+Altschuler 2024) gives the best μ-GDP guarantee of that argument for any schedule, averaged over the record's hidden
+place in the batches. The theorems of Ye & Shokri are in `ye_shokri`. Proofs: docs/guarantees/hidden_state.md.
 
-The guarantee is about the last iterate alone. Whoever publishes another iterate, or a metric of one on the private
-records, must use composition. m, M and S_g are the caller's to certify; nothing here can check them.
+The guarantee covers the last iterate only. To publish another iterate, or a metric of one on the private records, use
+composition. The caller must certify m, M and S_g; they can't be checked here.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ Array = npt.NDArray[np.float64]
 Further = Sequence[tuple[Release, int]]
 
 RELATION = "replace-one"
-_LEVELS = 24  # distinct noise multipliers that composition is asked for
+_LEVELS = 24  # largest number of different noise multipliers that are composed
 
 
 @dataclass(frozen=True)
 class HiddenAccount:
     """ε at δ of the last iterate.
 
-    `mu_worst` belongs to the worst place of the record (infinite where the theorem has no bound for it), and so does
-    `epsilon_worst_position`; `epsilon_composition` is what the run costs when every iterate is seen.
+    `mu_worst` and `epsilon_worst_position` are for the worst place of the record (infinite if the theorem has no bound
+    for it); `epsilon_composition` is the cost if every iterate is seen.
     """
 
     epsilon: float
@@ -63,11 +63,11 @@ class HiddenAccount:
 def account_hidden_state(
     run: HiddenRun, delta: float, *, bound: str | None = None, further: Further = (), credit_remainder: bool = False
 ) -> HiddenAccount:
-    """ε of publishing the last iterate, and the Gaussian statistics `further`, of a run.
+    """ε of publishing the last iterate of a run, and the Gaussian statistics `further`.
 
-    bound None takes the tightest that applies, "hull" ours, "ye-shokri" the printed theorem for the sampling. An ε by
-    composition holds for the last iterate too, and is taken where it is smaller. With `credit_remainder` the chance
-    that a partition leaves the record out altogether counts too.
+    bound None: the tightest that applies; "hull": ours; "ye-shokri": the printed theorem for the sampling. The ε of
+    composition holds for the last iterate too, and is used if it is smaller. `credit_remainder` also counts the
+    probability that a partition leaves the record out.
     """
     delta = checks.delta_value(delta)
     statistics = _statistics(further)
@@ -85,7 +85,7 @@ def account_hidden_state(
 
 
 def hidden_epsilon_curve(run: HiddenRun, delta: float, at_steps: Sequence[int], further: Further = ()) -> list[float]:
-    """ε of publishing x_t alone, for each t of `at_steps` (not of publishing several of them)."""
+    """ε of publishing only x_t, for each t of `at_steps` (not of publishing several of them)."""
     values = []
     for t in at_steps:
         if not 1 <= t <= run.steps:
@@ -97,9 +97,9 @@ def hidden_epsilon_curve(run: HiddenRun, delta: float, at_steps: Sequence[int], 
 def calibrate_hidden_state(
     epsilon: float, run_at_noise_1: HiddenRun, delta: float, further: Further = ()
 ) -> tuple[float, HiddenAccount]:
-    """(factor on noise_stds, account) with the smallest noise found: ε never above the target, within 1e-3 below it.
+    """(factor on noise_stds, account) with the smallest noise found: ε is at most the target, and within 1e-3 of it.
 
-    Every energy is a sum of squares over s_k², so the mixture of the given run serves for all factors.
+    Every energy is a sum of squares over s_k², so the mixture of the given run can be used for all factors.
     """
     target, delta = checks.positive("epsilon", epsilon), checks.delta_value(delta)
     statistics = _statistics(further)
@@ -114,12 +114,12 @@ def calibrate_hidden_state(
     if account.bound == "composition":
         factor = min(factor, _composition_factor(run_at_noise_1, target, delta, further, factor))
         account = account_hidden_state(run_at_noise_1.noisier(factor), delta, further=further)
-    if account.bound == "ye-shokri" and target - account.epsilon > 1e-3 * min(1, target):  # theirs needs less noise
+    if account.bound == "ye-shokri" and target - account.epsilon > 1e-3 * min(1, target):  # their theorem needs less
         factor = _smallest_factor(
             lambda f: _from_rdp(ye_shokri_rdp(run_at_noise_1.noisier(f)), delta, statistics) <= target, precision=1e-5
         )
         account = account_hidden_state(run_at_noise_1.noisier(factor), delta, further=further)
-    while account.epsilon > target:  # rounding of the factor
+    while account.epsilon > target:  # because of rounding of the factor
         factor *= 1 + 1e-9
         account = account_hidden_state(run_at_noise_1.noisier(factor), delta, further=further)
     return factor, account
@@ -136,7 +136,7 @@ def _hull(run: HiddenRun, delta: float, statistics: float, credit_remainder: boo
 
 
 def _laws(run: HiddenRun, credit_remainder: bool) -> tuple[list[GaussianMixture], float]:
-    """Laws of μ² over the record's hidden part in the run, each of which bounds δ; and the worst μ."""
+    """Distributions of μ² over the record's hidden participation, each of which bounds δ; and the worst μ."""
     steps = _unit_noise(run)
     slack = _slack(run)
     if run.sampling in ("partition", "full"):
@@ -152,26 +152,26 @@ def _laws(run: HiddenRun, credit_remainder: bool) -> tuple[list[GaussianMixture]
     return [_slackened(law, slack) for law in laws], math.sqrt(energy) * largest * (1 + 1e-15) + slack
 
 
-@lru_cache(maxsize=8)  # calibration asks for the same run with other noise, which only scales the laws
+@lru_cache(maxsize=8)  # calibration uses the same run with other noise, which only scales the distributions
 def _chain_laws(sampling: str, batches: int, rate: float, *arrays: bytes) -> tuple[tuple[GaussianMixture, ...], float]:
-    """Laws of μ² where the largest disparity and the largest noise are 1, and the energy of the worst pattern."""
+    """Distributions of μ² if the largest disparity and the largest noise are 1, and the energy of the worst pattern."""
     shrink, disparities, variances = (np.frombuffer(a) for a in arrays)
     if sampling == "shuffle":
         law, energy = fresh_shuffle_law(shrink, disparities, variances, batches)
         return (law,), energy
     laws = without_replacement_law(shrink, disparities, variances, rate)
-    # the worst pattern: a record that happens to be used in every step
+    # the worst pattern: the record is used in every step
     return tuple(laws), float(position_energies(shrink, disparities, variances, 1)[0])
 
 
 def _digits(values: Array, towards: Callable[[Array], Array]) -> Array:
-    """The values to 40 binary digits, rounded to the safe side: the same array for runs that differ in rounding."""
+    """The values to 40 binary digits, rounded to the safe side, so that runs that differ in rounding share an array."""
     mantissa, exponent = np.frexp(values)
     return np.ldexp(towards(mantissa * 2.0**40) * 2.0**-40, exponent)
 
 
 def _unit_noise(run: HiddenRun) -> tuple[Array, Array, Array]:
-    """(c_k, d_k, s_k²) in units of the largest noise, so that squares neither over- nor underflow."""
+    """(c_k, d_k, s_k²) in units of the largest noise, so that squares do not over- or underflow."""
     noise = run.step_sizes * run.noise_stds
     scale = float(noise.max())
     disparities = run.step_sizes * (run.sensitivity / run.batch) / scale * (1 + 2.0**-50)
@@ -188,7 +188,7 @@ def _slack(run: HiddenRun) -> float:
 
 
 def _slackened(law: GaussianMixture, slack: float) -> GaussianMixture:
-    """(√V + slack)² ≤ (1+t)·V + (1+1/t)·slack², which is affine in V, as a spread law needs it."""
+    """(√V + slack)² ≤ (1+t)·V + (1+1/t)·slack², which is affine in V, as a spread distribution needs."""
     if slack == 0:
         return law
     typical = max(float(law.weights @ law.squares), 1e-300)
@@ -197,23 +197,23 @@ def _slackened(law: GaussianMixture, slack: float) -> GaussianMixture:
 
 
 def _composition(run: HiddenRun, delta: float, statistics: float) -> float | None:
-    """ε when every iterate is seen; rounding moves no released gradient, so the slack costs nothing here."""
+    """ε if every iterate is seen; rounding does not change a released gradient, so the slack has no cost here."""
     if run.sampling == "without-replacement" and run.batch < run.records:
         releases = _step_releases(run)
         if statistics > 0:
             releases.append((Release("gaussian", 2 / math.sqrt(statistics)), 1))
         try:
             return composed_epsilon(releases, delta, RELATION, "pld")[0]
-        except InputError:  # beyond the accountant's grid: no number is better than a wrong one
+        except InputError:  # beyond the accountant's grid: no bound
             return None
     costs = np.append((2 / run.noise_multipliers) ** 2, np.zeros(-run.steps % run.batches)).reshape(-1, run.batches)
-    # a fresh shuffle may place the record into the dearest step of every epoch
+    # a fresh shuffle may place the record in the most expensive step of every epoch
     total = float(costs.max(axis=1).sum() if run.sampling == "shuffle" else costs.sum(axis=0).max())
     return gaussian_epsilon(math.sqrt(total * (1 + 1e-12) + statistics), delta)
 
 
 def _step_releases(run: HiddenRun) -> list[tuple[Release, int]]:
-    """The steps as releases; many different noise multipliers are rounded down to few."""
+    """The steps as releases; if there are many noise multipliers, they are rounded down to few."""
     sigma = run.noise_multipliers
     levels = np.unique(sigma)
     if len(levels) > _LEVELS:
@@ -227,7 +227,7 @@ def _step_releases(run: HiddenRun) -> list[tuple[Release, int]]:
 
 
 def _composition_factor(run: HiddenRun, target: float, delta: float, further: Further, guess: float) -> float:
-    """The smallest factor on the noise with which composition keeps within the target."""
+    """The smallest factor on the noise with which composition meets the target."""
 
     def event(factor: float) -> object:
         return compose_events([*_step_releases(run.noisier(factor)), *further])
@@ -236,16 +236,16 @@ def _composition_factor(run: HiddenRun, target: float, delta: float, further: Fu
 
 
 def _smallest_factor(enough: Callable[[float], bool], precision: float = 1e-10) -> float:
-    """The smallest factor, up to `precision`, that is enough; `enough` is monotone."""
+    """The smallest factor, up to `precision`, that suffices; `enough` is monotone."""
     low = high = 1.0
     while not enough(high):
         low, high = high, 4 * high
         if high > 1e12:
-            raise InputError("no noise is enough for this ε and δ")
+            raise InputError("no amount of noise meets this ε and δ")
     while enough(low):
         low, high = low / 4, low
         if low < 1e-12:
-            raise InputError("this ε is met without noise: such a target asks for no privacy")
+            raise InputError("this ε is met without noise: this target asks for no privacy")
     while high > low * (1 + precision):
         middle = math.sqrt(low * high)
         low, high = (low, middle) if enough(middle) else (middle, high)
@@ -253,11 +253,11 @@ def _smallest_factor(enough: Callable[[float], bool], precision: float = 1e-10) 
 
 
 def ye_shokri_rdp(run: HiddenRun, further: Further = ()) -> ye_shokri.Rdp:
-    """ρ(α) of the printed theorem for the run's sampling, with the statistics added; Refused where there is none."""
+    """ρ(α) of the printed theorem for the run's sampling, with the statistics added; Refused if there is none."""
     if not run.constant:
         raise Refused("the theorems of Ye & Shokri need a constant step size and noise; use bound='hull'")
     if run.disparity_slack > 0:
-        raise Refused("the theorems of Ye & Shokri know no rounding (disparity_slack); use bound='hull'")
+        raise Refused("the theorems of Ye & Shokri do not cover rounding (disparity_slack); use bound='hull'")
     if run.steps % run.batches:
         raise Refused(f"the theorems of Ye & Shokri need whole epochs of {run.batches} steps, got {run.steps} steps")
     if run.sampling == "shuffle":
@@ -288,7 +288,7 @@ def _setting(run: HiddenRun) -> ye_shokri.Setting:
 def _ye_shokri(run: HiddenRun, delta: float, statistics: float) -> HiddenAccount:
     rdp = ye_shokri_rdp(run)
     epsilon = _from_rdp(rdp, delta, statistics)
-    if run.sampling == "without-replacement":  # they have no bound for the worst pattern
+    if run.sampling == "without-replacement":  # there is no printed bound for the worst pattern
         worst, worst_epsilon = math.inf, math.inf
     else:  # for one position ρ(α) = α·μ²/2
         last = (
@@ -324,7 +324,7 @@ def _ye_shokri_applies(run: HiddenRun) -> bool:
 
 
 def _statistics(further: Further) -> float:
-    """μ² of releases that come first. Given what they gave, the run is what it was, so Gaussians add in squares."""
+    """μ² of releases before the run. Given their results the run is unchanged, so the squares of Gaussians add."""
     total = 0.0
     for release, count in further:
         if release.mechanism != "gaussian" or release.sampling_rate != 1 or release.cap is not None:

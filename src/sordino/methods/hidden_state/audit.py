@@ -1,16 +1,16 @@
-"""An audit of hidden-state plans: what the *last iterate alone* gives away about canaries, in one run.
+"""An audit of hidden-state plans: what *only the last iterate* reveals about canaries, in one run.
 
-Canary j owns feature j. Its record has the features ±L·e_j, by a fair coin (replace-one: the one for the other), and
-one of the labels in turn, so that all it ever moves is column j of the weights (and the bias, which all labels move
-alike). With a loss whose gradient is near its bound the column drifts by ±η·G·L/b in each step that uses the canary,
-and shrinks by 1 − ηλ in all: this is the worst case that the guarantee is calibrated to, up to the loss's own
-direction. All columns get the same noise. The other records have zero features. That the claim holds for *every*
-dataset and every auditor is what makes the test valid, whatever the canaries are.
+Canary j owns feature j. Its record has the features ±L·e_j, by a fair coin (replace-one: one for the other), and one of
+the labels in turn, so it changes only column j of the weights (and the bias, which all labels change alike). With a
+loss whose gradient is near its bound the column drifts by ±η·G·L/b in each step that uses the canary, and shrinks by
+1 − ηλ in all: this is the worst case that the guarantee is calibrated to, up to the loss's own direction. All columns
+get the same noise. The other records have zero features. The test is valid for any canaries, because the claim must
+hold for *every* dataset and every auditor.
 
-The auditor sees the published weights and nothing else, scores each canary by its column's projection on the direction
-of its first gradient, and guesses the coins of the most extreme ones, as many as were fixed before. Right guesses
-become a bound through the f-DP test of `bounds` against the plan's own privacy profile. A regulariser that does not
-act, or too little noise, makes the columns drift further than the profile allows.
+The auditor sees only the published weights, scores each canary by its column's projection onto the direction of its
+first gradient, and guesses the coins of the most extreme ones, whose number was fixed before. Correct guesses become a
+bound through the f-DP test of `bounds` against the plan's privacy profile. If the regulariser has no effect, or there
+is too little noise, the columns drift further than the profile allows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 BOUND = "f-DP, one run, last iterate only"
 DEFAULT_CANARIES = 2000
-_SHARE = 0.05  # of the canaries, guessed to be in; and as many to be out
+_SHARE = 0.05  # share of the canaries that are guessed to be in; the same share is guessed to be out
 _DELTAS = (1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.2, 0.4)
 
 
@@ -59,17 +59,17 @@ def audit_last_iterate(
     noise_scale: float = 1.0,
     tamper: Callable[[Plan], Plan] | None = None,
 ) -> AuditResult:
-    """Runs the plan (or its first `steps` steps' worth of schedule) on canaries; the verdict on its claim.
+    """Runs the plan (or its first `steps` steps) on canaries and returns the verdict on its claim.
 
-    `noise_scale` and `tamper` break the run behind the accountant's back: they test the audit, not the plan.
+    `noise_scale` and `tamper` change the run but not the claim: they test the audit, not the plan.
     """
     check_confidence(confidence)
     method = _method(plan)
     count = min(DEFAULT_CANARIES, method.features, plan.records) if canaries is None else canaries
     if not 20 <= count <= min(method.features, plan.records):
         raise InputError(
-            f"canaries = {count}: an audit of the last iterate needs at least 20, a feature and a record for each: the "
-            f"plan has {method.features} features and {plan.records} records"
+            f"canaries = {count}: an audit of the last iterate needs 20 or more, each with a feature and a record; "
+            f"the plan has {method.features} features and {plan.records} records"
         )
     claim = replace(plan, steps=steps or plan.steps, statistics=(), insecure_seed=None)
     source = RandomSource.from_os() if seed is None else RandomSource.seeded(seed)
@@ -89,7 +89,7 @@ def make_feature_canaries(plan: Plan, count: int, source: RandomSource) -> Featu
 
 
 def play_last_iterate(plan: Plan, canaries: FeatureCanaries, source: RandomSource) -> Tensor:
-    """One run through `release()`; each canary's score from the last iterate alone."""
+    """One run with `release()`; each canary's score from the last iterate only."""
     method, count = _method(plan), len(canaries.coins)
     records = Records.of((canaries.features, canaries.labels), method)
     with Ledger.open(None, plan.to_dict()) as ledger:
@@ -139,7 +139,7 @@ def _method(plan: Plan) -> HiddenState:
 
 
 def _targets(method: HiddenState, records: int) -> Tensor:
-    """Labels in turn; for the regression of one number, the target 1."""
+    """Labels in turn; for regression with one output, the target 1."""
     if method.loss.outputs == 1 and not isinstance(method.loss, OneVsRest):
         return torch.ones(records, dtype=torch.float64)
     return torch.arange(records) % max(2, method.loss.outputs)

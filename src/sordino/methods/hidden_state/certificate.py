@@ -1,15 +1,15 @@
-"""The certificate: what a loss has shown before "the adversary sees the last iterate only" is believed.
+"""The certificate: the constants of a loss that a guarantee for the last iterate needs, with the proof of each.
 
     φ(w) = w − η·(1/b)·Σ ∇ℓ_i(w) − η·λ·w      with ℓ_i(w) = f_{t_i}(W·x̃_i),  x̃ = (x, bias),  ‖x‖ ≤ feature_norm
 
-- m = λ: every ℓ_i is convex (the loss shows it), and the regulariser acts outside of whatever bounds the gradients.
+- m = λ: every ℓ_i is convex (shown for the loss), and the regulariser is not affected by whatever bounds the gradients.
 - M = λ + H·R², R² = feature_norm² + bias²: ∇²ℓ_i = ∇²f ⊗ x̃x̃ᵀ ⪯ H·‖x̃‖² (Kronecker products multiply eigenvalues).
-- S = 2·G·R: ‖∇ℓ_i‖ = ‖∇f‖·‖x̃‖ ≤ G·R, and replacing a record takes one such vector away and adds another.
+- S = 2·G·R: ‖∇ℓ_i‖ = ‖∇f‖·‖x̃‖ ≤ G·R, and replacing a record removes one such vector and adds another.
 
-With these, φ is max(|1 − ηm|, |1 − ηM|)-Lipschitz for η ≤ 2/M (the mean of functions that are m-strongly convex and
-M-smooth is one; Nesterov 2018, Thm 2.1.12) and two neighbouring maps differ by at most η·S/b everywhere. That is all
-that docs/guarantees/hidden_state.md assumes. Features are scaled down to their norm record by record during training,
-so the norm bound is no assumption on the data.
+With these, φ is max(|1 − ηm|, |1 − ηM|)-Lipschitz for η ≤ 2/M (a mean of m-strongly convex and M-smooth functions is
+one too; Nesterov 2018, Thm 2.1.12), and two neighbouring maps differ by at most η·S/b everywhere. That is all that
+docs/guarantees/hidden_state.md assumes. Features are scaled down to their norm record by record during training, so the
+norm bound is not an assumption about the data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sordino.methods.hidden_state.losses import Loss
 
 @dataclass(frozen=True)
 class Certificate:
-    """Constants of the regularised objective of every batch, each with how it is known."""
+    """Constants of the regularised objective of every batch, each with its justification."""
 
     strong_convexity: float
     smoothness: float
@@ -36,7 +36,7 @@ class Certificate:
 
     @property
     def largest_lr(self) -> float:
-        """From here on a step may expand."""
+        """The largest step size that does not expand distances."""
         return 2.0 / self.smoothness
 
     @property
@@ -58,9 +58,9 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where features and weights live. `bias`: the constant feature that is appended (0: none).
+    """The domain of features and weights. `bias`: the constant feature that is appended (0: none).
 
-    `radius`: weights are projected to this ball after each step (a non-expansive map, so that it costs nothing).
+    `radius`: weights are projected into this ball after each step (a non-expansive map, so it has no privacy cost).
     """
 
     feature_norm: float = 1.0
@@ -70,27 +70,27 @@ class Geometry:
     def __post_init__(self) -> None:
         checks.positive("feature_norm", self.feature_norm)
         if checks.real("bias", self.bias) < 0 or not math.isfinite(self.bias):
-            raise InputError(f"bias = {self.bias}: the constant feature is positive, or 0 for none")
+            raise InputError(f"bias = {self.bias}: the constant feature must be positive, or 0 for none")
         if self.radius is not None:
             checks.positive("radius", self.radius)
 
     @property
     def record_norm(self) -> float:
-        """R: the norm of a record's features and its constant together, at most."""
+        """R: the largest norm of a record's features and its constant together."""
         return math.hypot(self.feature_norm, self.bias)
 
     @property
     def score_norm(self) -> float:
-        """‖z‖ at most, over all weights that gradients are taken at."""
+        """The largest ‖z‖ over all weights at which gradients are computed."""
         return math.inf if self.radius is None else self.radius * self.record_norm
 
 
 def certify(loss: Loss, geometry: Geometry, regularisation: float) -> Certificate:
-    """The certificate of a loss on clipped features with an l2 regulariser; Refused where a constant can't be shown."""
+    """The certificate of a loss on clipped features with an l2 regulariser; Refused if a constant can't be shown."""
     if not checks.real("regularisation", regularisation) > 0:
         raise Refused(
-            f"regularisation = {regularisation}: without one the objective is not strongly convex, steps do not "
-            "contract and hiding the iterates has no effect that is proven here; give a positive one, or use dpsgd"
+            f"regularisation = {regularisation}: without regularisation the objective is not strongly convex, steps do "
+            "not contract, and hiding the iterates has no proven effect; give a positive one, or use dpsgd"
         )
     checks.positive("regularisation", regularisation)
     reasons, R = loss.reasons(), geometry.record_norm
@@ -102,7 +102,7 @@ def certify(loss: Loss, geometry: Geometry, regularisation: float) -> Certificat
         strong_convexity=regularisation,
         smoothness=regularisation + loss.curvature * R**2,
         sensitivity=2 * slope * R,
-        how_strong_convexity=f"λ of the regulariser, which acts outside of all bounds; the loss is convex: "
+        how_strong_convexity=f"λ of the regulariser, which no bound affects; the loss is convex: "
         f"{reasons['convexity']}",
         how_smoothness=f"λ + {loss.curvature:.6g}·{R**2:.6g}; curvature of the loss: {reasons['curvature']}; {norm}",
         how_sensitivity=f"2·{slope:.6g}·{R:.6g} for replacing one record; slope: {reasons['slope']}; {norm}",

@@ -1,4 +1,4 @@
-"""Names that the command line offers and the accountant checks: apart from both, since the accountant loads slowly."""
+"""Names that the command line offers and the accountant checks; a separate module, as the accountant loads slowly."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""Composition or hidden state? For n, features, classes, ε and δ: which accounting, batch, λ, epochs and step size.
+"""Composition or hidden state? Recommends the accounting, batch, λ, epochs and step size for a linear classifier.
 
-The privacy side is exact: every ε is that of the accountants. Which setting is *best* rests on a model of the excess
-loss of a linear classifier trained from 0, stated here so that it can be disputed:
+The privacy side is exact: every ε is that of the accountants. Which setting is *best* depends on a model of the excess
+loss of a linear classifier trained from 0, stated here so that it can be questioned:
 
     noise  ½·tr(H)·ν², ν: deviation of the last iterate per weight; tr(H) ≤ (1 − 1/classes)·R² for softmax.
-           Never more than (weights)·s²/(4η), which is what directions of high curvature settle at
-    bias   max over h of ½·h·W²·(1 − h/(h+λ)·(1 − e^{−(h+λ)·ηT}))²: what λ and stopping early take from weights of norm
-           W along the curvature h that suffers most. W is yours to guess: weights of that norm solve the problem well
+           At most (weights)·s²/(4η), the stationary value along directions of high curvature
+    bias   max over h of ½·h·W²·(1 − h/(h+λ)·(1 − e^{−(h+λ)·ηT}))²: the loss from λ and from stopping early, for weights
+           of norm W along the worst curvature h. You choose W: weights of that norm solve the problem well
 
 R² = L² + 1 is the squared norm of a record with its bias; M = curvature·R² + λ and S_g = 2·slope·R (softmax: 1/2, √2).
 Hidden state minimises over λ, batch, epochs and step size with a certified loss; composition over the latter three
-with λ = 0. Relation: replace-one, for both. Nothing here looks at data.
+with λ = 0. Relation: replace-one, for both. No data are used.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from sordino.methods.hidden_state.run import HiddenRun
 from sordino.shown import up
 
 RELATION = "replace-one"
-_SHARES = (1.0, 0.5, 0.25, 1 / 16, 1 / 64)  # of the largest step size
+_SHARES = (1.0, 0.5, 0.25, 1 / 16, 1 / 64)  # fractions of the largest step size
 _FRACTIONS = (1, 2, 4, 8, 16, 32, 64)  # n/b
 _CURVATURES = np.geomspace(1e-9, 1.0, 64)
-_CLEARLY = 0.95  # hidden state asks for a certificate and for secrecy: it has to be better by so much
+_CLEARLY = 0.95  # hidden state needs a certificate and secrecy, so it has to be better by this factor
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be planned. `weight_norm` is W; `max_epochs` bounds the work."""
+    """The problem. `weight_norm` is W; `max_epochs` bounds the work."""
 
     records: int
     features: int
@@ -89,7 +89,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to train, with the model's excess loss. `noise_multiplier` is that of the summed gradient, in S_g/2."""
+    """One setting, with the model's excess loss. `noise_multiplier` is that of the summed gradient, in S_g/2."""
 
     accounting: str
     batch: int
@@ -100,14 +100,14 @@ class Setting:
     noise_multiplier: float
     epsilon: float
     weight_noise: float  # deviation of the last iterate, per coordinate
-    weight_noise_relative: float  # its norm over all weights, over W
+    weight_noise_relative: float  # its norm over all weights, divided by W
     excess_loss: float
     excess_noise: float
     excess_bias: float
 
 
 def compare(problem: Problem) -> dict[str, Any]:
-    """The answer as one JSON-able value: both best settings, the recommendation, and where the curves cross."""
+    """A JSON-serialisable answer: both best settings, the recommendation, and where the curves cross."""
     mu = problem.mu()
     hidden = _best(_calibrated_hidden(problem, s) for s in _best_of_each_batch(_hidden_settings(problem, mu)))
     composed = _best(_calibrated_composition(problem, s) for s in _best_of_each_batch(_composed_settings(problem, mu)))
@@ -139,7 +139,7 @@ def curves(problem: Problem, setting: Setting, epochs: Sequence[int]) -> dict[st
 def crossing_epochs(problem: Problem, setting: Setting) -> int | None:
     """The first epoch from which the hidden state of a fixed partition costs less than composition of fresh subsets.
 
-    Both with the setting's batch, step size and noise. None where they do not cross within 10 million steps.
+    Both with the setting's batch, step size and noise. None if they do not cross within 10 million steps.
     """
     batches = problem.records // setting.batch
     highest = max(1, min(100_000, 10_000_000 // batches // 50))
@@ -165,14 +165,14 @@ def _best(settings: Iterable[Setting]) -> Setting:
 
 
 def _best_of_each_batch(settings: Iterable[Setting]) -> list[Setting]:
-    """The search prices noise by closed forms that err by the batch; its four best are calibrated, then compared."""
+    """The best setting of each batch: the search approximates the noise; the four best are then calibrated."""
     ordered = sorted(settings, key=lambda setting: setting.batch)
     best = [_best(group) for _, group in groupby(ordered, key=lambda setting: setting.batch)]
     return sorted(best, key=lambda setting: setting.excess_loss)[:4]
 
 
 def _hidden_settings(problem: Problem, mu: float) -> Iterator[Setting]:
-    """All settings of the search, with the noise that the worst position needs (the closed form of a constant run)."""
+    """All settings of the search, with the noise for the worst position (closed form for constant steps)."""
     for batch, epochs in _sizes(problem):
         batches = problem.records // batch
         for regularisation in np.geomspace(1e-6, 1e-1, 31).tolist():
@@ -189,7 +189,7 @@ def _composed_settings(problem: Problem, mu: float) -> Iterator[Setting]:
         steps = epochs * (problem.records // batch)
         if batch == problem.records:
             sigma = 2 * math.sqrt(steps) / mu
-        else:  # central limit; the setting that is chosen is calibrated exactly
+        else:  # central limit; the chosen setting is calibrated exactly
             sigma = 2 * gaussian_guess(batch / problem.records, steps, problem.epsilon, problem.delta)
         for share in _SHARES:
             lr = share * 2 / (problem.curvature * problem.squared_norm)
@@ -275,7 +275,7 @@ def _with_noise(problem: Problem, found: Setting, sigma: float, epsilon: float) 
 
 
 def _composed(problem: Problem, setting: Setting, steps: int) -> float:
-    """ε when every iterate is seen and each step draws its batch anew; to three digits."""
+    """ε if every iterate is seen and each step draws a fresh batch; to three digits."""
     if setting.batch == problem.records:
         return gaussian_epsilon(2 * math.sqrt(steps) / setting.noise_multiplier, problem.delta)
     rate = setting.batch / problem.records
@@ -290,14 +290,14 @@ def _words(
     use = "Use composition: every iterate may be seen, and neither a certificate nor a regulariser is needed"
     if better is hidden:
         use = "Publish the last iterate only (hidden state)"
-    crossed = "With the settings of the hidden state its accounting does not become the cheaper one"
+    crossed = "With the settings of the hidden state its accounting never becomes cheaper than composition"
     if crossing is not None:
-        crossed = f"With the settings of the hidden state its accounting is the cheaper one from epoch {crossing} on"
+        crossed = f"With the settings of the hidden state its accounting is cheaper from epoch {crossing} on"
     return (
         f"{use}. Batch {better.batch}, {better.epochs} epochs, step size {better.lr:.3g}, λ = "
         f"{better.regularisation:.2g}, noise multiplier {better.noise_multiplier:.4g}: ε = {up(better.epsilon)}. "
         f"The last iterate has a deviation of {better.weight_noise:.3g} in each weight, and the model expects an "
         f"excess loss of {better.excess_loss:.3g} (best for {other.accounting}: {other.excess_loss:.3g}). {crossed} "
-        f"(the rule of Ye & Shokri 2022, 4/(λη) + 4n/b: {printed:.0f}). The model takes weights of norm "
-        f"{problem.weight_norm:g} to solve the problem well; --weight-norm changes that."
+        f"(the rule of Ye & Shokri 2022, 4/(λη) + 4n/b: {printed:.0f}). The model assumes that weights of norm "
+        f"{problem.weight_norm:g} solve the problem well; --weight-norm changes that."
     )

@@ -1,4 +1,4 @@
-"""sordino account hidden-state, sordino calibrate hidden-state: ε when only the last iterate is published."""
+"""sordino account hidden-state, sordino calibrate hidden-state: ε if only the last iterate is published."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def add(account: Commands, calibrate: Commands) -> None:
     parser = account.add_parser(
         "hidden-state",
         help="the ε of the last iterate on a strongly convex loss",
-        description="The ε of noisy gradient descent on a strongly convex, smooth loss when only the last iterate is "
-        "published. Relation: replace-one. The constants of the loss are yours to certify.",
+        description="The ε of noisy gradient descent on a strongly convex, smooth loss if only the last iterate is "
+        "published. Relation: replace-one. You must certify the constants of the loss.",
         epilog=f"example: sordino account hidden-state {_SETTING} --noise-multiplier 3.01",
     )
     parser.add_argument("--noise-multiplier", type=float, required=True, metavar="X", help=_NOISE)
@@ -31,7 +31,7 @@ def add(account: Commands, calibrate: Commands) -> None:
     parser.add_argument(
         "--credit-remainder",
         action="store_true",
-        help="count the chance that the partition leaves the record out (when the batch does not divide the records)",
+        help="count the probability that the partition leaves the record out (if the batch does not divide N)",
     )
     _add_setting(parser)
     parser.set_defaults(run=_account)
@@ -39,7 +39,7 @@ def add(account: Commands, calibrate: Commands) -> None:
     parser = calibrate.add_parser(
         "hidden-state",
         help="the smallest noise multiplier for a target ε of the last iterate",
-        description="The smallest noise multiplier with which the last iterate costs at most the target ε.",
+        description="The smallest noise multiplier for which the ε of the last iterate is at most the target.",
         epilog=f"example: sordino calibrate hidden-state {_SETTING} --epsilon 3",
     )
     parser.add_argument("--epsilon", type=float, required=True, metavar="X", help="the target; never exceeded")
@@ -64,7 +64,7 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--sampling", default="partition", choices=HIDDEN_SAMPLINGS, help="how batches are drawn (default: partition)"
     )
-    loss = parser.add_argument_group("the loss, each record's, with its regulariser")
+    loss = parser.add_argument_group("the loss of each record, with its regulariser")
     loss.add_argument("--strong-convexity", type=float, required=True, metavar="m")
     loss.add_argument("--smoothness", type=float, required=True, metavar="M")
     parser.add_argument("--delta", type=float, required=True, metavar="δ")
@@ -74,7 +74,7 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="X",
-        help="noise multiplier of a Gaussian statistic that is released too (normalisation); may be repeated",
+        help="noise multiplier of a Gaussian statistic that is also released (normalisation); may be repeated",
     )
     add_json(parser)
 
@@ -169,7 +169,7 @@ def _emit(
 
 
 def _classic(run: HiddenRun, delta: float, further: Further) -> float | None:
-    """ε as Ye & Shokri 2022 would print it, where one of their theorems applies."""
+    """ε as Ye & Shokri 2022 would state it, if one of their theorems applies."""
     from sordino.methods.hidden_state.accountant import ye_shokri_rdp
     from sordino.methods.hidden_state.ye_shokri import classic_epsilon
 

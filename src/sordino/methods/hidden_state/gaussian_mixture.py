@@ -1,4 +1,4 @@
-"""(ε, δ) of a mixture of Gaussian pairs: a record's part in a run is hidden, and given that part the pair is μ-GDP.
+"""(ε, δ) of a mixture of Gaussian pairs: a record's participation is hidden, and given it the pair is μ-GDP.
 
 Hockey-stick divergence is jointly convex, so δ(ε) ≤ Σ_i p_i·δ_{μ_i}(ε), with δ_μ(ε) = Φ(−ε/μ + μ/2) − e^ε·Φ(−ε/μ − μ/2)
 (Balle & Wang 2018, Thm 8). Numbers are rounded so that ε is never below the exact value for the given mixture.
@@ -15,16 +15,16 @@ from scipy.special import erfcx, ndtr
 
 Array = npt.NDArray[np.float64]
 
-_ROUNDING = 1e-14  # of Φ, erfcx, exp and the sums, relative to Φ(−a); they are off by a few units in the last place
+_ROUNDING = 1e-14  # relative error of Φ, erfcx, exp and the sums, relative to Φ(−a): a few units in the last place
 
 
 @dataclass(frozen=True)
 class GaussianMixture:
-    """Component i, of probability `weights[i]`, is √squares[i]-GDP; what is missing to 1 reveals nothing.
+    """Component i, with probability `weights[i]`, is √squares[i]-GDP; the rest of the probability reveals nothing.
 
     `spread` says that the squares are a mean-preserving spread of the true ones (points moved apart on a grid): then
-    δ_μ is replaced by a function above it that is convex in μ², for which spreading can only add. `excess` is the mean
-    of what was cut off at the largest square, paid for at the largest slope.
+    δ_μ is replaced by a larger function that is convex in μ², for which spreading can only increase the bound. `excess`
+    is the mean of what was truncated at the largest square, counted at the largest slope.
     """
 
     weights: Array
@@ -36,7 +36,7 @@ class GaussianMixture:
         """An upper bound on δ at ε ≥ 0."""
         if not self.spread:
             return float(self.weights @ gaussian_delta(self.squares, epsilon)) * (1 + _ROUNDING)
-        # d²δ/d(μ²)² ≥ 0 iff ε²/μ² − μ²/4 ≥ 1: convex up to the bend, and the tangent there is above what follows
+        # d²δ/d(μ²)² ≥ 0 iff ε²/μ² − μ²/4 ≥ 1: convex up to that point, and the tangent there lies above the rest
         bend = 2 * epsilon**2 / (1 + math.hypot(1, epsilon)) * (1 - 1e-15)
         if bend <= 1e-300:
             return 1.0
@@ -46,7 +46,7 @@ class GaussianMixture:
         return min(1.0, float(self.weights @ values + slope * self.excess) * (1 + _ROUNDING))
 
     def epsilon(self, delta: float) -> float:
-        """The smallest ε ≥ 0 with δ(ε) ≤ δ, from above; infinite where none below 10⁹ is enough."""
+        """An upper bound on the smallest ε ≥ 0 with δ(ε) ≤ δ; infinite if none below 10⁹ suffices."""
         if self.delta(0.0) <= delta:
             return 0.0
         low, high = 0.0, 1.0
@@ -60,12 +60,12 @@ class GaussianMixture:
         return high
 
     def scaled(self, factor: float, added: float = 0.0) -> GaussianMixture:
-        """Every square times `factor`, plus `added`: other noise, and further Gaussian releases."""
+        """Every square times `factor`, plus `added`: for other noise, and for further Gaussian releases."""
         squares = np.asarray(self.squares * factor + added, dtype=np.float64)
         return GaussianMixture(self.weights, squares, self.spread, self.excess * factor)
 
     def with_rest(self, square: float) -> GaussianMixture:
-        """The same with the missing probability made a component of its own."""
+        """The same with the remaining probability as a component of its own."""
         rest = max(0.0, 1.0 - float(self.weights.sum()))
         if rest == 0 or square == 0:
             return self
@@ -73,10 +73,10 @@ class GaussianMixture:
 
 
 def gaussian_delta(squares: Array, epsilon: float) -> Array:
-    """δ_μ(ε) for each μ² ≥ 0, from above.
+    """An upper bound on δ_μ(ε) for each μ² ≥ 0.
 
-    With a = ε/μ − μ/2 and b = ε/μ + μ/2, e^ε·φ(b) = φ(a), so the second term is φ(a)·R(b) with the Mills ratio R: no
-    power of e^ε, and for a > 0 no subtraction of numbers that both vanish. δ_0 = 0.
+    With a = ε/μ − μ/2 and b = ε/μ + μ/2, e^ε·φ(b) = φ(a), so the second term is φ(a)·R(b) with the Mills ratio R: there
+    is no power e^ε, and for a > 0 no difference of two vanishing numbers. δ_0 = 0.
     """
     mu = np.sqrt(squares)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -87,10 +87,10 @@ def gaussian_delta(squares: Array, epsilon: float) -> Array:
         second = density * erfcx(b / math.sqrt(2)) / 2
     above = (
         first - second + _ROUNDING * first * (1 + np.minimum(np.abs(a), 40.0) ** 2)
-    )  # exp rounds its argument a²/2 too
+    )  # exp also rounds its argument a²/2
     return np.asarray(np.clip(np.where(mu > 0, above, 0.0), 0.0, 1.0), dtype=np.float64)
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """ε of one μ-GDP release at δ, from above."""
+    """An upper bound on ε of one μ-GDP release at δ."""
     return GaussianMixture(np.ones(1), np.array([mu**2])).epsilon(delta)

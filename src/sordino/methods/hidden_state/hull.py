@@ -1,18 +1,18 @@
-"""The convex-hull bound: the least energy Σ a_k²/s_k² of shifts that undo all disparities by the last step.
+"""The convex-hull bound: the smallest energy Σ a_k²/s_k² of shifts that cancel all disparities by the last step.
 
 z_{k+1} = c_k·z_k + d_k − a_k with z₀ = z_T = 0 and a, z ≥ 0. With w_k = Π_{j>k} c_j, I_k = Σ_{i≤k} w_i·d_i and
-u_k = Σ_{i≤k} (w_i·s_i)² the least energy is Σ (ΔI)²/Δu over the edges of the greatest convex minorant of (0, 0),
+u_k = Σ_{i≤k} (w_i·s_i)² the smallest energy is Σ (ΔI)²/Δu over the edges of the greatest convex minorant of (0, 0),
 (u_k, I_k) (docs/guarantees/hidden_state.md, section 3). The minorant is found by pooling adjacent blocks.
 
-Scale. The weights w underflow in long runs, so nothing is ever written in them. A *block* of consecutive steps carries
+Scale. The weights w underflow in long runs, so they are never stored. A *block* of consecutive steps has
     shrink  Π c_k of its steps
     moved   ΔI in units of its own last weight
     spread  Δu in units of its own last weight, squared: at least the last step's own variance, so never 0
-Blocks compose without w, their energies are free of scale, and their slopes are compared through `shrink` alone. What
-a product loses by underflow is below 10⁻³⁰⁰; 10⁻¹⁵⁰ is added to the energy for it.
+Blocks compose without w, their energies do not depend on the scale, and their slopes are compared using `shrink` only.
+What a product loses by underflow is below 10⁻³⁰⁰; 10⁻¹⁵⁰ is added to the energy for it.
 
-Rounding. Two blocks are pooled only where their slopes are in the wrong order by more than the accumulated rounding;
-each such pooling keeps the shifts feasible, and feasible shifts are a valid bound even where they are not the best.
+Rounding. Two blocks are pooled only if their slopes are in the wrong order by more than the accumulated rounding; each
+such pooling keeps the shifts feasible, and feasible shifts give a valid bound even if they are not the best.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 _UNIT = 2.0**-53
-_UNDERFLOW = 1e-150  # a block of smaller energy may have lost some; the noise is within 10⁻⁶⁰ … 1 (HiddenRun)
+_UNDERFLOW = 1e-150  # a block of smaller energy may have underflowed; the noise is within 10⁻⁶⁰ … 1 (HiddenRun)
 
 
 def minorant_energy(shrink: Array, moved: Array, spread: Array, steps: int | None = None) -> float:
-    """Σ (ΔI)²/Δu over the edges of the minorant of consecutive blocks, from above. `steps` is how many steps they hold.
+    """An upper bound on Σ (ΔI)²/Δu over the edges of the minorant of consecutive blocks of `steps` steps in total.
 
-    In the worst case a `shrink` has gone through one rounding per step, a `moved` through 3 and a `spread` through 5; a
-    comparison multiplies them to fewer than 20 per step, an energy to 11.
+    In the worst case a `shrink` has one rounding per step, a `moved` 3 and a `spread` 5; a comparison multiplies them
+    to fewer than 20 per step, an energy to 11.
     """
     margin = 20 * ((len(moved) if steps is None else steps) + 16) * _UNIT
     pooled: list[tuple[float, float, float]] = []
@@ -47,7 +47,7 @@ def minorant_energy(shrink: Array, moved: Array, spread: Array, steps: int | Non
 
 
 def windows(shrink: Array, variances: Array, length: int) -> tuple[Array, Array]:
-    """(shrink, spread) of the blocks of `length` steps that begin at each step, cut off at the end. O(T·log length)."""
+    """(shrink, spread) of the blocks of `length` steps from each step on, truncated at the end. O(T·log length)."""
     total_shrink, total_spread = np.ones_like(shrink), np.zeros_like(shrink)
     power_shrink, power_spread = shrink, variances
     done, size = 0, 1
@@ -65,10 +65,10 @@ def windows(shrink: Array, variances: Array, length: int) -> tuple[Array, Array]
 
 
 def position_energies(shrink: Array, disparities: Array, variances: Array, period: int) -> Array:
-    """The least energy for a record that is used in steps j, j + period, …, for each j < period.
+    """The smallest energy for a record that is used in steps j, j + period, …, for each j < period.
 
-    Between two uses nothing is moved, so the slope is 0 and those steps always pool with the use before them: one block
-    per use. The steps before the first use cost nothing.
+    Between two uses there is no disparity, so the slope is 0 and those steps always pool with the use before them: one
+    block per use. The steps before the first use have no cost.
     """
     rest_shrink, rest_spread = windows(shrink, variances, period - 1)
     rest_shrink, rest_spread = _shift(rest_shrink, 1, 1.0), _shift(rest_spread, 1, 0.0)

@@ -1,4 +1,4 @@
-"""Losses of linear models that can show what a hidden-state guarantee needs: convexity, a slope, a curvature.
+"""Losses of linear models with proven convexity, slope and curvature, as a hidden-state guarantee needs them.
 
 A loss is a function f_t of the scores z = W·x of one record with target t. The proofs need it to be convex in z for
 every t, with ‖∇f_t(z)‖ ≤ G (`slope`) and 0 ⪯ ∇²f_t(z) ⪯ H (`curvature`) at every z that training can reach. Then the
@@ -10,23 +10,24 @@ H·‖x‖²: `sordino.methods.hidden_state.certificate`.
 | Softmax   | φ(m), m = z_t − log Σ_{j≠t} e^{z_j}, −φ' = min(σ(−m), g)  | √2·g    | 1/2; 2g(1−g) for a cap g ≤ ½  |
 | OneVsRest | Σ_k φ(±z_k) with the same φ                               | g·√K    | 1/4; g(1−g) for a cap g ≤ ½   |
 | Huber     | ‖z−t‖²/2 up to distance κ, then linear                    | κ       | 1                             |
-| Squared   | ‖z−t‖²/2, with weights kept in a ball and bounded targets | ‖z‖+‖t‖ | 1                             |
+| Squared   | ‖z−t‖²/2, with weights in a ball and bounded targets      | ‖z‖+‖t‖ | 1                             |
 
 The capped softmax. Cross-entropy is φ(m) = log(1 + e^{−m}) of the margin m of the true class over the others, and its
-gradient is σ(−m)·(q − e_t) with q the softmax among the other classes. Scaling down long gradients (clipping) does not
-give the gradient of a convex function for three classes or more: `clipped_softmax`. Capping φ' does. φ stays convex
-and decreasing, m is concave in z, so φ(m) is convex; its gradient min(σ(−m), g)·(q − e_t) has the direction of the
-softmax's own and norm at most √2·g, for any cap g. With g = 1 it is the softmax itself.
-H: where the cap holds, the Hessian is g·(diag q − qqᵀ) ⪯ g/2, since for a unit vector v the variance of v_J, J ~ q,
+gradient is σ(−m)·(q − e_t) with q the softmax among the other classes. Clipping long gradients does not give the
+gradient of a convex function for three or more classes: see `clipped_softmax`. Capping φ' does. φ stays convex and
+decreasing, m is concave in z, so φ(m) is convex; its gradient min(σ(−m), g)·(q − e_t) has the direction of the
+softmax's gradient and norm at most √2·g, for any cap g. With g = 1 it is the softmax itself.
+H: where the cap is active, the Hessian is g·(diag q − qqᵀ) ⪯ g/2, since for a unit vector v the variance of v_J, J ~ q,
 is at most (max v − min v)²/4 ≤ 1/2. Elsewhere it is diag p − ppᵀ ⪯ 1/2 with p_t = 1 − e, e ≤ g, and
-Var_p(v) = e(1−e)(v̄−v_t)² + e·Var_q(v) ≤ e·[(1−e)(v̄−v_t)² + 1 − v_t² − v̄²], v̄ the mean under q and v̄² + v_t² ≤ 1; the
-quadratic form in (v̄, v_t) has the largest eigenvalue 2(1−e) − 1, so Var_p(v) ≤ 2e(1−e) for e ≤ 1/2.
+Var_p(v) = e(1−e)(v̄−v_t)² + e·Var_q(v) ≤ e·[(1−e)(v̄−v_t)² + 1 − v_t² − v̄²], v̄ the mean under q and v̄² + v_t² ≤ 1;
+the quadratic form in (v̄, v_t) has the largest eigenvalue 2(1−e) − 1, so Var_p(v) ≤ 2e(1−e) for e ≤ 1/2.
 
 One against the rest. Each class has its own logistic loss of its own score; clipping the derivative of a convex
-function of one variable leaves it non-decreasing, so it is the derivative of a convex function again (a Huberised
-logistic loss). The K scores together have slope g·√K. Clipping all K *jointly* gives no gradient of a convex function.
+function of one variable leaves it non-decreasing, so it is again the derivative of a convex function (a Huberised
+logistic loss). The K scores together have slope g·√K. Clipping all K *jointly* does not give a gradient of a convex
+function.
 
-Edge cases: scores of any size give finite residuals; a target beyond the classes is an InputError.
+Edge cases: scores of any size give finite residuals; a target that is not a class is an InputError.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Loss(Protocol):
 
     @property
     def outputs(self) -> int:
-        """K: scores for each record."""
+        """K: the number of scores of each record."""
 
     @property
     def curvature(self) -> float:
@@ -68,10 +69,10 @@ class Loss(Protocol):
         """∇f of each record: (n, K), (n,) or (n, K) → (n, K)."""
 
     def reasons(self) -> Mapping[str, str]:
-        """How convexity, slope and curvature are known: one sentence each."""
+        """The proofs of convexity, slope and curvature: one sentence each."""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able, with the key `name`; loss_from_dict gives back an equal loss."""
+        """The loss as JSON-serialisable values, with the key `name`; loss_from_dict is the inverse."""
 
 
 class _Plain:
@@ -83,7 +84,7 @@ class _Plain:
 
 @dataclass(frozen=True)
 class Softmax(_Plain):
-    """Cross-entropy of softmax(z), its derivative in the margin capped at `cap`.
+    """Cross-entropy of softmax(z), with its derivative in the margin capped at `cap`.
 
     There is no temperature: it would only change the unit of the weights.
     """
@@ -162,13 +163,13 @@ class OneVsRest(_Plain):
         return {
             "convexity": "a sum over the classes of convex functions of one score each (Huberised logistic losses)",
             "slope": f"each of the {self.outputs} derivatives lies in [−{self.cap:g}, {self.cap:g}]",
-            "curvature": "each second derivative is σ(1−σ) or, where the cap holds, zero",
+            "curvature": "each second derivative is σ(1−σ) or, where the cap is active, zero",
         }
 
 
 @dataclass(frozen=True)
 class Huber(_Plain):
-    """‖z − t‖²/2 up to distance `bound`, linear beyond. Class labels stand for t = length·(e_t − 1/K)."""
+    """‖z − t‖²/2 up to distance `bound`, linear beyond. Class labels are encoded as t = length·(e_t − 1/K)."""
 
     outputs: int
     bound: float = 1.0
@@ -199,16 +200,16 @@ class Huber(_Plain):
     def reasons(self) -> dict[str, str]:
         return {
             "convexity": "a convex increasing function of the distance ‖z − t‖, which is convex in z",
-            "slope": "the gradient is the offset, scaled down to the bound where it is longer",
+            "slope": "the gradient is the offset, scaled down to the bound if it is longer",
             "curvature": "a Moreau envelope of a norm: the gradient is a projection, hence non-expansive",
         }
 
 
 @dataclass(frozen=True)
 class Squared(_Plain):
-    """‖z − t‖²/2. Its slope is bounded only where weights are kept in a ball; targets are scaled down to `target_norm`.
+    """‖z − t‖²/2. Its slope is bounded only if weights are kept in a ball; targets are scaled down to `target_norm`.
 
-    Class labels stand for t = length·(e_t − 1/K).
+    Class labels are encoded as t = length·(e_t − 1/K).
     """
 
     outputs: int
@@ -225,7 +226,7 @@ class Squared(_Plain):
     def slope(self, score_norm: float) -> float:
         if not math.isfinite(score_norm):
             raise Refused(
-                "the squared loss has no bounded gradient over all weights, so nothing bounds what one record changes: "
+                "the squared loss has no bounded gradient over all weights, so one record's effect is not bounded: "
                 "keep the weights in a ball (radius = …), or use the huber loss"
             )
         return score_norm + self.target_norm
@@ -251,7 +252,7 @@ LOSSES: Mapping[str, type[Softmax] | type[OneVsRest] | type[Huber] | type[Square
 
 
 def loss_from_dict(values: Mapping[str, Any]) -> Loss:
-    """The inverse of to_dict; missing options take their defaults. A `clip` on the softmax: `clipped_softmax`."""
+    """The inverse of to_dict; missing options have their defaults. A `clip` on the softmax: `clipped_softmax`."""
     options = dict(values)
     name = str(options.pop("name", None))
     if name not in LOSSES:
@@ -266,11 +267,11 @@ def loss_from_dict(values: Mapping[str, Any]) -> Loss:
 
 
 def clipped_softmax(outputs: int, clip: float) -> Softmax:
-    """Softmax regression whose ‖∇f‖ is to be clipped at `clip`: as a certified loss where it is one, else Refused.
+    """Softmax regression whose ‖∇f‖ is to be clipped at `clip`: as a certified loss if it is one, else Refused.
 
-    Clipping never fires for clip ≥ √2. With two classes the gradient has one direction and clipping is a cap. With
-    more, its Jacobian is s·(I − uuᵀ)·H where it fires, not symmetric and with negative curvature: Prop. 6.2 of Ye and
-    Shokri 2022 is false (10 classes, clip 0.75: −0.0085; a step of size 1 drives two weights apart by 0.9 %).
+    Clipping has no effect for clip ≥ √2. With two classes the gradient has one direction and clipping is a cap. With
+    more, its Jacobian is s·(I − uuᵀ)·H where clipping is active, not symmetric and with negative curvature: Prop. 6.2
+    of Ye and Shokri 2022 is false (10 classes, clip 0.75: −0.0085; a step of size 1 drives two weights apart by 0.9 %).
     """
     if checks.positive("clip", clip) >= math.sqrt(2.0):
         return Softmax(outputs)
@@ -284,7 +285,7 @@ def clipped_softmax(outputs: int, clip: float) -> Softmax:
 
 
 def target_vectors(targets: Tensor, outputs: int, length: float) -> Tensor:
-    """(n,) class labels → (n, K) corners of a simplex of that size; real targets (n,) or (n, K) as they are."""
+    """(n,) class labels → (n, K) corners of a simplex of that size; real targets (n,) or (n, K) unchanged."""
     if not targets.dtype.is_floating_point:
         corners = torch.eye(outputs, dtype=torch.float64) - 1.0 / outputs
         return length * corners[_labels(targets, outputs)]
@@ -310,19 +311,19 @@ def _capped_logistic(margin: Tensor, cap: float) -> Tensor:
 
 
 def _shortened(vectors: Tensor, bound: float) -> Tensor:
-    """Each row scaled down to norm `bound` where it is longer."""
+    """Each row scaled down to norm `bound` if it is longer."""
     norms: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
     return vectors / (norms / bound).clamp(min=1.0)
 
 
 def _labels(targets: Tensor, classes: int) -> Tensor:
     if targets.dtype.is_floating_point or targets.dim() != 1:
-        raise InputError(f"class labels are whole numbers, one for each record; got {targets.dtype}, {targets.dim()}-d")
+        raise InputError(f"class labels must be whole numbers, one per record; got {targets.dtype}, {targets.dim()}-d")
     if len(targets) and not (int(targets.min()) >= 0 and int(targets.max()) < classes):
-        raise InputError(f"a class label lies outside 0, …, {classes - 1}")
+        raise InputError(f"a class label is outside 0, …, {classes - 1}")
     return targets.long()
 
 
 def _check_cap(cap: float) -> None:
     if not checks.positive("cap", cap) <= 1:
-        raise InputError(f"cap = {cap}: the derivative of a logistic loss lies between 0 and 1, so does its cap")
+        raise InputError(f"cap = {cap}: the derivative of a logistic loss lies between 0 and 1, so its cap must too")

@@ -1,19 +1,19 @@
-"""Hidden state: noisy gradient descent on a certified loss of which the last iterate alone is published.
+"""Hidden state: noisy gradient descent on a certified loss, of which only the last iterate is published.
 
     plan(loss=Softmax(10, cap=0.1), features=1296, records=60000, batch=128, epochs=100, regularisation=1e-6,
          epsilon=3.0, delta=1e-5)
 
 The relation is replace-one. The guarantee is that of `accountant` (shifted interpolation for any schedule of step sizes
-and noise, averaged over the record's hidden batch; composition where that is smaller), and holds for an
-adversary who sees the published weights and nothing that depends on an earlier iterate.
+and noise, averaged over the record's hidden batch; composition if that is smaller). It holds against an adversary who
+sees the published weights and nothing that depends on an earlier iterate.
 
-Units. As in every plan, `noise_multiplier` is the standard deviation of the noise on the *summed* gradient over the
-bound on one record, here S/2 with the certificate's S. σ_mul of Ye & Shokri 2022 is the same number: their noise on the
-mean gradient is σ_mul·S/(2b). `noise_factors` multiply it step by step.
+Units. As in every plan, `noise_multiplier` is the standard deviation of the noise on the *summed* gradient divided by
+the bound on one record, here S/2 with the certificate's S. σ_mul of Ye & Shokri 2022 is the same number: their noise on
+the mean gradient is σ_mul·S/(2b). `noise_factors` multiply it step by step.
 
 Rounding. A step is computed in double precision and rounded to a public grid by `release()`. Neither is a function of
-the step's exact value, so both go into the accountant as a disparity of every step (`rounding`); to bound them
-beforehand the iterates are kept in a ball, whose projection is non-expansive, even where the user asks for none.
+the step's exact value, so the accountant counts both as a disparity of every step (`rounding`). To bound them in
+advance the iterates are kept in a ball, whose projection is non-expansive, even if the user asks for none.
 
 | refused                                            | why                                                        |
 |----------------------------------------------------|------------------------------------------------------------|
@@ -21,8 +21,8 @@ beforehand the iterates are kept in a ball, whose projection is non-expansive, e
 | Poisson sampling                                   | no theorem for the last iterate; every iterate: dpsgd      |
 | a step size above 2/M                              | a step may expand                                          |
 | a clip norm other than S/2, another divisor than b | the run would not be the one that is accounted             |
-| statistics that are not Gaussian or are sampled    | only those add to the iterate's guarantee in squares       |
-| momentum, Adam, averages of iterates               | they are not made here: the update is the plan's           |
+| statistics that are not Gaussian or are sampled    | their cost does not add to the guarantee in squares        |
+| momentum, Adam, averages of iterates               | not available: the update is the plan's                    |
 """
 
 from __future__ import annotations
@@ -30,24 +30,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
-
-import numpy as np
-import numpy.typing as npt
 
 from sordino import checks
 from sordino.clipping import FlatClip
 from sordino.errors import InputError, Refused
 from sordino.methods.hidden_state import audit, recipe, training
-from sordino.methods.hidden_state.accountant import (
-    account_hidden_state,
-    calibrate_hidden_state,
-    hidden_epsilon_curve,
-)
+from sordino.methods.hidden_state.accountant import account_hidden_state, calibrate_hidden_state, hidden_epsilon_curve
 from sordino.methods.hidden_state.certificate import Certificate, Geometry, certify
-from sordino.methods.hidden_state.gaussian_mixture import gaussian_epsilon
 from sordino.methods.hidden_state.losses import Loss, loss_from_dict
+from sordino.methods.hidden_state.recorded import (
+    recorded_steps,
+    statistic_releases,
+    statistics_epsilon,
+    step_values,
+)
 from sordino.methods.hidden_state.rounding import iterate_radius, step_error
 from sordino.methods.hidden_state.run import HiddenRun
 from sordino.plan.core import Plan, Statistic
@@ -62,7 +59,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from sordino.accounting.events import Release
     from sordino.audit.one_run import AuditResult
     from sordino.runs.recipe import Recipe
     from sordino.training.job import Result
@@ -72,7 +68,7 @@ PURPOSE = training.PURPOSE
 
 @dataclass(frozen=True)
 class HiddenState(Method):
-    """The update and its certificate. `features`: inputs of the linear model, without the constant one."""
+    """The update and its certificate. `features`: the number of inputs of the linear model, without the constant."""
 
     loss: Loss
     features: int
@@ -82,7 +78,7 @@ class HiddenState(Method):
     feature_norm: float = 1.0
     bias: float = 1.0
     radius: float | None = None
-    unit: bool = False  # features are scaled to their norm, up as well as down
+    unit: bool = False  # features are also scaled up to their norm
     name: ClassVar[str] = "hidden-state"
     threat_model: ClassVar[str] = (
         "the adversary sees the last iterate only: no earlier iterate, and no metric of one, is ever published"
@@ -94,7 +90,7 @@ class HiddenState(Method):
     purpose: ClassVar[str] = PURPOSE
     trained_by: ClassVar[str | None] = "sordino.methods.hidden_state.training.train_hidden"
     needs_shape: ClassVar[bool] = True
-    bounded_by: ClassVar[str] = "no gradient of the loss is longer, whatever the record: see its certificate below"
+    bounded_by: ClassVar[str] = "no gradient of the loss is longer, for any record: see its certificate below"
 
     @classmethod
     def plan(cls, **options: Any) -> Plan:
@@ -114,7 +110,7 @@ class HiddenState(Method):
 
     @property
     def coordinates(self) -> int:
-        """Of an iterate."""
+        """The number of coordinates of an iterate."""
         return self.loss.outputs * (self.features + (1 if self.bias else 0))
 
     def check(self, plan: Plan) -> None:
@@ -130,7 +126,7 @@ class HiddenState(Method):
         if plan.clipping != FlatClip(self.certificate.sensitivity / 2):
             raise Refused(
                 f"the certificate bounds one record by S/2 = {self.certificate.sensitivity / 2:.6g} without clipping, "
-                f"the plan has {plan.clipping}: make the plan with sordino.methods.hidden_state.plan"
+                f"but the plan has {plan.clipping}: make the plan with sordino.hidden_state"
             )
         if plan.divisor != plan.sampling.batch:
             raise Refused(f"a step takes the mean over its batch of {plan.sampling.batch}, not over {plan.divisor:g}")
@@ -141,17 +137,17 @@ class HiddenState(Method):
                 f"expand distances: step sizes must not exceed 2/M = {self.certificate.largest_lr:.6g}"
             )
         self.run(plan)
-        _further(plan.statistics)
+        statistic_releases(plan.statistics)
 
     def noise_factor(self, step: int, steps: int) -> float:
-        return float(_values(self.noise_factors, steps)[step])
+        return float(step_values(self.noise_factors, steps)[step])
 
     def run(self, plan: Plan) -> HiddenRun:
-        """What the accountant is told: step sizes, noise, certificate, and how far rounding may move a step."""
+        """The run for the accountant: step sizes, noise, certificate, and a bound on the rounding of a step."""
         assert isinstance(plan.sampling, Partition | WithoutReplacement)
         assert isinstance(plan.noise, Gaussian)
         batch, full = plan.sampling.batch, plan.sampling.batch == plan.records
-        sizes, factors = _values(self.lr, plan.steps), _values(self.noise_factors, plan.steps)
+        sizes, factors = step_values(self.lr, plan.steps), step_values(self.noise_factors, plan.steps)
         unit = plan.noise.noise_multiplier * plan.sensitivity / batch
         certificate = self.certificate
         return HiddenRun(
@@ -162,23 +158,23 @@ class HiddenState(Method):
             noise_stds=unit * factors,
             strong_convexity=certificate.strong_convexity,
             smoothness=certificate.smoothness,
-            sensitivity=2 * plan.sensitivity,  # the certificate's, and the plan's margin
+            sensitivity=2 * plan.sensitivity,  # the certificate's, with the plan's margin
             disparity_slack=self.rounding(plan),
         )
 
     def ball(self, plan: Plan) -> float:
-        """The radius that iterates are kept in: the user's, or one that they do not reach."""
-        sizes, factors = _values(self.lr, plan.steps), _values(self.noise_factors, plan.steps)
+        """The radius of the ball for iterates: the user's, or one that they do not reach."""
+        sizes, factors = step_values(self.lr, plan.steps), step_values(self.noise_factors, plan.steps)
         stds = sizes * factors * (plan.noise.noise_multiplier * plan.sensitivity / plan.divisor)
         return iterate_radius(self.radius, float(stds.max()), float(sizes.max()) * plan.sensitivity)
 
     def rounding(self, plan: Plan) -> float:
-        """How far rounding may drive two runs apart in one step, at most, in units of the iterate.
+        """The largest distance by which rounding may separate two runs in one step, in units of the iterate.
 
-        Two runs, each moved before the noise (arithmetic, and half a grid spacing) and after it (half a spacing).
+        Each run is moved before the noise (arithmetic, and half a grid spacing) and after it (half a spacing).
         """
         assert isinstance(plan.noise, Gaussian)
-        sizes, factors = _values(self.lr, plan.steps), _values(self.noise_factors, plan.steps)
+        sizes, factors = step_values(self.lr, plan.steps), step_values(self.noise_factors, plan.steps)
         largest = Gaussian(plan.noise.noise_multiplier * float(factors.max()))
         grid = fine_rounding(largest, plan.sensitivity, self.coordinates)
         size = float(sizes.max())
@@ -188,37 +184,32 @@ class HiddenState(Method):
         return 2 * (grid * size / plan.divisor + arithmetic)
 
     def account(self, plan: Plan, delta: float) -> Accounted:
-        found = account_hidden_state(self.run(plan), delta, further=_further(plan.statistics))
+        found = account_hidden_state(self.run(plan), delta, further=statistic_releases(plan.statistics))
         beside = {"epsilon_of_the_worst_batch": found.epsilon_worst_position}
         if found.epsilon_composition is not None:
             beside["epsilon_if_every_iterate_were_seen"] = found.epsilon_composition
         return Accounted(found.epsilon, delta, found.accountant, found.theorem, beside=beside)
 
     def epsilons(self, plan: Plan, steps: Sequence[int]) -> list[float]:
-        """Of publishing the iterate after t steps, and no other one; t = 0: of the statistics alone."""
+        """ε of publishing only the iterate after t steps; t = 0: of the statistics."""
         wanted = sorted({t for t in steps if t > 0})
-        found = dict(
-            zip(
-                wanted,
-                hidden_epsilon_curve(self.run(plan), plan.delta, wanted, _further(plan.statistics)),
-                strict=True,
-            )
-        )
-        return [found[t] if t else self._statistics_alone(plan, plan.delta) for t in steps]
+        curve = hidden_epsilon_curve(self.run(plan), plan.delta, wanted, statistic_releases(plan.statistics))
+        found = dict(zip(wanted, curve, strict=True))
+        return [found[t] if t else statistics_epsilon(plan, plan.delta) for t in steps]
 
     def spent(self, plan: Plan, entries: Sequence[Mapping[str, Any]], delta: float) -> Accounted:
-        """ε of publishing the iterate after the recorded steps. A run that was killed has published nothing of it."""
-        done = _recorded_steps(plan, entries)
+        """ε of publishing the iterate after the recorded steps. A killed run has published none."""
+        done = recorded_steps(plan, entries, PURPOSE)
         if done == 0:
-            return Accounted(self._statistics_alone(plan, delta, entries), delta, "hidden-state", "statistics alone")
-        found = account_hidden_state(self.run(plan).until(done), delta, further=_further(plan.statistics))
+            return Accounted(statistics_epsilon(plan, delta, entries), delta, "hidden-state", "statistics alone")
+        found = account_hidden_state(self.run(plan).until(done), delta, further=statistic_releases(plan.statistics))
         return Accounted(found.epsilon, delta, found.accountant, found.theorem)
 
     def calibrated(self, plan: Plan, epsilon: float) -> Plan:
-        further = _further(plan.statistics)
+        further = statistic_releases(plan.statistics)
         slack_free = plan.with_noise(1.0)
         factor = 1.0
-        for _ in range(4):  # rounding grows with the noise, by parts in a million: two rounds settle it
+        for _ in range(4):  # rounding grows with the noise, by parts in a million: two rounds suffice
             run = self.run(slack_free.with_noise(factor))
             again, _ = calibrate_hidden_state(epsilon, run, plan.delta, further)
             factor *= again
@@ -243,7 +234,7 @@ class HiddenState(Method):
                 "they are kept in memory only: no checkpoint, no metric before the end, no resume",
             ),
             Assumption(
-                f"rounding moves two runs apart by at most {self.rounding(plan):.3g} in a step",
+                f"rounding separates two runs by at most {self.rounding(plan):.3g} in a step",
                 "bounded from the arithmetic and the grid of the release, and accounted as a disparity of every step",
             ),
         )
@@ -265,7 +256,7 @@ class HiddenState(Method):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of to_dict; the certificate is made anew and must be the one that is written there."""
+        """The inverse of to_dict; the certificate is computed again and must equal the stored one."""
         given = dict(values)
         shown = given.pop("certificate", None)
         try:
@@ -278,9 +269,9 @@ class HiddenState(Method):
                 }
             )
         except (TypeError, KeyError) as error:
-            raise InputError(f"a hidden-state method is incomplete or has a key too many: {error}") from None
+            raise InputError(f"a hidden-state method has a missing or unknown key: {error}") from None
         if shown is not None and shown != method.certificate.to_dict():
-            raise InputError("the certificate in the plan is not the one that its loss has: the plan was edited")
+            raise InputError("the certificate in the plan is not that of its loss: the plan was edited")
         return method
 
     def restored(
@@ -307,18 +298,9 @@ class HiddenState(Method):
         return audit.audit_last_iterate(plan, **options)
 
     def contraction(self, plan: Plan, step: int) -> float:
-        """c of the step, times the ratio of step sizes: a release is the iterate in units of its own step's sums."""
+        """c of the step times the ratio of step sizes: a release is the iterate in units of its own step's sums."""
         run = self.run(plan)
         return float(run.shrink[step] * run.step_sizes[step - 1] / run.step_sizes[step])
-
-    def _statistics_alone(self, plan: Plan, delta: float, entries: Sequence[Mapping[str, Any]] | None = None) -> float:
-        multipliers = (
-            [s.noise_multiplier for s in plan.statistics for _ in range(s.count)]
-            if entries is None
-            else [checks.noise_multiplier_value(entry.get("noise_multiplier")) for entry in entries]
-        )
-        square = sum((2 / multiplier) ** 2 for multiplier in multipliers)
-        return gaussian_epsilon(math.sqrt(square) * (1 + 1e-12), delta) if square else 0.0
 
 
 def plan(
@@ -345,17 +327,17 @@ def plan(
 ) -> Plan:
     """A plan that publishes the last iterate: for a target `epsilon`, or with a given `noise_multiplier`.
 
-    The relation is replace-one. The loss has to be certified: convex, smooth and Lipschitz on the rows' ball.
+    The relation is replace-one. The loss must be certified: convex, smooth and Lipschitz on the rows' ball.
 
     Args:
         loss: One of the certified losses (`sordino.methods.hidden_state.losses`).
-        features: How many features a row has.
+        features: The number of features of a row.
         records: The exact number of records.
         batch: Records in a step; sampling "full": all.
         delta: δ in (0, 1).
         regularisation: λ of the ridge term, which makes the loss strongly convex.
         epsilon: The target; or give `noise_multiplier`.
-        noise_multiplier: Standard deviation of the noise on the summed gradient over the bound on one record.
+        noise_multiplier: Standard deviation of the noise on the summed gradient divided by the bound on one record.
         epochs: Passes of ⌊records/batch⌋ steps; or give `steps`.
         steps: The number of steps.
         sampling: "partition" (one secret shuffle), "without-replacement" or "full".
@@ -363,22 +345,20 @@ def plan(
         bias: The constant feature that is appended.
         radius: Weights are projected into a ball of this radius; None: they are not.
         unit: Rows are scaled to norm `feature_norm` instead of clipped.
-        lr: The step size or its schedule; None: the step that contracts most, 2/(m + M) of the certificate.
+        lr: The step size or its schedule; None: the step size that contracts most, 2/(m + M) of the certificate.
         noise_factors: Factors on the noise, step by step.
-        insecure_seed: Makes the run repeatable, and the guarantee void for whoever knows it.
-        statistics: Further Gaussian releases on all records, in the same budget.
+        insecure_seed: Makes the run reproducible; there is no guarantee against anyone who knows the seed.
+        statistics: Further Gaussian releases on all records that share the budget.
 
     Returns:
         The plan.
 
     Raises:
-        InputError: a value is wrong, or one of a pair is missing.
+        InputError: a value is wrong, or not exactly one of two alternatives is given.
         Refused: no theorem covers the combination.
     """
-    if (epsilon is None) == (noise_multiplier is None):
-        raise InputError("give either epsilon (the target) or noise_multiplier, not both and not neither")
-    if (epochs is None) == (steps is None):
-        raise InputError("give either epochs or steps, not both and not neither")
+    checks.exactly_one(epsilon=epsilon, noise_multiplier=noise_multiplier)
+    checks.exactly_one(epochs=epochs, steps=steps)
     if sampling == "full" and batch != records:
         raise InputError(f"sampling = 'full' takes all records in every step: batch must be {records}, got {batch}")
     sampler = make_sampling("partition" if sampling == "full" else sampling, batch, checks.count("records", records))
@@ -411,46 +391,3 @@ def plan(
         statistics=tuple(statistics),
     )
     return made if epsilon is None else made.calibrated(epsilon)
-
-
-def _further(statistics: Sequence[Statistic]) -> list[tuple[Release, int]]:
-    for statistic in statistics:
-        if statistic.mechanism != "gaussian" or statistic.sampling_rate != 1:
-            raise Refused(
-                f"the statistic {statistic.purpose!r} must be Gaussian and on all records: only then does it add to "
-                "the guarantee of the last iterate in squares"
-            )
-    return [statistic.release() for statistic in statistics]
-
-
-@lru_cache(maxsize=16)
-def _values(schedule: Schedule, steps: int) -> npt.NDArray[np.float64]:
-    values = schedule.over(steps)
-    values.setflags(write=False)
-    return values
-
-
-def _recorded_steps(plan: Plan, entries: Sequence[Mapping[str, Any]]) -> int:
-    """How many steps the entries record; InputError for one that the plan does not explain."""
-    declared = {s.purpose: s for s in plan.statistics}
-    steps = []
-    for entry in entries:
-        purpose, step = entry.get("purpose"), entry.get("step")
-        if purpose in declared:
-            expected: Mapping[str, Any] = {"noise_multiplier": declared[str(purpose)].noise_multiplier}
-        elif purpose == PURPOSE and isinstance(step, int) and 0 <= step < plan.steps:
-            steps.append(step)
-            expected = {
-                "noise_multiplier": plan.noise_at(step).noise_multiplier,
-                "sensitivity": plan.sensitivity,
-                "sampling": plan.sampling.to_dict(),
-                "fine": True,
-            }
-        else:
-            raise InputError(f"the plan of this ledger has no release {purpose!r}, step {step}")
-        wrong = [key for key, value in expected.items() if entry.get(key) != value]
-        if wrong:
-            raise InputError(f"release {purpose!r}, step {step}: {', '.join(wrong)} differ from the plan's")
-    if sorted(steps) != list(range(len(steps))):
-        raise InputError("the ledger lacks a step of the run: its ε can't be told")
-    return len(steps)

@@ -1,14 +1,14 @@
-"""Batches drawn anew, and hidden: the law of the energy μ² of a record whose uses are random.
+"""Fresh, hidden batches: the distribution of the energy μ² of a record that is used in random steps.
 
-Given the steps that use the record the pair is μ-GDP, and the law of these steps does not depend on the record's value,
-so δ(ε) ≤ E δ_μ(ε). Instead of the least energy of each pattern (there are too many) we follow feasible shifts whose
-energy V is a Markov chain (docs/guarantees/hidden_state.md, section 5), made of two moves:
+Given the steps that use the record the pair is μ-GDP, and the distribution of these steps does not depend on the
+record's value, so δ(ε) ≤ E δ_μ(ε). Instead of the smallest energy of each pattern (there are too many) we use feasible
+shifts whose energy V is a Markov chain (docs/guarantees/hidden_state.md, section 5) with two moves:
 
     open    a use of the record in step i costs e(i, a) when it is spread over that step and the a after it
     scale   in a step without it, all earlier shifts shrink together:  V ← V·r_k,  r_k = c_k²·u_{k−1}/u_k
             (u_k: the variance of all noise so far)
 
-All moves are affine in V, so a mean-preserving split between the points of a grid only adds to E f(V) for convex f: see
+All moves are affine in V, so a mean-preserving split between grid points can only increase E f(V) for convex f: see
 `GaussianMixture.spread`. Masses are sums of products of non-negative numbers; their rounding is added at the end.
 """
 
@@ -26,13 +26,13 @@ Array = npt.NDArray[np.float64]
 
 CELLS = 1024
 BLOCKS = (0, 1, 2, 3, 4, 6, 9, 14, 24, 48)
-WORK = 200_000  # steps of a chain times its block: long chains try short blocks only
-LONGEST_CHAIN = 40_000  # steps that are followed; what came before them counts as used in every step
+WORK = 200_000  # limit on the steps of a chain times its block: long chains use short blocks only
+LONGEST_CHAIN = 40_000  # steps that are followed; the record counts as used in every earlier step
 _FORGOTTEN = 1e-9
 
 
 def without_replacement_law(shrink: Array, disparities: Array, variances: Array, rate: float) -> list[GaussianMixture]:
-    """Mixtures of which each bounds δ for a record that each step uses with probability `rate`, independently."""
+    """Mixtures that each bound δ for a record that every step uses with probability `rate`, independently."""
     if rate >= 1:
         return [GaussianMixture(np.ones(1), position_energies(shrink, disparities, variances, 1))]
     decay = _decays(shrink, variances)
@@ -45,14 +45,14 @@ def without_replacement_law(shrink: Array, disparities: Array, variances: Array,
 
 
 def _coins(costs: Array, decay: Array, rate: float, start: float, top: float) -> GaussianMixture:
-    """The chain in which a use stays open for costs.shape[1] − 1 steps, and then all is scaled until the next use.
+    """The chain in which a use stays open for costs.shape[1] − 1 steps; then everything is scaled until the next use.
 
-    With 0 steps it is the chain behind Thm 5.3 of Ye & Shokri; every number is valid, and the caller takes the best.
+    With 0 steps it is the chain behind Thm 5.3 of Ye & Shokri; every number is valid, and the caller uses the best.
     """
     block = costs.shape[1] - 1
     grid = _Grid(top)
-    fresh = np.zeros((block + 1, CELLS))  # [a]: mass over V_old where the record was used a steps ago
-    scaled = grid.at(start)  # mass over V where everything is scaled down
+    fresh = np.zeros((block + 1, CELLS))  # [a]: mass over V_old if the record was used a steps ago
+    scaled = grid.at(start)  # mass over V if everything is scaled down
     for k in range(len(costs)):
         closed = grid.shifted(fresh[block], costs[k - 1 - block, block]) if k > block else fresh[block]
         used = scaled + closed
@@ -69,11 +69,11 @@ def _coins(costs: Array, decay: Array, rate: float, start: float, top: float) ->
 def fresh_shuffle_law(
     shrink: Array, disparities: Array, variances: Array, period: int
 ) -> tuple[GaussianMixture, float]:
-    """(law, worst V) for a record that every `period` steps use once, in a step drawn uniformly anew in each epoch.
+    """(distribution, worst V) for a record that is used once every `period` steps, in a step drawn in each epoch.
 
     In each epoch V is scaled in the steps before the use. The use then either stays open to the end of the epoch, or is
-    paid for at once and scaled with the rest; both are valid, and for each step the one is taken that is better for the
-    mean of V. A last epoch that is cut short may not reach the record.
+    counted at once and scaled with the rest; both are valid, and for each step the one with the smaller mean of V is
+    used. A partial last epoch may not reach the record.
     """
     pad = -len(shrink) % period
     decay = np.append(_decays(shrink, variances), np.ones(pad)).reshape(-1, period)
@@ -104,7 +104,7 @@ def fresh_shuffle_law(
 
 
 def _costs_to_epoch_end(shrink: Array, disparities: Array, variances: Array, period: int) -> Array:
-    """e of a use in each step that is spread over the rest of its epoch."""
+    """e of a use in each step, spread over the rest of its epoch."""
     costs = np.empty_like(shrink)
     later_shrink, later_spread = 1.0, 0.0
     for k in range(len(shrink) - 1, -1, -1):
@@ -129,9 +129,9 @@ def _decays(shrink: Array, variances: Array) -> Array:
 
 
 def _begin(shrink: Array, disparities: Array, variances: Array, decay: Array, rate: float) -> tuple[int, float]:
-    """(first step to follow, V before it). What came before is forgotten, or was used in every step: the worst case."""
+    """(first step to follow, V before it). For earlier steps V has decayed, or counts as the worst case."""
     steps = len(shrink)
-    lasting = np.cumsum(np.log(rate + (1 - rate) * np.maximum(decay, 1e-300))[::-1])  # log of what is left of V's mean
+    lasting = np.cumsum(np.log(rate + (1 - rate) * np.maximum(decay, 1e-300))[::-1])  # log of the remaining mean of V
     horizon = int(np.searchsorted(-lasting, -math.log(_FORGOTTEN))) + 1
     begin = steps - min(steps, horizon, LONGEST_CHAIN)
     if begin == 0:
@@ -140,7 +140,7 @@ def _begin(shrink: Array, disparities: Array, variances: Array, decay: Array, ra
 
 
 def _block_costs(shrink: Array, disparities: Array, variances: Array, block: int) -> Array:
-    """e(i, a): the energy of a use in step i that is spread over it and the a steps after it. (T, block + 1)"""
+    """e(i, a): the energy of a use in step i, spread over it and the a steps after it. (T, block + 1)"""
     costs = np.empty((len(shrink), block + 1))
     for a in range(block + 1):
         later_shrink, later_spread = windows(shrink, variances, a)
@@ -151,7 +151,7 @@ def _block_costs(shrink: Array, disparities: Array, variances: Array, block: int
 
 
 def _likely_peak(start: float, costs: Array, decay: Array, rate: float) -> float:
-    """Where to end the grid: ten deviations above the mean of V with block = 0. What lies beyond is paid for."""
+    """The end of the grid: ten deviations above the mean of V with block = 0. What lies beyond is added to `excess`."""
     mean, variance, peak = start, 0.0, start
     for cost, r in zip(costs.tolist(), decay.tolist(), strict=True):
         second = rate * ((mean + cost) ** 2 + variance) + (1 - rate) * r * r * (mean**2 + variance)
@@ -162,9 +162,9 @@ def _likely_peak(start: float, costs: Array, decay: Array, rate: float) -> float
 
 
 class _Grid:
-    """Masses over V on an even grid from 0 to `top`; every move splits between neighbours so that the mean is kept.
+    """Masses over V on an even grid from 0 to `top`; every move splits between neighbours and preserves the mean.
 
-    What would lie above the top stays there, and the mean that this loses is added to `excess`.
+    What would exceed the top stays there, and the mean that this loses is added to `excess`.
     """
 
     def __init__(self, top: float) -> None:
@@ -186,7 +186,7 @@ class _Grid:
         moved[i + 1 :] += part * mass[: CELLS - i - 1]
         over = mass[CELLS - i - 1 :]
         lost = float(over.sum())
-        if lost > 0:  # the last of them stays within the grid only if it was not moved at all
+        if lost > 0:  # the last cell stays within the grid only if it was not moved at all
             target = self._points[CELLS - i - 1 :] + by / self.step - (CELLS - 1)
             self.excess += float(over @ np.maximum(target, 0.0)) * self.step
             moved[-1] = float(mass.sum()) - float(moved[:-1].sum())
@@ -204,7 +204,7 @@ class _Grid:
         return np.asarray(kept + np.bincount(low + 1, mass * part, CELLS), dtype=np.float64)
 
     def mixture(self, parts: list[tuple[Array, float]], *, moves: int) -> GaussianMixture:
-        """The law of V: masses, each with what its V has yet to be raised by. `moves` counts a mass's roundings."""
+        """The distribution of V: masses, each with an amount to add to V. `moves` counts the roundings of a mass."""
         values = self._points * self.step
         weight = np.concatenate([mass for mass, _ in parts])
         square = np.concatenate([values + raised for _, raised in parts])

@@ -1,18 +1,18 @@
-"""`[method] name = "hidden-state"` in a recipe: the plan from its keys.
+"""Makes the plan of a recipe with `[method] name = "hidden-state"`.
 
     [method]
     name = "hidden-state"
     loss = "softmax"            # softmax, one-vs-rest, huber, squared; their options are further keys (cap, bound, …)
     cap = 0.1
     regularisation = 1e-6       # λ, required
-    feature_norm = 1.0          # features are scaled down to it, record by record
-    unit = true                 # … and up to it as well
+    feature_norm = 1.0          # features are scaled down to this norm, record by record
+    unit = true                 # and also scaled up to it
     bias = 0.3                  # the constant feature; 0: none
     lr = 10.0                   # a number or a schedule; default: the certificate's 2/(m + M)
     noise_factors = 1.0         # a number or a schedule, or {kind = "closing", first = 2.0, rise = 12.0}
-    radius = 100.0              # default: none that is ever reached
+    radius = 100.0              # default: one that is never reached
 
-The model is linear; [train] gives steps or epochs alone, and [clipping] has no say: the certificate bounds gradients.
+The model is linear; [train] has only steps or epochs, and [clipping] has no effect: the certificate bounds gradients.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OWN = ("loss", "regularisation", "feature_norm", "unit", "bias", "lr", "noise_f
 
 
 def arguments(request: Request) -> dict[str, Any]:
-    """The arguments of `plan` for a recipe and data of that shape; everything its proof does not cover is refused."""
+    """The arguments of `plan` for a recipe and data of that shape; refuses everything that the proof does not cover."""
     recipe = request.recipe
     check_recipe(recipe)
     if request.shape is None or request.classes is None:
@@ -62,13 +62,13 @@ def _schedule(value: Any, recipe: Recipe, records: int) -> Schedule:
         return Schedule.from_dict(value)
     options = {key: number for key, number in value.items() if key != "kind"}
     if set(options) - {"first", "rise"}:
-        raise InputError(f"a closing schedule has first and rise, got {', '.join(options)}")
+        raise InputError(f"a closing schedule takes first and rise, got {', '.join(options)}")
     per_epoch = records // recipe.sampling.expected_batch
     return closing(recipe.train.steps or math.ceil((recipe.train.epochs or 1) * per_epoch - 1e-9), **options)
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """What can be told before the data are read: keys, and what no proof covers."""
+    """Checks that need no data: keys, and combinations without a proof."""
     _check_method(recipe)
     if recipe.model.name != "linear" or recipe.model.options:
         raise Refused(
@@ -83,12 +83,12 @@ def check_recipe(recipe: Recipe) -> None:
             "gradient by the loss (cap = …, bound = …), and features by feature_norm"
         )
     if recipe.run.noise_free or recipe.privacy.norm_histogram is not None:
-        raise Refused("noise_free and norm_histogram are not made in a hidden-state run")
+        raise Refused("noise_free and norm_histogram are not available in a hidden-state run")
     plain = type(recipe.train)(steps=recipe.train.steps, epochs=recipe.train.epochs, chunk=recipe.train.chunk)
     if recipe.train != plain:
         raise Refused(
-            "[train] of a hidden-state recipe has steps or epochs (and chunk) only: the step size stands in [method], "
-            "there is no momentum, no Adam, no average, no checkpoint, and nothing is measured before the end"
+            "[train] of a hidden-state recipe takes only steps or epochs (and chunk): the step size is in [method]; "
+            "there is no momentum, Adam, average or checkpoint, and nothing is measured before the end"
         )
 
 
@@ -102,4 +102,4 @@ def _check_method(recipe: Recipe) -> None:
         if key not in known:
             raise InputError(f"unknown key in [method]: {key!r}: {did_you_mean(key, known)}")
     if "regularisation" not in options:
-        raise InputError("[method] needs regularisation: without one the objective is not strongly convex")
+        raise InputError("[method] needs regularisation: without it the objective is not strongly convex")

@@ -1,15 +1,15 @@
-"""How far double precision may move one step of gradient descent: bounds known before any record is seen.
+"""How far double precision may move one step of gradient descent: bounds that do not depend on the records.
 
-A step computes v = Σ_i r_i ⊗ x̃_i − (b/η)(1 − ηλ)·w with r_i the residuals at scores W·x̃_i, and w' = −(η/b)·(v + noise).
-With unit roundoff u = 2⁻⁵³, weights in a ball of radius B, ‖x̃‖ ≤ R, and d features, the usual bounds (Higham 2002,
-section 3.1: a sum of k products is off by at most k·u/(1 − k·u) of the sum of their sizes) give, in l2:
+A step computes v = Σ_i r_i ⊗ x̃_i − (b/η)(1 − ηλ)·w with r_i the residuals at scores W·x̃_i, and w' = −(η/b)·(v +
+noise). With unit roundoff u = 2⁻⁵³, weights in a ball of radius B, ‖x̃‖ ≤ R, and d features, the usual bounds (Higham
+2002, section 3.1: a sum of k products is off by at most k·u/(1 − k·u) of the sum of their sizes) give, in l2:
 
     scores      (d + 1)·u·R·B, and as much again for what the loss computes from their differences
     residuals   H·(that) + 2⁻⁴⁵·G          (a residual is an H-Lipschitz function of its scores; exp, log: some ulps)
     their sum   b·R·(that) + (b + 2)·u·b·G·R
     the rest    4·u·(b/η)·B                (decay, the sum of both, the last product; a rounded projection)
 
-Each is multiplied by two, which pays for 1/(1 − k·u) and for features whose norm is a few ulps above the bound.
+Each is multiplied by two, which covers 1/(1 − k·u) and features whose norm is a few ulps above the bound.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from sordino.methods.hidden_state.certificate import Geometry
 from sordino.methods.hidden_state.losses import Loss
 
 _UNIT = 2.0**-53
-_WALK, _PULL = 2.0**20, 2.0**10  # how far an iterate may get, in steps' noise and in steps' gradients
+_WALK, _PULL = 2.0**20, 2.0**10  # largest distance of an iterate, in noise per step and in gradients per step
 
 
 def iterate_radius(asked: float | None, noise: float, pull: float) -> float:
-    """The ball that iterates are kept in: the one asked for, else one that they do not reach in any sane run.
+    """The ball for iterates: the requested one, else one that they do not reach in any sensible run.
 
-    `noise`: the largest standard deviation of a step's noise in one coordinate (T steps in d dimensions walk √(T·d) of
-    it); `pull`: the largest step that the gradient of one record alone would make.
+    `noise`: the largest standard deviation of a step's noise in one coordinate (after T steps in d dimensions the
+    distance is about √(T·d) of it); `pull`: the largest step that the gradient of one record alone would make.
     """
     return asked if asked is not None else _WALK * noise + _PULL * pull
 

@@ -21,11 +21,11 @@ class HiddenRun:
     """Everything that the bound depends on; `step_sizes` and `noise_stds` have one entry per step.
 
     sampling         "partition": one secret shuffle, the same ⌊n/b⌋ batches in every epoch, the remainder unused
-                     "shuffle": the same, shuffled anew in each epoch
+                     "shuffle": the same, with a new shuffle in each epoch
                      "without-replacement": a fresh uniform subset in every step
                      "full": batch = records
     noise_stds       standard deviation of the noise on the *mean* gradient
-    sensitivity      S_g: how far replacing one record moves the *summed* gradient, at most
+    sensitivity      S_g: how far replacing one record moves the *summed* gradient at most
     disparity_slack  how far rounding may move an iterate in one step, in units of the iterate
     """
 

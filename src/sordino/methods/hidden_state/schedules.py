@@ -1,9 +1,9 @@
-"""Noise over the steps of a run that is seen only at its end.
+"""Noise schedules for a run that is seen only at its end.
 
 A record that is used long before the end is hidden by the noise of all later steps as well; one that is used last has
-only the noise of that step. With constant noise the last few steps set the price of the whole run. So they get more
-noise: rise/√r where r steps are left, which evens out what the places cost and hardly adds to the noise in the weights.
-Before that the noise may fall along a line: what is added early is damped where the loss is curved.
+only the noise of that step. With constant noise the last few steps determine the cost of the whole run. So they get
+more noise: rise/√r if r steps are left, which equalises the cost of the places and hardly adds to the noise in the
+weights. Before that the noise may decrease linearly: early noise is damped where the loss is curved.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 from sordino import checks
 from sordino.schedule import Schedule
 
-_LINE = 24  # pieces of the line
+_LINE = 24  # pieces of the linear part
 
 
 def closing(steps: int, first: float = 2.0, rise: float = 12.0) -> Schedule:
@@ -30,6 +30,6 @@ def closing(steps: int, first: float = 2.0, rise: float = 12.0) -> Schedule:
     for r, following in zip(ends, [*ends[1:], 0], strict=True):
         middle = math.sqrt(r * (following + 1))
         line = 1 + (first - 1) * middle / steps
-        start = 0.0 if r == steps else (steps - r - 0.5) / steps  # half a step early: no rounding moves it
+        start = 0.0 if r == steps else (steps - r - 0.5) / steps  # half a step early, so that rounding can't move it
         pieces.append((start, max(line, rise / math.sqrt(middle))))
     return Schedule("pieces", tuple(pieces))

@@ -1,7 +1,7 @@
-"""Noisy gradient descent of which only the last iterate leaves: Algorithms 1, 2 and 3 of Ye and Shokri 2022.
+"""Noisy gradient descent of which only the last iterate is published: Algorithms 1, 2 and 3 of Ye and Shokri 2022.
 
-Formal guarantee: what `train_hidden` writes or returns, but for `not_private`, is a function of the plan's statistics
-and of the *last* iterate (and of public data), so `plan.guarantee()` holds for all of it together. Earlier iterates
+Formal guarantee: what `train_hidden` writes or returns, except `not_private`, is a function of the plan's statistics
+and of the *last* iterate (and of public data), so `plan.guarantee()` holds for all of it jointly. Earlier iterates
 exist in memory only. There is no checkpoint, no metric before the end, and no log line that depends on one.
 
 One step, with η and λ of the plan and b its batch:
@@ -9,20 +9,20 @@ One step, with η and λ of the plan and b its batch:
     v       = Σ_{i in batch} ∇f_{t_i}(W·x̃_i) ⊗ x̃_i − (b/η)·(1 − ηλ)·W
     W_next  = −(η/b)·release(v)          = W − η·(mean gradient + λ·W) − (η/b)·noise
 
-The next iterate itself goes through `release()`, in units of summed gradients. So the published weights are a value of
-the release's grid times a public number, and no rounding of an earlier sum can tell what the noise hides. The
-regulariser stands outside of everything that bounds a record.
+The next iterate itself is released, in units of summed gradients. So the published weights are a grid value of the
+release times a public number, and no rounding of an earlier sum can reveal what the noise hides. The regulariser is not
+affected by anything that bounds a record.
 
-A run that is killed has published nothing: its ledger holds steps that nobody saw. With secure noise it is not resumed
-(that would take the iterate, or the key, on disk: both are secrets); start anew, in another directory, with fresh
+A killed run has published nothing: its ledger contains steps that nobody saw. With secure noise it can't be resumed
+(that would need the iterate, or the key, on disk: both are secrets); start again, in another directory, with fresh
 noise. With an insecure seed it may be repeated from the start in the same directory, bit for bit.
 
-| edge case                                  | what happens                                                        |
+| edge case                                  | result                                                              |
 |--------------------------------------------|---------------------------------------------------------------------|
 | a record with a non-finite feature         | its features count as zeros; their number goes to `not_private`     |
 | features longer than the plan's norm       | scaled down, record by record, in training and in the model         |
-| an iterate beyond the ball of the plan     | projected back (non-expansive, hence covered by the proof)          |
-| other model, optimizer, momentum, average  | not possible here: the update is the plan's                         |
+| an iterate outside the ball of the plan    | projected back (non-expansive, hence covered by the proof)          |
+| other model, optimizer, momentum, average  | not available: the update is the plan's                             |
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ if TYPE_CHECKING:
     from sordino.methods.hidden_state.method import HiddenState
 
 PURPOSE = "iterate"
-"""What the ledger calls the release of a step."""
+"""The ledger's purpose of a step's release."""
 
 CHUNK = 4096
-"""Records in work at once, in double precision."""
+"""Records processed at once, in double precision."""
 
 HELD = 2**31
-"""Features are kept in double precision as a whole if they take no more bytes than this; else chunk by chunk."""
+"""Features are stored in double precision if they take at most this many bytes; otherwise chunk by chunk."""
 
 
 class ClippedLinear(nn.Module):
@@ -92,9 +92,9 @@ def train_hidden(
     chunk: int = CHUNK,
     progress: bool | None = None,
 ) -> Result:
-    """Trains as the plan says, from zero weights, and returns the last iterate with its guarantee.
+    """Trains under the plan, from zero weights, and returns the last iterate with its guarantee.
 
-    `evaluate(model)` sees the published model, once. `out`: a directory for ledger.jsonl and metrics.jsonl.
+    `evaluate(model)` is called once, with the published model. `out`: a directory for ledger.jsonl and metrics.jsonl.
     """
     method = _method(plan)
     refuse_owners(dataset, plan.method.name)
@@ -125,21 +125,21 @@ def train_hidden(
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Features (any float type), targets, and how to make bounded rows with the constant feature of some of them."""
+    """Features (any float type) and targets; makes bounded rows with the constant feature."""
 
     inputs: Tensor
     targets: Tensor
     feature_norm: float
     bias: float
     unit: bool
-    held: Tensor | None  # the bounded rows of all records, where they fit
+    held: Tensor | None  # the bounded rows of all records, if they fit in memory
     dropped: int
 
     @classmethod
     def of(cls, dataset: Any, method: HiddenState) -> Records:
         pair = tensors_of(dataset)
         if pair is None or not isinstance(pair[0], Tensor):
-            raise InputError("hidden-state training takes a pair of tensors (features, targets)")
+            raise InputError("hidden-state training needs a pair of tensors (features, targets)")
         inputs, targets = pair[0].flatten(1), pair[1]
         if inputs.shape[1] != method.features:
             raise InputError(f"the plan is for {method.features} features, the dataset has {inputs.shape[1]}")
@@ -171,7 +171,7 @@ def gradient_sum(loss: Loss, records: Records, weights: Tensor, batch: LogicalBa
     total = torch.zeros_like(weights)
     for indices in batch.chunks():
         rows, targets = records.rows(indices)
-        total += loss.residual(rows @ weights.T, targets).T @ rows  # this order reads the rows as they lie in memory
+        total += loss.residual(rows @ weights.T, targets).T @ rows  # this order reads the rows contiguously
     return total
 
 
@@ -184,7 +184,7 @@ def descend(
     chunk: int = CHUNK,
     progress: bool | None = False,
 ) -> Tensor:
-    """The last iterate. The loop is all that ever holds an earlier one."""
+    """The last iterate. Earlier iterates exist only in this loop."""
     method = _method(plan)
     ball, sizes = method.ball(plan), method.lr.over(plan.steps)
     weights = torch.zeros(method.loss.outputs, method.coordinates // method.loss.outputs, dtype=torch.float64)
@@ -223,7 +223,7 @@ def published_model(method: HiddenState, iterate: Tensor) -> ClippedLinear:
 
 
 def check_gradients(loss: Loss, records: Records, count: int = 32) -> None:
-    """The closed form against autograd, and each record's norm against the slope, at public random weights."""
+    """Compares the closed form with autograd, and each record's norm with the slope, at public random weights."""
     rows, targets = records.rows(torch.arange(min(count, len(records.targets))))
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(loss.outputs, rows.shape[1], generator=generator, dtype=torch.float64).requires_grad_()
@@ -239,7 +239,7 @@ def check_gradients(loss: Loss, records: Records, count: int = 32) -> None:
 
 def _method(plan: Plan) -> HiddenState:
     if plan.method.name != "hidden-state":
-        raise InputError(f"train_hidden carries out hidden-state plans, this one is of the method {plan.method.name!r}")
+        raise InputError(f"train_hidden is for hidden-state plans; this plan's method is {plan.method.name!r}")
     return plan.method  # type: ignore[return-value]
 
 
@@ -247,9 +247,9 @@ def _check_resume(ledger: Ledger, source: RandomSource, resume: bool, folder: Pa
     if ledger.last_step(PURPOSE) < 0 and not ledger.entries:
         return
     if not resume:
-        raise InputError(f"{folder} holds a run already: give another directory")
+        raise InputError(f"{folder} already contains a run: give another directory")
     if source.secure:
         raise Refused(
-            f"{folder}: a hidden-state run can't be resumed: its iterate was in memory only, by intent. It has "
-            "published nothing, so nothing was spent; start anew in another directory"
+            f"{folder}: a hidden-state run can't be resumed: its iterate was in memory only, by design. It has "
+            "published nothing, so nothing was spent; start again in another directory"
         )

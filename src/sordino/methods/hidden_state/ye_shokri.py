@@ -5,8 +5,8 @@ record's value (replace-one), for the algorithm θ ← θ − η·g + √(2ησ�
 of b records. `tight_epsilon` and `classic_epsilon` convert. They are kept for comparison with the published numbers;
 the bound of `accountant` is never above them (docs/guarantees/hidden_state.md).
 
-A theorem's conditions are checked; outside of them it is Refused. The printed condition on the step size is strict; the
-limit itself is allowed here, as every term is continuous there. Where b does not divide n, n/b is ⌊n/b⌋ (footnote 1).
+A theorem's conditions are checked; otherwise it is Refused. The printed condition on the step size is strict; the limit
+itself is allowed here, as every term is continuous there. If b does not divide n, n/b is ⌊n/b⌋ (footnote 1).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Array = npt.NDArray[np.float64]
 Rdp = Callable[[Array], Array]
 
 _HOPELESS = 1e4
-_ROUNDED = 1 + 1e-12  # step sizes are given as rounded quotients: 2/(λ+β) itself must not be refused
+_ROUNDED = 1 + 1e-12  # step sizes are rounded quotients: 2/(λ+β) itself must not be refused
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ def without_replacement(setting: Setting, orders: Array) -> Array:
     log_s = np.zeros_like(orders)
     for _ in range(setting.epochs * setting.batches):
         following = np.logaddexp(joined + log_s, apart + decay * log_s)
-        following[following > _HOPELESS * (orders - 1)] = np.inf  # this order is of no use
-        if (following <= log_s).all():  # S never falls: a fixed point
+        following[following > _HOPELESS * (orders - 1)] = np.inf  # this order is useless
+        if (following <= log_s).all():  # S never decreases: a fixed point
             break
         log_s = following
     return log_s / (orders - 1)
@@ -129,8 +129,8 @@ def regularised_logistic(
 ) -> Rdp:
     """Cor. 6.3, eqs. (28)-(29): Thm 5.2 for softmax regression with features clipped to L and noise multiplier σ_mul.
 
-    β = (L²+1)/2 + λ and the noise is σ_mul·S_g/(2b) on the mean gradient, so S_g cancels. The corollary rests on
-    Prop. 6.2, which fails for three or more classes once clipping acts (docs/guarantees/hidden_state.md).
+    β = (L²+1)/2 + λ and the noise is σ_mul·S_g/(2b) on the mean gradient, so S_g cancels. The corollary depends on
+    Prop. 6.2, which fails for three or more classes once clipping is active (docs/guarantees/hidden_state.md).
     """
     smoothness = (checks.positive("feature_norm", feature_norm) ** 2 + 1) / 2 + regularisation
     setting = Setting.from_noise(
@@ -157,7 +157,7 @@ def tight_epsilon(rdp: Rdp, delta: float) -> float:
 
 
 def _best(epsilon: Rdp) -> float:
-    """The smallest value over all orders α > 1: every order gives a valid ε, so the search needs no guarantee."""
+    """The smallest value over all orders α > 1: every order gives a valid ε, so the search may be approximate."""
     exponents = np.linspace(-4.0, 6.0, 241)  # α − 1 from 1e-4 to 1e6
     with np.errstate(over="ignore"):
         values = epsilon(1 + 10**exponents)
@@ -170,7 +170,7 @@ def _best(epsilon: Rdp) -> float:
 
 
 def _earlier_epochs(setting: Setting) -> float:
-    """The first term of (11) and (15), over α: what the first K−1 epochs have left."""
+    """The first term of (11) and (15), divided by α: the remaining contribution of the first K−1 epochs."""
     decay, half = 1 - setting.step_size * setting.strong_convexity, setting.batches // 2
     power = math.log(decay) * 2 * (setting.batches - half) if decay > 0 else -math.inf
     return _one_epoch(setting, half) * math.expm1(power * (setting.epochs - 1)) / math.expm1(power)
@@ -181,7 +181,7 @@ def _one_epoch(setting: Setting, steps: int) -> float:
     square = (1 - setting.step_size * setting.strong_convexity) ** 2
     if square == 0:
         return setting.step_cost if steps == 1 else 0.0
-    # q^(j−1) / Σ_{s<j} q^s, with both powers taken in logarithms
+    # q^(j−1) / Σ_{s<j} q^s, with both powers computed in logarithms
     power = math.log(square)
     return setting.step_cost * math.exp(power * (steps - 1)) * math.expm1(power) / math.expm1(power * steps)
 

@@ -13,7 +13,7 @@ that of DP-SGD with the same noise (the uniform is post-processing).
     input                 answer
     τ = 0, or W < σ/1000  DP-SGD's (the uniform is ignored)
     σ·√p below 0.1        DP-SGD's (the moments leave the range of doubles)
-    linf_p not whole      ⌊p⌋ coordinates at c/√p and one with what is left
+    linf_p not whole      ⌊p⌋ coordinates at c/√p and one with the remainder
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal, Required, TypedDict, Unpack
 
 import dp_accounting
 import numpy as np
@@ -34,10 +34,9 @@ from sordino.accounting.events import Release
 from sordino.errors import InputError, Refused
 from sordino.methods.modelmix.mixture import Array
 from sordino.methods.modelmix.sampled import MOST_ORDERS, SampledStep, classic, tight
-from sordino.shown import up
 
 _MOST_LEVELS = 4  # fractional orders up to 5 are verified and used; beyond, whole ones are as good
-_MOST_KINDS = 16  # different steps that are accounted for one by one
+_MOST_KINDS = 16  # largest number of different steps that are accounted separately
 
 
 @dataclass(frozen=True)
@@ -53,11 +52,11 @@ class MixAccount:
     """ε of a run. `equal_variance_epsilon` is the control: DP-SGD whose Gaussian noise has the same variance."""
 
     epsilon: float
-    epsilon_classic: float  # by ρ + log(1/δ)/(α−1), Xiao et al. 2022 use this conversion
+    epsilon_classic: float  # by ρ + log(1/δ)/(α−1), the conversion of Xiao et al. 2022
     equal_variance_epsilon: float
     order: float
     delta: float
-    accountant: str  # "modelmix-rdp", or "pld" where DP-SGD's bound is the smaller one
+    accountant: str  # "modelmix-rdp", or "pld" if DP-SGD's bound is smaller
     theorem: str
     checked: tuple[str, ...]
 
@@ -67,7 +66,7 @@ Releases = Sequence[tuple[Release, int]]
 
 
 @dataclass(frozen=True)
-class _Run:
+class Run:
     """A checked run in clip norms: (noise multiplier, width of the uniform, number of steps) for each kind of step."""
 
     kinds: tuple[tuple[float, float, int], ...]
@@ -78,30 +77,50 @@ class _Run:
     further: tuple[tuple[Release, int], ...]
 
     def releases(self, sigma: Callable[[float, float], float], mechanism: str) -> Releases:
-        """DP-SGD with the same sampling, the noise of each step given by `sigma` of its noise and its uniform."""
+        """DP-SGD with the same sampling; the noise of each step is `sigma` of its noise and its uniform."""
         own = [(Release(mechanism, sigma(s, w), self.rate), count) for s, w, count in self.kinds]
         return checked_releases([*own, *self.further])
 
 
-def account_modelmix(
-    steps: Steps,
-    *,
-    sampling_rate: float,
-    clip_norm: float,
-    expected_batch: float,
-    linf_p: float = 1.0,
-    delta: float,
-    mechanism: str = "gaussian",
-    further: Releases = (),
-) -> MixAccount:
-    """ε of the steps, composed with `further` releases, together with its control; both are upper bounds.
+class Setting(TypedDict, total=False):
+    """What ε depends on besides the steps.
 
-    `linf_p` is p of Algorithm 2: coordinates are truncated at clip_norm/√p after l2 clipping (p = 1: no truncation).
-    Laplace noise needs l1 clipping, and has no l∞ form.
+    Attributes:
+        sampling_rate: The probability of a record to be in a batch.
+        clip_norm: The bound of l2 clipping (Laplace noise: of l1 clipping).
+        expected_batch: The number that sums are divided by.
+        delta: δ in (0, 1).
+        linf_p: p of Algorithm 2: coordinates are truncated at clip_norm/√p after l2 clipping; 1: no truncation.
+        mechanism: "gaussian" or "laplace"; Laplace noise has no l∞ form.
+        further: Other releases that are composed with the steps.
     """
-    run = _checked(steps, sampling_rate, clip_norm, expected_batch, linf_p, delta, mechanism, further)
-    found = _best(run, verify=True)
-    plain = _dpsgd_epsilon(run, found)
+
+    sampling_rate: Required[float]
+    clip_norm: Required[float]
+    expected_batch: Required[float]
+    delta: Required[float]
+    linf_p: float
+    mechanism: str
+    further: Releases
+
+
+def account_modelmix(steps: Steps, **setting: Unpack[Setting]) -> MixAccount:
+    """ε of the steps, composed with `further` releases, and ε of the control; both are upper bounds.
+
+    Args:
+        steps: The different steps, each with its number.
+        setting: See `Setting`.
+
+    Returns:
+        The account.
+
+    Raises:
+        InputError: a value is wrong.
+        Refused: no theorem covers the combination, or the moments can't be integrated precisely enough.
+    """
+    run = checked_run(steps, **setting)
+    found = best_order(run, verify=True)
+    plain = dpsgd_epsilon(run, found)
     variance = 1.0 if run.noise == "gaussian" else 2.0
     control = run.releases(lambda s, w: math.sqrt(variance * s**2 + w**2 / 12), "gaussian")
     beside = composed_epsilon(control, run.delta, "add-remove", "pld")[0]
@@ -118,130 +137,30 @@ def account_modelmix(
     )
 
 
-def modelmix_epsilon(
-    steps: Steps,
-    *,
-    sampling_rate: float,
-    clip_norm: float,
-    expected_batch: float,
-    linf_p: float = 1.0,
-    delta: float,
-    mechanism: str = "gaussian",
-    further: Releases = (),
-) -> float:
+def modelmix_epsilon(steps: Steps, **setting: Unpack[Setting]) -> float:
     """The ε of account_modelmix, without the control."""
-    run = _checked(steps, sampling_rate, clip_norm, expected_batch, linf_p, delta, mechanism, further)
-    found = _best(run, verify=True)
-    return min(found.tight, _dpsgd_epsilon(run, found))
-
-
-def calibrate_modelmix(
-    epsilon: float,
-    *,
-    solve: str,
-    steps: int | Steps,
-    noise_multiplier: float | None = None,
-    tau_over_lr: float | None = None,
-    sampling_rate: float,
-    clip_norm: float,
-    expected_batch: float,
-    linf_p: float = 1.0,
-    delta: float,
-    mechanism: str = "gaussian",
-    further: Releases = (),
-) -> tuple[float, MixAccount]:
-    """The smallest `solve` ("noise_multiplier", given tau_over_lr, or "tau_over_lr", given noise_multiplier) with
-    target − 1e-3·min(1, target) ≤ ε ≤ target, and the account of it.
-
-    `steps` may be a schedule instead of a number: then its `solve` values are multiplied by the value that is found.
-    """
-    target = checks.positive("epsilon", epsilon)
-    checks.choice("solve", solve, ("noise_multiplier", "tau_over_lr"))
-    if isinstance(steps, Sequence):
-        shape: Steps = steps
-    else:
-        given = tau_over_lr if solve == "noise_multiplier" else noise_multiplier
-        if given is None or (noise_multiplier is not None and tau_over_lr is not None):
-            raise InputError("give one of noise_multiplier and tau_over_lr; the other is solved for")
-        shape = [(MixStep(1.0, given) if solve == "noise_multiplier" else MixStep(given, 1.0), steps)]
-    shared: dict[str, Any] = {
-        "sampling_rate": sampling_rate, "clip_norm": clip_norm, "expected_batch": expected_batch, "linf_p": linf_p,
-        "delta": delta, "mechanism": mechanism, "further": further,
-    }  # fmt: skip
-
-    def schedule(value: float) -> Steps:
-        return [(replace(step, **{solve: value * getattr(step, solve)}), count) for step, count in shape]
-
-    def quick(value: float) -> float:
-        run = _checked(schedule(value), **shared)
-        found = _best(run, verify=False)  # the criterion is verified at the end, once
-        return min(found.tight, _dpsgd_epsilon(run, found, coarse=True))
-
-    unit = 1.0 if solve == "noise_multiplier" else checks.positive("clip_norm", clip_norm) / expected_batch
-    for function in (quick, lambda value: modelmix_epsilon(schedule(value), **shared)):
-        value = _solve(function, target, solve, unit)
-        found = account_modelmix(schedule(value), **shared)
-        if found.epsilon <= target:
-            return value, found
-    raise InputError(f"no {solve} was found for ε = {up(target)}; ε may not be monotone here")  # pragma: no cover
-
-
-def _solve(function: Callable[[float], float], target: float, name: str, unit: float) -> float:
-    """The value at which a non-increasing function falls to just below the target: secants on logarithms."""
-    allowed = 4e-4 * min(1.0, target)
-    low: tuple[float, float] | None = None
-    high: tuple[float, float] | None = None
-    value = unit
-    for count in range(120):
-        found = function(value)
-        if found <= target:
-            high = (value, found)
-            if target - found <= allowed:
-                break
-        else:
-            low = (value, found)
-        if low is None:
-            value /= 4
-            if value < 1e-4 * unit:
-                raise InputError(
-                    f"ε = {up(target)} is met even at {name} = {high[0] if high else value:.3g}: it needs "
-                    + ("no mixing at all" if name == "tau_over_lr" else "hardly any noise")
-                )
-        elif high is None:
-            value *= 4
-            if value > 1e7 * unit:
-                raise InputError(
-                    f"ε = {up(target)} can't be reached by {name}: even at {low[0]:.3g} ε is {up(low[1], 6)}"
-                )
-        elif high[0] / low[0] - 1 < 1e-9:
-            break
-        else:
-            share = 0.5
-            if count % 3 and high[1] > 0:
-                top, aim = math.log(low[1]), math.log(target - allowed / 2)
-                share = min(max((top - aim) / max(top - math.log(high[1]), 1e-300), 0.02), 0.98)
-            value = low[0] * (high[0] / low[0]) ** share
-    assert high is not None
-    return high[0]
+    run = checked_run(steps, **setting)
+    found = best_order(run, verify=True)
+    return min(found.tight, dpsgd_epsilon(run, found))
 
 
 Point = tuple[float, float]  # an order α, and (α−1)·ρ(α) of the whole run
 
 
 @dataclass(frozen=True)
-class _Best:
+class Best:
     tight: float
     classic: float
     order: float
     checked: tuple[str, ...]
 
 
-def _best(run: _Run, *, verify: bool) -> _Best:
+def best_order(run: Run, *, verify: bool) -> Best:
     """The smallest ε over the orders: all whole ones first, then fractional ones around the best of them."""
     steps = [(SampledStep(run.noise, s, w, run.p, run.rate), count) for s, w, count in run.kinds]
     top = min([MOST_ORDERS, *(step.top for step, _ in steps)])
     if top < 2:
-        return _Best(math.inf, math.inf, math.inf, ("the uniform was ignored: the noise is out of the moments' range",))
+        return Best(math.inf, math.inf, math.inf, ("the uniform was ignored: its moments are out of range",))
     orders = np.arange(2.0, top + 1)
     totals = _further(run, orders)
     for step, count in steps:
@@ -262,13 +181,13 @@ def _best(run: _Run, *, verify: bool) -> _Best:
             "use a smaller tau_over_lr or more noise, or account for the run as DP-SGD"
         )
     ordinary = min(classic(alpha, total, run.delta) for alpha, total in points)
-    return _Best(max(cost(best), 0.0), ordinary, best[0], _sentences(levels, smallest))
+    return Best(max(cost(best), 0.0), ordinary, best[0], _sentences(levels, smallest))
 
 
 def _fractional(
-    run: _Run, steps: Sequence[tuple[SampledStep, int]], start: float, levels: int, cost: Callable[[Point], float]
+    run: Run, steps: Sequence[tuple[SampledStep, int]], start: float, levels: int, cost: Callable[[Point], float]
 ) -> list[Point]:
-    """(α, (α−1)·ρ(α)) at the orders that a search for the best one around `start` visits, below levels + 1."""
+    """(α, (α−1)·ρ(α)) at the orders that a search around `start` visits, below levels + 1."""
     points: list[Point] = []
 
     def at(log_order: float) -> float:
@@ -291,7 +210,7 @@ def _levels(steps: Sequence[tuple[SampledStep, int]], wanted: int, verify: bool)
     return min([wanted, *(n for n, _ in found)]), min([math.inf, *(m for _, m in found)])
 
 
-def _further(run: _Run, orders: Array) -> Array:
+def _further(run: Run, orders: Array) -> Array:
     """(α−1)·ρ(α) of the other releases."""
     total = np.zeros(len(orders))
     for release, count in run.further:
@@ -308,13 +227,13 @@ def _further(run: _Run, orders: Array) -> Array:
     return total
 
 
-def _dpsgd_epsilon(run: _Run, mixed: _Best, coarse: bool = False) -> float:
-    """ε of DP-SGD with the same noise, where it can be the smaller one: the uniform is post-processing."""
+def dpsgd_epsilon(run: Run, mixed: Best, coarse: bool = False) -> float:
+    """ε of DP-SGD with the same noise, if it can be the smaller one: the uniform is post-processing."""
     releases = run.releases(lambda s, _: s, run.noise)
-    often = sum(count for _, _, count in run.kinds) * run.rate > 10  # else privacy loss distributions gain a lot
+    often = sum(count for _, _, count in run.kinds) * run.rate > 10  # otherwise PLDs are much tighter
     if run.noise == "gaussian" and often and mixed.order < MOST_ORDERS / 2:
         plain = replace(run, kinds=tuple((sigma, 0.0, count) for sigma, _, count in run.kinds))
-        if mixed.tight < 0.5 * _best(plain, verify=False).tight:  # they do not gain that much
+        if mixed.tight < 0.5 * best_order(plain, verify=False).tight:  # PLDs are not that much tighter
             return math.inf
     try:
         tolerance = TOLERANCE * (10 if coarse else 1)
@@ -325,22 +244,24 @@ def _dpsgd_epsilon(run: _Run, mixed: _Best, coarse: bool = False) -> float:
         raise
 
 
-def _checked(
+def checked_run(
     steps: Steps,
+    *,
     sampling_rate: float,
     clip_norm: float,
     expected_batch: float,
-    linf_p: float,
     delta: float,
-    mechanism: str,
-    further: Releases,
-) -> _Run:
+    linf_p: float = 1.0,
+    mechanism: str = "gaussian",
+    further: Releases = (),
+) -> Run:
+    """The run in units of the clip norm, its values checked."""
     noise = checks.choice("mechanism", mechanism, ("gaussian", "laplace"))
     p = checks.real("linf_p", linf_p)
     if p < 1:
         raise InputError(f"linf_p must be at least 1 (coordinates are truncated at clip_norm/√p), got {p:g}")
     if noise == "laplace" and p != 1:
-        raise Refused("Laplace noise goes with l1 clipping, for which l∞ truncation has no theorem; use linf_p=1")
+        raise Refused("Laplace noise needs l1 clipping, for which l∞ truncation has no theorem; use linf_p=1")
     scale = checks.positive("expected_batch", expected_batch) / checks.positive("clip_norm", clip_norm)
     kinds: dict[tuple[float, float], int] = {}
     for step, count in steps:
@@ -353,7 +274,7 @@ def _checked(
     for release, _ in further:
         if release.rdp_event("add-remove") is None:
             raise Refused(f"{release} has no Rényi bound under add-remove, so it does not compose with ModelMix")
-    return _Run(
+    return Run(
         _few({kind: count for kind, count in kinds.items() if count}),
         checks.probability("sampling_rate", sampling_rate, allow_one=True),
         p,
@@ -364,9 +285,9 @@ def _checked(
 
 
 def _few(kinds: dict[tuple[float, float], int]) -> tuple[tuple[float, float, int], ...]:
-    """At most _MOST_KINDS kinds of steps: noise and width are rounded down, on ever coarser grids, until they are few.
+    """At most _MOST_KINDS kinds of steps: noise and width are rounded down, on coarser and coarser grids.
 
-    Less noise and a narrower uniform are never better (docs/guarantees/modelmix.md), so this only adds to ε.
+    Less noise and a narrower uniform are never better (docs/guarantees/modelmix.md), so this can only increase ε.
     """
     ratio, merged = 1.001, kinds
     while len(merged) > _MOST_KINDS:
@@ -382,7 +303,7 @@ def _down(value: float, ratio: float) -> float:
     return min(value, ratio ** math.floor(math.log(value, ratio))) if value > 0 else 0.0
 
 
-def _theorem(run: _Run, mixed: bool) -> str:
+def _theorem(run: Run, mixed: bool) -> str:
     if not mixed:
         return "DP-SGD with the same noise, composed as privacy loss distributions: the uniform part is post-processing"
     name = "Cor. 4.1" if run.p > 1 else "Thm 4.1" if run.noise == "gaussian" else "Remark C.1"
@@ -396,7 +317,7 @@ def _sentences(levels: int, smallest: float) -> tuple[str, ...]:
     if math.isfinite(smallest):
         worst = f"criterion S verified numerically, margin {smallest:.2g}; orders up to {levels + 1} may be fractional"
     elif levels:
-        worst = "without a uniform every vector of the same length is equal"
+        worst = "without a uniform all vectors of the same length are equivalent"
     else:
         worst = "whole orders only, by the supremum over shifts"
     return (

@@ -1,4 +1,4 @@
-"""sordino account modelmix, sordino calibrate modelmix: ε of random mixing, with its control on the line below."""
+"""sordino account modelmix, sordino calibrate modelmix: ε of random mixing, and of its control."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def add(account: Commands, calibrate: Commands) -> None:
     _add_shared(parser)
     parser.set_defaults(run=_account)
 
-    summary = "the noise (or the mixing) with which ModelMix keeps within a target ε"
+    summary = "the noise (or the mixing) with which ModelMix meets a target ε"
     example = f"example: sordino calibrate modelmix --epsilon 3 --tau-over-lr 0.3 {SETTING}"
     parser = calibrate.add_parser("modelmix", help=summary, description=_sentence(summary), epilog=example)
     parser.add_argument("--epsilon", type=float, required=True, metavar="ε", help="the target; never exceeded")
-    given = parser.add_argument_group("give one, the other is solved for").add_mutually_exclusive_group(required=True)
+    given = parser.add_argument_group("give one, the other is computed").add_mutually_exclusive_group(required=True)
     _add_noise(given, required=False)
     _add_tau(given, required=False)
     _add_shared(parser)
@@ -46,7 +46,7 @@ def _add_noise(parser: Any, required: bool) -> None:
 def _add_tau(parser: Any, required: bool) -> None:
     parser.add_argument(
         "--tau-over-lr", type=float, required=required, metavar="τ/η",
-        help="enforced gap between the mixed iterates over the step size, in units of the averaged gradient",
+        help="enforced gap between the mixed iterates divided by the step size, in units of the averaged gradient",
     )  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sampling-rate", type=float, required=True, metavar="q", help="rate of Poisson sampling")
     parser.add_argument("--clip-norm", type=float, required=True, metavar="c", help="l2 (Laplace: l1) clipping bound")
     parser.add_argument(
-        "--expected-batch", type=float, required=True, metavar="B", help="what the summed gradient is divided by"
+        "--expected-batch", type=float, required=True, metavar="B", help="divisor of the summed gradient"
     )
     parser.add_argument(
         "--linf-p", type=float, default=1.0, metavar="p", help="coordinates are truncated at c/√p (default: 1, none)"
@@ -76,7 +76,8 @@ def _account(arguments: argparse.Namespace) -> int:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
-    from sordino.methods.modelmix.accountant import MixStep, calibrate_modelmix
+    from sordino.methods.modelmix.accountant import MixStep
+    from sordino.methods.modelmix.calibration import calibrate_modelmix
 
     shared = {name: getattr(arguments, name) for name in SHARED}
     sigma, tau = arguments.noise_multiplier, arguments.tau_over_lr
@@ -99,7 +100,7 @@ def _rows(found: MixAccount) -> dict[str, str]:
     return {
         "ε": f"{up(found.epsilon, 6)} at δ = {up(found.delta)} ({found.accountant})",
         "ε, equal variance": f"{up(found.equal_variance_epsilon, 6)} (the control: DP-SGD whose Gaussian noise has the "
-        "variance of noise and mixing together)",
+        "joint variance of noise and mixing)",
         "ε, classic": f"{up(found.epsilon_classic, 6)} (converted as in Xiao et al. 2022)",
         "order": f"{found.order:.4g}",
         "relation": "add-remove",

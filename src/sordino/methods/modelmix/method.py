@@ -1,23 +1,23 @@
 """ModelMix (Xiao, Wan & Devadas 2022, Algorithm 1): each step descends from a random mixture of the last two iterates.
 
 Algorithm 1 computes, on each coordinate, w_k = a·w_{k−1} + (1−a)·w_{k−2} − η·(G + Δ) with a ~ U[0, 1], after the two
-iterates were pushed apart, about their mean, to a gap of at least τ_k. In distribution that is exactly
+iterates were moved apart, about their mean, to a gap of at least τ_k. In distribution that is exactly
 
     w_k = (w_{k−1} + w_{k−2})/2 − η·(G + Δ + U),    U uniform of width max(|w_{k−1} − w_{k−2}|, τ_k)/η,
 
-so `release()` adds Δ and U in one release, and all that follows is post-processing of what is on record: an average of
-the iterates is allowed, for one. The gradient is taken at w_{k−1}, before mixing. w_{−1} is w_0 (Xiao et al. leave it
-open), so the first step has the gap τ_1 everywhere.
+so `release()` adds Δ and U in one release, and everything after it is post-processing: for example, an average of the
+iterates is allowed. The gradient is computed at w_{k−1}, before mixing. w_{−1} is w_0 (Xiao et al. do not specify it),
+so the first step has the gap τ_1 everywhere.
 
 Formal guarantee. Every release is P = N(0, s²) * U of width at least τ_k/η on each coordinate, shifted by a record of
-norm at most c in l2 and c/√p in l∞: Thm 4.1 (p = 1) and Cor. 4.1 bound its Rényi divergence, composition adds them
-(docs/guarantees/modelmix.md). A wider U protects no less: uniform distributions grow in the dispersive order with
-their width, adding log-concave noise keeps that order (Lewis and Thompson 1981), and for log-concave noise it
+norm at most c in l2 and c/√p in l∞: Thm 4.1 (p = 1) and Cor. 4.1 bound its Rényi divergence, and composition adds them
+(docs/guarantees/modelmix.md). A wider U never protects less: uniform distributions increase in the dispersive order
+with their width, adding log-concave noise preserves that order (Lewis and Thompson 1981), and for log-concave noise it
 is the order of the trade-off curves.
 
 Units. `tau_over_lr` is τ_k/η_k, a width in units of the gradient averaged over the plan's divisor; in a release, where
-gradients are sums, the width is τ_k/η_k · divisor. The plan's margin for rounding (a record may move a sum as computed
-by a thousandth more than c) is kept by the same factor on shift, Gaussian scale and width: `least_width`.
+gradients are sums, the width is τ_k/η_k · divisor. The plan's margin for rounding (a record may move a computed sum by
+a thousandth more than c) is covered by the same factor on shift, Gaussian scale and width: `least_width`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from scipy.optimize import brentq
 
@@ -34,16 +34,18 @@ from sordino import checks
 from sordino.accounting.account import checked_releases, composed_epsilon
 from sordino.accounting.events import Release
 from sordino.accounting.spent import growing_curve
-from sordino.clipping import Clipping, L2LinfClip
+from sordino.clipping import L2LinfClip
 from sordino.errors import InputError, Refused, did_you_mean
-from sordino.methods.modelmix.accountant import MixStep, account_modelmix, calibrate_modelmix, modelmix_epsilon
+from sordino.methods.modelmix.accountant import MixStep, account_modelmix, modelmix_epsilon
 from sordino.methods.modelmix.audit import mixed_update
+from sordino.methods.modelmix.calibration import calibrate_modelmix
 from sordino.methods.modelmix.scores import MixedScorer
 from sordino.methods.modelmix.widths import MixingUpdate
 from sordino.methods.modelmix.words import WORDS
-from sordino.plan.core import Plan, Statistic
+from sordino.plan.core import Plan
 from sordino.plan.make import make_plan
 from sordino.plan.method import Accounted, Assumption, Method, Request
+from sordino.plan.options import PlanOptions, with_options
 from sordino.registry import method_class
 from sordino.schedule import Schedule, constant
 from sordino.shown import up
@@ -59,7 +61,7 @@ Steps = list[tuple[MixStep, int]]
 
 @dataclass(frozen=True)
 class ModelMix(Method):
-    """Step sizes η_k, mixing thresholds τ_k/η_k and factors on the noise multiplier, each known before training."""
+    """Step sizes η_k, mixing thresholds τ_k/η_k and factors on the noise multiplier, all fixed before training."""
 
     lr: Schedule
     tau_over_lr: Schedule
@@ -84,7 +86,7 @@ class ModelMix(Method):
         if isinstance(plan.clipping, L2LinfClip) and plan.clipping.p < 1:
             raise Refused(f"l2-linf clipping with p = {plan.clipping.p:g} bounds no coordinate; Cor. 4.1 needs p ≥ 1")
         for name in ("lr", "tau_over_lr", "noise_factors"):
-            getattr(self, name).over(plan.steps)  # a list of another length is found here
+            getattr(self, name).over(plan.steps)  # raises for a list of another length
 
     def noise_factor(self, step: int, steps: int) -> float:
         return float(self.noise_factors.over(steps)[step])
@@ -95,7 +97,7 @@ class ModelMix(Method):
         return float(self.tau_over_lr.over(plan.steps)[step]) * plan.divisor * margin
 
     def steps(self, plan: Plan, which: Iterable[int] | None = None) -> Steps:
-        """The mechanism of the steps `which` (all, when None), equal ones counted together."""
+        """The mechanism of the steps `which` (None: all), with equal steps counted together."""
         taus, factors = self.tau_over_lr.over(plan.steps), self.noise_factors.over(plan.steps)
         sigma = plan.noise.noise_multiplier
         chosen = range(plan.steps) if which is None else which
@@ -114,7 +116,7 @@ class ModelMix(Method):
         return growing_curve(after, steps)
 
     def spent(self, plan: Plan, entries: Sequence[Mapping[str, Any]], delta: float) -> Accounted:
-        """Every entry must be a step of the plan with the plan's noise and at least its width, or a statistic of it."""
+        """Every entry must be a step with the plan's noise and at least its width, or one of its statistics."""
         made = [entry for entry in entries if entry.get("purpose") == "gradient"]
         for entry in made:
             _check_entry(self, plan, entry)
@@ -138,16 +140,16 @@ class ModelMix(Method):
         return (
             Assumption(
                 "every trainable coordinate gets uniform noise of at least the plan's width at every step",
-                "steps with a narrower width are refused before they are released; the ledger holds the least width",
+                "steps with a narrower width are refused before they are released; the ledger records the least width",
             ),
             Assumption(
                 "step sizes, mixing thresholds and noise are fixed before training",
-                "they are part of the plan, and training takes them from there",
+                "they are part of the plan, and training uses them from there",
             ),
             Assumption(
-                "no gradient is worse than one that lies on as few coordinates as clipping allows",
+                "no gradient is worse than one that is concentrated on as few coordinates as clipping allows",
                 "verified for these parameters on a grid, NOT proven between its points: docs/guarantees/modelmix.md; "
-                "nothing rests on it where the accountant is pld",
+                "not needed if the accountant is pld",
             ),
         )
 
@@ -176,10 +178,10 @@ class ModelMix(Method):
         checks.known_keys(recipe.method.options, WORDS.keys, "[method]")
         if "lr" not in recipe.method.options:
             raise InputError(
-                f"[method] needs lr: the guarantee of {cls.name} depends on the step size, so the plan holds it"
+                f"[method] needs lr: the guarantee of {cls.name} depends on the step size, so the plan contains it"
             )
         if recipe.sampling.cap is not None:
-            raise InputError("cap belongs to truncated-poisson sampling, which ModelMix's proof does not cover")
+            raise InputError("cap is an option of truncated-poisson sampling, which ModelMix's proof does not cover")
 
     @classmethod
     def from_recipe(cls, request: Request) -> Plan:
@@ -194,69 +196,47 @@ class ModelMix(Method):
         return mixed_update(plan, model, width_scale)
 
     def narrowed(self, factor: float) -> ModelMix:
-        """The method with all mixing thresholds times `factor`."""
+        """The method with all mixing thresholds multiplied by `factor`."""
         return replace(self, tau_over_lr=_times(self.tau_over_lr, factor))
 
 
+@with_options(
+    make_plan, "delta", "records", "expected_batch", "epsilon", "noise_multiplier", "epochs", "steps", "clip_norm",
+    "clipping", "sampling", "relation", "insecure_seed", "statistics",
+)  # fmt: skip
 def plan(
     *,
-    delta: float,
-    records: int,
-    expected_batch: float,
     lr: Schedule | float,
     tau_over_lr: Schedule | float | None = None,
-    epsilon: float | None = None,
-    noise_multiplier: float | None = None,
     noise_factors: Schedule | float = 1.0,
-    epochs: float | None = None,
-    steps: int | None = None,
-    clip_norm: float | None = None,
-    clipping: Clipping | None = None,
-    sampling: str = "poisson",
-    relation: str = "add-remove",
-    insecure_seed: int | None = None,
-    statistics: Sequence[Statistic] = (),
+    **shared: Unpack[PlanOptions],
 ) -> Plan:
-    """A ModelMix plan. Two of `epsilon`, `noise_multiplier` and `tau_over_lr`; the third is found.
+    """A ModelMix plan from two of `epsilon`, `noise_multiplier` and `tau_over_lr`; the third is computed.
 
-    ε and τ given: the smallest noise multiplier. ε and noise given: the smallest constant τ. Noise and τ given: the
-    guarantee is what it is.
+    Given ε and τ: the smallest noise multiplier. Given ε and the noise: the smallest constant τ. Given the noise and τ:
+    ε follows. Sampling is Poisson and the relation add-remove: the theorem covers no other. l2-linf clipping
+    (Algorithm 2) is accounted with its p, any other l2 clipping with p = 1.
 
     Args:
-        delta: δ in (0, 1).
-        records: The public number of records.
-        expected_batch: The expected number of records in a step.
         lr: The step size, or its schedule: the guarantee depends on it.
-        tau_over_lr: The mixing threshold τ over the step size, or its schedule.
-        epsilon: The target.
-        noise_multiplier: Standard deviation of the Gaussian noise (Laplace: its scale) over the clip norm.
+        tau_over_lr: The mixing threshold τ divided by the step size, or its schedule.
         noise_factors: Factors on the noise, step by step.
-        epochs: Passes over the data; or give `steps`.
-        steps: The number of steps.
-        clip_norm: The bound of flat l2 clipping (default 1.0); or give `clipping`.
-        clipping: Chooses the noise: l2 Gaussian, l1 Laplace. l2-linf clipping (Algorithm 2) is accounted with its p,
-            any other l2 clipping with p = 1.
-        sampling: "poisson": the theorem covers no other.
-        relation: add-remove or replace-one.
-        insecure_seed: Makes the run repeatable, and the guarantee void for whoever knows it.
-        statistics: Further releases in the same budget.
 
     Returns:
         The plan.
 
     Raises:
-        InputError: a value is wrong, or not two of the three are given.
+        InputError: a value is wrong, or not exactly two of the three are given.
         Refused: no theorem covers the combination.
     """
+    epsilon, noise_multiplier = shared.pop("epsilon", None), shared.pop("noise_multiplier", None)
     if [epsilon, noise_multiplier, tau_over_lr].count(None) != 1:
         raise InputError("give two of epsilon, noise_multiplier and tau_over_lr; the third is computed")
-    _check_sampling(sampling)
+    _check_sampling(shared.get("sampling", "poisson"))
     method = ModelMix(_schedule(lr), _schedule(1.0 if tau_over_lr is None else tau_over_lr), _schedule(noise_factors))
-    made = make_plan(
-        method, delta=delta, records=records, expected_batch=expected_batch, epochs=epochs, steps=steps,
-        clip_norm=clip_norm, clipping=clipping, sampling=sampling, relation=relation, insecure_seed=insecure_seed,
-        statistics=statistics, noise_multiplier=1.0 if noise_multiplier is None else noise_multiplier, accountant="rdp",
-    )  # fmt: skip
+    shared["noise_multiplier"] = 1.0 if noise_multiplier is None else noise_multiplier
+    shared["accountant"] = "rdp"
+    made = make_plan(method, **shared)
     if epsilon is None:
         return made
     return made.calibrated(epsilon) if tau_over_lr is not None else _with_least_tau(made, method, epsilon)
@@ -271,13 +251,13 @@ def _check_sampling(name: str) -> None:
 
 
 def averaging_control(plan: Plan) -> Plan:
-    """DP-SGD whose Gaussian noise has the variance, per coordinate, of the plan's Gaussian and uniform noise together.
+    """DP-SGD whose Gaussian noise has the per-coordinate variance of the plan's Gaussian and uniform noise together.
 
     Its update is `AveragingSGD` with the plan's step sizes. Only for plans whose τ and noise are constant.
     """
     method = plan.method
     if not isinstance(method, ModelMix):
-        raise InputError(f"the averaging control belongs to a ModelMix plan, not to {method.name}")
+        raise InputError(f"the averaging control is for a ModelMix plan, not for {method.name}")
     if not (method.tau_over_lr.is_constant and method.noise_factors.is_constant and plan.noise.name == "gaussian"):
         raise InputError("the averaging control has one noise multiplier: it needs constant tau_over_lr and noise")
     sigma = plan.noise.noise_multiplier * method.noise_factor(0, plan.steps)
@@ -288,7 +268,7 @@ def averaging_control(plan: Plan) -> Plan:
 
 def _with_least_tau(plan: Plan, method: ModelMix, epsilon: float) -> Plan:
     if not method.noise_factors.is_constant:
-        raise InputError("tau_over_lr is found for constant noise only: give it, or leave out noise_factors")
+        raise InputError("tau_over_lr is computed for constant noise only: give it, or leave out noise_factors")
     found, _ = calibrate_modelmix(
         checks.positive("epsilon", epsilon), solve="tau_over_lr", steps=plan.steps, delta=plan.delta,
         noise_multiplier=plan.noise_at(0).noise_multiplier, further=_further(plan), **_setting(plan),
@@ -297,7 +277,7 @@ def _with_least_tau(plan: Plan, method: ModelMix, epsilon: float) -> Plan:
 
 
 def _smallest(epsilon: Callable[[float], float], target: float) -> float:
-    """The smallest noise multiplier, to a thousandth, whose ε does not exceed the target: a root on logarithms."""
+    """The smallest noise multiplier, to a thousandth, whose ε does not exceed the target: a root in logarithms."""
 
     def gap(log_sigma: float) -> float:
         return math.log(epsilon(math.exp(log_sigma))) - math.log(target * (1 - 3e-4))
@@ -349,7 +329,7 @@ def _accounted(plan: Plan, steps: Steps, further: Sequence[tuple[Release, int]],
 def _check_entry(method: ModelMix, plan: Plan, entry: Mapping[str, Any]) -> None:
     step = checks.count("step", entry.get("step"), minimum=0)
     if step >= plan.steps:
-        raise InputError(f"the ledger holds step {step}, the plan has {plan.steps} steps")
+        raise InputError(f"the ledger has step {step}, but the plan has {plan.steps} steps")
     expected = {
         "mechanism": plan.noise.name,
         "noise_multiplier": plan.noise_at(step).noise_multiplier,
@@ -358,11 +338,11 @@ def _check_entry(method: ModelMix, plan: Plan, entry: Mapping[str, Any]) -> None
     }
     for key, value in expected.items():
         if entry.get(key) != value:
-            raise InputError(f"step {step} of the ledger has {key} {entry.get(key)!r}, the plan has {value!r}")
+            raise InputError(f"step {step} of the ledger has {key} {entry.get(key)!r}, but the plan has {value!r}")
     width = checks.real("least_width", entry.get("least_width", 0.0))
     if width < method.least_width(plan, step):
         raise InputError(
-            f"step {step} of the ledger has uniform noise of width {width:g}, the plan claims at least "
+            f"step {step} of the ledger has uniform noise of width {width:g}, but the plan requires at least "
             f"{method.least_width(plan, step):g}: the gap was not enforced, and the plan's ε does not hold"
         )
 
@@ -376,7 +356,7 @@ def _statistics_spent(plan: Plan, entries: Sequence[Mapping[str, Any]]) -> list[
             raise InputError(f"the plan has no statistic that explains the ledger's entry {dict(entry)!r}")
     for purpose, count in counts.items():
         if count > known[purpose].count:
-            raise InputError(f"the ledger holds {count} releases of {purpose!r}, the plan has {known[purpose].count}")
+            raise InputError(f"the ledger has {count} releases of {purpose!r}, the plan {known[purpose].count}")
     return [(known[purpose].release()[0], count) for purpose, count in counts.items()]
 
 

@@ -1,13 +1,13 @@
-"""One coordinate of ModelMix: noise plus a uniform, shifted by what one record adds; its moments, and the worst shift.
+"""One coordinate of ModelMix: noise plus a uniform, shifted by one record's contribution; its moments and worst shift.
 
 All in units of the noise's scale (a Gaussian's standard deviation, a Laplace's scale): f is the density of N + U with U
-uniform of width `width`, P₀ = f, P_v = f(· − v), λ = log P_v/P₀. f is log-concave and even. What is needed of it:
+uniform of width `width`, P₀ = f, P_v = f(· − v), λ = log P_v/P₀. f is log-concave and even. Two things are computed:
 
     moments      M_v(u) = E_{P₀}[e^{uλ}], for real and complex u, as the excess M_v(u) − 1 (precise for tiny shifts)
-    worst case   which of the vectors with Σ size(v_j) ≤ c tells the two datasets apart best
+    worst case   which of the vectors with Σ size(v_j) ≤ c distinguishes the two datasets best
                  (size = v² and l2 clipping for Gaussian noise, |v| and l1 clipping for Laplace noise)
 
-The theorems (width, worst case, the criterion that `margin` verifies) are proven in docs/guarantees/modelmix.md.
+The theorems (width, worst case, the criterion that `margin` verifies) are proved in docs/guarantees/modelmix.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Array = NDArray[np.float64]
 Complex = NDArray[Any]
 
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(20)
-_TAIL = 12.0  # standard deviations beyond which a Gaussian is cut off: less than 1e-32
+_TAIL = 12.0  # standard deviations beyond which a Gaussian is truncated: less than 1e-32
 _LOG_ROOT = 0.5 * math.log(2 * math.pi)
 
 
@@ -59,7 +59,7 @@ class Coordinate:
 
 
 def size(noise: str, shift: float) -> float:
-    """What of the clipping budget a shift uses up: l2 clipping for Gaussian noise, l1 for Laplace."""
+    """The part of the clipping budget that a shift uses: l2 clipping for Gaussian noise, l1 for Laplace."""
     return shift**2 if noise == "gaussian" else shift
 
 
@@ -74,10 +74,10 @@ class Nodes:
 
 @lru_cache(maxsize=64)
 def nodes(coordinate: Coordinate, shift: float, top: float, fineness: int = 1) -> Nodes:
-    """Gauss–Legendre on panels of at most one scale around both edges of the uniform; what is flat is one panel."""
+    """Gauss–Legendre on panels of at most one scale around both edges of the uniform; flat parts are one panel."""
     half = coordinate.width / 2
     if coordinate.noise == "gaussian":
-        reach = _TAIL + top * shift  # e^{uλ}·f is f moved by at most Re(u)·v
+        reach = _TAIL + top * shift  # e^{uλ}·f is f shifted by at most Re(u)·v
         left, right = (-half - _TAIL, -half + _TAIL + reach), (half - _TAIL - shift, half + reach)
         marks: list[float] = []
     else:
@@ -99,13 +99,13 @@ def nodes(coordinate: Coordinate, shift: float, top: float, fineness: int = 1) -
 
 
 def excess(at: Nodes, orders: Any) -> Any:
-    """M(u) − 1 = E[e^{uλ} − 1 − u(e^λ − 1)] for an array of real or complex u; every term is small where λ is."""
+    """M(u) − 1 = E[e^{uλ} − 1 − u(e^λ − 1)] for an array of real or complex u; every term is small if λ is."""
     u = np.asarray(orders)[..., None]
     with np.errstate(over="ignore"):
         return (np.expm1(u * at.ratio) - u * np.expm1(at.ratio)) @ at.mass
 
 
-SHIFTS = (0.1, 0.3, 0.5, 0.7, 0.85, 1.0)  # at which the worst case is verified, in units of the largest shift
+SHIFTS = (0.1, 0.3, 0.5, 0.7, 0.85, 1.0)  # shifts at which the worst case is verified, in units of the largest one
 
 
 @lru_cache(maxsize=256)
@@ -115,11 +115,11 @@ def margin(coordinate: Coordinate, shift: float, level: int) -> float:
     S_j: E_{P_v}[e^{jY}·L(Y − y)·(A₁ − A₂)] ≥ 0 for all y and all shifts v₁ > v₂, where Y = λ₁ + λ₂, L is the logistic
     function and A_i = ∂λ_i/∂o_i over the derivative of size(v_i). S_0 … S_j make the Rényi divergence of the sampled
     pair Schur-convex in the sizes of the shifts at every order in (1, j + 2], fractional ones included: then the
-    worst case are shifts as unequal as the clipping allows. Divided by size(v₁) − size(v₂), so that it does not
-    vanish with the shifts; −1 where rounding does not let us tell.
+    worst case is shifts as unequal as the clipping allows. Divided by size(v₁) − size(v₂), so that it does not vanish
+    with the shifts; −1 if rounding does not allow a decision.
     """
-    shift = max(shift, 0.5)  # what holds for larger shifts holds for smaller ones; tiny ones are lost in rounding
-    coordinate = Coordinate(coordinate.noise, max(coordinate.width, 0.1))  # below, the margin scales with width⁴
+    shift = max(shift, 0.5)  # a result for larger shifts holds for smaller ones; tiny ones are lost in rounding
+    coordinate = Coordinate(coordinate.noise, max(coordinate.width, 0.1))  # below that, the margin scales with width⁴
     shifts = shift * np.array(SHIFTS)
     worst = math.inf
     for offset in (0.5,) if shift <= 2 else (0.3, 0.7):
@@ -139,7 +139,7 @@ Moments = tuple[float, Complex, Complex, float, float]
 
 
 def _slope_moments(coordinate: Coordinate, shift: float, u: Complex) -> tuple[Complex, Complex, float, float]:
-    """E_{P_v}[e^{uλ}·A] and E_{P_v}[e^{uλ}], both over the latter at Re u; mean and variance of λ there."""
+    """E_{P_v}[e^{uλ}·A] and E_{P_v}[e^{uλ}], both divided by the latter at Re u; mean and variance of λ there."""
     at = nodes(coordinate, shift, float(u[0].real) + 1)
     weights = at.mass * np.exp((1 + u[0].real) * at.ratio)
     kept = weights > 1e-19 * weights.max()

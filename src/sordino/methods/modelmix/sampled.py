@@ -1,8 +1,8 @@
-"""Rényi divergence of one Poisson-sampled step of ModelMix, at whole and fractional orders, from moments alone.
+"""Rényi divergence of one Poisson-sampled step of ModelMix, at integer and fractional orders, from moments.
 
-With R = P_v/P₀ the likelihood ratio of the worst vector v that clipping lets through, (α−1)·ρ(α) is
+With R = P_v/P₀ the likelihood ratio of the worst vector v that clipping allows, (α−1)·ρ(α) is
 log E_{P₀}[(1−q+qR)^α] (the other direction is not larger: Mironov, Talwar & Zhang 2019, Thm 5). R is a product over
-coordinates, so its moments are products; a whole order needs finitely many of them, a fractional one an integral
+coordinates, so its moments are products; an integer order needs finitely many of them, a fractional one an integral
 over complex ones, which converges so fast that the distribution of R itself is never needed.
 """
 
@@ -16,17 +16,17 @@ from scipy.special import gammaln, loggamma, rgamma
 
 from sordino.methods.modelmix.mixture import SHIFTS, Array, Coordinate, excess, margin, nodes, size
 
-MOST_ORDERS = 256  # whole orders
-_SAFE = 1 + 1e-8  # rounding and quadrature of moments, relative; `quadrature_error` verifies it
-_WIDEST, _NARROWEST = 1e6, 1e-3  # widths of the uniform, over the noise's scale, that doubles resolve
+MOST_ORDERS = 256  # integer orders
+_SAFE = 1 + 1e-8  # bound on the relative error of moments by rounding and quadrature; `quadrature_error` verifies it
+_WIDEST, _NARROWEST = 1e6, 1e-3  # range of widths of the uniform, in noise scales, that doubles resolve
 
 
 class SampledStep:
-    """One kind of step: the moments of the likelihood ratio R of the worst vector that clipping lets through."""
+    """One kind of step: the moments of the likelihood ratio R of the worst vector that clipping allows."""
 
     def __init__(self, noise: Literal["gaussian", "laplace"], sigma: float, width: float, p: float, rate: float):
         self.rate = rate
-        # the l∞ bound may be relaxed: keep shifts that doubles resolve
+        # the l∞ bound may be relaxed, so that shifts are large enough for doubles
         p = min(p, max(1.0, (1e3 / sigma) ** 2))
         self.shift = 1 / (sigma * math.sqrt(p))
         self.noise, self.p = noise, p
@@ -39,9 +39,9 @@ class SampledStep:
             self.top = int(min(MOST_ORDERS, 18 / self.shift)) if 1e-4 < self.shift <= 9 else 0
 
     def verified_levels(self, wanted: int) -> tuple[int, float]:
-        """How many of the criteria S_0 … S_{wanted−1} hold: fractional orders below that number + 1 may be used.
+        """The number of the criteria S_0 … S_{wanted−1} that hold: fractional orders below that number + 1 may be used.
 
-        And the smallest margin among them. Without a uniform the divergence depends on the length of the vector only.
+        Also the smallest margin among them. Without a uniform the divergence depends on the length of the vector only.
         """
         if self.coordinate is None and self.noise == "gaussian":
             return wanted, math.inf
@@ -63,14 +63,14 @@ class SampledStep:
         return float(np.max(np.abs(once / twice - 1)))
 
     def log_moment(self, u: Any) -> Any:
-        """log E_{P₀}[R^u] where ⌊p⌋ coordinates are shifted by c/√p and one by the rest; u real or complex."""
+        """log E_{P₀}[R^u] if ⌊p⌋ coordinates are shifted by c/√p and one by the remainder; u real or complex."""
         whole = math.floor(self.p * (1 + 1e-12))
         total = whole * self._log_moment(self.shift, u)
         rest = math.sqrt(max(self.p - whole, 0.0)) * self.shift
         return total + self._log_moment(rest, u) if rest > 1e-6 * self.shift else total
 
     def _log_moment(self, shift: float, u: Any) -> Any:
-        """log M_v(u) of one coordinate; in closed form where there is no uniform."""
+        """log M_v(u) of one coordinate; in closed form if there is no uniform."""
         if self.coordinate is not None:
             return np.log1p(excess(nodes(self.coordinate, shift, math.ceil(float(np.max(np.real(u))))), u))
         if self.noise == "gaussian":
@@ -78,11 +78,11 @@ class SampledStep:
         return np.log1p((u * np.expm1((u - 1) * shift) + (u - 1) * np.expm1(-u * shift)) / (2 * u - 1))
 
     def worst(self, orders: Array) -> Array:
-        """log E_{P₀}[R^k], the largest over all vectors, for real orders; ∞ where it leaves the doubles.
+        """The largest log E_{P₀}[R^k] over all vectors, for real orders; ∞ if it exceeds the doubles.
 
-        Σ_j g(x_j) ≤ budget · sup g(x)/x with x = size(v), v up to the largest shift: no convexity of g is needed, and
-        any real p will do. Where g(x)/x is largest at the largest shift (it always was; Appendix C of Xiao et al. 2022
-        asserts more, that g is convex) this is Cor. 4.1; where it is not, the supremum is taken all the same.
+        Σ_j g(x_j) ≤ budget · sup g(x)/x with x = size(v), v up to the largest shift: g need not be convex, and p may be
+        any real number. If g(x)/x is largest at the largest shift (it always was; Appendix C of Xiao et al. 2022
+        asserts more, that g is convex) this is Cor. 4.1; otherwise the supremum is used.
         """
         kept = np.minimum(orders, self.top)
         shifts = [float(v) for v in self.shift * np.array(SHIFTS)]
@@ -113,7 +113,7 @@ class SampledStep:
             return float(self.worst(np.array([alpha]))[0])
         n = math.floor(alpha)
         if not float(np.real(self.log_moment(np.array([n + 1.0]))[0])) < 600:
-            return math.inf  # out of the range of doubles
+            return math.inf  # exceeds the range of doubles
         log_z = math.log(self.rate) - math.log1p(-self.rate)
         powers = [float(k) for k in range(2, n + 1)] + ([alpha] if alpha - n >= 0.5 else [])
         signs = [math.exp(gammaln(alpha + 1) - gammaln(k + 1) - gammaln(alpha - k + 1)) for k in powers]
@@ -126,9 +126,9 @@ class SampledStep:
     def _contour(self, alpha: float, log_z: float, centre: float, half: float) -> tuple[float, float]:
         """The integral by the trapezoidal rule, and a bound on its error.
 
-        The integrand is analytic for |Re u − c| < half, so the rule with step h is off by at most the integral of its
-        modulus over the two lines at distance a, over e^{2πa/h} − 1 (Trefethen & Weideman 2014, Thm 5.1). There
-        |E R^u − 1| ≤ |u(u−1)|/(x(x−1))·(E R^x − 1) with x = Re u > 1 (Taylor's remainder).
+        The integrand is analytic for |Re u − c| < half, so the error of the rule with step h is at most the integral of
+        its modulus over the two lines at distance a, divided by e^{2πa/h} − 1 (Trefethen & Weideman 2014, Thm 5.1).
+        There |E R^u − 1| ≤ |u(u−1)|/(x(x−1))·(E R^x − 1) with x = Re u > 1 (Taylor's remainder).
         """
         inside = 0.8 * half
         step = 2 * math.pi * inside / 25
@@ -146,7 +146,7 @@ class SampledStep:
             line = x + 1j * height
             size = np.abs(kernel(line) * line * (line - 1)) / (x * (x - 1))
             mass = step / math.pi * float(size.sum()) * weight
-            tail = float(size[-1]) / 2 if x == centre else 0.0  # e^{−π·Im u}: what was cut off above
+            tail = float(size[-1]) / 2 if x == centre else 0.0  # e^{−π·Im u}: the truncated part
             error += (mass + tail) * math.exp(log_z * x) * float(np.expm1(self.log_moment(np.array([x]))[0].real))
         return value, error
 
@@ -157,5 +157,5 @@ def tight(alpha: float, total: float, delta: float) -> float:
 
 
 def classic(alpha: float, total: float, delta: float) -> float:
-    """ε = ρ + log(1/δ)/(α−1): Mironov 2017, Prop. 3; Xiao et al. 2022 use it (their Thm 2.2)."""
+    """ε = ρ + log(1/δ)/(α−1): Mironov 2017, Prop. 3, as used by Xiao et al. 2022 (their Thm 2.2)."""
     return float((total - math.log(delta)) / (alpha - 1))

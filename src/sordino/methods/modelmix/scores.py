@@ -1,15 +1,15 @@
-"""Scores for releases with Gaussian (or Laplace) *and* uniform noise: what an auditor of ModelMix computes.
+"""Scores for releases with Gaussian (or Laplace) *and* uniform noise, for an auditor of ModelMix.
 
 The density of the sum of the two on one coordinate, f_w = N(0, s²) * U[−w/2, w/2], is known, and so are the widths:
-they are functions of iterates that the auditor sees. As in `scores`, a step shows a canary's coordinates at mean 0 or
+they are functions of iterates that the auditor sees. As in `scores`, a step shows a canary's coordinates with mean 0 or
 a, and
 
     log((1−q)·f_w(o) + q·f_w(o−a)) − log f_w(o)
 
-is the best score *if the widths are what they should be*. Where uniform noise is wide it is flat, so it would not see
-that the noise is narrower than claimed. An auditor may suspect, though: this one scores under each of a few suspicions,
-and uses the one that explains all that was released best (a function of what was released, so the test stays valid).
-Even so the claim that it is held against is a bound with slack; `noise_check` looks at the noise itself.
+is the best score *if the widths are correct*. For wide uniform noise it is flat, so it would not detect that the noise
+is narrower than claimed. So this auditor scores under each of a few hypotheses, and uses the one that explains all
+releases best (a function of what was released, so the test remains valid). Even so the claim that is tested is a bound
+with slack; `noise_check` tests the noise itself.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from sordino.plan.core import Plan
 from sordino.release import Laplace
 
 SUSPICIONS: tuple[tuple[float, float], ...] = ((1.0, 1.0), (1.0, 0.0), (1.0, 0.5), (0.5, 0.5), (0.25, 0.25))
-"""(factor on the gap between the iterates, factor on the least width): all is well, the gap is not enforced, …"""
+"""(factor on the gap between the iterates, factor on the least width): correct, gap not enforced, …"""
 
 ALTERNATIVE = 0.5
-"""The number of guesses is chosen to be good at finding uniform noise that is this factor too narrow."""
+"""The number of guesses is chosen to detect uniform noise that is too narrow by this factor."""
 
 
 @dataclass(frozen=True)
 class MixedScorer(StepScorer):
-    """Log-likelihoods of one step with and without the canary, under each suspicion. Poisson sampling, add-remove."""
+    """Log-likelihoods of one step with and without the canary, under each hypothesis. Poisson sampling, add-remove."""
 
-    scale: float  # of the Gaussian or Laplace noise on each coordinate
+    scale: float  # scale of the Gaussian or Laplace noise on each coordinate
     laplace: bool
     rate: float
     least: tuple[float, ...]  # the plan's least width at each step
@@ -52,7 +52,7 @@ class MixedScorer(StepScorer):
         return cls(scale, isinstance(plan.noise, Laplace), plan.sampling_rate, least)
 
     def step(self, observed: Tensor, values: Tensor, drawn: Tensor | None, gaps: Tensor, step: int) -> Tensor:
-        """(m, s) observed coordinates, canary values and gaps (in units of the sum) → (m, suspicions, 2)."""
+        """(m, s) observed coordinates, canary values and gaps (in units of the sum) → (m, hypotheses, 2)."""
         columns = []
         for on_gap, on_least in SUSPICIONS:
             widths = (on_gap * gaps).clamp_min(on_least * self.least[step])
@@ -62,7 +62,7 @@ class MixedScorer(StepScorer):
         return torch.stack(columns, dim=1)
 
     def final(self, total: Tensor) -> Tensor:
-        """The score of each canary under the suspicion that explains all of them best, each being in with even odds."""
+        """The score of each canary under the hypothesis that explains all of them best, with even prior odds."""
         explained = torch.logsumexp(total, dim=2).sum(0)
         chosen = total[:, int(explained.argmax())]
         return chosen[:, 0] - chosen[:, 1]
@@ -83,7 +83,7 @@ class MixedScorer(StepScorer):
         return density(x / self.scale, widths / self.scale) - math.log(self.scale)
 
     def simulate(self, values: Tensor, steps: int, count: int = 20_000) -> tuple[Tensor, Tensor]:
-        """Coins and scores of independent canaries when the uniform noise is ALTERNATIVE times what it should be."""
+        """Coins and scores of independent canaries if the uniform noise is ALTERNATIVE times the correct one."""
         generator = np.random.default_rng(20232)
         coins = torch.from_numpy(generator.random(count) < 0.5)
         own = values[:1].expand(count, -1)
@@ -98,8 +98,8 @@ class MixedScorer(StepScorer):
 
 
 def log_gaussian_uniform(x: Tensor, widths: Tensor) -> Tensor:
-    """log of the density of N(0, 1) + U[−w/2, w/2] at x, without cancellation in the tails; w → 0 is N(0, 1) itself."""
-    narrow = widths < 1e-4  # there the density differs from the Gaussian's by less than w²·x²/24
+    """log of the density of N(0, 1) + U[−w/2, w/2] at x, without cancellation in the tails; w → 0 gives N(0, 1)."""
+    narrow = widths < 1e-4  # the density then differs from the Gaussian's by less than w²·x²/24
     w = torch.where(narrow, torch.ones_like(widths), widths)
     near, far = torch.special.log_ndtr(w / 2 - x.abs()), torch.special.log_ndtr(-w / 2 - x.abs())
     mixed = near + torch.log(-torch.expm1(far - near)) - w.log()

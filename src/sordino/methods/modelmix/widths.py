@@ -1,6 +1,6 @@
-"""ModelMix's update: the descent from the mean of the last two iterates, and the uniform noise that stands for mixing.
+"""ModelMix's update: descent from the mean of the last two iterates, and the uniform noise equivalent to mixing.
 
-methods/modelmix/method.py says why that is the same in distribution as mixing the two iterates at random.
+methods/modelmix/method.py shows that this has the same distribution as mixing the two iterates at random.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def mixing_widths(plan: Plan, model: nn.Module, optimizer: Optimizer) -> Widths:
     In double precision: a width that was rounded down would be refused.
 
     Raises:
-        InputError: the plan's method does not mix iterates, or the optimizer does not keep the last one.
+        InputError: the plan's method does not mix iterates, or the optimizer does not store the last one.
     """
     method: ModelMix = plan.method  # type: ignore[assignment]
     if not method.adds_uniform_noise or not isinstance(optimizer, AveragingSGD):
