@@ -2,8 +2,8 @@
 
     python experiments/audit_strength.py [white] [ceiling] [false] [black] [--data-dir DIR]
 
-white     DP-SGD at ε = 4, every release seen: the share of ε that is shown, for full batches and Poisson samples, by the
-          verdict (order statistics at 99.99 %), by order statistics at 95 %, and by f-DP in one run, which assumes least
+white     DP-SGD at ε = 4, every release seen: the share of ε that is shown, for full batches and Poisson samples, by
+          the verdict, by order statistics at 95 %, and by f-DP in one run, which assumes least
 ceiling   what an auditor could show who knows the very pair of distributions, with as many independent trials
 false     audits of a mechanism that lies exactly on its claim: how many call it broken
 black     the final model's loss on one record, with initial weights that the adversary chose; MNIST

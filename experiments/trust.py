@@ -144,7 +144,7 @@ def fault_lines() -> Iterator[str]:
 
 def strength_lines() -> Iterator[str]:
     found = read("audit_strength.json").get("table", {})
-    yield "| q | steps | runs | canaries | shown by the verdict | order statistics at 95 % | f-DP in one run | ceiling |"
+    yield "| q | steps | runs | canaries | by the verdict | order statistics at 95 % | f-DP in one run | ceiling |"
     yield "|---|---|---|---|---|---|---|---|"
     for row in found.get("white", []):
         names = ("share", "share_independent", "share_any")
@@ -208,9 +208,9 @@ def page(rows: list[Row]) -> str:
             "",
             "## How much of a true ε an audit shows",
             "",
-            "DP-SGD at ε = 4, δ = 10⁻⁵, add-remove, 7,800 canaries in each run: the share of ε for three seeds. The verdict",
-            "uses order statistics at 99.99 % confidence and f-DP in one run at 94.99 %. The ceiling is what an auditor could",
-            "show at 95 % who knows the very pair of distributions and has as many independent trials (Clopper and Pearson).",
+            "DP-SGD at ε = 4, δ = 10⁻⁵, add-remove, 7,800 canaries in each run: the share of ε shown, for three seeds. The",
+            "verdict uses order statistics at 99.99 % confidence and f-DP in one run at 94.99 %. The ceiling is what an",
+            "auditor could show at 95 % who knows the very pair of distributions and has as many independent trials.",
             "",
             *strength_lines(),
             "",
