@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dp_accounting import get_epsilon_gaussian
 
@@ -23,6 +23,8 @@ TOLERANCE = 2e-5  # relative excess of ε that the discretisation may cost
 _TAIL = 1e-6  # fraction of δ that truncated tails may cost
 _MAX_COUNT = 10**12
 _FEW_CELLS = 1 << 19
+_LEAST_LOSS = 1e-11  # of the order q/σ: smaller losses are lost beside 1, and ε would come out as 0
+_SMALL, _SLACK = 1e-5, 1e-13  # an ε below the one is raised by the other
 _LEAST_NOISE = 0.1  # of random allocation: with less, sampling is taken to gain nothing
 # a factor on the tolerance, up to so many batches per epoch of random allocation
 _MANY_BATCHES = 2000  # of random allocation, from which on the lower bound takes a coarser grid
@@ -94,11 +96,26 @@ def pld_epsilon(releases: Releases, delta: float, relation: str, tolerance: floa
         return _closed_form(gaussian, delta), "gaussian"
     if _total_variation(releases, relation) <= delta:
         return 0.0, "pld"
-    everything = list(rest)
+    everything = [(_resolved(release), count) for release, count in rest]
     if gaussian is not None:  # relation is already in the scale
         everything.append((Release("gaussian", _scaled(gaussian, relation)), 1))
     value = _on_grid(everything, delta, relation, tolerance * _coarser(rest))
+    if value < _SMALL:  # δ(ε) is a difference of tails, each with the relative error of a double
+        value += _SLACK
     return min(value, _pure_epsilon(everything, relation)), "pld"
+
+
+def _resolved(release: Release) -> Release:
+    """A release whose losses, of the order of q/σ, are not lost beside 1 in double precision; it dominates this one.
+
+    Less noise dominates more, and a larger rate a smaller one (a sample of a sample is post-processing of the batch).
+    """
+    noise = min(release.noise_multiplier, _LEAST_LOSS**-1)
+    plain = (release.records, release.batches, release.group) == (None, None, None)
+    rate = max(release.sampling_rate, min(1.0, noise * _LEAST_LOSS)) if plain else release.sampling_rate
+    if (noise, rate) == (release.noise_multiplier, release.sampling_rate):
+        return release
+    return replace(release, noise_multiplier=noise, sampling_rate=rate)
 
 
 def _merge(releases: Releases, relation: str) -> tuple[float | None, list[tuple[Release, int]]]:

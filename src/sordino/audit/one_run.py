@@ -96,8 +96,9 @@ class AuditResult:
         verdict = "does not contradict" if self.holds else "CONTRADICTS"
         noise = "" if self.noise_fits else f" The noise is NOT what the plan states (p = {self.noise_p_value:.2g})."
         return (
-            f"The audit {verdict} the claim: ε ≥ {down(self.epsilon_lower)} at {self.confidence:.0%} confidence, "
-            f"claimed is ε ≤ {up(self.epsilon_claimed)} (δ = {up(self.delta)}, {self.relation}). {self.correct} of "
+            f"The audit {verdict} the claim: ε ≥ {down(self.epsilon_lower)} at {self.confidence:.0%} confidence for "
+            f"mechanisms of this kind, claimed is ε ≤ {up(self.epsilon_claimed)} (δ = {up(self.delta)}, "
+            f"{self.relation}). {self.correct} of "
             f"{self.guesses} guesses about {self.canaries} canaries were right after {self.steps} steps with "
             f"{self.sampler} sampling.{noise}"
         )
@@ -240,7 +241,9 @@ def play(
     """Runs the plan, with its own releases, with canaries among the records.
 
     The score of each canary, and where noise has a uniform part the p-value of its being what the plan states."""
-    wrapped = CanaryGradients(gradient_sum, canaries, records, silent=not scorer.knows_sum)
+    drawn_rows = plan.examples_per_user is not None
+    unit = ("row", plan.examples_per_user) if drawn_rows else (plan.unit, None)  # what a canary stands for
+    wrapped = CanaryGradients(gradient_sum, canaries, records, silent=not scorer.knows_sum, protects=unit)
     noise = scorer.noise_check()
     plan, update = audited_update(plan, model, lr, width_scale)
     total = torch.zeros((), dtype=torch.float64)

@@ -27,6 +27,7 @@ import fcntl
 import json
 import os
 import stat
+import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -70,6 +71,7 @@ class Ledger:
         self._failure: str | None = None
         self._guard: Guard | None = None
         self._process = os.getpid()
+        self._lock = threading.Lock()
         self._now: set[tuple[str, int]] = set()  # recorded since it was opened
         self.salt = os.urandom(16).hex()
         """Part of the address of noise that later steps use again: secret, and lost when the ledger is closed."""
@@ -205,13 +207,17 @@ class Ledger:
             SordinoError: the entry can't be written, or this step was released before with fresh noise.
             InputError: the entry is no release.
         """
-        if self._failure is not None:
-            raise SordinoError(f"{self._place()}: {self._failure}; nothing more is released. Open the ledger again.")
         if os.getpid() != self._process:  # the lock is shared with the parent, the entries in memory are not
             raise SordinoError(
                 f"{self._place()} was opened by another process, of which this one is a fork: two processes would "
                 "release under one lock. Open it where it is used."
             )
+        with self._lock:  # two threads that record one step at once would both find it missing
+            self._record(entry)
+
+    def _record(self, entry: Mapping[str, Any]) -> None:
+        if self._failure is not None:
+            raise SordinoError(f"{self._place()}: {self._failure}; nothing more is released. Open the ledger again.")
         complete = {"kind": RELEASE, **entry}
         # the day alone: how long a step took would tell the size of its batch (docs/threat-model.md)
         complete.setdefault("time", datetime.now(UTC).date().isoformat())

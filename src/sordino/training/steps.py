@@ -33,9 +33,9 @@ from sordino.plan.explained import Explained
 from sordino.randomness import RandomSource
 from sordino.randomness.masks import masks_of
 from sordino.records.companions import refuse_undeclared
-from sordino.records.gradients import GradientSum
+from sordino.records.gradients import GradientSum, stated_unit
 from sordino.records.reading import as_records, rows_of_users, users_of
-from sordino.records.users import RowsOfUsers, UserRows
+from sordino.records.users import Protects, RowsOfUsers, UserRows
 from sordino.release import Entry, release
 from sordino.release.ledger import Ledger
 from sordino.sampling import LogicalBatch, TruncatedPoisson, batches
@@ -239,6 +239,24 @@ def check_gradient_sum(plan: Plan, gradient_sum: GradientSum) -> None:
             "make the plan with that contribution (inner=, augmentation=, record_momentum=)"
         )
     refuse_undeclared(plan, stated)
+    _check_unit(plan, stated_unit(gradient_sum))
+
+
+def _check_unit(plan: Plan, found: Protects) -> None:
+    """Refuses records that are rows where the plan protects users."""
+    if plan.unit != "user":
+        return
+    unit, most = found
+    drawn = plan.examples_per_user
+    if (unit == "user" and drawn is None) or (unit == "row" and None not in (most, drawn) and most <= drawn):  # type: ignore[operator]
+        return
+    wanted = "users_of" if drawn is None else "rows_of_users"
+    raise Refused(
+        f"the plan protects users, and the gradient sum's records are {unit}s"
+        + (f" ({most} of a user)" if most is not None else "")
+        + f": its ε would be about rows. Give the dataset as sordino.records.reading.{wanted} makes it of one id for "
+        "each row (train does so with users=)"
+    )
 
 
 def _parts(contribution: Contribution) -> str:
@@ -281,7 +299,7 @@ def unit_dataset(plan: Plan, dataset: Any, users: Any = None) -> Any:
     if isinstance(dataset, Rows) and dataset.record is not None:
         dataset = as_records(dataset)
         dataset.rows_per_user = plan.rows_per_user
-    if not isinstance(dataset, UserRows):
+    if not isinstance(dataset, UserRows) or isinstance(dataset, RowsOfUsers):
         raise Refused(
             "the plan's unit is a user, and nothing says whose the rows are: give users=, one id for each row (a row "
             "without a user would be protected as if nobody had given two)"
