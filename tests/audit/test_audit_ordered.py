@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ class TestLevel:
 
     def test_samplers_whose_draws_hang_together_have_no_independent_canaries(self) -> None:
         for sampling, independent in (("poisson", True), ("partition", True), ("truncated-poisson", False)):
-            options = {"cap": 40} if sampling == "truncated-poisson" else {}
+            options: dict[str, Any] = {"cap": 40} if sampling == "truncated-poisson" else {}
             plan = sordino.dpsgd(
                 noise_multiplier=2.0, delta=1e-5, records=RECORDS, expected_batch=RECORDS // 2, steps=4,
                 sampling=sampling, **options,

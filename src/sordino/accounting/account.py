@@ -102,7 +102,15 @@ def pld_epsilon(releases: Releases, delta: float, relation: str, tolerance: floa
     value = _on_grid(everything, delta, relation, tolerance * _coarser(rest))
     if value < _SMALL:  # δ(ε) is a difference of tails, each with the relative error of a double
         value += _SLACK
-    return min(value, _pure_epsilon(everything, relation)), "pld"
+    return min(value, _pure_epsilon(everything, relation), _unsampled(releases, delta, relation)), "pld"
+
+
+def _unsampled(releases: Releases, delta: float, relation: str) -> float:
+    """ε of Gaussians on all records, which dominate Poisson samples: less where steps are many and noise is huge."""
+    if any(r.mechanism != "gaussian" or (r.records, r.batches, r.group) != (None, None, None) for r, _ in releases):
+        return math.inf
+    shift = 1.0 if relation == "add-remove" else 2.0
+    return _closed_form(sum(count * (shift / r.noise_multiplier) ** 2 for r, count in releases) ** -0.5, delta)
 
 
 def _resolved(release: Release) -> Release:

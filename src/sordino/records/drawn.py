@@ -1,9 +1,9 @@
 """Datasets whose items are drawn at random (augmentation in `__getitem__`): each record draws for itself.
 
-Formal property. What `ItemReader` gives for record i at step t is a function of the record, i, t and a public seed,
-whatever else is in its batch: torch's, numpy's and Python's generators are seeded by (seed, t, i) before each item is
-read. Otherwise one record less in a batch would shift the draws of all records after it, and wherever the generators'
-seeds are known the sum would move by more than one clip norm.
+Formal property. What `ItemReader` gives for record i at step t is a function of the record, i and t, whatever else is
+in its batch: torch's, numpy's and Python's generators are seeded by (t, i) before each item is read. The seeds are
+public: nothing counts on them. Otherwise one record less in a batch would shift the draws of all records after it, and
+wherever the generators' seeds are known the sum would move by more than one clip norm.
 
 A dataset that holds a generator of its own is refused: nobody can seed it record by record.
 """
@@ -44,7 +44,6 @@ class ItemReader:
                 "plan's views"
             )
         self._item, self._workers = dataset.__getitem__, workers
-        self._seed = torch.initial_seed()
         self._random = False  # until it is seen to draw
         if workers:
             self(list(range(min(len(dataset), _PROBED))), 0)
@@ -68,8 +67,7 @@ class ItemReader:
 
     def _drawn(self, place: int, step: int) -> Any:
         """One item, after all generators were seeded for it."""
-        name = f"{self._seed}/{step}/{place}".encode()
-        address = hashlib.blake2b(name, digest_size=16, person=b"sordino/rows").digest()
+        address = hashlib.blake2b(f"{step}/{place}".encode(), digest_size=16, person=b"sordino/rows").digest()
         seed_masks(int.from_bytes(address[:8], "little") >> 1)
         np.random.seed(int.from_bytes(address[8:12], "little"))  # noqa: NPY002 (what users' code draws from)
         random.seed(address)

@@ -28,7 +28,8 @@ import json
 import os
 import stat
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -55,6 +56,18 @@ _NOT_COMPARED = ("time",)  # a replay happens later than what it repeats
 
 
 Guard = Callable[[Mapping[str, Any]], None]
+_NOTED: ContextVar[list[Path] | None] = ContextVar("ledgers that were opened", default=None)
+
+
+@contextlib.contextmanager
+def noted_ledgers() -> Iterator[list[Path]]:
+    """A list of the ledger files that are opened inside: whoever finds one gone afterwards knows that it was there."""
+    opened: list[Path] = []
+    token = _NOTED.set(opened)
+    try:
+        yield opened
+    finally:
+        _NOTED.reset(token)
 
 
 class Ledger:
@@ -97,6 +110,8 @@ class Ledger:
         if path is None:
             return cls(None, None, parse(sealed(_first(wanted, "memory", "memory"), b"")[0], Path("ledger in memory")))
         path = Path(path)
+        if (noted := _NOTED.get()) is not None:
+            noted.append(path)
         descriptor = _open_locked(path)
         try:
             _sync_directory(path)

@@ -34,7 +34,7 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,10 @@ from sordino.plan.core import Plan
 from sordino.plan.method import Method
 from sordino.plan.spent import from_ledger
 from sordino.registry import method_class
-from sordino.release.ledger import read_ledger
+from sordino.release.ledger import noted_ledgers, read_chain, read_ledger
 from sordino.runs.recipe import Recipe
 from sordino.shown import up
+from sordino.training.witness import require_own
 
 VERSION = 3
 WAIT = 120.0  # seconds for other runs that add up their cost
@@ -368,16 +369,22 @@ class Budget:
             )
         return token
 
-    def settle(self, out: Path, token: str | None = None) -> None:
+    def settle(self, out: Path, token: str | None = None, *, began: bool = True) -> None:
         """The run in `out` has ended: its reservation becomes what its ledger holds.
 
         Args:
             out: the run directory.
-            token: what `reserve` returned, from the process that made the run: without a ledger it released nothing.
+            token: what `reserve` returned, from the process that made the run.
+            began: whether a ledger was opened. Where it was and is gone, the reservation stays for ever.
+
+        Raises:
+            SordinoError: the ledger was lost, exchanged, cut or rolled back; the reservation stays.
         """
         token, ledger = token or _token(out), out / "ledger.jsonl"
-        if token is None:
+        if token is None or (began and not ledger.exists()):
             return
+        if ledger.exists():
+            require_own(out / "checkpoint", read_chain(ledger))
         cost = Cost.of_ledger(ledger) if ledger.exists() else Cost()
         with self._transaction() as base:
             row = base.execute("SELECT digest, cost FROM runs WHERE token = ?", (token,)).fetchone()
@@ -433,10 +440,14 @@ def charged(path: Path | None, recipe: Recipe, plan: Plan, out: Path, data_dir: 
         return
     budget = Budget(path)
     token = budget.reserve(budget.digest(recipe, data_dir), plan, out)
-    try:
-        yield
-    finally:
-        budget.settle(out, token)
+    with noted_ledgers() as opened:
+        try:
+            yield
+        except BaseException:
+            with suppress(SordinoError):  # the reservation stays, and why the run ended is what counts
+                budget.settle(out, token, began=bool(opened))
+            raise
+        budget.settle(out, token, began=bool(opened))
 
 
 def _token(out: Path) -> str | None:
