@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 import sordino
 from sordino.errors import Refused
 from sordino.records.gradients import record_gradients
-from sordino.records.reading import Collated, row_reader
+from sordino.records.reading import row_reader
 from sordino.sampling import LogicalBatch
 
 FLIPS = {
@@ -93,6 +93,8 @@ def test_a_generator_of_the_datasets_own_is_refused(own: Any) -> None:
 
 
 def test_threads_do_not_draw_from_one_generator() -> None:
-    row_reader(Collated(Augmented(lambda: False), workers=2))
+    plan = sordino.dpsgd(noise_multiplier=2.0, delta=1e-3, records=30, expected_batch=15, steps=1)
+    options: dict[str, Any] = {"lr": 0.1, "num_workers": 2}
+    sordino.train(nn.Linear(3, 2), nn.functional.cross_entropy, Augmented(lambda: False), plan, **options)
     with pytest.raises(Refused, match="num_workers=0"):
-        row_reader(Collated(Augmented(FLIPS["numpy"]), workers=2))
+        sordino.train(nn.Linear(3, 2), nn.functional.cross_entropy, Augmented(FLIPS["numpy"]), plan, **options)

@@ -327,7 +327,7 @@ def test_a_ledger_in_use_cannot_be_opened_by_another_process_or_twice(path: Path
         Ledger.open(path, HEADER)
 
 
-@pytest.mark.parametrize("how", ["deleted", "emptied", "longer"])
+@pytest.mark.parametrize("how", ["deleted", "emptied", "longer", "exchanged"])
 def test_nothing_is_recorded_in_a_file_that_was_changed_meanwhile(how: str, tmp_path: Path) -> None:
     """The entries would be gone with the file, and the value would leave all the same."""
     path = tmp_path / "ledger.jsonl"
@@ -337,6 +337,9 @@ def test_nothing_is_recorded_in_a_file_that_was_changed_meanwhile(how: str, tmp_
             path.unlink()
         elif how == "emptied":
             os.truncate(path, 0)
+        elif how == "exchanged":
+            path.rename(tmp_path / "aside")
+            path.write_bytes((tmp_path / "aside").read_bytes())
         else:
             path.write_bytes(path.read_bytes() + b"{}\n")
         for step in (1, 2):

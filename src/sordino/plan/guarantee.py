@@ -114,7 +114,8 @@ def plan_assumptions(plan: Plan) -> tuple[Assumption, ...]:
         ),
         Assumption(
             "nothing else about the records is released",
-            "one function adds noise, and writes the ledger first",
+            "one function adds noise, and writes the ledger first; how long a run took, which its files state, tells "
+            "about sizes of batches and is not covered",
         ),
         *_user_assumptions(plan),
         *(Assumption(text, check) for text, check in plan.contribution.texts()),

@@ -27,7 +27,6 @@ from sordino.randomness.masks import seed_masks
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
 _DEEPEST = 6  # how far a dataset's attributes are followed: transforms in lists in wrappers
 _WIDEST = 1000  # of a longer list only so many entries are looked at: the rest is data
-_PROBED = 4  # items that are read to see whether they are drawn
 
 State = tuple[Tensor, Any, Any]
 
@@ -45,12 +44,10 @@ class ItemReader:
             )
         self._item, self._workers = dataset.__getitem__, workers
         self._random = False  # until it is seen to draw
-        if workers:
-            self(list(range(min(len(dataset), _PROBED))), 0)
 
     def __call__(self, places: list[int], step: int) -> list[Any]:
         """The items of these records at this step."""
-        if self._workers and not self._random and len(places) > _PROBED:
+        if self._workers:
             with ThreadPoolExecutor(self._workers) as pool:
                 return list(pool.map(self._item, places))
         before = _state()
@@ -60,7 +57,6 @@ class ItemReader:
                 if _same(before, _state()):
                     return items
                 self._random = True
-                self._refuse_threads()
             return [self._drawn(place, step) for place in places]
         finally:
             _restore(before)
@@ -73,12 +69,21 @@ class ItemReader:
         random.seed(address)
         return self._item(place)
 
-    def _refuse_threads(self) -> None:
-        if self._workers:
-            raise Refused(
-                "the dataset draws its items at random, and threads that read them would share one generator: give "
-                "num_workers=0, or leave augmentation to the plan's views"
-            )
+
+def refuse_drawn(dataset: Any, places: list[int]) -> None:
+    """Refused where these items are drawn at random: threads that read them would share one generator."""
+    before = _state()
+    try:
+        for place in places:
+            dataset[place]
+        drawn = not _same(before, _state())
+    finally:
+        _restore(before)
+    if drawn:
+        raise Refused(
+            "the dataset draws its items at random, and threads that read them would share one generator: give "
+            "num_workers=0, or leave augmentation to the plan's views"
+        )
 
 
 def _owns(value: Any, depth: int, seen: set[int]) -> bool:

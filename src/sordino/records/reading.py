@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, default_collate
 from sordino.errors import InputError, Refused
 from sordino.gradients import Rows
 from sordino.gradients.rows import tensors
-from sordino.records.drawn import ItemReader
+from sordino.records.drawn import ItemReader, refuse_drawn
 from sordino.records.users import RowsOfUsers, UserRows, owners
 from sordino.split import Split
 
@@ -126,9 +126,12 @@ def _paired(collated: Any) -> Rows:
 
 
 def refuse_dependent_rows(dataset: Any, indices: Tensor) -> None:
-    """Refused where a record's row depends on the records that are collated with it (padding to the longest)."""
+    """Refused where a record's row depends on the records that are collated with it (padding to the longest), or on the
+    order in which threads read them (items that are drawn at random)."""
     if not isinstance(dataset, Collated) or len(indices) < 2:
         return
+    if dataset.workers:
+        refuse_drawn(dataset, indices.tolist())
     fetch = row_reader(dataset)
     together = fetch(indices)
     for place in range(len(indices)):

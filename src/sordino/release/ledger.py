@@ -248,7 +248,7 @@ class Ledger:
         line, digest = sealed(body, self._hash)
         if self._descriptor is not None:
             try:
-                _require_whole(self._descriptor, self._size, self._place())
+                _require_whole(self._descriptor, self._size, self.path)
                 _append(self._descriptor, line, self._place())
             except SordinoError as error:
                 self._failure = f"an earlier entry could not be written ({error})"
@@ -384,13 +384,19 @@ def _open_locked(path: Path) -> int:
     return descriptor
 
 
-def _require_whole(descriptor: int, size: int, place: Path | str) -> None:
-    """Refuses to go on with a file that was deleted, emptied or written to by others: its entries would be lost."""
+def _require_whole(descriptor: int, size: int, path: Path | None) -> None:
+    """Refuses to go on with a file that was deleted, emptied, written to or exchanged: its entries would be lost."""
     found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and (not found.st_nlink or found.st_size != size):
+    if not stat.S_ISREG(found.st_mode):
+        return
+    how = "deleted" if not found.st_nlink else "changed" if found.st_size != size else ""
+    if not how and path is not None:
+        with contextlib.suppress(OSError):  # the directory may have been renamed; its ledger goes on
+            how = "" if os.path.samestat(os.stat(path), found) else "exchanged"
+    if how:
         raise SordinoError(
-            f"{place} was {'changed' if found.st_nlink else 'deleted'} while the run was at work, so what was released "
-            "can't be certified any more. Nothing more is released: restore the ledger from a copy"
+            f"{path} was {how} while the run was at work, so what was released can't be certified any more. Nothing "
+            "more is released: restore the ledger from a copy"
         )
 
 
