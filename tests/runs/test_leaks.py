@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load
 
 from sordino.audit.tap import Call, watched
 from sordino.cli import main
@@ -83,7 +84,8 @@ def published(folder: Path, seed: int, forced: Sequence[Call] | None, said: Any)
     spoken = said.readouterr()
     files = {path.name: path.read_bytes() for path in sorted((folder / "run").rglob("*")) if path.is_file()}
     del files["not_private.json"]
-    document = {name: content.decode("latin1") for name, content in files.items()}
+    weights = {name: value.tolist() for name, value in sorted(load(files["model.safetensors"]).items())}
+    document = {name: content.decode("latin1") for name, content in files.items()} | {"model.safetensors": str(weights)}
     shutil.rmtree(folder / "run")
     return tuple(seen.calls), document | {"codes": str(codes), "stdout": spoken.out, "stderr": spoken.err}
 
