@@ -213,6 +213,8 @@ def test_statistics_cost_budget_and_calibration_pays_for_them() -> None:
         ({"clipping": L1Clip(1.0), "sampling": "without-replacement"}, "Laplace"),
         ({"clipping": L1Clip(1.0), "relation": "replace-one"}, "Laplace"),
         ({"accountant": "gdp"}, "accountant"),
+        ({"expected_batch": 1e-300, "steps": None, "epochs": 1.0}, "steps"),
+        ({"expected_batch": 1e-320, "sampling": "allocation"}, "batches of an epoch"),
         ({"clip_norm": 2.2e-45}, "clip_norm"),
         ({"clipping": PerLayerClip(1e-13)}, "clip_norm"),
         ({"clip_norm": 1e31}, "clip_norm"),
