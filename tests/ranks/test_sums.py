@@ -167,7 +167,7 @@ def test_the_largest_sum_of_the_theorem_is_rounded_right() -> None:
     gradients, _, _ = _gradients("plain")
     part, spacing = gradients(LogicalBatch(0, torch.arange(4), 8)), grid_spacing(0.7, 1)
     far = 4096 * 0.7  # the largest coordinate of one chunk
-    values = {name: torch.full_like(v, far - spacing / 3).double() for name, v in part.sums.items()}
+    values = {name: torch.full(v.shape, far - spacing / 3, dtype=torch.float64) for name, v in part.sums.items()}
     for value in on_grid(type(part)(values, part.norms, 0, part.losses), spacing).sums.values():
         assert float((value - (far - spacing / 3)).abs().max()) <= spacing / 2
 

@@ -177,6 +177,6 @@ class CanaryGradients:
         sums, start = {}, 0
         for name in self._canaries.names:
             value = total.sums[name]
-            sums[name] = value + extra[start : start + value.numel()].reshape(value.shape).to(value.dtype)
+            sums[name] = value.double() + extra[start : start + value.numel()].reshape(value.shape)
             start += value.numel()
         return ClippedSum(sums=sums, norms=total.norms, dropped=total.dropped, losses=total.losses)

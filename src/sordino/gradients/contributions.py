@@ -30,6 +30,7 @@ from sordino.gradients.memory import (
     cross,
     gather,
     gather_narrow,
+    merge,
     scaled,
     scatter,
     scatter_narrow,
@@ -267,6 +268,11 @@ class Lookup:
 
     def __init__(self, index: Tensor, gradient: Tensor, size: int, skip: int | None = None) -> None:
         """index (records, S), gradient (records, S, d): the row of the table and the gradient of each position."""
+        found = merge(index, gradient, size, skip)
+        if found is not None:
+            self.records, self.size = index.shape[0], size
+            self.value, self.index, self.owner = found
+            return
         keys = (index + torch.arange(index.shape[0], device=index.device)[:, None] * size).flatten()
         values = gradient.flatten(0, 1)
         if skip is not None:

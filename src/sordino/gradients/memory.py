@@ -164,6 +164,19 @@ def scatter_narrow(total: Tensor, rows: Tensor, place: Tensor, owner: Tensor, we
     return True
 
 
+def merge(index: Tensor, rows: Tensor, size: int, skip: int | None) -> tuple[Tensor, Tensor, Tensor] | None:
+    """One row for every record and place: (values, places, owners), from index (m, S) and rows (m, S, d) at these
+    places of a table of ``size`` rows, without those at ``skip``. None where no compiled loop can do it."""
+    kernels = compiled() if rows.dtype == torch.float32 and readable(rows) and readable(index) else None
+    if kernels is None or not (rows.is_contiguous() and index.is_contiguous()) or index.dtype != torch.int64:
+        return None
+    values, places, owners = torch.empty(rows.shape).flatten(0, 1), *torch.empty(2, index.numel(), dtype=torch.int64)
+    found = values.data_ptr(), places.data_ptr(), owners.data_ptr()
+    given = rows.data_ptr(), index.data_ptr(), rows.shape, size, -1 if skip is None else skip
+    count = kernels.merged(*given, found)
+    return None if count < 0 else (values[:count], places[:count], owners[:count])
+
+
 DEEPEST = 4096  # rows of one product in double precision
 
 

@@ -92,7 +92,7 @@ class Single(Outer):
             return False
         whole, rows = total.view(-1, self.inputs.shape[1]), self.shared.by(weight)[0]
         if len(self.runs) == 2:  # one block: whatever its order, and rounded already
-            torch.mm(rows.mT, self.inputs, out=whole)
+            whole.zero_().addmm_(rows.mT, self.inputs)  # no −0, whose sum with another process's 0 has other bits
             return True
         ones = torch.ones(len(self.runs) - 1, dtype=torch.float64)
         if not blocked_narrow(whole, rows, self.inputs, self.runs, ones):

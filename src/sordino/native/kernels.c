@@ -399,6 +399,33 @@ WIDE void gathered_narrow_f32(const float *restrict rows, int64_t n, int64_t col
         }                                                                                                              \
     }
 
+/* Rows (records, positions, columns) with the place of each in a table of `size` rows: for every record and place one row
+ * of `values`, the sum of the record's rows there, with its place and its owner. Rows at place `skip` are left out.
+ * Returns how many there are, or -1 for a place outside of the table. last: memory for `size` numbers. */
+WIDE int64_t merged_f32(const float *restrict rows, const int64_t *restrict at, const int64_t *restrict shape,
+                        int64_t size, int64_t skip, int64_t *restrict last, float *restrict values,
+                        int64_t *restrict places, int64_t *restrict owners) {
+    const int64_t records = shape[0], positions = shape[1], columns = shape[2];
+    int64_t count = 0;
+    memset(last, -1, (size_t)size * sizeof *last);
+    for (int64_t i = 0; i < records; i++) {
+        const int64_t first = count;
+        for (int64_t s = 0; s < positions; s++, rows += columns) {
+            const int64_t place = *at++;
+            if (place < 0 || place >= size) return -1;
+            if (place == skip) continue;
+            float *restrict to = values + last[place] * columns;
+            if (last[place] >= first) {
+                for (int64_t j = 0; j < columns; j++) to[j] += rows[j];
+                continue;
+            }
+            memcpy(values + count * columns, rows, (size_t)columns * sizeof *rows);
+            places[count] = place, owners[count] = i, last[place] = count++;
+        }
+    }
+    return count;
+}
+
 /* Row k of the totals = the sum of weights[owner[i]] times row i over the i with place k, in double precision, rounded
  * once; weight zero leaves a row out. room: size + 1 + n integers; sums: one row of numbers. The i of a place are taken
  * in rising order. */

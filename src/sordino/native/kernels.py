@@ -166,6 +166,7 @@ class Kernels:
         self.gathered = functions("gathered_*", None, c_void_p, *sizes, c_void_p, c_void_p)
         self.gathered_narrow = function("gathered_narrow_f32", None, c_void_p, *sizes, c_void_p, c_void_p)
         self.scattered = functions("scattered_*", None, c_void_p, c_int64, c_int64, *pointers, c_void_p)
+        self._merged = function("merged_f32", c_int64, *pointers, c_int64, c_int64, *pointers, c_void_p)
         self._placed = function("placed_f32", None, c_void_p, *sizes[:2], *pointers, c_int64, *pointers)
         self._blocked, self._narrow = (
             function("blocked_f32", None, *[c_void_p] * 7),
@@ -231,6 +232,16 @@ class Kernels:
         room, sums = np.empty(self._room, np.float32), np.empty(self._sums_room)
         tables = sizes.buffer_info()[0], bounds.ctypes.data, weights.ctypes.data, room.ctypes.data
         self._narrow(left[0], right[0], *tables, sums.ctypes.data, total)
+
+    def merged(self, rows: int, at: int, shape: Sequence[int], size: int, skip: int, found: Sequence[int]) -> int:
+        """The rows (m, S, d) of each record and place as one: values, places and owners go to the addresses `found`.
+
+        rows, at: addresses of the rows and of their places, in a table of `size` rows; place `skip` is left out.
+        Returns how many there are; −1 for a place outside of the table.
+        """
+        sizes, last = array("q", shape), np.empty(size, np.int64)
+        count: int = self._merged(rows, at, sizes.buffer_info()[0], size, skip, last.ctypes.data, *found)
+        return count
 
     def placed(self, rows: int, shape: Sequence[int], place: int, owner: int, weight: int, total: Tensor) -> None:
         """total (size, d) ← Σ weight[owner_j] · rows_j by place_j, in double precision, rounded once to float32.

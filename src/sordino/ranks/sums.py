@@ -45,11 +45,15 @@ class Work:
 
 @dataclass(frozen=True)
 class Share:
-    """What a rank says of its chunks beside their sum: (number of the chunk, norms, losses), or why it failed."""
+    """What a rank says of its chunks beside their sum: (number of the chunk, norms, losses), or why it failed.
+
+    narrow: the sum is in single precision, so it is that of the only chunk.
+    """
 
     chunks: tuple[tuple[int, Tensor, Tensor], ...]
     dropped: int
     error: Exception | None = None
+    narrow: bool = False
 
 
 class Divided:
@@ -87,7 +91,9 @@ def shared_sum(inner: Divisible, model: nn.Module, rank: Rank, work: Work) -> Cl
     failed = next((one.error for one in shares if one.error is not None), None)
     if rank.tell(failed is not None):
         raise failed or share.error or SordinoError("another rank could not sum its records: the leader says why")
-    added = rank.add_up(list(total.sums.values()))
+    added = rank.add_up([value.double() for value in total.sums.values()])
+    if any(one.narrow for one in shares):  # to the others' zeros: what one process would have
+        added = [value.float() for value in added]
     if not rank.leads:
         return total
     chunks = sorted((chunk for one in shares for chunk in one.chunks), key=lambda chunk: chunk[0])
@@ -118,7 +124,8 @@ def own_chunks(inner: Divisible, rank: Rank, batch: LogicalBatch, seed: int) -> 
         raise
     except Exception as error:  # whatever it is, the others must hear of it, or they would wait for ever
         return None, Share((), 0, _sendable(error))
-    return total, Share(tuple(chunks), dropped)
+    narrow = total is not None and any(value.dtype == torch.float32 for value in total.sums.values())
+    return total, Share(tuple(chunks), dropped, narrow=narrow)
 
 
 def _sendable(error: Exception) -> Exception:
