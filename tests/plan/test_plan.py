@@ -204,6 +204,8 @@ def test_statistics_cost_budget_and_calibration_pays_for_them() -> None:
         ({"steps": 0}, "steps"),
         ({"steps": 2.5}, "steps"),
         ({"divisor": 0.0}, "divisor"),
+        ({"divisor": 1e-13}, "divisor"),
+        ({"divisor": 1e13}, "divisor"),
         ({"sampling": "shuffle"}, "sampling"),
         ({"sampling": "truncated-poisson"}, "needs a cap"),
         ({"cap": 10}, "cap belongs"),

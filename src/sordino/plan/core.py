@@ -30,6 +30,7 @@ from sordino.sampling import Allocation, Cyclic, Poisson, Sampling, TruncatedPoi
 
 UNITS = ("record", "user")
 ROUNDING_MARGIN = 2.0**-10  # of norms and sums as computed: theorem 2 of docs/guarantees/noise.md, section 6
+DIVISORS = 1e-12, 1e12  # what `release` multiplies by one over it
 CLIP_NORMS = 1e-12, 1e30
 """Below, scaled rows underflow in single precision, and a record could move a sum by 1.6 clip norms; above, sums are
 not finite. The theorem counts on it."""
@@ -126,7 +127,7 @@ class Plan(metaclass=_Makers):
         checks.count("records", self.records)
         checks.count("steps", self.steps)
         checks.delta_value(self.delta)
-        checks.positive("divisor", self.divisor)
+        checks.within("divisor", self.divisor, *DIVISORS, open_low=True, open_high=True)
         checks.choice("accountant", self.accountant, checks.ACCOUNTANTS)
         checks.noise_multiplier_value(self.noise.noise_multiplier)
         checks.within("clip_norm", self.clipping.clip_norm, *CLIP_NORMS)

@@ -141,6 +141,11 @@ class Ledger:
         return Head(len(self._known), self._hash.hex())
 
     @property
+    def name(self) -> str:
+        """The run's own name: the same when its file is opened again, and another for each ledger in memory."""
+        return self.salt if self.path is None or self.run is None else self.run
+
+    @property
     def format(self) -> int:
         """1: begun by a version that wrote no hashes; 2: every line has one."""
         return self._opened.format

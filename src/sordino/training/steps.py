@@ -213,6 +213,7 @@ def check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource,
         raise Refused("the plan and the random source disagree on whether the noise is secure: use plan.source()")
     if {**ledger.header, "kind": "plan"} != {**json.loads(json.dumps(plan.to_dict())), "kind": "plan"}:
         raise InputError("the ledger was opened for another plan: open it with this plan's to_dict()")
+    source.claim(ledger.name)
     explained = Explained(plan, ledger.entries)
     explained.require_source(source)
     explained.require_start(start, source)
