@@ -118,3 +118,9 @@ def test_noise_at_four_fifths_is_caught_in_one_run() -> None:
     found = audit_plan(plan, small_model(), cross_entropy, small_data(), canaries=7800, seed=1, noise_scale=0.8)
     assert not found.holds
     assert found.epsilon_lower_any <= found.epsilon_claimed < found.epsilon_lower
+
+
+def test_a_confidence_is_never_shown_as_certainty() -> None:
+    plan = sordino.dpsgd(noise_multiplier=2.0, delta=1e-5, records=64, expected_batch=64, steps=1)
+    found = audit_plan(plan, small_model(), cross_entropy, small_data(), canaries=200, seed=0, confidence=0.9999)
+    assert "at 99.99 % confidence" in found.sentence

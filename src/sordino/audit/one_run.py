@@ -96,9 +96,9 @@ class AuditResult:
         verdict = "does not contradict" if self.holds else "CONTRADICTS"
         noise = "" if self.noise_fits else f" The noise is NOT what the plan states (p = {self.noise_p_value:.2g})."
         return (
-            f"The audit {verdict} the claim: ε ≥ {down(self.epsilon_lower)} at {self.confidence:.0%} confidence for "
-            f"mechanisms of this kind, claimed is ε ≤ {up(self.epsilon_claimed)} (δ = {up(self.delta)}, "
-            f"{self.relation}). {self.correct} of "
+            f"The audit {verdict} the claim: ε ≥ {down(self.epsilon_lower)} at {down(100 * self.confidence)} % "
+            f"confidence for mechanisms of this kind, claimed is ε ≤ {up(self.epsilon_claimed)} "
+            f"(δ = {up(self.delta)}, {self.relation}). {self.correct} of "
             f"{self.guesses} guesses about {self.canaries} canaries were right after {self.steps} steps with "
             f"{self.sampler} sampling.{noise}"
         )
