@@ -22,6 +22,12 @@ def test_every_recipe_was_attacked_and_nothing_was_found() -> None:
     assert all(row["audit"] is None or row["audit"]["epsilon_lower"] <= row["audit"]["epsilon_claimed"] for row in rows)
 
 
+def test_every_forgery_was_named() -> None:
+    rows = trust.read("forgeries.json")["forgeries"]
+    assert sum(row["expected"] is not None for row in rows) >= 20
+    assert [row["forgery"] for row in rows if not row["right"]] == []
+
+
 def test_no_fault_was_uncaught_or_lost_anything() -> None:
     faults = trust.read("faults.json")
     assert set(faults["parts"]) >= {"recipes", "datasets", "commands", "runs", "disk"}
