@@ -2,7 +2,8 @@
 
     python experiments/audit_strength.py [white] [ceiling] [false] [black] [--data-dir DIR]
 
-white     DP-SGD at ε = 4, every release seen: the share of ε that is shown, for full batches and Poisson samples
+white     DP-SGD at ε = 4, every release seen: the share of ε that is shown, for full batches and Poisson samples, by
+          the verdict, by order statistics at 95 %, and by f-DP in one run, which assumes least
 ceiling   what an auditor could show who knows the very pair of distributions, with as many independent trials
 false     audits of a mechanism that lies exactly on its claim: how many call it broken
 black     the final model's loss on one record, with initial weights that the adversary chose; MNIST
@@ -32,8 +33,9 @@ from sordino import data
 from sordino.audit import audit_plan
 from sordino.audit.black_box import audit_black_box, fitted
 from sordino.audit.bounds import Curve
+from sordino.audit.guesses import Guesses
 from sordino.audit.one_run import largest_rejected
-from sordino.audit.scores import Guesses, Scorer, simulate
+from sordino.audit.scores import Scorer, simulate
 from sordino.plan import Plan
 
 TARGET = Path(__file__).parent / "results" / "audit_strength.json"
@@ -41,6 +43,7 @@ COMMAND = "python experiments/audit_strength.py white ceiling false black --data
 EPSILON, DELTA, RECORDS, CANARIES = 4.0, 1e-5, 64, 7800
 SETTINGS = ((1.0, 8), (0.25, 16), (0.05, 100))  # sampling rate, steps
 RUNS, SEEDS = (1, 13), range(3)
+SHARES = ("share", "share_independent", "share_any")
 Row = dict[str, Any]
 Job = tuple[str, Callable[[], Row]]
 
@@ -61,6 +64,8 @@ def audited(rate: float, steps: int, runs: int, seed: int, canaries: int = CANAR
         "guesses": found.guesses, "correct": found.correct, "epsilon_lower": found.epsilon_lower,
         "epsilon_claimed": found.epsilon_claimed, "holds": found.holds, "relation": found.relation,
         "delta": found.delta, "confidence": found.confidence, "share": found.epsilon_lower / EPSILON,
+        "share_any": found.epsilon_lower_any / EPSILON, "bound": found.bound,
+        "share_independent": (found.epsilon_lower_independent or 0.0) / EPSILON,
         "processor_seconds": round(time.process_time() - started, 2),
     }  # fmt: skip
 
@@ -126,6 +131,7 @@ def _false(runs: int, canaries: int, first: int) -> Row:
     return {
         "runs": runs, "first": first, "audits": len(found), "called_broken": sum(not one["holds"] for one in found),
         "shares": [round(one["share"], 3) for one in found],
+        "above_at_95": sum(one["share_independent"] * EPSILON > one["epsilon_claimed"] for one in found),
     }  # fmt: skip
 
 
@@ -162,16 +168,18 @@ def table(runs: dict[str, Any]) -> dict[str, Any]:
             mine = [row for row in kept["white"] if (row["rate"], row["runs"]) == (rate, number)]
             most = [r["share"] for r in kept["ceiling"] if (r["rate"], r["canaries"]) == (rate, number * CANARIES)]
             if mine:
-                shares = sorted(row["share"] for row in mine)
+                shares = {name: sorted(row[name] for row in mine) for name in SHARES}
                 rows.append({
                     "rate": rate, "steps": steps, "runs": number, "canaries": mine[0]["canaries"], "seeds": len(mine),
-                    "shares": shares, "median_share": statistics.median(shares), "ceiling": most[0] if most else None,
+                    "shares": shares, "ceiling": most[0] if most else None,
+                    "median": {name: statistics.median(values) for name, values in shares.items()},
                 })  # fmt: skip
     alarms = {}
     for number in (1, 4):
         mine = [row for key, row in runs.items() if key.startswith(f"false runs={number} ")]
         alarms[str(number)] = {
             "audits": sum(row["audits"] for row in mine), "called_broken": sum(row["called_broken"] for row in mine),
+            "above_at_95": sum(row["above_at_95"] for row in mine),
             "largest_share": max((share for row in mine for share in row["shares"]), default=None),
         }  # fmt: skip
     one_run = [row for key, row in runs.items() if key.startswith("in one run")]

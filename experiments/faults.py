@@ -40,7 +40,7 @@ KINDS: Mapping[str, tuple[Fuzz, Callable[[], AbstractContextManager[None]]]] = {
     "commands": (commands.fuzz, nullcontext),
     "runs": (runs.fuzz, runs.small_runs),
 }
-COUNTS = {"commands": 700, "datasets": 11_000, "runs": 500, "recipes": 22_000, "disk": 470}
+COUNTS = {"commands": 700, "datasets": 11_000, "runs": 500, "recipes": 22_000, "disk": 2_000}
 
 
 def keep(path: Path, kind: str, found: Mapping[str, Any]) -> None:

@@ -63,6 +63,9 @@ ZOO: dict[str, Document] = {
         "clipping": {"name": None, "clip_norm": None},
         "train": {"optimizer": "adam", "lr": 0.02},
     },
+    "allocation": {"sampling": {"name": "allocation", "expected_batch": 1000}},
+    "correlated": {"method": {"name": "correlated", "strategy": "lambda", "lambda": 0.5}},
+    "cyclic": {"method": {"name": "correlated", "strategy": "banded-root", "bands": 3, "groups": 4}},
     "coupling": {"method": {"name": "coupling", "alpha": 0.5}, "public": {"records": 200, "expected_batch": 50}},
 }
 

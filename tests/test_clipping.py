@@ -85,7 +85,7 @@ def test_a_zero_gradient_is_not_normalised() -> None:
 @given(st.lists(st.integers(1, 10**6), min_size=2, max_size=2))
 @settings(deadline=None, max_examples=50)
 def test_layer_bounds_compose_to_the_clip_norm(sizes: list[int]) -> None:
-    for split in ("equal", "sqrt-dim", (0.2, 7.0)):
+    for split in ("equal", "sqrt-dim", (0.2, 7.0), (1e-300, 1e-305), (1e300, 1e305)):
         bounds = PerLayerClip(1.5, split).bounds(sizes)  # type: ignore[arg-type]
         assert math.isclose(math.sqrt(sum(b * b for b in bounds)), 1.5)
 

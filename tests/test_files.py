@@ -76,3 +76,12 @@ def test_what_an_error_found_in_the_records_is_not_in_its_message() -> None:
     assert str(error) == "patients.csv: a label is no class"
     assert error.private == "line 7: 'HIV positive'"
     assert isinstance(error, SordinoError)
+
+
+def test_a_link_in_the_place_of_a_file_that_is_being_written_leads_nowhere_else(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("not ours")
+    (tmp_path / "result.json.partial").symlink_to(other)
+    with pytest.raises(SordinoError, match="can't be written"):
+        files.write_atomically(tmp_path / "result.json", b"{}")
+    assert other.read_text() == "not ours"

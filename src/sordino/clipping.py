@@ -209,6 +209,8 @@ class PerLayerClip(_Clip):
             shares = list(self.split)
         else:
             shares = [1.0 if self.split == "equal" else math.sqrt(size) for size in sizes]
+        if not 1e-100 < max(shares) < 1e100:  # squares would underflow or overflow
+            shares = [s / max(shares) for s in shares]
         total = math.sqrt(math.fsum(s * s for s in shares))
         return [self.clip_norm * s / total for s in shares]
 

@@ -72,7 +72,8 @@ def written_atomically(path: Path, *, private: bool = False) -> Iterator[BinaryI
     try:
         if private:
             partial.unlink(missing_ok=True)  # a killed process may have left one with another mode
-        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600 if private else 0o666)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW  # never writes through a link
+        handle = os.open(partial, flags, 0o600 if private else 0o666)
         with open(handle, "wb") as file:
             yield file
             file.flush()

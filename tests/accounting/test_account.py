@@ -6,6 +6,7 @@ import math
 import time
 
 import dp_accounting
+import mpmath
 import pytest
 from dp_accounting import dp_event, get_epsilon_gaussian, pld
 from exact_divergence import divergence
@@ -290,3 +291,31 @@ def test_a_tiny_delta_and_rate_never_have_an_epsilon_of_zero(mechanism: str) -> 
         if mechanism == "laplace":  # the largest loss of a step is reached: Σ of them is ε at such a δ
             largest = math.log1p(1.237e-05 * math.expm1(1 / 10.13))
             assert found == pytest.approx([count * largest for count in (2, 3, 4, 5, 6)], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "delta"),
+    [
+        (5.1e11, 2.7e-5, 2.3e-73),
+        (2184.0, 5.8e-23, 2.2e-286),
+        (1e12, 1e-3, 1e-30),
+        (1e5, 1e-10, 1e-30),
+        (1e3, 1e-10, 1e-80),
+    ],
+)
+def test_an_epsilon_that_is_tiny_beside_one_is_not_lost(sigma: float, rate: float, delta: float) -> None:
+    """δ(ε) of one step in 120 digits; doubles gave ε = 0, or half of the truth."""
+    found = composed_epsilon([(Release("gaussian", sigma, rate), 1)], delta, "add-remove", "pld")[0]
+    with mpmath.workdps(120):
+        s, q, e = mpmath.mpf(sigma), mpmath.mpf(rate), mpmath.mpf(found)
+        place = mpmath.log((mpmath.exp(e) - 1 + q) / q) * s**2 + 0.5  # where the loss is ε
+        below, above = mpmath.ncdf(-place / s), mpmath.ncdf((1 - place) / s)
+        exact = (1 - q) * below + q * above - mpmath.exp(e) * below
+        assert exact <= delta
+    assert 0 < found < 1e-8
+
+
+def test_many_tiny_losses_are_not_lost() -> None:
+    """10¹² steps of 10⁻¹³ each: by the central limit theorem a Gaussian with μ = 10⁻⁷, whose ε is 9.7e-7."""
+    found = composed_epsilon([(Release("gaussian", 1e12, 0.1), 10**12)], 1e-30, "add-remove", "pld")[0]
+    assert 9.7e-7 < found < 1e-4

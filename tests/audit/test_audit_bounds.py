@@ -26,7 +26,7 @@ from sordino.audit.bounds import (
     p_value_curve,
     rejects,
 )
-from sordino.audit.scores import Guesses
+from sordino.audit.guesses import Guesses
 from sordino.errors import InputError
 
 

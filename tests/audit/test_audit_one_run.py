@@ -15,8 +15,9 @@ from small_audits import RECORDS, small_data, small_model, small_plan
 from sordino.audit import AuditResult, audit_plan, run_audit
 from sordino.audit.bounds import p_value_curve
 from sordino.audit.canaries import CanaryGradients, make_canaries
+from sordino.audit.guesses import Guesses, choose_guesses, least_rejected
 from sordino.audit.one_run import claim_curve, claim_family
-from sordino.audit.scores import Guesses, Scorer, choose_guesses, least_rejected, simulate
+from sordino.audit.scores import Scorer, simulate
 from sordino.clipping import FlatClip, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import ClaimBroken, InputError
 from sordino.plan import Plan, Statistic
@@ -99,7 +100,7 @@ class TestResult:
         document = json.loads(json.dumps(result.to_dict()))
         assert document["holds"] is True
         assert "does not contradict the claim" in document["sentence"]
-        assert result.epsilon_lower_point <= result.epsilon_lower
+        assert result.epsilon_lower_point <= result.epsilon_lower_any <= result.epsilon_lower
 
     def test_fewer_steps_have_a_smaller_claim_and_statistics_are_not_part_of_it(self) -> None:
         plan = small_plan()
@@ -242,9 +243,11 @@ class TestScores:
         plan = small_plan()
         scorer, family = Scorer.of(plan), claim_family(plan)
         value = torch.ones(1, 1, dtype=torch.float64)
-        chosen = choose_guesses(scorer, value, plan.steps, 5000, family, 0.05)
-        assert chosen == choose_guesses(scorer, value, plan.steps, 5000, family, 0.05)
-        assert 100 <= chosen.total <= 3000
+        chosen = choose_guesses(scorer, value, plan.steps, 5000, family, 0.95)
+        assert chosen == choose_guesses(scorer, value, plan.steps, 5000, family, 0.95)
+        assert 100 <= chosen.any.total <= 3000
+        assert chosen.ordered is not None
+        assert 100 <= chosen.ordered.total <= 3000
 
     def test_least_rejected_is_the_boundary(self) -> None:
         curve = claim_curve(small_plan())

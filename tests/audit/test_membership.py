@@ -71,3 +71,11 @@ def test_a_damaged_file_is_not_drawn(change: dict[str, object]) -> None:
     assert made is not None
     assert ElementTree.fromstring(str(made.svg)).tag == "svg"
     assert shown_membership(json.loads(json.dumps({**whole, **change}))) is None
+
+
+def test_what_the_guarantee_allows_is_rounded_up_in_the_report() -> None:
+    """The page once showed 4.04 % where 4.0441 % are allowed."""
+    document = {"false": [0.001, 0.01], "true": [0.0, 0.01], "allowed": [0.008069, 0.040441], "records": 9, "models": 9}
+    shown = shown_membership(document)
+    assert shown is not None
+    assert "any attack 4.045 %" in shown.sentence

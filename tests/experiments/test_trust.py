@@ -15,11 +15,17 @@ def test_the_page_is_what_the_files_say() -> None:
     assert (ROOT / "docs" / "trust.md").read_text(encoding="utf8") == trust.page(trust.known_rows())
 
 
-def test_nothing_was_found_in_the_recipes_that_were_attacked() -> None:
+def test_every_recipe_was_attacked_and_nothing_was_found() -> None:
     rows = trust.known_rows()
-    assert len(rows) >= 5
+    assert [row["recipe"] for row in rows] == list(trust.NAMES)
     assert not [row["found"] for row in rows if row["found"]]
     assert all(row["audit"] is None or row["audit"]["epsilon_lower"] <= row["audit"]["epsilon_claimed"] for row in rows)
+
+
+def test_every_forgery_was_named() -> None:
+    rows = trust.read("forgeries.json")["forgeries"]
+    assert sum(row["expected"] is not None for row in rows) >= 20
+    assert [row["forgery"] for row in rows if not row["right"]] == []
 
 
 def test_no_fault_was_uncaught_or_lost_anything() -> None:
@@ -30,8 +36,12 @@ def test_no_fault_was_uncaught_or_lost_anything() -> None:
 
 def test_the_audit_shows_seven_tenths_of_a_true_epsilon_and_calls_none_broken() -> None:
     found = trust.read("audit_strength.json")["table"]
-    strong = {row["rate"]: row["median_share"] for row in found["white"] if row["runs"] > 1}
-    assert strong[1.0] >= 0.7
-    assert strong[0.25] >= 0.7
-    assert found["false"]["1"]["audits"] >= 200
-    assert found["false"]["1"]["called_broken"] == 0
+    for row in found["white"]:
+        assert row["seeds"] >= 3
+        assert row["median"]["share"] >= 0.7, (row["rate"], row["runs"])
+        assert max(row["shares"]["share"]) <= 1.0
+    assert {row["rate"] for row in found["white"]} == {1.0, 0.25, 0.05}
+    for runs in ("1", "4"):
+        assert found["false"][runs]["audits"] >= 200
+        assert found["false"][runs]["called_broken"] == 0
+    assert max(row["epsilon_lower"] for row in found["black"] if row["epsilon_claimed"] < 10) >= 6.48

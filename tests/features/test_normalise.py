@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sordino.errors import InputError
 from sordino.features import ChannelBudget, group_normalise, private_statistics, standardise
+from sordino.features.normalise import _clip
 from sordino.plan import ROUNDING_MARGIN
 from sordino.randomness import RandomSource
 from sordino.release.ledger import Ledger
@@ -108,3 +109,13 @@ def test_the_standard_deviation_is_positive_even_when_noise_makes_the_variance_n
 def test_a_budget_that_means_nothing_is_refused(change: dict[str, float]) -> None:
     with pytest.raises(InputError, match=next(iter(change))):
         ChannelBudget(**{"records": 1, "mean_bound": 1.0, "square_bound": 1.0, **change})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bound", [2.2e-45, 1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("size", [1e-200, 1e-40, 1e-20, 1.0, 1e20, 3e38, 1e300])
+def test_no_record_is_longer_than_its_bound_for_any_float(dtype: torch.dtype, bound: float, size: float) -> None:
+    """In single precision, bounds below 1e-38 were exceeded by a half."""
+    rows = torch.full((1, 5), size, dtype=torch.float64).to(dtype)
+    (row,) = (_clip(rows, bound) / bound).tolist()
+    assert sum(x * x for x in row) <= 1 + ROUNDING_MARGIN

@@ -204,6 +204,8 @@ def test_statistics_cost_budget_and_calibration_pays_for_them() -> None:
         ({"steps": 0}, "steps"),
         ({"steps": 2.5}, "steps"),
         ({"divisor": 0.0}, "divisor"),
+        ({"divisor": 1e-13}, "divisor"),
+        ({"divisor": 1e13}, "divisor"),
         ({"sampling": "shuffle"}, "sampling"),
         ({"sampling": "truncated-poisson"}, "needs a cap"),
         ({"cap": 10}, "cap is an option"),
@@ -213,6 +215,11 @@ def test_statistics_cost_budget_and_calibration_pays_for_them() -> None:
         ({"clipping": L1Clip(1.0), "sampling": "without-replacement"}, "Laplace"),
         ({"clipping": L1Clip(1.0), "relation": "replace-one"}, "Laplace"),
         ({"accountant": "gdp"}, "accountant"),
+        ({"expected_batch": 1e-300, "steps": None, "epochs": 1.0}, "steps"),
+        ({"expected_batch": 1e-320, "sampling": "allocation"}, "batches of an epoch"),
+        ({"clip_norm": 2.2e-45}, "clip_norm"),
+        ({"clipping": PerLayerClip(1e-13)}, "clip_norm"),
+        ({"clip_norm": 1e31}, "clip_norm"),
         ({"insecure_seed": -1}, "insecure_seed"),
         ({"insecure_seed": True}, "insecure_seed"),
     ],
@@ -242,3 +249,17 @@ def test_rdp_is_refused_where_there_is_none() -> None:
     with pytest.raises(Refused, match="Rényi"):
         plan(relation="replace-one", accountant="rdp").guarantee()
     assert plan(accountant="rdp").guarantee().accountant == "rdp"
+
+
+class Loose(FlatClip):
+    """A clipping that does not clip, and says that it is flat."""
+
+
+class Often(Poisson):
+    """A sampler that could draw otherwise than its name says."""
+
+
+@pytest.mark.parametrize("changes", [{"clipping": Loose(1.0)}, {"sampling": Often(0.01)}])
+def test_what_is_derived_from_our_classes_is_not_proven(changes: dict[str, Any]) -> None:
+    with pytest.raises(Refused, match="derived"):
+        dataclasses.replace(plan(), **changes)

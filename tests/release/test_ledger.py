@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import random
 import resource
+import threading
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -326,7 +327,7 @@ def test_a_ledger_in_use_cannot_be_opened_by_another_process_or_twice(path: Path
         Ledger.open(path, HEADER)
 
 
-@pytest.mark.parametrize("how", ["deleted", "emptied", "longer"])
+@pytest.mark.parametrize("how", ["deleted", "emptied", "longer", "exchanged"])
 def test_nothing_is_recorded_in_a_file_that_was_changed_meanwhile(how: str, tmp_path: Path) -> None:
     """The entries would be gone with the file, and the value would leave all the same."""
     path = tmp_path / "ledger.jsonl"
@@ -336,6 +337,9 @@ def test_nothing_is_recorded_in_a_file_that_was_changed_meanwhile(how: str, tmp_
             path.unlink()
         elif how == "emptied":
             os.truncate(path, 0)
+        elif how == "exchanged":
+            path.rename(tmp_path / "aside")
+            path.write_bytes((tmp_path / "aside").read_bytes())
         else:
             path.write_bytes(path.read_bytes() + b"{}\n")
         for step in (1, 2):
@@ -350,3 +354,27 @@ def test_a_run_directory_may_be_renamed_while_it_is_at_work(tmp_path: Path) -> N
         (tmp_path / "a").rename(tmp_path / "b")
         ledger.record(entry(1))
     assert len(read_ledger(tmp_path / "b" / "ledger.jsonl")[1]) == 2
+
+
+def test_threads_that_record_one_step_at_once_do_not_both_release_it(path: Path) -> None:
+    """The second would find the step missing while the first waits for the disk."""
+    outcomes: list[str] = []
+
+    def record(ledger: Ledger, start: threading.Barrier, step: int) -> None:
+        start.wait()
+        try:
+            ledger.record(entry(step, secure=True))
+            outcomes.append("released")
+        except SordinoError:
+            outcomes.append("refused")
+
+    with Ledger.open(path, HEADER) as ledger:
+        for step in range(20):
+            start = threading.Barrier(4)
+            threads = [threading.Thread(target=record, args=(ledger, start, step)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    assert outcomes.count("released") == 20
+    assert len(read_ledger(path)[1]) == 20

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from small_recipes import small_recipe, small_toml
 from sordino.accounting.account import composed_epsilon
@@ -22,8 +23,10 @@ from sordino.cli import main
 from sordino.errors import InputError, SordinoError
 from sordino.plan import Plan
 from sordino.release.ledger import Ledger
-from sordino.runs.budget import TOKEN, Budget
+from sordino.runs.budget import TOKEN, Budget, charged
 from sordino.runs.budget_cost import Cost, Limit
+from sordino.training.state import TrainState
+from sordino.training.witness import bind
 
 DIGEST = "0" * 32
 
@@ -276,6 +279,50 @@ def test_a_killed_run_keeps_its_reservation_until_its_ledger_settles_it(tmp_path
     (folder / "ledger.jsonl").unlink()
     with pytest.raises(InputError, match="would exceed"):  # what it released is forgotten: it counts again
         budget.reserve(DIGEST, plan, folder)
+
+
+@pytest.mark.parametrize("lost", ["ledger", "directory"])
+def test_a_ledger_that_is_lost_while_the_run_is_at_work_gives_nothing_back(tmp_path: Path, lost: str) -> None:
+    """Without a ledger at the end, a run was once taken for one that had released nothing."""
+    recipe, life, out = small_recipe(), tmp_path / "life.db", run_folder(tmp_path, "a")
+    plan = plan_of(4.0)
+    budget = Budget(life, create=True)
+    budget.set(budget.digest(recipe, None), "patients", 3.0, 1e-5, "add-remove", replace=True)
+
+    def ended() -> None:
+        _ledger(out, plan, entries=1)
+        shutil.rmtree(out) if lost == "directory" else (out / "ledger.jsonl").unlink()
+        raise SordinoError("the run ends")
+
+    with pytest.raises(SordinoError, match="the run ends"), charged(life, recipe, plan, out, None):
+        ended()
+    assert budget.accounts()[0].runs[0][2] == Cost.of_plan(plan)
+    other = run_folder(tmp_path, "b")
+    with pytest.raises(InputError, match="before"), charged(life, recipe, plan, other, None):
+        raise InputError("before a ledger was opened")
+    assert budget.accounts()[0].runs[1][2] == Cost()
+
+
+@pytest.mark.parametrize("bent", ["cut", "exchanged"])
+def test_a_ledger_that_was_cut_or_exchanged_after_a_kill_settles_nothing(tmp_path: Path, bent: str) -> None:
+    budget, folder = budget_of(tmp_path), run_folder(tmp_path, "a")
+    plan = Plan.dpsgd(noise_multiplier=8.0, delta=1e-5, records=100, expected_batch=100, steps=9)
+    budget.reserve(DIGEST, plan, folder)
+    reserved = budget.accounts()[0].spent
+    _ledger(folder, plan, entries=4)
+    ledger = folder / "ledger.jsonl"
+    with Ledger.open(ledger, plan.to_dict()) as opened:
+        bind(folder / "checkpoint", opened, (torch.zeros(1, 1), torch.zeros(1)))
+        TrainState(4, {}, {}, ledger=opened.head).save(folder / "checkpoint", "of this run")
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    ledger.write_bytes(b"".join(lines[:3]))
+    if bent == "exchanged":
+        ledger.unlink()
+        _ledger(folder, plan, entries=1)
+    assert budget.settle_dead() == ([], [str(folder)])
+    assert budget.accounts()[0].spent == reserved
+    ledger.write_bytes(b"".join(lines))
+    assert budget.settle_dead() == ([str(folder)], [])
 
 
 def test_the_file_is_its_owners_alone_and_its_digest_is_keyed(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 
-from sordino.errors import InputError, SordinoError
+import sordino
+from sordino.errors import InputError, Refused, SordinoError
 from sordino.plan import Plan
 from sordino.training import Settings, train
 
@@ -90,3 +91,13 @@ def test_a_rehearsal_leaves_the_run_as_it_is(records: Records, tmp_path: Path, e
     train(model, nn.functional.cross_entropy, records, PLAN, optimizer=own, lr=0.1, settings=settings)
     assert len(mine) > 1
     assert torch.equal(model.weight, first.model.weight)
+
+
+def test_noise_that_has_no_grid_is_found_before_a_ledger_is_made(records: Records, tmp_path: Path) -> None:
+    plan = sordino.dpsgd(
+        noise_multiplier=1e12, delta=1e-5, records=len(records[1]), expected_batch=10, steps=2,
+        clipping=sordino.L1Clip(1.0),
+    )  # fmt: skip
+    with pytest.raises(Refused, match="coordinates"):
+        sordino.train(nn.Linear(6, 3), nn.functional.cross_entropy, records, plan, lr=0.1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

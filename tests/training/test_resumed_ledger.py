@@ -146,17 +146,18 @@ def test_the_key_of_the_digest_is_for_the_owner_only(killed: Path) -> None:
 
 
 class Streamed(Dataset[tuple[Tensor, Tensor]]):
-    """Records one by one, as from a disk; `jitter` makes each reading another."""
+    """Records one by one, as from a disk; `jitter` draws for each reading, `counts` makes each reading another."""
 
-    def __init__(self, records: Records, jitter: bool = False) -> None:
-        self.records, self.jitter = records, jitter
+    def __init__(self, records: Records, jitter: bool = False, counts: bool = False) -> None:
+        self.records, self.jitter, self.counts, self.read = records, jitter, counts, 0
 
     def __len__(self) -> int:
         return len(self.records[1])
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         x, y = self.records[0][index], self.records[1][index]
-        return (x + torch.rand(()) if self.jitter else x), y
+        self.read += self.counts
+        return (x + torch.rand(()) if self.jitter else x) + self.read, y
 
 
 def test_the_digest_reads_what_is_streamed_and_depends_on_key_content_order_and_type(records: Records) -> None:
@@ -171,7 +172,11 @@ def test_the_digest_reads_what_is_streamed_and_depends_on_key_content_order_and_
     pairs = [(inputs.double(), targets), ({"x": inputs.bfloat16()}, targets)]
     digests = [found, *changed, *(keyed_digest(pair, key) for pair in pairs)]
     assert len(set(digests)) == len(digests)
-    assert keyed_digest(Streamed(records, jitter=True), key) is None, "reading it twice gives different records"
+    drawn = keyed_digest(Streamed(records, jitter=True), key)
+    torch.rand(7)
+    assert drawn == keyed_digest(Streamed(records, jitter=True), key), "each record has draws of its own"
+    assert drawn not in (None, found)
+    assert keyed_digest(Streamed(records, counts=True), key) is None, "reading it twice gives different records"
 
 
 # Checkpoints

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -14,6 +15,7 @@ from sordino.errors import InputError, Refused, SordinoError
 from sordino.gradients import ClippedSum
 from sordino.plan import Plan
 from sordino.plan.contribution import InnerMomentum
+from sordino.randomness import RandomSource
 from sordino.records.gradients import Counted, GradientSum, Stated, record_gradients
 from sordino.release.ledger import Ledger
 from sordino.sampling import LogicalBatch
@@ -271,3 +273,32 @@ def test_dropout_masks_come_from_the_source_and_not_from_a_seed_that_others_may_
     untouched = torch.rand(1)
     released(1, 5)
     assert torch.equal(torch.rand(1), untouched)  # and the caller's own random numbers are left alone
+
+
+def test_a_source_draws_the_batches_of_one_run_alone(records: Records, linear: nn.Module) -> None:
+    """Two runs with one key had the same batches: together they cost more than their ε say."""
+    plan = plan_for(len(records[1]), insecure_seed=None)
+    source = plan.source()
+
+    def begin(source: RandomSource) -> None:
+        gradients = record_gradients(linear, nn.functional.cross_entropy, records, plan.clipping)
+        with Ledger.open(None, plan.to_dict()) as ledger:
+            next(private_steps(plan, gradients, records=len(records[1]), source=source, ledger=ledger))
+
+    begin(source)
+    with pytest.raises(Refused, match="another run"):
+        begin(source)
+    begin(plan.source())
+    fresh, (ours, theirs) = plan.source(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = b"accepted"
+        try:
+            begin(fresh)
+        except Refused:
+            said = b"refused"
+        finally:
+            os.write(theirs, said)
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(ours, 100) == b"refused"

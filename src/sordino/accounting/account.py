@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dp_accounting import get_epsilon_gaussian
 
@@ -23,6 +23,8 @@ TOLERANCE = 2e-5  # relative increase of ε that the discretisation may cause
 _TAIL = 1e-6  # fraction of δ that truncated tails may use
 _MAX_COUNT = 10**12
 _FEW_CELLS = 1 << 19
+_LEAST_LOSS = 1e-11  # of the order q/σ: smaller losses vanish in rounding beside 1, and ε would be computed as 0
+_SMALL, _SLACK = 1e-5, 1e-13  # an ε below the first is raised by the second
 _LEAST_NOISE = 0.1  # for random allocation with less noise, amplification by sampling is ignored
 _MANY_BATCHES = 2000  # random allocation with more batches uses a coarser grid for the lower bound
 # for random allocation with up to this many batches per epoch: a factor on the tolerance
@@ -94,11 +96,34 @@ def pld_epsilon(releases: Releases, delta: float, relation: str, tolerance: floa
         return _closed_form(gaussian, delta), "gaussian"
     if _total_variation(releases, relation) <= delta:
         return 0.0, "pld"
-    everything = list(rest)
+    everything = [(_resolved(release), count) for release, count in rest]
     if gaussian is not None:  # relation is already in the scale
         everything.append((Release("gaussian", _scaled(gaussian, relation)), 1))
     value = _on_grid(everything, delta, relation, tolerance * _coarser(rest))
-    return min(value, _pure_epsilon(everything, relation)), "pld"
+    if value < _SMALL:  # δ(ε) is a difference of tails, each with the relative error of a double
+        value += _SLACK
+    return min(value, _pure_epsilon(everything, relation), _unsampled(releases, delta, relation)), "pld"
+
+
+def _unsampled(releases: Releases, delta: float, relation: str) -> float:
+    """ε of Gaussians on all records, which dominate Poisson samples: less where steps are many and noise is huge."""
+    if any(r.mechanism != "gaussian" or (r.records, r.batches, r.group) != (None, None, None) for r, _ in releases):
+        return math.inf
+    shift = 1.0 if relation == "add-remove" else 2.0
+    return _closed_form(sum(count * (shift / r.noise_multiplier) ** 2 for r, count in releases) ** -0.5, delta)
+
+
+def _resolved(release: Release) -> Release:
+    """A release whose losses, of the order of q/σ, are not lost beside 1 in double precision; it dominates this one.
+
+    Less noise dominates more, and a larger rate a smaller one (a sample of a sample is post-processing of the batch).
+    """
+    noise = min(release.noise_multiplier, _LEAST_LOSS**-1)
+    plain = (release.records, release.batches, release.group) == (None, None, None)
+    rate = max(release.sampling_rate, min(1.0, noise * _LEAST_LOSS)) if plain else release.sampling_rate
+    if (noise, rate) == (release.noise_multiplier, release.sampling_rate):
+        return release
+    return replace(release, noise_multiplier=noise, sampling_rate=rate)
 
 
 def _merge(releases: Releases, relation: str) -> tuple[float | None, list[tuple[Release, int]]]:

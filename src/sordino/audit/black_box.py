@@ -59,8 +59,9 @@ class BlackBoxResult:
     def sentence(self) -> str:
         verdict = "does not contradict" if self.holds else "CONTRADICTS"
         return (
-            f"The black-box audit {verdict} the claim: ε ≥ {down(self.epsilon_lower)} at {self.confidence:.0%} "
-            f"confidence from {self.runs} models, claimed is ε ≤ {up(self.epsilon_claimed)} (δ = {up(self.delta)})."
+            f"The black-box audit {verdict} the claim: ε ≥ {down(self.epsilon_lower)} at "
+            f"{down(100 * self.confidence)} % confidence from {self.runs} models, claimed is "
+            f"ε ≤ {up(self.epsilon_claimed)} (δ = {up(self.delta)})."
         )
 
     def to_dict(self) -> dict[str, Any]:

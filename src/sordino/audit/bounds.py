@@ -77,6 +77,10 @@ class Curve(Protocol):
         """
         ...
 
+    def __hash__(self) -> int:
+        """A value: what is computed from it is kept."""
+        ...
+
 
 @dataclass(frozen=True)
 class GaussianCurve:

@@ -28,6 +28,7 @@ from sordino.gradients import ClippedSum
 from sordino.plan.contribution import Contribution
 from sordino.randomness import RandomSource
 from sordino.records.gradients import GradientSum
+from sordino.records.users import Protects
 from sordino.sampling import LogicalBatch
 
 
@@ -137,9 +138,19 @@ class CanaryGradients:
     """The real gradient sum with the canaries' vectors added. `real` is the last sum over real records alone.
 
     `silent`: the other records contribute zero, as records of zero gradient would. The claim holds for those too.
+    `protects`: what a canary stands for; the other records are nobody's, whatever they are.
     """
 
-    def __init__(self, gradient_sum: GradientSum, canaries: Canaries, records: int, *, silent: bool = False) -> None:
+    def __init__(
+        self,
+        gradient_sum: GradientSum,
+        canaries: Canaries,
+        records: int,
+        *,
+        silent: bool = False,
+        protects: Protects = ("record", None),
+    ) -> None:
+        self.protects = protects
         self._gradient_sum, self._canaries, self._records = gradient_sum, canaries, records
         self._silent = silent
         self._members = canaries.members

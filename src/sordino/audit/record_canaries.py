@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from sordino.audit.bounds import check_confidence
 from sordino.audit.canaries import Canaries
+from sordino.audit.guesses import choose_guesses
 from sordino.audit.one_run import AuditResult, Trail, claim_family, judge
-from sordino.audit.scores import Scorer, choose_guesses
+from sordino.audit.scores import Scorer
 from sordino.errors import InputError
 from sordino.plan import Plan
 from sordino.randomness import RandomSource
@@ -64,7 +65,7 @@ def audit_record_vectors(
     claim = replace(plan, records=len(canaries), statistics=(), insecure_seed=None)
     scorer = Scorer.of(claim)
     family = claim_family(claim)
-    guesses = choose_guesses(scorer, canaries.values, claim.steps, len(canaries), family, 1.0 - confidence)
+    guesses = choose_guesses(scorer, canaries.values, claim.steps, len(canaries), family, confidence)
     run = replace(claim, records=len(members), insecure_seed=seed)
     model = nn.Sequential(nn.Flatten(), nn.Linear(height * width, 1, bias=False))
     scores = _play(run, model, _pictures(canaries, members, height, width), scorer, canaries, lr, source, gradients)

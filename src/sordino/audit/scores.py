@@ -19,7 +19,6 @@ What the auditor may know without stepping outside the claim (docs/guarantees/au
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,27 +26,13 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
-from sordino.audit.bounds import Curve, combined, most_correct, p_value_curve, rejects
 from sordino.audit.noise_check import NoiseCheck
 from sordino.plan.core import Plan
 from sordino.release import Laplace
 from sordino.sampling import Allocation, Cyclic, Partition, Poisson
 
-MOST_SHARE = 0.2
-"""Of the canaries that may be guessed. Guesses in the middle are nearly coin tosses."""
-
-LEAST_GUESSES = 350
-"""Where there are canaries enough. Fewer guesses show hardly more, and then a verdict hangs on a handful of coins: a
-mechanism at its claim is called broken once in 600 runs with 156 guesses of 7,800, once in 280,000 with 390."""
-
-MOST_GUESSES = 12_000
-"""The bound is a recursion over the right guesses; more of them are weaker anyway."""
-
 SIMULATED = 20_000, 1_000_000
 """Canaries that are simulated, at least and at most: as many as there are, between these."""
-
-Family = Callable[[float], Curve]
-"""The claim's curve with the noise multiplied by 2ˣ: a stronger claim for larger x."""
 
 ALTERNATIVE = 1.0
 """The number of guesses is chosen to show the most of a mechanism whose noise is this factor of the claim's."""
@@ -60,6 +45,8 @@ class StepScorer:
     laplace: bool
     knows_sum: bool
     knows_draws: bool
+    independent: bool = False
+    """Whether the plan's own mechanism makes canaries independent, given their coins (docs/guarantees/audit.md)."""
 
     def step(self, observed: Tensor, values: Tensor, drawn: Tensor | None, gaps: Tensor, step: int) -> Tensor:
         """(m, s) observed coordinates, canary values and gaps → what `final` makes scores of, summed over steps."""
@@ -93,18 +80,21 @@ class Scorer(StepScorer):
     knows_sum: bool
     knows_draws: bool
     rows: int = 1  # records of each canary, each of which a step draws by itself
+    independent: bool = False
 
     @classmethod
     def of(cls, plan: Plan) -> Scorer:
-        sampling = plan.sampling
+        # each record is drawn by itself, or its draws are known
+        apart = isinstance(plan.sampling, Poisson | Partition | Allocation | Cyclic)
         return cls(
             scale=plan.noise.noise_multiplier * plan.sensitivity,
             laplace=isinstance(plan.noise, Laplace),
             rate=plan.sampling_rate,
             replace=plan.relation == "replace-one",
-            knows_sum=isinstance(sampling, Poisson | Partition | Allocation | Cyclic),
-            knows_draws=isinstance(sampling, Partition),
+            knows_sum=apart,
+            knows_draws=isinstance(plan.sampling, Partition),
             rows=plan.examples_per_user or 1,
+            independent=apart,
         )
 
     def step(
@@ -153,93 +143,6 @@ class Scorer(StepScorer):
 def scorer_of(plan: Plan) -> StepScorer:
     """The score that fits what the plan releases."""
     return plan.method.scorer(plan) or Scorer.of(plan)
-
-
-@dataclass(frozen=True)
-class Guesses:
-    """How many canaries of a run are guessed to be in (those with the highest scores) and to be out (the lowest)."""
-
-    inside: int
-    outside: int
-
-    @property
-    def total(self) -> int:
-        return self.inside + self.outside
-
-    def places(self, canaries: int) -> float:
-        """The m of the bound: half of the canaries where all guesses say the same (docs/guarantees/audit.md)."""
-        return canaries if self.inside and self.outside else canaries / 2
-
-    def rejects(self, curve: Curve, correct: Sequence[int], canaries: int, level: float) -> bool:
-        """Whether so many right guesses, in each of some independent runs, are too many for the curve."""
-        if len(correct) == 1:
-            return rejects(curve, correct[0], self.total, self.places(canaries), level)
-        values = {v: p_value_curve(curve, v, self.total, self.places(canaries)) for v in set(correct)}
-        return combined([values[v] for v in correct]) < level
-
-    def correct(self, scores: Tensor, coins: Tensor) -> int:
-        order = torch.argsort(scores)
-        top, bottom = order[len(order) - self.inside :], order[: self.outside]
-        return int(coins[top].sum()) + int((~coins[bottom]).sum())
-
-
-def choose_guesses(
-    scorer: StepScorer, values: Tensor, steps: int, canaries: int, family: Family, level: float, runs: int = 1
-) -> Guesses:
-    """The numbers of guesses in each run that promise the largest bound, by a simulation of public constants only.
-
-    Fixed before the run and independent of it, so the test stays valid without a correction. What they promise is
-    the bound itself, for the claim's own curves, at a standard deviation below the expected right guesses.
-    """
-    coins, scores = scorer.simulate(values, steps, min(max(SIMULATED[0], canaries), SIMULATED[1]))
-    best, found = math.inf, Guesses(max(1, canaries // 20), max(1, canaries // 20))
-    for guesses in _numbers(canaries, runs):
-        part = len(scores) / canaries
-        share = Guesses(round(guesses.inside * part), round(guesses.outside * part))
-        accuracy = min(share.correct(scores, coins) / share.total, 1.0 - 1.0 / share.total)
-        spread = math.sqrt(guesses.total * accuracy * (1.0 - accuracy) / runs)
-        right = [max(0, math.floor(guesses.total * accuracy - spread))] * runs
-        promised = least_noise(lambda curve: guesses.rejects(curve, right, canaries, level), family, 5)  # noqa: B023
-        if promised < best:
-            best, found = promised, guesses
-    return found
-
-
-def _numbers(canaries: int, runs: int) -> Iterator[Guesses]:
-    """Numbers of guesses, each √2 times the one before: all `in`, or half of them `out`."""
-    least = min(max(10, LEAST_GUESSES // runs), max(10, canaries // 10))
-    total = float(least)
-    while total <= max(least, min(MOST_SHARE * canaries, MOST_GUESSES)):
-        yield Guesses(round(total), 0)
-        yield Guesses(round(total / 2), round(total / 2))
-        total *= math.sqrt(2)
-
-
-def least_noise(rejected: Callable[[Curve], bool], family: Family, halvings: int) -> float:
-    """The least x for which the claim with 2ˣ times the noise is rejected, by bisection; inf if none is.
-
-    Between an eighth of the plan's noise and four times as much. `rejected` must be monotone along the family.
-    """
-    low, high = (-3.0, 0.0) if rejected(family(0.0)) else (0.0, 2.0)
-    if high > 0.0 and not rejected(family(high)):
-        return math.inf
-    for _ in range(halvings):
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if rejected(family(middle)) else (middle, high)
-    return high
-
-
-def least_rejected(curve: Curve, guesses: int, canaries: int, level: float) -> int:
-    """The smallest number of right guesses that rejects the curve; guesses + 1 if none does."""
-    low = min(math.floor(most_correct(curve, guesses, canaries)), guesses)  # never rejected: it can happen
-    high = guesses + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if rejects(curve, middle, guesses, canaries, level):
-            high = middle
-        else:
-            low = middle
-    return high
 
 
 def simulate(

@@ -69,9 +69,10 @@ def _audit(arguments: argparse.Namespace) -> int:
     result = _result(arguments, _recipe(arguments))
     if arguments.out is not None:
         write_audit(result, arguments.out)
+    sure = f"{down(100 * result.confidence)} % confidence"
     rows = {
         "verdict": "the claim stands" if result.holds and result.noise_fits else "THE CLAIM IS BROKEN",
-        "ε, lower bound": f"{down(result.epsilon_lower)} at {result.confidence:.0%} confidence ({result.bound})",
+        "ε, lower bound": f"{down(result.epsilon_lower)} at {sure} ({result.bound})",
         "ε, claimed": f"{up(result.epsilon_claimed)} at δ = {up(result.delta)}, {result.relation}",
         "guesses": f"{result.correct} of {result.guesses} right, {result.canaries} canaries, {result.steps} steps",
     }

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sordino.clipping import in_unit_ball
 from sordino.errors import InputError
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def private_statistics(
         ((flat.mean(2), budget.mean_bound), (flat.square().mean(2), budget.square_bound))
     ):
         noisy = release(
-            {"sum": _clip(vectors, bound).double().sum(0)},
+            {"sum": _clip(vectors, bound).sum(0)},
             sensitivity=bound * (1 + ROUNDING_MARGIN),
             norm="l2",
             noise=Gaussian(budget.noise_multiplier),
@@ -147,6 +148,5 @@ def private_statistics(
 
 
 def _clip(vectors: Tensor, bound: float) -> Tensor:
-    norms = vectors.norm(dim=1, keepdim=True)
-    clipped = vectors * (bound / norms.clamp(min=bound))
-    return torch.where(norms.isfinite(), clipped, torch.zeros_like(clipped))
+    """Rows of norm `bound` at most, whatever the floats, in double precision; one that is not finite becomes zero."""
+    return in_unit_ball(vectors, bound) * bound

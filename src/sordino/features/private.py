@@ -131,7 +131,7 @@ def _private_mean(
     """One Gaussian release, at sampling rate 1, of the sum of flattened features clipped to the public bound."""
     total = torch.zeros(maps[0].numel(), dtype=torch.float64)
     for rows in torch.split(maps.flatten(1), 4096):
-        total += _clip(rows, settings.bound).double().sum(0)
+        total += _clip(rows, settings.bound).sum(0)
     noisy = release(
         {"sum": total},
         sensitivity=settings.bound * (1 + ROUNDING_MARGIN),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, get_args
 
 from sordino import checks
 from sordino.accounting.events import DpEvent, Release, compose_events
@@ -30,6 +30,10 @@ from sordino.sampling import Allocation, Cyclic, Poisson, Sampling, TruncatedPoi
 
 UNITS = ("record", "user")
 ROUNDING_MARGIN = 2.0**-10  # for rounding of norms and sums: theorem 2 of docs/guarantees/noise.md, section 6
+DIVISORS = 1e-12, 1e12  # `release` multiplies by the inverse
+CLIP_NORMS = 1e-12, 1e30
+"""Below this range scaled rows underflow in single precision, and a record could move a sum by 1.6 clip norms; above it
+sums are not finite. The theorem assumes this range."""
 
 
 @dataclass(frozen=True)
@@ -119,12 +123,14 @@ class Plan(metaclass=_Makers):
     examples_per_user: int | None = None  # rows are sampled, a user has at most so many; `records` then counts rows
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         checks.count("records", self.records)
         checks.count("steps", self.steps)
         checks.delta_value(self.delta)
-        checks.positive("divisor", self.divisor)
+        checks.within("divisor", self.divisor, *DIVISORS, open_low=True, open_high=True)
         checks.choice("accountant", self.accountant, checks.ACCOUNTANTS)
         checks.noise_multiplier_value(self.noise.noise_multiplier)
+        checks.within("clip_norm", self.clipping.clip_norm, *CLIP_NORMS)
         check_scheme(self.sampling.name, self.noise.name, self.relation)
         if self.noise.norm != self.clipping.norm:
             raise Refused(
@@ -147,6 +153,17 @@ class Plan(metaclass=_Makers):
             )
         self.contribution.check(self)
         self.method.check(self)
+
+    def _check_kinds(self) -> None:
+        """Only our own samplers, clippings and noises: one that is derived from them may do something else."""
+        for name, kinds in (("sampling", Sampling), ("clipping", Clipping), ("noise", Noise)):
+            found = type(getattr(self, name))
+            if found not in get_args(kinds):
+                known = ", ".join(kind.__name__ for kind in get_args(kinds))
+                raise Refused(
+                    f"{name} is a {found.__name__}, and proofs are about {known} as they are: what another class does, "
+                    "a derived one too, nobody has accounted for"
+                )
 
     def _check_examples(self, most: int) -> None:
         checks.whole("examples_per_user", most, minimum=1)

@@ -114,7 +114,8 @@ def plan_assumptions(plan: Plan) -> tuple[Assumption, ...]:
         ),
         Assumption(
             "nothing else about the records is released",
-            "one function adds noise, and it writes the ledger first",
+            "one function adds noise, and it writes the ledger first; the duration of a run, which its files state, "
+            "reveals sums of batch sizes and is not covered",
         ),
         *_user_assumptions(plan),
         *(Assumption(text, check) for text, check in plan.contribution.texts()),

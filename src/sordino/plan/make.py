@@ -123,7 +123,7 @@ def make_sampling(name: str, expected_batch: float, records: int, cap: int | Non
         batch = checks.count("expected_batch", expected_batch)
         return Partition(batch) if name == "partition" else WithoutReplacement(batch)
     if name in ("allocation", "cyclic"):
-        count = math.ceil(records / expected_batch - 1e-9)
+        count = _whole("batches of an epoch", records / expected_batch - 1e-9)
         return Allocation(count) if name == "allocation" else Cyclic(count)
     rate = expected_batch / records
     if name == "poisson":
@@ -142,9 +142,16 @@ def _steps(sampling: Sampling, records: int, epochs: float | None) -> int:
     """The number of steps in that many epochs, rounded up."""
     number = checks.positive("epochs", epochs)
     if isinstance(sampling, Partition):
-        return max(1, math.ceil(number * (records // sampling.batch)))
+        return max(1, _whole("steps", number * (records // sampling.batch)))
     if isinstance(sampling, Allocation | Cyclic):
-        return max(1, math.ceil(number * sampling.batches - 1e-9))
+        return max(1, _whole("steps", number * sampling.batches - 1e-9))
     if isinstance(sampling, WithoutReplacement):
-        return math.ceil(number * records / sampling.batch)
-    return math.ceil(number / sampling.sampling_rate - 1e-9)
+        return _whole("steps", number * records / sampling.batch)
+    return _whole("steps", number / sampling.sampling_rate - 1e-9)
+
+
+def _whole(what: str, number: float) -> int:
+    """The next whole number."""
+    if not number <= 1e15:
+        raise InputError(f"these would be {number:g} {what}: give a larger expected_batch, or fewer epochs")
+    return math.ceil(number)

@@ -13,20 +13,22 @@ from __future__ import annotations
 import hashlib
 import os
 
-from sordino.errors import InputError
+from sordino.errors import InputError, Refused
 from sordino.randomness.stream import Stream
 
 
 class RandomSource:
     """A key from which streams are derived. `secure` says whether the key is unpredictable."""
 
-    __slots__ = ("_key", "_secure")
+    __slots__ = ("_key", "_process", "_run", "_secure")
 
     def __init__(self, key: bytes, *, secure: bool) -> None:
         if len(key) != 32:
             raise InputError(f"a random source needs a key of 32 bytes, got {len(key)}; use from_os() or seeded()")
         self._key = key
         self._secure = secure
+        self._process = os.getpid()
+        self._run: str | None = None  # whose batches it draws
 
     @classmethod
     def from_os(cls) -> RandomSource:
@@ -49,6 +51,27 @@ class RandomSource:
     def fingerprint(self) -> str:
         """A public digest of the key: equal for equal keys, and it reveals nothing about a secret key."""
         return hashlib.blake2b(digest_size=16, key=self._key, person=b"sordino/name").hexdigest()
+
+    def claim(self, run: str) -> None:
+        """Gives the source to one run: two runs with one key draw the same batches, and their ε do not add up.
+
+        Args:
+            run: a name of its own; the same when the run goes on.
+
+        Raises:
+            Refused: it is another run's, or this process is a fork of the one that made it. A seeded source repeats
+                itself on purpose, and is anybody's.
+        """
+        if not self._secure:
+            return
+        if self._process != os.getpid():
+            raise Refused("this process is a fork of the one that made the random source: make one here, plan.source()")
+        if self._run not in (None, run):
+            raise Refused(
+                "this random source has drawn the batches of another run, and would draw the same ones again: what two "
+                "such runs release together costs more than their ε say. Make one for each run: plan.source()"
+            )
+        self._run = run
 
     def stream(self, purpose: str, index: int) -> Stream:
         """The stream of (purpose, index), from its beginning."""

@@ -27,8 +27,9 @@ from sordino.plan.contribution import Contribution
 from sordino.randomness.masks import masks_of
 from sordino.ranks.group import Lost, Rank
 from sordino.records.ahead import one_ahead
-from sordino.records.gradients import Divisible, RecordGradients, add_sums, empty_sum
+from sordino.records.gradients import Divisible, RecordGradients, add_sums, empty_sum, stated_unit
 from sordino.records.momentum import PastIterates
+from sordino.records.users import Protects
 from sordino.sampling import LogicalBatch
 
 
@@ -69,6 +70,10 @@ class Divided:
     @property
     def contribution(self) -> Contribution:
         return self.inner.contribution
+
+    @property
+    def protects(self) -> Protects:
+        return stated_unit(self.inner)
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         work = Work(batch, torch.initial_seed(), self.past(), not self._asked)

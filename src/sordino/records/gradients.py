@@ -33,7 +33,7 @@ from sordino.records.companions import companions_of, with_companions
 from sordino.records.momentum import PastIterates, RecordMomenta
 from sordino.records.precision import refuse_half
 from sordino.records.reading import Collated, RowReader, count_records, row_reader
-from sordino.records.users import UserRows
+from sordino.records.users import Protects, UserRows, protects
 from sordino.records.views import with_views
 from sordino.sampling import LogicalBatch
 
@@ -55,7 +55,7 @@ class GradientSum(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Stated:
-    """A user's function as a gradient sum; its author states clipping and contribution.
+    """A user's function as a gradient sum; its author states clipping, contribution and unit.
 
     The statement can't be checked; `sordino.audit.check_neighbouring` searches for counter-examples.
     """
@@ -63,9 +63,16 @@ class Stated:
     function: Callable[[LogicalBatch], ClippedSum]
     clipping: Clipping
     contribution: Contribution = field(default_factory=Contribution)
+    protects: Protects = ("record", None)
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         return self.function(batch)
+
+
+def stated_unit(gradient_sum: GradientSum) -> Protects:
+    """What one record of a gradient sum is; a record where it does not say."""
+    found: Protects = getattr(gradient_sum, "protects", ("record", None))
+    return found
 
 
 class Counted:
@@ -82,6 +89,10 @@ class Counted:
     @property
     def contribution(self) -> Contribution:
         return self._gradient_sum.contribution
+
+    @property
+    def protects(self) -> Protects:
+        return stated_unit(self._gradient_sum)
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         total = self._gradient_sum(batch)
@@ -128,7 +139,9 @@ def record_gradients(
     fetch = row_reader(dataset)
     if isinstance(dataset, Collated) and dataset.workers:
         fetch = ReadingAhead(fetch)
-    return RecordGradients(model, loss, fetch, clipping, views, inner, past, seed, most or 1)
+    return RecordGradients(
+        model, loss, fetch, clipping, views, inner, past, seed, most or 1, protects=protects(dataset)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +161,7 @@ class RecordGradients:
     assurance: Assurance = field(default_factory=Assurance, repr=False)  # what was checked about the model's programs
     shards: Shards | None = field(default=None, repr=False)  # for a model whose parameters are divided over processes
     most: int = LONGEST_SUM  # largest number of records in a chunk
+    protects: Protects = ("record", None)  # the unit of privacy: a record, or a user with all rows or one of them
 
     @property
     def contribution(self) -> Contribution:
@@ -293,8 +307,9 @@ def plan_gradients(
     if stated.record_momentum is None:
         return made
     return RecordMomenta(
-        model, loss, made.rows, plan.clipping, stated.record_momentum, count_records(dataset), made.contribution
-    )
+        model, loss, made.rows, plan.clipping, stated.record_momentum, count_records(dataset), made.contribution,
+        protects=made.protects,
+    )  # fmt: skip
 
 
 def empty_sum(model: nn.Module) -> ClippedSum:

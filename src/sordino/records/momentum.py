@@ -102,6 +102,7 @@ class RecordMomenta:
     records: int
     of: Contribution = field(default_factory=Contribution)  # what the gradient is computed from
     memory: int = MEMORY
+    protects: tuple[str, int | None] = ("record", None)
     _kept: dict[str, Tensor] = field(default_factory=dict, repr=False)
     _assurance: Assurance = field(default_factory=Assurance, repr=False)
 

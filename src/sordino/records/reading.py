@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +14,7 @@ from torch.utils.data import DataLoader, default_collate
 from sordino.errors import InputError, Refused
 from sordino.gradients import Rows
 from sordino.gradients.rows import tensors
+from sordino.records.drawn import ItemReader, refuse_drawn
 from sordino.records.users import RowsOfUsers, UserRows, owners
 from sordino.split import Split
 
@@ -95,15 +95,10 @@ def row_reader(dataset: Any) -> RowReader:
             "or a map-style dataset with __len__ and __getitem__ (an iterable dataset can't be Poisson sampled)"
         )
     collate = dataset.collate if isinstance(dataset, Collated) else default_collate
-    workers = dataset.workers if isinstance(dataset, Collated) else 0
+    items_of = ItemReader(dataset, dataset.workers if isinstance(dataset, Collated) else 0)
 
     def fetch(indices: Tensor, step: int = 0) -> Rows:
-        places = indices.tolist()
-        if workers and len(places) > 1:
-            with ThreadPoolExecutor(workers) as pool:
-                items = list(pool.map(dataset.__getitem__, places))
-        else:
-            items = [dataset[i] for i in places]
+        items = items_of(indices.tolist(), step)
         try:
             return _paired(collate(items))
         except RuntimeError as error:
@@ -131,9 +126,15 @@ def _paired(collated: Any) -> Rows:
 
 
 def refuse_dependent_rows(dataset: Any, indices: Tensor) -> None:
-    """Refuses a collate function by which a record's row depends on other records (padding to the longest)."""
+    """Refuses records whose rows depend on other records of the batch.
+
+    That is so for a collate function that pads to the longest, and for items drawn at random by several threads, whose
+    order decides which numbers an item gets.
+    """
     if not isinstance(dataset, Collated) or len(indices) < 2:
         return
+    if dataset.workers:
+        refuse_drawn(dataset, indices.tolist())
     fetch = row_reader(dataset)
     together = fetch(indices)
     for place in range(len(indices)):

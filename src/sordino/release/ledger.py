@@ -22,9 +22,12 @@ file is continued only at the place where it was created (`ledger_place`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -50,6 +53,18 @@ _NOT_COMPARED = ("time",)  # a replay happens later than the release that it rep
 
 
 Guard = Callable[[Mapping[str, Any]], None]
+_NOTED: ContextVar[list[Path] | None] = ContextVar("ledgers that were opened", default=None)
+
+
+@contextlib.contextmanager
+def noted_ledgers() -> Iterator[list[Path]]:
+    """Lists the ledger files that are opened inside the block: the caller can see later that one is missing."""
+    opened: list[Path] = []
+    token = _NOTED.set(opened)
+    try:
+        yield opened
+    finally:
+        _NOTED.reset(token)
 
 
 class Ledger:
@@ -66,6 +81,7 @@ class Ledger:
         self._failure: str | None = None
         self._guard: Guard | None = None
         self._process = os.getpid()
+        self._lock = threading.Lock()
         self._now: set[tuple[str, int]] = set()  # recorded since it was opened
         self.salt = os.urandom(16).hex()
         """Part of the address of noise that later steps add again. Secret, and discarded when the ledger is closed."""
@@ -92,6 +108,8 @@ class Ledger:
             line, _ = sealed(first_line(wanted, "memory", "memory"), b"")
             return cls(None, None, parse(line, Path("ledger in memory")))
         path = Path(path)
+        if (noted := _NOTED.get()) is not None:
+            noted.append(path)
         descriptor = open_locked(path)
         try:
             sync_directory(path)
@@ -119,6 +137,11 @@ class Ledger:
     def head(self) -> Head:
         """The number of releases so far, and the hash that commits to all of them."""
         return Head(len(self._known), self._hash.hex())
+
+    @property
+    def name(self) -> str:
+        """Identifies the run: the same when its file is opened again, different for each ledger in memory."""
+        return self.salt if self.path is None or self.run is None else self.run
 
     @property
     def format(self) -> int:
@@ -202,13 +225,17 @@ class Ledger:
             SordinoError: the entry can't be written, or this step was released before with fresh noise.
             InputError: the entry is not a release.
         """
-        if self._failure is not None:
-            raise SordinoError(f"{self._place()}: {self._failure}; nothing more is released. Open the ledger again.")
         if os.getpid() != self._process:  # the lock is shared with the parent, the entries in memory are not
             raise SordinoError(
                 f"{self._place()} was opened before this process was forked: two processes would release under one "
                 "lock. Open the ledger in the process that uses it."
             )
+        with self._lock:  # otherwise two threads that record the same step at once would both find it missing
+            self._record(entry)
+
+    def _record(self, entry: Mapping[str, Any]) -> None:
+        if self._failure is not None:
+            raise SordinoError(f"{self._place()}: {self._failure}; nothing more is released. Open the ledger again.")
         complete = {"kind": RELEASE, **entry}
         # Only the day: the duration of a step would reveal the size of its batch (docs/threat-model.md).
         complete.setdefault("time", datetime.now(UTC).date().isoformat())
@@ -224,7 +251,7 @@ class Ledger:
         line, digest = sealed(body, self._hash)
         if self._descriptor is not None:
             try:
-                require_whole(self._descriptor, self._size, self._place())
+                require_whole(self._descriptor, self._size, self.path)
                 append(self._descriptor, line, self._place())
             except SordinoError as error:
                 self._failure = f"an earlier entry could not be written ({error})"

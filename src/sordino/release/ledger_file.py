@@ -60,13 +60,19 @@ def open_locked(path: Path) -> int:
     return descriptor
 
 
-def require_whole(descriptor: int, size: int, place: Path | str) -> None:
-    """Refuses to append to a file that was deleted, truncated or written to by others: entries would be lost."""
+def require_whole(descriptor: int, size: int, path: Path | None) -> None:
+    """Refuses to append to a file that was deleted, truncated, written to or replaced: entries would be lost."""
     found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and (not found.st_nlink or found.st_size != size):
+    if not stat.S_ISREG(found.st_mode):
+        return
+    how = "deleted" if not found.st_nlink else "changed" if found.st_size != size else ""
+    if not how and path is not None:
+        with contextlib.suppress(OSError):  # the directory may have been renamed; its ledger is continued
+            how = "" if os.path.samestat(os.stat(path), found) else "exchanged"
+    if how:
         raise SordinoError(
-            f"{place} was {'changed' if found.st_nlink else 'deleted'} during the run, so what was released "
-            "can't be certified any more. Nothing more is released: restore the ledger from a copy"
+            f"{path} was {how} during the run, so what was released can't be certified any more. Nothing more is "
+            "released: restore the ledger from a copy"
         )
 
 

@@ -41,14 +41,15 @@ def shown_membership(document: Mapping[str, Any] | None) -> Shown | None:
     if found is None:
         return None
     place = min(range(len(found.false)), key=lambda k: abs(found.false[k] - AT))
-    rates = [numbers.percent(curve[place]) for curve in (found.false, found.true, found.allowed)]
+    rates = [numbers.percent(curve[place]) for curve in (found.false, found.true)]
+    rates.append(numbers.most(found.allowed[place]))
     sentence = (
         f"At {rates[0]} false alarms LiRA recognises {rates[1]} of the members; the guarantee allows any attack "
         f"{rates[2]}. {found.models} models were trained with this recipe, each on half of {found.records} public "
         "test rows; the private records and the model of this run were not used."
     )
     rows = tuple(
-        (numbers.percent(a), numbers.percent(b), numbers.percent(c))
+        (numbers.percent(a), numbers.percent(b), numbers.most(c))
         for a, b, c in zip(found.false, found.true, found.allowed, strict=True)
     )
     return Shown(_figure(found), sentence, rows[::4])

@@ -45,6 +45,11 @@ def percent(value: Any) -> str:
     return f"{100 * value:.2f} %" if _is_number(value) else "–"
 
 
+def most(value: Any) -> str:
+    """A share that is promised not to be exceeded, in percent: rounded up."""
+    return f"{up(100 * value)} %" if _is_number(value) else "–"
+
+
 def seconds(value: Any) -> str:
     """12.3 s, 4 min 05 s, 2 h 03 min."""
     if not _is_number(value) or not math.isfinite(value):

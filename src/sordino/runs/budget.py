@@ -31,7 +31,7 @@ import hmac
 import secrets
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,14 @@ from sordino.accounting.adaptive import filter_order
 from sordino.errors import InputError, SordinoError
 from sordino.files import json_bytes, locked, read_json, write_atomically
 from sordino.plan.core import Plan
+from sordino.release.ledger import noted_ledgers, read_chain
 from sordino.runs.budget_cost import Account, Cost, Limit
 from sordino.runs.budget_file import create as create_file
 from sordino.runs.budget_file import transaction
 from sordino.runs.dataset_digest import content_digest
 from sordino.runs.recipe import Recipe
 from sordino.shown import up
+from sordino.training.witness import require_own
 
 TOKEN = "budget.json"  # in the run directory: the run's reservation
 
@@ -156,16 +158,22 @@ class Budget:
             )
         return token
 
-    def settle(self, out: Path, token: str | None = None) -> None:
+    def settle(self, out: Path, token: str | None = None, *, began: bool = True) -> None:
         """Replaces the reservation of the ended run in `out` by what its ledger contains.
 
         Args:
             out: The run directory.
-            token: What `reserve` returned, if this process made the run: without a ledger it then released nothing.
+            token: What `reserve` returned, if this process made the run.
+            began: Whether a ledger was opened. If it was and is missing now, the reservation stays forever.
+
+        Raises:
+            SordinoError: the ledger was lost, exchanged, truncated or rolled back; the reservation stays.
         """
         token, ledger = token or _token(out), out / "ledger.jsonl"
-        if token is None:
+        if token is None or (began and not ledger.exists()):
             return
+        if ledger.exists():
+            require_own(out / "checkpoint", read_chain(ledger))
         cost = Cost.of_ledger(ledger) if ledger.exists() else Cost()
         with self._transaction() as base:
             row = base.execute("SELECT digest, cost FROM runs WHERE token = ?", (token,)).fetchone()
@@ -221,10 +229,14 @@ def charged(path: Path | None, recipe: Recipe, plan: Plan, out: Path, data_dir: 
         return
     budget = Budget(path)
     token = budget.reserve(budget.digest(recipe, data_dir), plan, out)
-    try:
-        yield
-    finally:
-        budget.settle(out, token)
+    with noted_ledgers() as opened:
+        try:
+            yield
+        except BaseException:
+            with suppress(SordinoError):  # the reservation stays; the caller sees why the run ended
+                budget.settle(out, token, began=bool(opened))
+            raise
+        budget.settle(out, token, began=bool(opened))
 
 
 def _token(out: Path) -> str | None:

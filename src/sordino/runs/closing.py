@@ -20,9 +20,12 @@ from torch import Tensor
 
 from sordino.errors import SordinoError
 from sordino.files import json_bytes, write_atomically
+from sordino.plan.core import Plan
+from sordino.plan.explained import missing_step
 from sordino.plan.spent import from_ledger
 from sordino.ranks.layout import whole_of
 from sordino.release.ledger import read_chain
+from sordino.release.ledger_lines import Chain
 from sordino.shown import up
 from sordino.training.sealed import sealed, write_sealed
 
@@ -47,9 +50,10 @@ def write_closed(
         stated: What the model file says about it, besides the ledger's head and the digest of the result.
 
     Raises:
-        SordinoError: the ledger's ε exceeds the result's.
+        SordinoError: the ledger lacks steps that were made, or its ε exceeds the result's.
     """
     chain = read_chain(out / LEDGER)
+    _require_steps(chain, result.get("stopped_at"), out / LEDGER)
     spent = float(from_ledger(chain.header, chain.entries, result["delta"])["epsilon"])
     if not spent <= result["epsilon"] * (1 + EQUAL):
         raise SordinoError(
@@ -69,6 +73,18 @@ def write_closed(
         document["files"] = {**bound, MODEL: hashlib.sha256(content).hexdigest()}
     write_atomically(out / RESULT, json_bytes(document))
     return document
+
+
+def _require_steps(chain: Chain, stopped_at: int | None, path: Path) -> None:
+    """Refuses a ledger that was exchanged or cut while the run was at work."""
+    plan = Plan.from_dict({key: value for key, value in chain.header.items() if key != "kind"})
+    steps = [entry["step"] for entry in chain.entries if entry["purpose"] == plan.method.purpose]
+    missing = missing_step(plan, steps, stopped_at or plan.steps)
+    if missing is not None:
+        raise SordinoError(
+            f"{path} lacks step {missing}, which was released: it was exchanged or cut while the run was at work. "
+            "Nothing is published; restore it from a copy and resume, or count the plan as spent"
+        )
 
 
 def is_bound(path: Path) -> bool:

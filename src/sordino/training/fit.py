@@ -39,6 +39,7 @@ from sordino.records.fitting import check_fits, fitted
 from sordino.records.gradients import Counted, Divisible, GradientSum
 from sordino.records.reading import Collated, count_records, splits
 from sordino.release.ledger import Ledger
+from sordino.release.mechanisms import choose_lattice
 from sordino.sampling import Partition, cycle
 from sordino.training.announced import header
 from sordino.training.asked import check_asked, chosen_update
@@ -149,6 +150,7 @@ def _job(
         store=store,
     )  # fmt: skip
     job.loop().rehearse()  # finds an optimizer that fails on its settings before anything is written
+    _check_grid(plan, model)
     if watching:
         names = job.loop().evaluated()
         for callback in watching:
@@ -215,6 +217,13 @@ def _followed(job: Job, rank: ranks.Rank, guarantee: Guarantee) -> Result:
         told = ranks.end(ranks.follow(gradient_sum, job.model, rank, past))
     rank.copy_from_leader([*job.model.parameters(), *job.model.buffers()])
     return Result(job.model, guarantee, told.metrics, told.seconds, told.skipped_steps, {})
+
+
+def _check_grid(plan: Plan, model: nn.Module) -> None:
+    """Refuses noise that has no grid for so many coordinates; the release would, when a ledger is there already."""
+    coordinates = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    for step in {0, plan.steps - 1} if coordinates else ():
+        choose_lattice(plan.noise_at(step), plan.sensitivity, coordinates)
 
 
 def _divisible(gradient_sum: GradientSum, plan: Plan) -> Divisible:

@@ -33,9 +33,9 @@ from sordino.plan.explained import Explained
 from sordino.randomness import RandomSource
 from sordino.randomness.masks import masks_of
 from sordino.records.companions import refuse_undeclared
-from sordino.records.gradients import GradientSum
+from sordino.records.gradients import GradientSum, stated_unit
 from sordino.records.reading import as_records, rows_of_users, users_of
-from sordino.records.users import RowsOfUsers, UserRows
+from sordino.records.users import Protects, RowsOfUsers, UserRows
 from sordino.release import Entry, release
 from sordino.release.ledger import Ledger
 from sordino.sampling import LogicalBatch, TruncatedPoisson, batches
@@ -213,6 +213,7 @@ def check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource,
         raise Refused("the plan and the random source disagree on whether the noise is secure: use plan.source()")
     if {**ledger.header, "kind": "plan"} != {**json.loads(json.dumps(plan.to_dict())), "kind": "plan"}:
         raise InputError("the ledger was opened for another plan: open it with this plan's to_dict()")
+    source.claim(ledger.name)
     explained = Explained(plan, ledger.entries)
     explained.require_source(source)
     explained.require_start(start, source)
@@ -239,6 +240,24 @@ def check_gradient_sum(plan: Plan, gradient_sum: GradientSum) -> None:
             "plan_gradients, or make the plan with that contribution (inner=, augmentation=, record_momentum=)"
         )
     refuse_undeclared(plan, stated)
+    _check_unit(plan, stated_unit(gradient_sum))
+
+
+def _check_unit(plan: Plan, found: Protects) -> None:
+    """Refuses records that are rows where the plan protects users."""
+    if plan.unit != "user":
+        return
+    unit, most = found
+    drawn = plan.examples_per_user
+    if (unit == "user" and drawn is None) or (unit == "row" and None not in (most, drawn) and most <= drawn):  # type: ignore[operator]
+        return
+    wanted = "users_of" if drawn is None else "rows_of_users"
+    raise Refused(
+        f"the plan protects users, and the gradient sum's records are {unit}s"
+        + (f" ({most} of a user)" if most is not None else "")
+        + f": its ε would be about rows. Give the dataset as sordino.records.reading.{wanted} makes it of one id for "
+        "each row (train does so with users=)"
+    )
 
 
 def _parts(contribution: Contribution) -> str:
@@ -281,7 +300,7 @@ def unit_dataset(plan: Plan, dataset: Any, users: Any = None) -> Any:
     if isinstance(dataset, Rows) and dataset.record is not None:
         dataset = as_records(dataset)
         dataset.rows_per_user = plan.rows_per_user
-    if not isinstance(dataset, UserRows):
+    if not isinstance(dataset, UserRows) or isinstance(dataset, RowsOfUsers):
         raise Refused(
             "the plan's unit is a user, but the rows have no owners: give users=, one id for each row (otherwise each "
             "row would be protected as if it came from a different user)"

@@ -21,7 +21,9 @@ from sordino.errors import InputError, SordinoError
 from sordino.files import json_bytes, make_folder, write_atomically
 from sordino.records.digest import KEY_BYTES, keyed_digest
 from sordino.release.ledger import Ledger
+from sordino.release.ledger_lines import Chain
 from sordino.training.progress import working
+from sordino.training.sealed import read_sealed
 
 NAME = "run.json"
 _WARNING = "for the owner of the data only: with this key one can test a guess of the whole dataset"
@@ -54,6 +56,22 @@ def bind(checkpoints: Path, ledger: Ledger, dataset: Any, *, progress: bool | No
     content = json_bytes({**document, "digest": _digest(dataset, document, path, progress)})
     make_folder(checkpoints, private=True)
     write_atomically(path, content, private=True)
+
+
+def require_own(checkpoints: Path, chain: Chain) -> None:
+    """Refuses a ledger that is not this run's, or lacks releases that its newest checkpoint was written after.
+
+    Raises:
+        SordinoError: it was lost, exchanged, cut or rolled back.
+    """
+    path = checkpoints / NAME
+    if path.exists() and _read(path).get("run") != chain.run:
+        raise SordinoError(f"the ledger is not the one that the run in {checkpoints.parent} began with")
+    for newest in sorted(checkpoints.glob("step-*.safetensors"), reverse=True)[:1]:
+        head = read_sealed(newest)[1].get("ledger")
+        at = {digest.hex(): count for digest, count in zip(chain.hashes, chain.counts, strict=True)}
+        if isinstance(head, dict) and at.get(str(head.get("hash"))) != head.get("entries"):
+            raise SordinoError(f"the ledger lacks releases that {newest} was written after")
 
 
 def _digest(dataset: Any, document: dict[str, Any], path: Path, progress: bool | None) -> str | None:

@@ -15,9 +15,9 @@ from torch.nn.functional import cross_entropy
 from small_audits import RECORDS, small_data, small_model
 from sordino.audit import AuditResult, audit_plan
 from sordino.audit.canaries import make_canaries
+from sordino.audit.guesses import choose_guesses
 from sordino.audit.noise_check import NoiseCheck, distribution
 from sordino.audit.one_run import claim_family, judge
-from sordino.audit.scores import choose_guesses
 from sordino.clipping import FlatClip, L2LinfClip
 from sordino.errors import ClaimBroken, InputError
 from sordino.methods import modelmix
@@ -109,7 +109,7 @@ class TestMomentum:
         canaries = make_canaries({"w": torch.Size([5000])}, FlatClip(1.0), 5000, "add-remove", source)
         seen = printed_with_momentum(momentum, canaries.coins, STEPS, np.random.default_rng(0))
         values = torch.ones(5000, 1, dtype=torch.float64)
-        guesses = choose_guesses(MixedScorer.of(claim), values, STEPS, 5000, claim_family(claim), 0.05)
+        guesses = choose_guesses(MixedScorer.of(claim), values, STEPS, 5000, claim_family(claim), 0.95)
         scores = torch.from_numpy(best_linear_score(seen, momentum))
         assert judge(claim, [(scores, canaries.coins)], guesses, 0.95).holds == holds
 

@@ -24,7 +24,7 @@ from sordino.accounting.calibration import calibrate, gaussian_guess
 from sordino.accounting.events import Release, compose_events
 from sordino.errors import InputError, Refused
 from sordino.methods.correlated.sensitivity import column_norm, sensitivity
-from sordino.methods.correlated.strategies import Strategy
+from sordino.methods.correlated.strategies import MOST_STEPS, Strategy
 
 _SHARE = 2.0**-20  # share of the variance of Z that accounts for the truncation
 _LARGEST = 1e12  # noise multiplier beyond which a release has no cost in double precision
@@ -71,6 +71,8 @@ def releases(
     total = steps if total is None else total
     if steps == 0:
         return []
+    if total > MOST_STEPS:
+        raise InputError(f"steps = {total}: correlated noise is accounted for {MOST_STEPS} steps at most")
     count, left = pattern.participations(steps), strategy.residue(total) * pattern.participations(steps)
     main = noise_multiplier * (math.sqrt(1 - _SHARE) if left else 1.0) / moves(strategy, pattern, steps)
     found = [(Release("gaussian", main), 1) if pattern.rate == 1 else (Release("gaussian", main, pattern.rate), count)]
@@ -121,6 +123,8 @@ def pattern_of(records: int, batch: float, groups: int | None) -> Pattern:
     checks.count("records", records)
     if checks.positive("batch", batch) > records:
         raise InputError(f"batch ({batch:g}) exceeds records ({records})")
+    if records / batch > MOST_STEPS:
+        raise InputError(f"{records} records in batches of {batch:g} make more than {MOST_STEPS} groups")
     whole = math.ceil(records / batch - 1e-9)
     if groups is None or checks.count("groups", groups) == whole:
         return Pattern(whole)

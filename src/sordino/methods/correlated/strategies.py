@@ -30,6 +30,8 @@ Array = npt.NDArray[np.float64]
 
 KINDS = ("identity", "lambda", "inverse-root", "banded-root", "banded-lambda")
 BANDED = ("identity", "banded-root", "banded-lambda")
+MOST_STEPS = 10**7
+"""Steps, and bands of C: vectors of so many numbers are computed with."""
 MOST_TERMS = 4096
 """Largest number of Gaussians in one coordinate of one step."""
 _NEGLIGIBLE = 1e-13  # absolute sum of the coefficients of C⁻¹ that are truncated
@@ -53,8 +55,8 @@ class Strategy:
             raise InputError(f"the strategy {self.name} takes {' and '.join(wanted) or 'no options'}, and nothing else")
         if self.value is not None:
             checks.within("lambda", self.value, 0, 1, open_low=True, open_high=True)
-        if self.bands is not None:
-            checks.count("bands", self.bands, minimum=2)
+        if self.bands is not None and checks.whole("bands", self.bands, minimum=2) > MOST_STEPS:
+            raise InputError(f"bands = {self.bands}: at most {MOST_STEPS}")
 
     @property
     def width(self) -> int | None:

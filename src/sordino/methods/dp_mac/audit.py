@@ -15,8 +15,9 @@ from torch import Tensor
 
 from sordino.audit.bounds import check_confidence
 from sordino.audit.canaries import Canaries, CanaryGradients, make_canaries, most_canaries
+from sordino.audit.guesses import choose_guesses
 from sordino.audit.one_run import DEFAULT_CANARIES, AuditResult, claim_family, judge
-from sordino.audit.scores import Scorer, choose_guesses
+from sordino.audit.scores import Scorer
 from sordino.errors import InputError
 from sordino.methods.dp_mac.coefficients import Coefficients, polynomials
 from sordino.methods.dp_mac.network import Network
@@ -63,7 +64,7 @@ def audit_mac(
     records = len(dataset[1])
     claim = replace(plan, records=records + count, steps=steps or plan.steps, statistics=(), insecure_seed=None)
     scorer, family = Scorer.of(claim), claim_family(claim)
-    guesses = choose_guesses(scorer, marked.values, claim.steps, count, family, 1.0 - confidence)
+    guesses = choose_guesses(scorer, marked.values, claim.steps, count, family, confidence)
     run = replace(
         claim.with_noise(claim.noise.noise_multiplier * noise_scale),
         records=records + len(marked.members),

@@ -123,6 +123,7 @@ def judge_last_iterate(claim: Plan, scores: Tensor, coins: Tensor, confidence: f
         sampler=claim.sampling.name,
         holds=lower <= claimed,
         bound=BOUND,
+        epsilon_lower_any=lower,
         epsilon_lower_point=one_run_epsilon(correct, 2 * side, count, claim.delta, confidence),
     )
 

@@ -68,11 +68,11 @@ class Geometry:
     radius: float | None = None
 
     def __post_init__(self) -> None:
-        checks.positive("feature_norm", self.feature_norm)
-        if checks.real("bias", self.bias) < 0 or not math.isfinite(self.bias):
+        checks.within("feature_norm", self.feature_norm, 1e-30, 1e30)
+        if not 0 <= checks.real("bias", self.bias) <= 1e30:
             raise InputError(f"bias = {self.bias}: the constant feature must be positive, or 0 for none")
         if self.radius is not None:
-            checks.positive("radius", self.radius)
+            checks.within("radius", self.radius, 1e-30, 1e30)
 
     @property
     def record_norm(self) -> float:
