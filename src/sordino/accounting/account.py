@@ -24,9 +24,12 @@ _TAIL = 1e-6  # fraction of δ that truncated tails may cost
 _MAX_COUNT = 10**12
 _FEW_CELLS = 1 << 19
 _LEAST_NOISE = 0.1  # of random allocation: with less, sampling is taken to gain nothing
-# a factor on the tolerance, up to so many batches per epoch of random allocation
-_MANY_BATCHES = 2000  # of random allocation, from which on the lower bound takes a coarser grid
-_COARSER = ((1, 1.0), (128, 0.5), (256, 1.0), (2048, 4.0), (math.inf, 10.0))
+_NEAR = 0.99  # of the upper bound: a lower bound that is near enough
+_SETTLED = 10  # times the tolerance: finer grids of random allocation are tried while they change ε by more
+
+
+class LossTooLarge(InputError):
+    """ε is beyond what the accountants can state; with more noise it is not."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def composed_epsilon(
     except GridTooLarge as error:
         if supports(releases, relation):
             return rdp_epsilon(releases, delta, relation), "rdp"
-        raise InputError(
+        raise LossTooLarge(
             f"the privacy loss of {_describe(releases)} is too large for the PLD accountant ({error}), and there is no "
             f"Rényi bound for it: use more noise or fewer steps"
         ) from None
@@ -97,7 +100,7 @@ def pld_epsilon(releases: Releases, delta: float, relation: str, tolerance: floa
     everything = list(rest)
     if gaussian is not None:  # relation is already in the scale
         everything.append((Release("gaussian", _scaled(gaussian, relation)), 1))
-    value = _on_grid(everything, delta, relation, tolerance * _coarser(rest))
+    value = _on_grid(everything, delta, relation, tolerance)
     return min(value, _pure_epsilon(everything, relation)), "pld"
 
 
@@ -117,12 +120,6 @@ def _merge(releases: Releases, relation: str) -> tuple[float | None, list[tuple[
 def _scaled(sigma: float, relation: str) -> float:
     """The noise multiplier whose pair under the relation has this standard deviation."""
     return sigma * (1 if relation == "add-remove" else 2)
-
-
-def _coarser(releases: Releases) -> float:
-    """A factor on the tolerance: the grids of random allocation are dear when there are many batches."""
-    most = max((release.batches or 1 for release, _ in releases), default=1)
-    return next(factor for batches, factor in _COARSER if most <= batches)
 
 
 def _little_noise(release: Release) -> bool:
@@ -169,22 +166,46 @@ def _on_grid(releases: Releases, delta: float, relation: str, tolerance: float) 
         built = [(build(interval, tail), count) for build, count in builders]
         return [(f, c) for (f, _), c in built], [(b, c) for (_, b), c in built]
 
+    def evaluated(interval: float, tilt: float, cells: int) -> float:
+        forward, backward = directions(interval)
+        value = Composition(forward, interval, cells).epsilon(delta, tilt)
+        # under replace-one every pair is its own mirror image; and δ(0) is the same in both directions
+        if relation == "replace-one" or value == 0:
+            return value
+        return max(value, Composition(backward, interval, cells).epsilon(delta, tilt))
+
     interval, tilt = _choose_grid(lambda d: Composition(directions(d)[0], d), delta, tolerance)
     if tilt == 0:
         return 0.0
+    value, interval = _on_affordable_grid(lambda d, cells: evaluated(d, tilt, cells), interval)
+    if not any(release.batches for release, _ in releases):
+        return value
+    return _settled(lambda d: evaluated(d, tilt, _FEW_CELLS), value, interval, _SETTLED * tolerance)
+
+
+def _on_affordable_grid(evaluated: Callable[[float, int], float], interval: float) -> tuple[float, float]:
+    """(ε, interval) on the grid, or on a coarser one where it is too large."""
     for attempt in range(14):
         # twice the interval costs four times the error: two doublings are cheaper than a huge grid, more are not
-        cells = _FEW_CELLS if attempt < 2 else MAX_CELLS
         try:
-            forward, backward = directions(interval)
-            value = Composition(forward, interval, cells).epsilon(delta, tilt)
-            # under replace-one every pair is its own mirror image; and δ(0) is the same in both directions
-            if relation == "replace-one" or value == 0:
-                return value
-            return max(value, Composition(backward, interval, cells).epsilon(delta, tilt))
+            return evaluated(interval, _FEW_CELLS if attempt < 2 else MAX_CELLS), interval
         except GridTooLarge:
             interval *= 2
     raise GridTooLarge(f"no grid finer than {interval:.3g} fits")
+
+
+def _settled(evaluated: Callable[[float], float], value: float, interval: float, change: float) -> float:
+    """The least ε of finer and finer grids, until it changes by less: how sums over batches err is known roughly."""
+    for _ in range(8):
+        interval /= 2
+        try:
+            finer = min(value, evaluated(interval))
+        except GridTooLarge:
+            break
+        if finer >= value * (1 - change):
+            return finer
+        value = finer
+    return value
 
 
 def _choose_grid(compose: Callable[[float], Composition], delta: float, tolerance: float) -> tuple[float, float]:
@@ -195,15 +216,17 @@ def _choose_grid(compose: Callable[[float], Composition], delta: float, toleranc
     losses are smaller than d).
     """
     interval = 0.5
+    good: float | None = None  # the last interval that fitted
     value = tilt = variance = 0.0
     change = 0.0  # how the last round changed the interval; a small change keeps ε and θ as they are
     for _ in range(60):
         try:
             composition = compose(interval)
         except GridTooLarge:
-            if change == 0:
+            if good is None:
                 raise
-            return 2 * interval, tilt
+            return min(good, 2 * interval), tilt
+        good = interval
         if change < 0.2:
             value, tilt = composition.renyi(delta * (1 - 2 * _TAIL))
             if value == 0:  # a Rényi bound of a dominating composition: it holds as it is
@@ -243,23 +266,27 @@ def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: f
         return Composition([(build(interval, tail)[0], count) for build, count in above], interval)
 
     try:
-        interval, tilt = _choose_grid(compose, delta, TOLERANCE * _coarser(rest))
+        interval, tilt = _choose_grid(compose, delta, TOLERANCE)
         if tilt == 0:
             return 0.0
     except GridTooLarge:
         return None
+
     best: float | None = None
-    batches = max((release.batches or 1 for release, _ in rest), default=1)
-    # where the losses have an edge, the first grid is too coarse; grids of many batches are dear
-    for finer in (1.0, 4.0) if batches == 1 else (1.0,) if batches < _MANY_BATCHES else (0.7,):
-        try:
-            built = [(build(interval / finer, tail), count) for build, count in builders]
-            value = Composition(built, interval / finer, _FEW_CELLS).epsilon_from_below(delta, tilt)
-        except GridTooLarge:
-            break
-        best = min(upper, max(value, best or 0.0))
-        if best > 0.99 * upper:
-            break
+
+    def from_below(interval: float, cells: int = _FEW_CELLS) -> float:
+        built = [(build(interval, tail), count) for build, count in builders]
+        return min(upper, Composition(built, interval, cells).epsilon_from_below(delta, tilt))
+
+    try:
+        best, interval = _on_affordable_grid(from_below, interval)
+        for _ in range(2):  # where the losses have an edge the first grid is too coarse
+            if best > _NEAR * upper:
+                break
+            interval /= 4
+            best = max(best, from_below(interval))
+    except GridTooLarge:
+        pass
     return best
 
 
