@@ -91,8 +91,10 @@ def _on_lattice(epoch: Epoch, interval: float, tail: float) -> tuple[Spread, Arr
     places = np.floor(logs / interval).astype(np.int64)
     up = upper * np.clip(np.expm1(logs - places * interval) / math.expm1(interval), 0.0, 1.0)
     first = int(places[0])
-    masses = np.bincount(places - first, upper - up, int(places[-1]) - first + 2)
-    masses += np.bincount(places - first + 1, up, len(masses))
+    size = int(places[-1]) - first + 2
+    masses = np.zeros(size)
+    masses += np.bincount(places - first, upper - up, size)
+    masses += np.bincount(places - first + 1, up, size)
     lost = epoch.seen / epoch.batches * law.excess + total.over / epoch.batches
     if epoch.seen < epoch.batches:
         lost += total.over / float(total.first + len(values)) / step  # P[S above the points], for the batches unseen
@@ -220,7 +222,7 @@ def _lattice_from_below(epoch: Epoch, interval: float, tail: float) -> Pmf:
     total = summed(law, epoch.seen, share**2)  # further out, since what the transform folds in is subtracted
     values = _means(epoch, total.first, len(total.lower), step)
     there = (total.lower > 0) & (values > 0)
-    return merged(total.lower[there], values[there], interval, ROUNDING)
+    return merged(total.lower[there] * (1 - _MASS_ROUNDING), values[there], interval, ROUNDING)
 
 
 def _geometric_from_below(epoch: Epoch, interval: float, tail: float) -> Pmf:

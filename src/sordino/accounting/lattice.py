@@ -36,16 +36,25 @@ _ORDERS = np.geomspace(1 / 64, 8, 28)  # of Chernoff bounds, in units of the ord
 
 @dataclass(frozen=True)
 class Law:
-    """A variable on the lattice: masses[i] at the point first + i. `step` is Δ."""
+    """A variable on the lattice: masses[i] at the point first + i, in units of `step` (Δ).
+
+    Orders of exponential moments are in units of 1/Δ, and points count from `centre`, near the mean: products of an
+    order and a point are then small, and so is their rounding, which the sum of n summands repeats n times.
+    """
 
     step: float
     first: int
     masses: Array
 
+    @property
+    def centre(self) -> int:
+        """A point near the mean, which is 1."""
+        return round(1 / self.step)
+
     @functools.cached_property
     def points(self) -> Array:
-        """The values of the variable."""
-        return (self.first + np.arange(len(self.masses), dtype=np.float64)) * self.step
+        """From the centre, in units of Δ: whole numbers."""
+        return (self.first - self.centre) + np.arange(len(self.masses), dtype=np.float64)
 
     @functools.cached_property
     def logs(self) -> Array:
@@ -55,16 +64,16 @@ class Law:
         return found
 
     def log_moment(self, order: float) -> float:
-        """log E e^{order·L}."""
+        """log E e^{order·(L − centre)}."""
         return _log_sum(self.logs + order * self.points)
 
     def log_moment_of_value(self, order: float) -> float:
-        """log E L·e^{order·L}."""
+        """log E L·e^{order·(L − centre)}, L in units of Δ."""
         with np.errstate(divide="ignore"):
-            return _log_sum(self.logs + np.log(self.points) + order * self.points)
+            return _log_sum(self.logs + np.log(self.points + self.centre) + order * self.points)
 
     def tilted(self, order: float) -> tuple[Array, float, float]:
-        """The masses tilted by e^{order·L}, with their mean and variance."""
+        """The masses tilted by e^{order·L}, with their mean (from the centre) and variance."""
         logs = self.logs + order * self.points
         weights = np.exp(np.maximum(logs - logs.max(), _LEAST_LOG))
         weights /= weights.sum()
@@ -168,25 +177,25 @@ def summed(law: Law, count: int, share: float) -> Sum:
     if last - first >= MOST_POINTS:
         raise GridTooLarge(f"{last - first + 1} points for a sum over batches")
     size = next_fast_len(last - first + 1, real=True)
-    lower, upper = np.full((2, last - first + 1), -np.inf)
-    upper = -upper
-    points = (first + np.arange(len(lower), dtype=np.float64)) * law.step
+    points = first + np.arange(last - first + 1, dtype=np.float64)  # from count·centre
+    lower, upper = np.full(len(points), -np.inf), np.full(len(points), np.inf)
     for order in _tilts(law, count, first, last):
-        power, error = _power(law.tilted(order)[0], law.first, count, size, first, len(lower))
-        folded = _outside(law, count, order, first, last)  # tilted mass that the transform folds into the points
+        weights, _, variance = law.tilted(order)
+        power, error = _power(weights, law.first - law.centre, count, size, first, len(points))
+        folded = _outside(law, count, order, variance, (first, last))  # what the transform folds into the points
         scale = count * law.log_moment(order) - order * points
         with np.errstate(divide="ignore"):
             upper = np.minimum(upper, np.log(power + error) + scale)
             lower = np.maximum(lower, np.log(np.maximum(power - error - folded, 0.0)) + scale)
-    return Sum(first, np.exp(lower), np.exp(np.minimum(upper, 0.0)), over, under)
+    start = first + count * law.centre
+    return Sum(start, np.exp(lower), np.exp(np.minimum(upper, 0.0)), over * law.step, under)
 
 
 def _window(law: Law, count: int, share: float) -> tuple[int, int, float, float]:
-    """(first point, last point, E[S; above], P[below]) by Chernoff bounds."""
-    _, mean, variance = law.tilted(0.0)
-    unit = math.sqrt(-2 * math.log(share) / (count * max(variance, law.step**2 / 4)))
+    """(first point, last point, E[S; above], P[below]) by Chernoff bounds; points from count·centre."""
+    unit = math.sqrt(-2 * math.log(share) / (count * max(law.tilted(0.0)[2], 0.25)))
     wanted = math.log(share)
-    high, low = (count * (law.first + len(law.masses) - 1)) * law.step, count * law.first * law.step
+    low, high = count * float(law.points[0]), count * float(law.points[-1])
     over = under = 0.0
     for order in (unit * _ORDERS).tolist():
         moment = (count - 1) * law.log_moment(order) + math.log(count) + law.log_moment_of_value(order)
@@ -195,17 +204,17 @@ def _window(law: Law, count: int, share: float) -> tuple[int, int, float, float]
         below = count * law.log_moment(-order)
         if (wanted - below) / order > low:
             low, under = (wanted - below) / order, share
-    return math.floor(low / law.step), math.ceil(high / law.step), over, under
+    return math.floor(low), math.ceil(high), over, under
 
 
 def _tilts(law: Law, count: int, first: int, last: int) -> list[float]:
     """Orders whose tilted sums have their means at equal distances over the points; 0 is one of them."""
     _, mean, variance = law.tilted(0.0)
     found = [0.0]
-    for end in (last * law.step / count, first * law.step / count):
+    for end in (last / count, first / count):
         order = 0.0
         for aim in np.linspace(mean, end, _TILTS // 2 + 2)[1:-1].tolist():
-            order = _order_with_mean(law, aim, order, (aim - mean) / max(variance, law.step**2 / 4))
+            order = _order_with_mean(law, aim, order, (aim - mean) / max(variance, 0.25))
             found.append(order)
     return found
 
@@ -213,6 +222,7 @@ def _tilts(law: Law, count: int, first: int, last: int) -> list[float]:
 def _order_with_mean(law: Law, aim: float, start: float, step: float) -> float:
     """The order, from `start` on in the direction of `step`, whose tilted mean is near `aim`; any order would do."""
     near, far, gap = start, start, abs(aim - law.tilted(start)[1])
+    order = start
     for _ in range(40):
         order = far + step if near == far else (near + far) / 2
         missing = (aim - law.tilted(order)[1]) * math.copysign(1.0, step)
@@ -227,17 +237,16 @@ def _order_with_mean(law: Law, aim: float, start: float, step: float) -> float:
     return order
 
 
-def _outside(law: Law, count: int, order: float, first: int, last: int) -> float:
-    """At most the mass of the sum, tilted by `order`, outside of the points."""
-    weights, mean, variance = law.tilted(order)
+def _outside(law: Law, count: int, order: float, variance: float, ends: tuple[int, int]) -> float:
+    """At most the mass of the sum, tilted by `order`, outside of the points; `variance` is that of the tilted law."""
     here = law.log_moment(order)
-    unit = 8.0 / math.sqrt(count * max(variance, law.step**2 / 4))
-    sides = [math.inf, math.inf]
+    unit = 8.0 / math.sqrt(count * max(variance, 0.25))
+    sides = [0.0, 0.0]
     for s in (unit * _ORDERS).tolist():
-        above = count * (law.log_moment(order + s) - here) - s * (last + 1) * law.step
-        below = count * (law.log_moment(order - s) - here) + s * (first - 1) * law.step
-        sides = [min(sides[0], above), min(sides[1], below)]
-    return sum(math.exp(min(side, 0.0)) for side in sides)
+        below = count * (law.log_moment(order - s) - here) + s * (ends[0] - 1)
+        above = count * (law.log_moment(order + s) - here) - s * (ends[1] + 1)
+        sides = [min(sides[0], below), min(sides[1], above)]
+    return sum(math.exp(side) for side in sides)
 
 
 def _power(weights: Array, start: int, count: int, size: int, first: int, points: int) -> tuple[Array, float]:
