@@ -84,10 +84,10 @@ def _on_lattice(epoch: Epoch, interval: float, tail: float) -> tuple[Spread, Arr
     """M from above by one sum on a lattice, spread onto the geometric grid once; and the variance that this added."""
     share, step = tail / 4, _lattice_step(epoch, interval)
     law = cells(epoch.noise_multiplier, step, share / epoch.seen)
-    total = summed(spread(law), epoch.seen, share)
-    values = _means(epoch, total.first, len(total.upper), step)
+    total = summed(spread(law), epoch.seen, share, above=True)
+    values = _means(epoch, total.first, len(total.masses), step)
     there = values > 0
-    upper, logs = total.upper[there], np.log(values[there])
+    upper, logs = total.masses[there], np.log(values[there])
     places = np.floor(logs / interval).astype(np.int64)
     up = upper * np.clip(np.expm1(logs - places * interval) / math.expm1(interval), 0.0, 1.0)
     first = int(places[0])
@@ -98,7 +98,7 @@ def _on_lattice(epoch: Epoch, interval: float, tail: float) -> tuple[Spread, Arr
     lost = epoch.seen / epoch.batches * law.excess + total.over / epoch.batches
     if epoch.seen < epoch.batches:
         lost += total.over / float(total.first + len(values)) / step  # P[S above the points], for the batches unseen
-    zero = epoch.seen * law.below + total.under + float(total.upper[~there].sum())
+    zero = epoch.seen * law.below + total.under + float(total.masses[~there].sum())
     grid = np.exp((first + np.arange(len(masses), dtype=np.float64)) * interval)
     added = 1 / 6 + epoch.seen * (step / epoch.batches / interval / grid) ** 2 / 6
     return Spread(1, first, masses, zero, lost), added
@@ -219,10 +219,10 @@ def epoch_from_below(epoch: Epoch, interval: float, tail: float) -> Pmf:
 def _lattice_from_below(epoch: Epoch, interval: float, tail: float) -> Pmf:
     share, step = tail / 4, _lattice_step(epoch, interval)
     law = contracted(cells(epoch.noise_multiplier, step, share / epoch.seen))
-    total = summed(law, epoch.seen, share**2)  # further out, since what the transform folds in is subtracted
-    values = _means(epoch, total.first, len(total.lower), step)
-    there = (total.lower > 0) & (values > 0)
-    return merged(total.lower[there] * (1 - _MASS_ROUNDING), values[there], interval, ROUNDING)
+    total = summed(law, epoch.seen, share**2, above=False)  # further out, since what the transform folds in is subtracted
+    values = _means(epoch, total.first, len(total.masses), step)
+    there = (total.masses > 0) & (values > 0)
+    return merged(total.masses[there] * (1 - _MASS_ROUNDING), values[there], interval, ROUNDING)
 
 
 def _geometric_from_below(epoch: Epoch, interval: float, tail: float) -> Pmf:

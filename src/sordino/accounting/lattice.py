@@ -27,11 +27,11 @@ from sordino.accounting.lower import balanced
 from sordino.accounting.pairs import Array, GridTooLarge
 
 MOST_POINTS = 1 << 18
-_LAW_POINTS = 1 << 14
+_LAW_POINTS = 1 << 15
 _UNIT = 2.0**-52
 _LEAST_LOG = -600.0  # numbers below e^−700 are slow to compute with, and far below every error bound
 _TILTS = 5  # over the range of the sum
-_ORDERS = np.geomspace(1 / 64, 8, 28)  # of Chernoff bounds, in units of the order that suits a normal law
+_ORDERS = np.geomspace(1 / 64, 4, 13)  # of Chernoff bounds, in units of the order that suits a normal law
 
 
 @dataclass(frozen=True)
@@ -155,20 +155,25 @@ def contracted(found: Cells) -> Law:
 
 @dataclass(frozen=True)
 class Sum:
-    """Bounds on the law of a sum of n: P[S = (first + i)·Δ] lies between lower[i] and upper[i].
+    """A bound on P[S = (first + i)·Δ], masses[i], for a sum of n; from above or from below.
 
     `over` bounds E[S; S above the points], `under` bounds P[S below the points].
     """
 
     first: int
-    lower: Array
-    upper: Array
+    masses: Array
     over: float
     under: float
 
 
-def summed(law: Law, count: int, share: float) -> Sum:
+def summed(law: Law, count: int, share: float, *, above: bool) -> Sum:
     """The law of the sum of `count` copies, on the points outside of which its mass and expectation are `share`.
+
+    Args:
+        law: of one of them.
+        count: how many there are.
+        share: what may lie outside.
+        above: whether the masses are bounds from above.
 
     Raises:
         GridTooLarge: there are too many points.
@@ -178,17 +183,18 @@ def summed(law: Law, count: int, share: float) -> Sum:
         raise GridTooLarge(f"{last - first + 1} points for a sum over batches")
     size = next_fast_len(last - first + 1, real=True)
     points = first + np.arange(last - first + 1, dtype=np.float64)  # from count·centre
-    lower, upper = np.full(len(points), -np.inf), np.full(len(points), np.inf)
+    best = np.full(len(points), np.inf if above else -np.inf)
     for order in _tilts(law, count, first, last):
         weights, _, variance = law.tilted(order)
         power, error = _power(weights, law.first - law.centre, count, size, first, len(points))
-        folded = _outside(law, count, order, variance, (first, last))  # what the transform folds into the points
         scale = count * law.log_moment(order) - order * points
-        with np.errstate(divide="ignore"):
-            upper = np.minimum(upper, np.log(power + error) + scale)
-            lower = np.maximum(lower, np.log(np.maximum(power - error - folded, 0.0)) + scale)
-    start = first + count * law.centre
-    return Sum(start, np.exp(lower), np.exp(np.minimum(upper, 0.0)), over * law.step, under)
+        if above:
+            best = np.minimum(best, np.log(power + error) + scale)
+        else:  # what the transform folds into the points is taken off as well
+            surely = np.maximum(power - error - _outside(law, count, order, variance, (first, last)), 0.0)
+            with np.errstate(divide="ignore"):
+                best = np.maximum(best, np.log(surely) + scale)
+    return Sum(first + count * law.centre, np.exp(np.minimum(best, 0.0)), over * law.step, under)
 
 
 def _window(law: Law, count: int, share: float) -> tuple[int, int, float, float]:
