@@ -159,7 +159,7 @@ def _total_variation(releases: Releases, relation: str) -> float:
 
 def _on_grid(releases: Releases, delta: float, relation: str, tolerance: float) -> float:
     total = sum(count for _, count in releases)
-    tail = max(delta * _TAIL / total, 1e-300)
+    tail = _tail_of(delta, total)
     builders = [(release.discretiser(relation), count) for release, count in releases]
 
     def directions(interval: float) -> tuple[Parts, Parts]:
@@ -238,9 +238,19 @@ def _choose_grid(compose: Callable[[float], Composition], delta: float, toleranc
         if excess <= allowed * (15 if large else 1.3):
             break
         change = max(math.sqrt(allowed / max(excess, 1e-300)), 0.05)
-        interval *= min(change, 0.7)
+        interval = _shared(interval * min(change, 0.7))
         change = change if change < 0.7 else 0.0
     return interval, tilt
+
+
+def _shared(interval: float) -> float:
+    """The next smaller power of √2: what was computed for one δ serves for others."""
+    return float(2.0 ** (math.floor(2 * math.log2(interval)) / 2))
+
+
+def _tail_of(delta: float, total: int) -> float:
+    """The probability of one release that may be cut off, a power of 100 for the same reason."""
+    return float(max(100.0 ** math.floor(math.log(delta * _TAIL / total, 100)), 1e-300))
 
 
 def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: float) -> float | None:
@@ -259,7 +269,7 @@ def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: f
     builders = [(build, count) for build, count in lower if build is not None]
     if len(builders) < len(parts) or any(_little_noise(release) for release, _ in releases):
         return None
-    tail = max(delta * _TAIL / sum(count for _, count in parts), 1e-300)
+    tail = _tail_of(delta, sum(count for _, count in parts))
     above = [(release.discretiser(relation), count) for release, count in parts]
 
     def compose(interval: float) -> Composition:
