@@ -10,9 +10,9 @@ post-processing, whatever its coefficients are.
 
 *Scaled Adam* (Ganesh, McMahan & Thakurta 2025, arXiv 2507.01129, algorithm 8) multiplies each record's gradient by
 s = floor/(√v + floor), coordinate by coordinate, *before* clipping, and divides what is released by s; v is Adam's
-second moment, made of earlier releases. What it needs: the map g ↦ clip(s ⊙ g) has norm at most C for every g and every s, so
-one record moves the sum by at most C given what was released before, and s is a function of that alone. The
-accountants of Poisson sampling and of random allocation are proven for steps that depend on earlier releases
+second moment, made of earlier releases. What it needs: the map g ↦ clip(s ⊙ g) has norm at most C for every g and
+every s, so one record moves the sum by at most C given what was released before, and s is a function of that alone.
+The accountants of Poisson sampling and of random allocation are proven for steps that depend on earlier releases
 (docs/guarantees), so ε is that of the plan. Here s ⊙ g is the gradient with respect to u of a model whose weights are
 s ⊙ u, so the engine clips it as it clips every gradient. Runs that are in FILE already are not made again.
 """
