@@ -299,6 +299,10 @@ class Stream:
         inside = pairs.places < len(flat)  # the last sine of an odd block has no coordinate
         flat[pairs.places[inside]] = whole[inside]
 
+    def work_in(self, other: Stream) -> None:
+        """Uses the memory that another stream works in, if it has some; what that one computed there is overwritten."""
+        self._work = other._work
+
     def gaussians(self, n: int) -> Gaussians:
         """The next n Gaussians: in double precision, and exactly where that is asked for."""
         pairs = (n + 1) // 2

@@ -183,8 +183,8 @@ def release(
         more = {"earlier": described_earlier(earlier, entry.step)}
     ledger.record(line_of(noise, sensitivity, entry, source, coordinates) | more | ({"fine": True} if fine else {}))
     if earlier is not None:
-        mixed = torch.from_numpy(parts.joined())
-        _add_mixture(mixed, earlier, lattice, source, ledger, entry, factor)
+        mixed = buffer((coordinates,), torch.float32 if wanted == {torch.float32} else torch.float64)
+        _add_mixture(parts, mixed, earlier, lattice, source, ledger, entry, factor)
         return _shaped(values, dtype, mixed)
     fresh = salt(source)
     stream = source.stream(f"release/{entry.purpose}{fresh}", entry.step)
@@ -207,7 +207,8 @@ def described_earlier(earlier: Mapping[int, float], step: int) -> dict[str, Any]
 
 
 def _add_mixture(
-    flat: Tensor,
+    parts: Parts,
+    out: Tensor,
     earlier: Mapping[int, float],
     lattice: Lattice,
     source: RandomSource,
@@ -215,11 +216,11 @@ def _add_mixture(
     entry: Entry,
     factor: float,
 ) -> None:
-    """This step's noise and that of the earlier steps, from their addresses; rounded once."""
+    """The parts with this step's noise and that of the earlier steps, from their addresses; rounded once."""
     own = f"/{ledger.salt}" if source.secure else ""
     terms = [(1.0, entry.step), *((float(a), s) for s, a in sorted(earlier.items(), reverse=True))]
     streams = [(a, source.stream(f"release/{entry.purpose}/again{own}", s)) for a, s in terms]
-    rounded_mixture(flat.numpy(), streams, lattice.scale, lattice.spacing, factor)
+    rounded_mixture(parts.arrays(), out.numpy(), streams, lattice.scale, lattice.spacing, factor)
 
 
 def _check_earlier(
