@@ -219,7 +219,8 @@ def epoch_from_below(epoch: Epoch, interval: float, tail: float) -> Pmf:
 def _lattice_from_below(epoch: Epoch, interval: float, tail: float) -> Pmf:
     share, step = tail / 4, _lattice_step(epoch, interval)
     law = contracted(cells(epoch.noise_multiplier, step, share / epoch.seen))
-    total = summed(law, epoch.seen, share**2, above=False)  # further out, since what the transform folds in is subtracted
+    # further out, since what the transform folds in is subtracted
+    total = summed(law, epoch.seen, share**2, above=False)
     values = _means(epoch, total.first, len(total.masses), step)
     there = (total.masses > 0) & (values > 0)
     return merged(total.masses[there] * (1 - _MASS_ROUNDING), values[there], interval, ROUNDING)
