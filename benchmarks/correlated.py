@@ -3,9 +3,10 @@
     python benchmarks/correlated.py --json benchmarks/results/correlated.json
 
 Each row is a process of its own that releases sums in double precision for some steps, as training does, with one
-Gaussian for each coordinate (DP-SGD) or with p of them (`inverse-root` with p coefficients: its own and p − 1 of earlier
-steps, made again from their addresses). `peak` is by how many megabytes the resident size was largest beyond that before
-the first release; `seconds` is the processor time of a release, the least of the last ones. The machine may be shared.
+Gaussian for each coordinate (DP-SGD) or with p of them (`inverse-root` with p coefficients: its own, and p − 1 of
+earlier steps, made again from their addresses). `peak` is by how many megabytes the resident size was largest beyond
+that before the first release; `seconds` is the processor time of a release, the least of the last ones. The machine may
+be shared.
 """
 
 from __future__ import annotations
