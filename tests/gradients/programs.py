@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from sordino.clipping import FlatClip
 from sordino.errors import Refused
 from sordino.gradients import Rows, brute_force, clipped_sum, passes
+from sordino.gradients.assurance import Assurance
+from sordino.gradients.rows import Chunk
 
 N = 3
 Step = Callable[[Any, Tensor], Tensor]
@@ -325,8 +327,16 @@ class Outcome:
     message: str = ""
 
 
-def compared(seed: int, rows: int, several: bool) -> Outcome:
-    """One program at one number of rows against brute force, in float64."""
+class Filling(Assurance):
+    """All checks of a training, and chunks that are filled up to N rows, as if the model had asked for their number."""
+
+    def room(self, chunk: Chunk) -> int:
+        together = 1 if chunk.slots is None or bool((chunk.slots < 0).any()) else chunk.slots.shape[1]
+        return max(chunk.rows, N // together * together)
+
+
+def compared(seed: int, rows: int, several: bool, checks: Assurance | None = None) -> Outcome:
+    """One program at one number of rows against brute force, in float64. checks: those of a training, if any."""
     model = Program(seed).double()
     source = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, N, N, generator=source, dtype=torch.float64)
@@ -335,7 +345,7 @@ def compared(seed: int, rows: int, several: bool) -> Outcome:
     data = Rows(x, target, record)
     with mock.patch.object(passes, "measured", wraps=passes.measured) as measured:
         try:
-            engine = clipped_sum(model, loss, data, FlatClip(1.0))
+            engine = clipped_sum(model, loss, data, FlatClip(1.0), assurance=checks)
         except Refused as refusal:
             return Outcome(seed, "refused", 0.0, model.names, str(refusal))
     oracle = brute_force(model, loss, data, FlatClip(1.0))
@@ -348,9 +358,11 @@ def compared(seed: int, rows: int, several: bool) -> Outcome:
 
 
 def outcome(seed: int) -> list[Outcome]:
-    """The program at the length of all other dimensions; one in six at another number of rows as well."""
+    """The program at the length of all other dimensions; one in six at another number of rows as well, and one in six
+    with a row less, filled up to that length, and all checks of a training."""
     sizes = (N, 4 + seed % 5 // 3) if seed % 6 == 0 else (N,)
-    return [compared(seed, rows, several=(seed + rows) % 4 == 0) for rows in sizes]
+    found = [compared(seed, rows, several=(seed + rows) % 4 == 0) for rows in sizes]
+    return [*found, compared(seed, N - 1, False, Filling())] if seed % 6 == 1 else found
 
 
 from gradients import more_programs  # noqa: E402, F401 (adds its blocks)

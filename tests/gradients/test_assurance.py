@@ -190,17 +190,21 @@ LARGER: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
 
 
 @pytest.mark.parametrize("name", LARGER)
-def test_interaction_that_begins_in_larger_batches_than_the_first_is_refused(name: str) -> None:
-    """Of 40 records 24 are expected in a batch: one record more or less moved the sum by up to nine clip norms."""
+def test_interaction_that_begins_in_larger_batches_than_the_first_is_refused_where_it_begins(name: str) -> None:
+    """One record more or less moved the sum by up to nine clip norms."""
     model, loss = LARGER[name]()
+    x, y = torch.randn(80, 8, generator=torch.Generator().manual_seed(0)), torch.arange(80) % 3
+    sums = sordino.record_gradients(model, loss, (x, y), plan().clipping)
+    for size in (24, 20, 28, 31):
+        sums(LogicalBatch(0, torch.arange(size), 512))
     with pytest.raises(sordino.Refused):
-        run("own loop", model, loss)
+        sums(LogicalBatch(1, torch.arange(60), 512))
 
 
-def test_a_batch_that_is_larger_than_all_that_were_tested_is_tested_again() -> None:
+def test_a_batch_that_is_much_larger_than_all_that_were_tested_is_tested_again() -> None:
     checks, (x, y) = Assurance(), data()
     sums = RecordGradients(net(plain), ce, row_reader((x, y)), FlatClip(1.0), assurance=checks)
-    for rows, tested in ((2, 1), (3, 1), (20, 1), (40, 2), (30, 2)):
+    for rows, tested in ((2, 1), (3, 1), (4, 1), (20, 2), (40, 2), (30, 2)):
         sums(LogicalBatch(0, torch.arange(rows), 512))
         assert checks.grouped == tested
 
@@ -456,6 +460,27 @@ def test_a_batch_of_one_record_leaves_the_check_to_the_next() -> None:
     assert sums.assurance.attributed == 0
     sums(LogicalBatch(1, torch.arange(5), 64))
     assert sums.assurance.attributed == 1
+
+
+def test_a_batch_in_which_no_record_uses_a_parameter_has_zero_sums() -> None:
+    """Records whose positions are all masked; alone they would be taken for a model without gradients."""
+
+    def masked(s: Any, x: Tensor) -> Tensor:
+        kept = x[:, 0] > 0
+        return (
+            torch.zeros(len(x), 3).index_put((kept.nonzero().flatten(),), plain(s, x[kept])) if kept.any() else x[:, :3]
+        )
+
+    x, y = data()
+    x[:, 0] = 1.0
+    x[30:, 0] = -1.0
+    sums = sordino.record_gradients(net(masked), ce, (x, y), plan().clipping)
+    with pytest.raises(sordino.Refused, match="does not depend on any trainable parameter"):
+        sums(LogicalBatch(0, torch.arange(32, 40), 64))
+    sums(LogicalBatch(0, torch.arange(24), 64))
+    found = sums(LogicalBatch(1, torch.arange(32, 40), 64))
+    assert all(not value.any() for value in found.sums.values())
+    assert len(found.norms) == 8
 
 
 def released(model: nn.Module, steps: int = 3) -> list[dict[str, Tensor]]:
