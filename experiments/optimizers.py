@@ -35,11 +35,10 @@ from torch.nn.functional import cross_entropy, linear
 
 import sordino
 from provenance import add_run, read_runs
-from sordino import data
+from tasks import Rows, held_out, rows_of
 
 DESIGN = Path(__file__).parent / "designs" / "optimizers.toml"
 COMMAND = "python experiments/optimizers.py --data-dir DIR"
-Rows = tuple[Tensor, Tensor]
 Weights = dict[str, Tensor]
 
 
@@ -178,25 +177,6 @@ def accuracy(
     with torch.no_grad():
         outputs = model(test[0])
     return float((outputs.argmax(1) == test[1]).double().mean())
-
-
-def rows_of(task: Mapping[str, Any], folder: Path) -> tuple[Rows, Rows]:
-    """(training rows, test rows), flat."""
-    found = data.load(task["dataset"], folder)
-    parts = []
-    for split, every in ((found.train, task["every"]), (found.test, 1)):
-        x, y = split.inputs[::every], split.targets[::every]
-        if "words" in task:
-            x = torch.zeros(len(y), task["words"]).scatter_(1, x % task["words"], 1.0)
-        parts.append((x.flatten(1).float(), y))
-    return parts[0], parts[1]
-
-
-def held_out(rows: Rows, share: float) -> tuple[Rows, Rows]:
-    order = torch.randperm(len(rows[1]), generator=torch.Generator().manual_seed(0))
-    cut = round(len(order) * (1 - share))
-    most, rest = order[:cut], order[cut:]
-    return (rows[0][most], rows[1][most]), (rows[0][rest], rows[1][rest])
 
 
 def settings_of(optimizer: Mapping[str, Any]) -> list[dict[str, float]]:

@@ -10,6 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from scipy.special import ndtr
+from scipy.stats import binom
 
 from sordino.accounting.account import account
 from sordino.accounting.allocation import Epoch, epoch_from_below, epoch_pmfs
@@ -51,6 +52,18 @@ def test_the_bounds_of_a_sum_lie_on_either_side_of_the_exact_one(seed: int) -> N
     assert float(lower.masses.sum()) == pytest.approx(float(sum(exact)), rel=1e-6)
     left_out = exact[:start] + exact[start + len(upper.masses) :]
     assert float(sum(left_out, Fraction(0))) <= upper.under + upper.over + 1e-300
+
+
+@pytest.mark.parametrize(("count", "chance"), [(200, 0.5), (10_000, 0.3), (10_000, 1e-3), (3_000, 0.97)])
+def test_many_summands_of_two_values_are_bracketed_as_a_binomial_law(count: int, chance: float) -> None:
+    law = Law(0.5, 1, np.array([1 - chance, chance]))
+    upper, lower = (summed(law, count, 1e-40, above=above) for above in (True, False))
+    exact = binom.pmf(np.arange(len(upper.masses)) + upper.first - count, count, chance)
+    assert (upper.masses * (1 + 1e-9) + 1e-300 >= exact).all()
+    assert (lower.masses * (1 - 1e-9) <= exact[: len(lower.masses)]).all()
+    seen = exact > 1e-25
+    assert (upper.masses[seen] <= exact[seen] * (1 + 1e-4)).all()
+    assert (lower.masses[exact > 1e-12] >= exact[exact > 1e-12] * (1 - 1e-4)).all()
 
 
 def stop_loss(sigma: float, x: float) -> float:

@@ -252,7 +252,8 @@ def _outside(law: Law, count: int, order: float, variance: float, ends: tuple[in
         below = count * (law.log_moment(order - s) - here) + s * (ends[0] - 1)
         above = count * (law.log_moment(order + s) - here) - s * (ends[1] + 1)
         sides = [min(sides[0], below), min(sides[1], above)]
-    return sum(math.exp(side) for side in sides)
+    possible = ends[0] > count * law.points[0], ends[1] < count * law.points[-1]
+    return sum(math.exp(side) for side, there in zip(sides, possible, strict=True) if there)
 
 
 def _power(weights: Array, start: int, count: int, size: int, first: int, points: int) -> tuple[Array, float]:
