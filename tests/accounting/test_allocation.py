@@ -90,6 +90,14 @@ def test_the_command_of_the_issue_prints_its_epsilon(capsys) -> None:
     assert (found["sampler"], found["batches"], found["steps"]) == ("allocation", 100, 1000)
 
 
+def test_shuffle_and_cut_keeps_its_number_and_points_to_allocation(capsys) -> None:
+    line = "account dpsgd --sampler partition --records 1000 --batch 100 --noise-multiplier 2 --epochs 5 --delta 1e-5"
+    assert main(line.split()) == 0
+    said = capsys.readouterr().out
+    assert "no amplification" in " ".join(said.split())
+    assert "--sampler allocation" in said
+
+
 @pytest.mark.parametrize(("t", "sigma", "epochs", "delta"), [(7, 0.6, 2, 1e-4), (300, 0.5, 1, 1e-5)])
 def test_the_lower_bound_is_below_and_near(t, sigma, epochs, delta) -> None:
     found = account(event(t, sigma, epochs), delta)
