@@ -1,20 +1,24 @@
 """Poisson sampling, random allocation and correlated noise at equal ε, batch and steps: who wins where.
 
-    python experiments/correlated.py --data-dir DIR [--out FILE] [--seeds 3]
+    python experiments/correlated.py --data-dir DIR [--out FILE]
+    python experiments/correlated.py --page              the table of FILE as a page has it
 
-A linear classifier, plain SGD with a constant step size, clip norm 1, δ = 10⁻⁵ (add-remove, a record). For each
-dataset, ε and number of epochs each way trains with the noise that meets ε. The step size is the best of `RATES` on a
-tenth of the *training* rows that is held out, tuned alike for each way (one seed); then all training rows are used,
-and the accuracy on the test rows is the mean over the seeds, with their standard deviation. The planner's choice
-(`sordino.methods.planner.compare_ways`) is made without looking at data and is compared with the best mean. Tuning is
-not paid for: these are public datasets. Runs that are in FILE already are not made again.
+The design is experiments/designs/ways.toml, fixed before the runs: tasks, budgets, step sizes, seeds and rules. Plain
+SGD with a constant step size, clip norm 1, add-remove, a record. The step size is the best on held-out *training* rows,
+tuned alike for each way; then all training rows are used, and the accuracy on the test rows is the mean over the seeds.
+The planner (`sordino.methods.planner.compare_ways`) looks at no data. Tuning is not paid for: these are public
+datasets. Runs that are in FILE already are not made again; the table is made when all of them are there.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import statistics
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,138 +26,195 @@ import torch
 
 import sordino
 from provenance import add_run, read_runs
-from sordino import data
-from sordino.methods.planner import Budget, compare_ways
+from sordino.methods.planner import ALIKE, Budget, compare_ways
+from tasks import Rows, accuracy, held_out, model_of, rows_of
 
-DATASETS = {"adult": 32561, "fashion-mnist": 60000, "fashion-mnist/10": 6000, "mnist/10": 6000}
-"""Names with their training rows; /10: every tenth training row, where the noise weighs ten times as much."""
-EPSILONS = (1.0, 8.0)
-EPOCHS = (1, 5)
-WAYS = ("poisson", "allocation", "correlated")
-RATES = (0.1, 0.3, 1.0, 3.0)
-BATCHES = 50  # steps of an epoch
-DELTA = 1e-5
+DESIGN = Path(__file__).parent / "designs" / "ways.toml"
 COMMAND = "python experiments/correlated.py --data-dir DIR"
-Rows = tuple[torch.Tensor, torch.Tensor]
+APART = 2.5  # standard errors of a difference
+Design = Mapping[str, Any]
+Row = dict[str, Any]
 
 
-def rows_of(name: str, folder: Path) -> tuple[Rows, Rows]:
-    """(training rows, test rows), flat."""
-    whole, _, every = name.partition("/")
-    found = data.load(whole, folder)
-    train, test = ((part.inputs.flatten(1).float(), part.targets) for part in (found.train, found.test))
-    kept = slice(None, None, int(every or 1))
-    return (train[0][kept], train[1][kept]), test
-
-
-def plan_of(way: str, records: int, epochs: int, epsilon: float) -> sordino.Plan:
+def plan_of(way: str, records: int, batches: int, epochs: int, epsilon: float, delta: float) -> sordino.Plan:
     """The plan of a way at this budget; all have the same expected batch and number of steps."""
     shared: dict[str, Any] = {
-        "records": records, "expected_batch": records / BATCHES, "steps": BATCHES * epochs, "epsilon": epsilon,
-        "delta": DELTA,
+        "records": records, "expected_batch": records / batches, "steps": batches * epochs, "epsilon": epsilon,
+        "delta": delta,
     }  # fmt: skip
     return sordino.correlated(**shared) if way == "correlated" else sordino.dpsgd(**shared, sampling=way)
 
 
-def accuracy(plan: sordino.Plan, train: Rows, test: Rows, rate: float, seed: int) -> float:
-    """Of a linear classifier on the test rows, after a private run."""
-    torch.manual_seed(seed)
-    model = torch.nn.Linear(train[0].shape[1], int(train[1].max()) + 1)
-    torch.nn.init.zeros_(model.weight)
-    torch.nn.init.zeros_(model.bias)
+def trained(task: Mapping[str, Any], plan: sordino.Plan, train: Rows, test: Rows, lr: float, seed: int) -> float:
+    """The accuracy on the test rows, after a private run."""
+    model = model_of(task, train, seed)
     loss = torch.nn.CrossEntropyLoss(reduction="none")
-    sordino.train(model, loss, train, plan, lr=rate, settings=sordino.Settings(progress=False, chunk=4096))
-    with torch.no_grad():
-        return float((model(test[0]).argmax(1) == test[1]).double().mean())
+    sordino.train(model, loss, train, plan, lr=lr, settings=sordino.Settings(progress=False, chunk=4096))
+    return accuracy(model, test)
 
 
-def held_out(rows: Rows) -> tuple[Rows, Rows]:
-    """Nine tenths and one tenth of the rows, at random from a fixed seed."""
-    order = torch.randperm(len(rows[1]), generator=torch.Generator().manual_seed(0))
-    cut = len(order) * 9 // 10
-    return tuple(tuple(part[chosen] for part in rows) for chosen in (order[:cut], order[cut:]))  # type: ignore[return-value]
-
-
-def run(name: str, way: str, epochs: int, epsilon: float, folder: Path, seeds: int) -> dict[str, Any]:
-    """One row: tuned on held-out training rows, then measured on the test rows."""
-    train, test = rows_of(name, folder)
-    most, rest = held_out(train)
-    tuning = plan_of(way, len(most[1]), epochs, epsilon)
-    tried = {rate: accuracy(tuning, most, rest, rate, 0) for rate in RATES}
-    rate = max(tried, key=lambda one: tried[one])
-    plan = plan_of(way, len(train[1]), epochs, epsilon)
-    found = [accuracy(plan, train, test, rate, seed) for seed in range(seeds)]
+def run(design: Design, name: str, way: str, budget: tuple[int, int, float], folder: Path) -> Row:
+    """One cell: tuned on held-out training rows, then measured on the test rows."""
+    task, (batches, epochs, epsilon) = design["tasks"][name], budget
+    train, test = rows_of(task, folder)
+    most, rest = held_out(train, design["held_out"])
+    tuning = plan_of(way, len(most[1]), batches, epochs, epsilon, design["delta"])
+    tried = {lr: trained(task, tuning, most, rest, lr, 0) for lr in design["lr"]}
+    lr = max(tried, key=lambda one: tried[one])
+    plan = plan_of(way, len(train[1]), batches, epochs, epsilon, design["delta"])
+    found = [trained(task, plan, train, test, lr, seed) for seed in range(design["seeds"])]
     return {
-        "dataset": name, "way": way, "epochs": epochs, "steps": plan.steps, "epsilon": plan.guarantee().epsilon,
-        "target_epsilon": epsilon, "delta": DELTA, "relation": plan.relation, "method": plan.method.to_dict(),
-        "sampling": plan.sampling.to_dict(), "noise_multiplier": plan.noise.noise_multiplier, "lr": rate,
+        "task": name, "way": way, "batches": batches, "epochs": epochs, "steps": plan.steps,
+        "records": len(train[1]), "epsilon": plan.guarantee().epsilon, "target_epsilon": epsilon,
+        "delta": plan.delta, "relation": plan.relation, "method": plan.method.to_dict(),
+        "sampling": plan.sampling.to_dict(), "noise_multiplier": plan.noise.noise_multiplier, "lr": lr,
         "held_out": {str(key): value for key, value in tried.items()}, "accuracies": found,
-        "accuracy": statistics.mean(found), "spread": statistics.stdev(found) if len(found) > 1 else 0.0,
+        "accuracy": statistics.mean(found), "spread": statistics.stdev(found),
     }  # fmt: skip
 
 
-def table(runs: dict[str, Any]) -> list[dict[str, Any]]:
-    """For each dataset and budget: the ways with their accuracies, the best of them, and the planner's choice."""
-    found = []
-    for name in DATASETS:
-        for epsilon in EPSILONS:
-            for epochs in EPOCHS:
-                rows = {way: runs.get(key(name, way, epochs, epsilon)) for way in WAYS}
-                if any(row is None for row in rows.values()):
-                    continue
-                shown = {
-                    way: {k: row[k] for k in ("accuracy", "spread", "noise_multiplier", "lr")}
-                    for way, row in rows.items()
-                    if row is not None
-                }
-                planned = compare_ways(Budget(DATASETS[name], BATCHES, epochs, epsilon, DELTA))
-                best = max(shown, key=lambda way: shown[way]["accuracy"])
-                lost = shown[best]["accuracy"] - shown[planned["recommended"]]["accuracy"]
-                row = {"dataset": name, "epsilon": epsilon, "epochs": epochs, **shown, "best": best}
-                found.append(row | {"planned": planned["recommended"], "lost_by_the_plan": lost})
-    return found
+def key(task: str, way: str, budget: tuple[int, int, float]) -> str:
+    batches, epochs, epsilon = budget
+    return f"{task}, {batches} batches, {epochs} epochs, ε = {epsilon:g}, {way}"
 
 
-def markdown(rows: list[dict[str, Any]]) -> list[str]:
+def budgets(design: Design) -> list[tuple[int, int, float]]:
+    return [(*budget, epsilon) for budget in design["budgets"] for epsilon in design["epsilons"]]
+
+
+def compared(design: Design, task: str, budget: tuple[int, int, float], cells: Mapping[str, Row]) -> Row:
+    """One row of the table: the ways, the planner's answer, and the rules of the design."""
+    batches, epochs, epsilon = budget
+    answer = compare_ways(Budget(cells["poisson"]["records"], batches, epochs, epsilon, design["delta"]))
+    planned = {row["way"]: row for row in answer["rows"]}
+    pooled = math.sqrt(statistics.mean(cell["spread"] ** 2 for cell in cells.values()))
+    error = max(pooled * math.sqrt(2 / design["seeds"]), 1e-9)
+    pairs = [_pair(a, b, cells, planned, error) for a, b in itertools.combinations(design["ways"], 2)]
+    chosen = answer["recommended"]
+    beaten = [
+        way for way, cell in cells.items()
+        if cell["accuracy"] - cells[chosen]["accuracy"] > max(APART * error, ALIKE / 100)
+    ]  # fmt: skip
+    return {
+        "task": task, "batches": batches, "epochs": epochs, "epsilon": epsilon,
+        **{way: {k: cell[k] for k in ("accuracy", "spread", "noise_multiplier", "lr")} for way, cell in cells.items()},
+        "error": error, "planned": chosen, "alike": answer["alike"], "fails": bool(beaten), "beaten_by": beaten,
+        "least_noise": min(planned, key=lambda way: planned[way]["noise_in_weights"]),
+        "best": max(cells, key=lambda way: cells[way]["accuracy"]), "pairs": pairs,
+    }  # fmt: skip
+
+
+def _pair(a: str, b: str, cells: Mapping[str, Row], planned: Mapping[str, Row], error: float) -> Row:
+    """How much better b is than a, in points: expected, and measured; and by how much less noise of the mechanism."""
+    measured = 100 * (cells[b]["accuracy"] - cells[a]["accuracy"])
+    return {
+        "ways": [a, b], "expected": planned[a]["expected_loss"] - planned[b]["expected_loss"], "measured": measured,
+        "standard_errors": measured / 100 / error,
+        "less_noise": math.log(planned[a]["noise_in_weights"] / planned[b]["noise_in_weights"]),
+    }  # fmt: skip
+
+
+def summary(rows: list[Row]) -> dict[str, Any]:
+    """The design's questions over all rows."""
+    pairs = [pair for row in rows for pair in row["pairs"]]
+    called = [pair for pair in pairs if abs(pair["expected"]) > ALIKE]
+    alike = [pair for pair in pairs if abs(pair["expected"]) <= ALIKE]
+
+    def signs(chosen: list[Row], what: str) -> dict[str, int]:
+        agrees = [pair[what] * pair["measured"] > 0 for pair in chosen]
+        apart = [abs(pair["standard_errors"]) > APART for pair in chosen]
+        both = list(zip(agrees, apart, strict=True))
+        return {
+            "pairs": len(chosen), "expected_sign": sum(agrees), "told_apart_as_expected": sum(a and t for a, t in both),
+            "told_apart_against": sum(not a and t for a, t in both),
+        }  # fmt: skip
+
+    return {
+        "rows": len(rows),
+        "planner_fails": sum(row["fails"] for row in rows),
+        "planner_is_best": sum(row["planned"] == row["best"] for row in rows),
+        "least_noise_is_best": sum(row["least_noise"] == row["best"] for row in rows),
+        "called_different": signs(called, "expected"),
+        "called_alike": {
+            "pairs": len(alike),
+            "told_apart": sum(abs(pair["standard_errors"]) > APART for pair in alike),
+            "told_apart_by_a_point": sum(
+                abs(pair["standard_errors"]) > APART and abs(pair["measured"]) > 1 for pair in alike
+            ),
+        },
+        "all_pairs_by_the_model": signs(pairs, "expected"),
+        "all_pairs_by_the_mechanisms_noise": signs(pairs, "less_noise"),
+        "correlation_with_the_model": _correlation(pairs, "expected"),
+        "correlation_with_the_mechanisms_noise": _correlation(pairs, "less_noise"),
+    }
+
+
+def _correlation(pairs: list[Row], what: str) -> float | None:
+    if len(pairs) < 3:
+        return None
+    return statistics.correlation([pair[what] for pair in pairs], [pair["measured"] for pair in pairs])
+
+
+def table(design: Design, runs: Mapping[str, Row]) -> dict[str, Any]:
+    """Every row whose three cells are there."""
+    rows = []
+    for task in design["tasks"]:
+        for budget in budgets(design):
+            cells = {way: runs[key(task, way, budget)] for way in design["ways"] if key(task, way, budget) in runs}
+            if len(cells) == len(design["ways"]):
+                rows.append(compared(design, task, budget, cells))
+    return {"rows": rows, "summary": summary(rows), "design": dict(design)}
+
+
+def markdown(found: Mapping[str, Any]) -> list[str]:
     """The table as lines of a page: test accuracy in % (± over the seeds) and the noise multiplier of each way."""
-    found = ["| dataset, ε, epochs | " + " | ".join(WAYS) + " | planned |", "|---|" + "---|" * (len(WAYS) + 1)]
-    for row in rows:
-        ways = [row[way] for way in WAYS]
+    ways = found["design"]["ways"]
+    lines = [
+        "| task, batches × epochs, ε | " + " | ".join(ways) + " | planner | told apart |",
+        "|---|" + "---|" * (len(ways) + 2),
+    ]
+    for row in found["rows"]:
         cells = [
-            f"{100 * one['accuracy']:.2f} ± {100 * one['spread']:.2f} (σ = {one['noise_multiplier']:.3g})"
-            for one in ways
+            f"{100 * row[way]['accuracy']:.2f} ± {100 * row[way]['spread']:.2f} (σ {row[way]['noise_multiplier']:.2f})"
+            for way in ways
         ]
-        where = f"{row['dataset']}, {row['epsilon']:g}, {row['epochs']}"
-        found.append(f"| {where} | {' | '.join(cells)} | {row['planned']} |")
-    return found
-
-
-def key(name: str, way: str, epochs: int, epsilon: float) -> str:
-    return f"{name}, ε = {epsilon:g}, {epochs} epochs, {way}"
+        where = f"{row['task']}, {row['batches']} × {row['epochs']}, {row['epsilon']:g}"
+        said = row["planned"] + (f" (alike: {', '.join(row['alike'])})" if len(row["alike"]) > 1 else "")
+        apart = [
+            f"{pair['ways'][pair['measured'] > 0]} > {pair['ways'][pair['measured'] <= 0]}"
+            for pair in row["pairs"]
+            if abs(pair["standard_errors"]) > APART
+        ]
+        lines.append(f"| {where} | {' | '.join(cells)} | {said} | {'; '.join(apart) or '–'} |")
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--page", action="store_true", help="print the table of what is in FILE as a page has it")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "correlated.json")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--datasets", nargs="+", default=list(DATASETS), choices=list(DATASETS))
     arguments = parser.parse_args()
     if arguments.page:
-        print("\n".join(markdown(json.loads(arguments.out.read_text(encoding="utf8"))["table"])))
+        found = json.loads(arguments.out.read_text(encoding="utf8"))["table"]
+        print("\n".join(markdown(found)), json.dumps(found["summary"], indent=1), sep="\n\n")
         return
-    for name in arguments.datasets:
-        for epochs in EPOCHS:
-            for epsilon in EPSILONS:
-                for way in WAYS:
-                    label = key(name, way, epochs, epsilon)
-                    if label in read_runs(arguments.out):
-                        continue
-                    row = run(name, way, epochs, epsilon, arguments.data_dir, arguments.seeds)
-                    add_run(arguments.out, COMMAND, label, row, table)
-                    print(f"{label}: {row['accuracy']:.4f} ± {row['spread']:.4f}, σ = {row['noise_multiplier']:.4g}, "
-                          f"lr = {row['lr']}", flush=True)  # fmt: skip
+    if arguments.data_dir is None:
+        parser.error("--data-dir is needed")
+    design = tomllib.loads(DESIGN.read_text(encoding="utf8"))
+    cells = list(itertools.product(design["tasks"], budgets(design), design["ways"]))
+
+    def finished(runs: dict[str, Any]) -> dict[str, Any] | None:
+        return table(design, runs) if len(runs) == len(cells) else None
+
+    for name, budget, way in cells:
+        label = key(name, way, budget)
+        if label in read_runs(arguments.out):
+            continue
+        cell = run(design, name, way, budget, arguments.data_dir)
+        add_run(arguments.out, COMMAND, label, cell, finished)
+        print(f"{label}: {cell['accuracy']:.4f} ± {cell['spread']:.4f}, σ = {cell['noise_multiplier']:.4g}, "
+              f"lr = {cell['lr']}", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -162,6 +162,50 @@ def monotonicity(document: Document) -> str:
     return table(["varied", "the paper: α", "values", "best α measured"], rows)
 
 
+def ways(document: Document) -> str:
+    """Poisson sampling, allocation and correlated noise by task and budget, and how the planner did."""
+    names = document["table"]["design"]["ways"]
+    rows = [
+        [r["task"], f"{r['batches']} × {r['epochs']}", f"{r['epsilon']:g}",
+         *(f"{percent(r[n]['accuracy'], r[n]['spread'])} (σ {r[n]['noise_multiplier']:.2f})" for n in names),
+         r["planned"], ", ".join(r["alike"]), "yes" if r["fails"] else "no"]
+        for r in document["table"]["rows"]
+    ]  # fmt: skip
+    found = document["table"]["summary"]
+    called, alike = found["called_different"], found["called_alike"]
+    said = (
+        f"The planner fails in {found['planner_fails']} of {found['rows']} rows. Of {called['pairs']} pairs that it "
+        f"calls different {called['expected_sign']} have the expected sign, {called['told_apart_as_expected']} are "
+        f"told apart so and {called['told_apart_against']} the other way; of {alike['pairs']} that it calls alike "
+        f"{alike['told_apart']} are told apart, {alike['told_apart_by_a_point']} by more than a point. Correlation of "
+        f"measured differences with the model's {found['correlation_with_the_model']:.2f}, with the mechanism's noise "
+        f"alone {found['correlation_with_the_mechanisms_noise']:.2f}."
+    )
+    heads = ["task", "batches × epochs", "ε", *names, "planner", "alike", "fails"]
+    return f"{said}\n\n{table(heads, rows)}"
+
+
+def optimizers(document: Document) -> str:
+    """Optimizers against their controls."""
+    rows = [
+        [r["task"], r["optimizer"], percent(r["accuracy"], r["spread"]), r.get("control", "–"),
+         f"{100 * r['gain']:+.2f} ({r['standard_errors']:+.1f} s.e.)" if "gain" in r else "–"]
+        for r in document["table"]["rows"]
+    ]  # fmt: skip
+    verdicts = ", ".join(f"{name}: {said}" for name, said in document["table"]["verdicts"].items())
+    return f"{verdicts}.\n\n" + table(["task", "optimizer", "test accuracy, %", "control", "gain, points"], rows)
+
+
+def settings(document: Document) -> str:
+    """Rows of one task with the setting of each."""
+    rows = [
+        [r["row"], percent(r["accuracy"], r["spread"]), str(r["steps"]), f"{r['noise_multiplier']:.3g}",
+         ", ".join(f"{key} {value:.4g}" for key, value in r["setting"].items())]
+        for r in document["table"]
+    ]  # fmt: skip
+    return table(["row", "test accuracy, %", "steps", "noise multiplier", "setting"], rows)
+
+
 def plain(document: Document) -> str:
     """The numbers and notes of a file that has no table of accuracies."""
     left = ("command", "commit", "torch", "written", "origin_note", "environment", "sources", "note")
@@ -178,6 +222,7 @@ def figures(name: str, document: Document) -> str:
     shown: dict[str, Callable[[Document], str]] = {
         "hidden_state": hidden_state, "mac": mac, "audit": audits, "bias_audit": audits,
         "coupling_monotonicity": monotonicity, "fashion_mnist_scattering_linear": one_recipe,
+        "correlated": ways, "optimizers": optimizers, "full_batch": settings,
     }  # fmt: skip
     if name in shown:
         return shown[name](document)

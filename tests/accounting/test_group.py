@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 
+import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as google
 from scipy.stats import binom
 
 from sordino.accounting.account import account, epsilon
+from sordino.accounting.calibration import calibrate
 from sordino.accounting.events import Release, compose_events, flatten, grouped
+from sordino.accounting.group import GroupPair
 from sordino.cli import main
 from sordino.errors import InputError
 
@@ -41,6 +46,40 @@ def test_an_event_is_read_back_and_too_many_rows_are_an_error() -> None:
     assert flatten(compose_events([(grouped(2.0, 0.1, 3), 7)])) == [(grouped(2.0, 0.1, 3), 7)]
     with pytest.raises(InputError, match="sample users"):
         grouped(1.0, 0.1, 1001)
+
+
+@pytest.mark.parametrize(("rate", "sigma", "steps"), [(0.01, 30.0, 1000), (0.5, 1000.0, 100), (1e-5, 5.0, 10**5)])
+def test_a_thousand_rows_take_less_than_two_seconds(rate: float, sigma: float, steps: int) -> None:
+    begin = time.process_time()
+    found = account(compose_events([(grouped(sigma, rate, 1000), steps)]), 1e-5)
+    assert time.process_time() - begin < 2
+    assert 0.99 * found.epsilon < found.epsilon_lower <= found.epsilon
+
+
+def test_shifts_that_are_left_out_are_paid_for() -> None:
+    """Against all shifts, by quadrature, in both directions."""
+    sigma, rate, rows, interval = 3.0, 0.2, 12, 1e-3
+    x = np.linspace(-10 * sigma, rows + 10 * sigma, 200_001)
+    width = x[1] - x[0]
+    densities = [np.exp(-0.5 * ((x - j) / sigma) ** 2) / sigma / math.sqrt(2 * math.pi) for j in range(rows + 1)]
+    p = sum(float(binom.pmf(j, rows, rate)) * density for j, density in enumerate(densities))
+    q = densities[0]
+    for tail in (1e-12, 1e-3):
+        forward, backward = GroupPair(sigma, rate, rows).from_above(interval, tail)
+        for eps in (0.1, 0.5, 1.0):
+            for pmf, truth in ((forward, p - math.exp(eps) * q), (backward, q - math.exp(eps) * p)):
+                losses = (pmf.lower + np.arange(len(pmf.probs))) * interval
+                delta = pmf.infinity + float((pmf.probs * np.maximum(-np.expm1(eps - losses), 0)).sum())
+                exact = float(np.maximum(truth, 0).sum() * width)
+                assert exact * (1 - 1e-6) - 1e-12 <= delta <= exact * (1 + 1e-4) + 2 * tail
+        below = GroupPair(sigma, rate, rows).attained(tail)
+        assert float(below.weights.sum()) <= 1
+
+
+def test_noise_is_calibrated_where_the_first_guess_has_losses_beyond_every_grid() -> None:
+    sigma, value = calibrate(lambda s: compose_events([(grouped(s, 0.01, 300), 50)]), 3.0, 1e-6, guess=0.5)
+    assert 2.998 <= value <= 3.0
+    assert sigma > 10
 
 
 def test_the_command_says_user(capsys: pytest.CaptureFixture[str]) -> None:

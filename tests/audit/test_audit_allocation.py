@@ -33,6 +33,13 @@ def test_an_audit_of_allocation_stays_below_its_claim_and_half_the_noise_does_no
     assert not everyone.holds
 
 
+def test_an_audit_of_users_stays_below_its_claim_and_half_the_noise_does_not() -> None:
+    plan = small_plan(epsilon=4.0, expected_batch=32, unit="user")
+    arguments = (plan, small_model(), cross_entropy, small_data())
+    assert audit_plan(*arguments, canaries=2000, seed=1).holds
+    assert not audit_plan(*arguments, canaries=2000, seed=1, noise_scale=0.5).holds
+
+
 def epochs(orders: list[list[list[int]]]) -> list[LogicalBatch]:
     every = [batch for order in orders for batch in order]
     return [LogicalBatch(step, torch.tensor(sorted(batch), dtype=torch.int64), 8) for step, batch in enumerate(every)]

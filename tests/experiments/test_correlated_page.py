@@ -20,3 +20,15 @@ def test_the_tutorial_shows_what_was_measured() -> None:
     lines = experiment.markdown(document["table"])
     assert len(lines) > 2
     assert [line for line in lines if line not in page] == []
+
+
+def test_the_tutorial_on_dpsgd_says_what_optimizers_gained() -> None:
+    document = json.loads((ROOT / "experiments" / "results" / "optimizers.json").read_text(encoding="utf8"))
+    page = (ROOT / "docs" / "tutorials" / "dpsgd.md").read_text(encoding="utf8")
+    rows = document["table"]["rows"]
+    for name in ("doppler-sgd", "doppler-adam", "scaled-adam"):
+        gains = [f"{100 * row['gain']:+.2f}" for row in rows if row["optimizer"] == name]
+        assert " / ".join(gains) in page, name
+        assert document["table"]["verdicts"][name] == "not kept"
+    momentum = [f"{100 * row['accuracy']:.2f}" for row in rows if row["optimizer"] == "momentum"]
+    assert " / ".join(momentum) in page

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 
 import sordino
 from sordino.cli import main
 from sordino.errors import InputError
-from sordino.methods.planner import Budget, compare_batches, compare_ways
+from sordino.methods.correlated.batches import batch_noise
+from sordino.methods.correlated.workloads import Workload
+from sordino.methods.planner import (
+    ALIKE,
+    LARGEST_STEP,
+    LOSS,
+    TIME,
+    Budget,
+    compare_batches,
+    compare_ways,
+    expected_loss,
+    step_size,
+)
 
 
 def test_many_epochs_at_a_small_epsilon_want_allocation_with_the_noise_that_its_plan_has() -> None:
     found = compare_ways(Budget(400, 8, 20, 0.5, 1e-5))
     poisson, allocated, _ = found["rows"]
     assert found["recommended"] == "allocation"
+    assert "allocation" in found["alike"]
     assert allocated["noise_multiplier"] < poisson["noise_multiplier"]
     plan = sordino.dpsgd(delta=1e-5, records=400, expected_batch=50, epochs=20, epsilon=0.5, sampling="allocation")
     assert allocated["noise_multiplier"] == pytest.approx(plan.noise.noise_multiplier, rel=1e-3)
@@ -27,6 +43,7 @@ def test_one_epoch_at_a_large_epsilon_wants_correlated_noise_with_the_noise_that
     assert found["recommended"] == "correlated"
     plan = sordino.correlated(delta=1e-5, records=4000, expected_batch=100, epochs=1, epsilon=8.0)
     row = found["rows"][2]
+    assert found["alike"] == ["correlated"]
     assert row["noise_multiplier"] == pytest.approx(plan.noise.noise_multiplier, rel=1e-3)
     assert row["groups"] == plan.sampling.batches  # type: ignore[union-attr]
 
@@ -52,3 +69,60 @@ def test_the_command_compares_and_says_why(capsys: pytest.CaptureFixture[str]) -
 def test_more_batches_than_records_are_an_error() -> None:
     with pytest.raises(InputError, match="more than the 4 records"):
         compare_batches(records=4, epochs=1, epsilon=1.0, delta=1e-5, batches=[5])
+
+
+def test_where_noise_hardly_matters_no_difference_is_claimed_and_the_simplest_is_taken() -> None:
+    found = compare_ways(Budget(60000, 50, 1, 8.0, 1e-5))
+    assert found["recommended"] == "allocation"
+    assert set(found["alike"]) == {"poisson", "allocation", "correlated"}
+    assert "no difference that accuracy shows" in found["why"]
+    losses = [row["expected_loss"] for row in found["rows"]]
+    assert max(losses) - min(losses) <= ALIKE
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.7])
+def test_the_noise_of_batches_is_that_of_drawn_batches(momentum: float) -> None:
+    """Against draws: records with one coordinate of variance 1, so that a direction has the whole of it (d = 1)."""
+    records, batches, epochs, runs = 60, 6, 3, 4000
+    generator = np.random.default_rng(0)
+    workload, steps = Workload(momentum), batches * epochs
+    worth = workload.coefficients(steps)
+    values = generator.choice([-1.0, 1.0], size=(runs, records))
+    values -= values.mean(axis=1, keepdims=True)
+
+    def measured(taking: Callable[[int, int], Any]) -> float:
+        """Root mean square over steps and runs of the weights; `taking` gives (runs, records) masks."""
+        weights = np.zeros((runs, steps))
+        for step in range(steps):
+            total = (values * taking(step // batches, step % batches)).sum(axis=1)
+            weights[:, step:] += total[:, None] * worth[: steps - step]
+        return float(np.sqrt((weights**2).mean()))
+
+    places = [generator.integers(batches, size=(runs, records)) for _ in range(epochs)]
+    drawn = [generator.random((runs, records)) < 0.4 for _ in range(steps)]
+    ways: dict[str, tuple[Callable[[int, int], Any], dict[str, Any]]] = {
+        "poisson": (lambda e, b: generator.random((runs, records)) < 1 / batches, {"groups": batches, "rate": 1 / 6}),
+        "allocation": (lambda e, b: places[e] == b, {"groups": batches, "rate": 1 / 6}),
+        "cyclic": (lambda e, b: places[0] == b, {"groups": batches, "rate": 1.0}),
+    }
+    for sampler, (taking, options) in ways.items():
+        expected = batch_noise(sampler, workload, steps=steps, batch=records / batches, dimension=1.0, **options)
+        assert expected == pytest.approx(measured(taking), rel=0.06), sampler
+    parts = batch_noise("cyclic", workload, steps=steps, batch=4.0, groups=batches, rate=0.4, dimension=1.0)
+    taken = measured(lambda e, b: (places[0] == b) & drawn[e * batches + b])
+    assert parts == pytest.approx(taken, rel=0.06)
+
+
+def test_the_step_size_is_the_best_of_the_model() -> None:
+    """Not where it is bounded: there a larger one would be better."""
+    for noise, steps in ((1e-3, 200), (3e-4, 1000)):
+        best = step_size(noise, steps)
+        missing = LOSS * TIME / 1.5
+
+        def loss(lr: float, noise: float = noise, steps: int = steps, missing: float = missing) -> float:
+            return missing / (lr * steps) + missing / (2 * TIME**3) * (noise * lr * steps) ** 2
+
+        assert best < LARGEST_STEP
+        assert expected_loss(noise, steps) == pytest.approx(loss(best)) == pytest.approx(LOSS * noise ** (2 / 3))
+        assert loss(best) < min(loss(best * 1.1), loss(best / 1.1))
+    assert step_size(1e-6, 10) == LARGEST_STEP

@@ -1,10 +1,12 @@
-"""A recipe with users as the unit: a column of the table says whose a row is."""
+"""Recipes with users as the unit: a column, an array or the names of pictures say whose a row is."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sordino.cli import main
@@ -104,3 +106,100 @@ def test_a_function_of_ones_own_says_whose_the_rows_are(
         assert not out.exists()
     else:
         assert json.loads((out / "ledger.jsonl").read_text().splitlines()[0])["unit"] == "user"
+
+
+IMAGES = """
+[run]
+name = "pictures"
+[data]
+name = "{kind}"
+records = 10
+path = "{path}"
+classes = ["cat", "dog"]
+{more}
+[model]
+name = "linear"
+[privacy]
+noise_multiplier = 1.0
+delta = 1e-3
+unit = "user"
+rows_per_user = 3
+[sampling]
+name = "{sampler}"
+expected_batch = 5
+[train]
+lr = 0.1
+steps = 2
+"""
+
+
+def pictures(folder: Path) -> tuple[Path, str]:
+    from PIL import Image
+
+    generator = np.random.default_rng(0)
+    for i in range(40):
+        place = folder / "pictures" / ("cat" if i % 3 else "dog")
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = generator.integers(0, 256, (6, 6), dtype=np.uint8)
+        Image.fromarray(pixels).save(place / f"p{i % 10}_{i}.png")
+    return folder / "pictures", 'size = [4, 4]\nchannels = 1\nuser = "^(p[0-9]+)_"'
+
+
+def arrays(folder: Path) -> tuple[Path, str]:
+    generator = np.random.default_rng(0)
+    np.savez(
+        folder / "pictures.npz",
+        inputs=generator.integers(0, 256, (40, 1, 4, 4), dtype=np.uint8),
+        targets=np.array(["cat" if i % 3 else "dog" for i in range(40)]),
+        owner=np.arange(40) % 10,
+    )
+    return folder / "pictures.npz", 'user = "owner"'
+
+
+def notes(folder: Path) -> tuple[Path, str]:
+    rows = "\n".join(f"p{i % 10},a note of {i},{'cat' if i % 3 else 'dog'}" for i in range(40))
+    (folder / "notes.csv").write_text(f"who,note,kind\n{rows}\n")
+    return folder / "notes.csv", 'target = "kind"\nuser = "who"\n[data.columns]\nnote = {kind = "text", buckets = 16}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "made", "sampler"),
+    [("images", pictures, "allocation"), ("npz", arrays, "poisson"), ("csv", notes, "allocation")],
+    ids=["pictures", "arrays", "texts"],
+)
+def test_pictures_arrays_and_texts_are_trained_with_users_and_everything_says_so(
+    kind: str, made: Callable[[Path], tuple[Path, str]], sampler: str, tmp_path: Path
+) -> None:
+    path, more = made(tmp_path)
+    (tmp_path / "recipe.toml").write_text(IMAGES.format(kind=kind, path=path, more=more, sampler=sampler))
+    out = tmp_path / "run"
+    assert main(["train", str(tmp_path / "recipe.toml"), "--out", str(out)]) == 0
+    header = json.loads((out / "ledger.jsonl").read_text().splitlines()[0])
+    assert (header["unit"], header["rows_per_user"], header["records"]) == ("user", 3, 10)
+    guarantee = json.loads((out / "result.json").read_text())["guarantee"]
+    assert guarantee["unit"] == "user"
+    assert "user" in guarantee["sentence"]
+    assert main(["report", str(out)]) == 0
+    page = next(out.glob("*.html")).read_text()
+    assert "one user" in page
+    assert main(["verify", str(out)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('user = "^(p[0-9]+)_"', 'user = "^p[0-9]+_"', "one group"),
+        ('user = "^(p[0-9]+)_"', 'user = "(p"', "regular expression"),
+        ('user = "^(p[0-9]+)_"', 'user = "^(p[0-4])_"', "without an id"),
+        ('user = "^(p[0-9]+)_"', "user = 3", "must be a text"),
+    ],
+)
+def test_names_of_pictures_that_do_not_say_whose_they_are_are_an_error(
+    old: str, new: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, more = pictures(tmp_path)
+    text = IMAGES.format(kind="images", path=path, more=more.replace(old, new), sampler="poisson")
+    (tmp_path / "recipe.toml").write_text(text)
+    assert main(["train", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "run")]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()

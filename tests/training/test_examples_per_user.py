@@ -119,19 +119,15 @@ def test_an_audit_catches_users_that_are_counted_as_rows() -> None:
     assert counted.epsilon_claimed < counted.epsilon_lower_any <= counted.epsilon_lower
 
 
-def test_canaries_are_users_where_the_plan_protects_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The claim's curve is that of a Gaussian here, of four rows at once: the mixture's own takes long to compute."""
-    from sordino.audit import one_run
-    from sordino.audit.bounds import GaussianCurve
-
-    monkeypatch.setattr(one_run, "claim_curve", lambda plan: GaussianCurve(4 * 8**0.5 / plan.noise.noise_multiplier))
-    monkeypatch.setattr(one_run.claim_family, "__defaults__", (one_run.claim_curve,))
+def test_canaries_are_users_where_the_plan_protects_users_and_half_the_noise_is_caught() -> None:
     plan = sordino.dpsgd(
-        records=64, expected_batch=64, steps=8, delta=1e-4, noise_multiplier=8.0, unit="user", examples_per_user=4
+        records=64, expected_batch=32, steps=8, delta=1e-4, epsilon=3.0, unit="user", examples_per_user=4
     )
-    honest = audit_plan(plan, small_model(), LOSS, small_data(), canaries=2000, seed=3)
+    arguments = plan, small_model(), LOSS, small_data()
+    honest = audit_plan(*arguments, canaries=1900, seed=3)
     assert honest.holds
-    assert honest.correct > 0.7 * honest.guesses, "four rows of each canary are seen"
+    assert honest.epsilon_lower > 1.0, "four rows of each canary are seen"
+    assert not audit_plan(*arguments, canaries=1900, seed=3, noise_scale=0.5).holds
 
 
 def hand_written(plan: Plan, dataset: Any, records: int) -> None:

@@ -26,9 +26,12 @@ _FEW_CELLS = 1 << 19
 _LEAST_LOSS = 1e-11  # of the order q/σ: smaller losses vanish in rounding beside 1, and ε would be computed as 0
 _SMALL, _SLACK = 1e-5, 1e-13  # an ε below the first is raised by the second
 _LEAST_NOISE = 0.1  # for random allocation with less noise, amplification by sampling is ignored
-_MANY_BATCHES = 2000  # random allocation with more batches uses a coarser grid for the lower bound
-# for random allocation with up to this many batches per epoch: a factor on the tolerance
-_COARSER = ((1, 1.0), (128, 0.5), (256, 1.0), (2048, 4.0), (math.inf, 10.0))
+_NEAR = 0.99  # a lower bound above this fraction of the upper bound needs no finer grid
+_SETTLED = 10  # times the tolerance: finer grids for random allocation are tried while they change ε by more
+
+
+class LossTooLarge(InputError):
+    """ε is larger than the accountants can state; more noise makes it smaller."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def composed_epsilon(
     except GridTooLarge as error:
         if supports(releases, relation):
             return rdp_epsilon(releases, delta, relation), "rdp"
-        raise InputError(
+        raise LossTooLarge(
             f"the privacy loss of {_describe(releases)} is too large for the PLD accountant ({error}), and there is no "
             f"Rényi bound for it: use more noise or fewer steps"
         ) from None
@@ -99,7 +102,7 @@ def pld_epsilon(releases: Releases, delta: float, relation: str, tolerance: floa
     everything = [(_resolved(release), count) for release, count in rest]
     if gaussian is not None:  # relation is already in the scale
         everything.append((Release("gaussian", _scaled(gaussian, relation)), 1))
-    value = _on_grid(everything, delta, relation, tolerance * _coarser(rest))
+    value = _on_grid(everything, delta, relation, tolerance)
     if value < _SMALL:  # δ(ε) is a difference of tails, each with the relative error of a double
         value += _SLACK
     return min(value, _pure_epsilon(everything, relation), _unsampled(releases, delta, relation)), "pld"
@@ -144,12 +147,6 @@ def _scaled(sigma: float, relation: str) -> float:
     return sigma * (1 if relation == "add-remove" else 2)
 
 
-def _coarser(releases: Releases) -> float:
-    """A factor on the tolerance: grids for random allocation with many batches are expensive."""
-    most = max((release.batches or 1 for release, _ in releases), default=1)
-    return next(factor for batches, factor in _COARSER if most <= batches)
-
-
 def _little_noise(release: Release) -> bool:
     """Whether an epoch's losses fit on no grid; the Gaussian mechanism without sampling dominates it."""
     return release.batches is not None and release.noise_multiplier < _LEAST_NOISE
@@ -187,29 +184,58 @@ def _total_variation(releases: Releases, relation: str) -> float:
 
 def _on_grid(releases: Releases, delta: float, relation: str, tolerance: float) -> float:
     total = sum(count for _, count in releases)
-    tail = max(delta * _TAIL / total, 1e-300)
+    tail = _tail_of(delta, total)
     builders = [(release.discretiser(relation), count) for release, count in releases]
 
     def directions(interval: float) -> tuple[Parts, Parts]:
         built = [(build(interval, tail), count) for build, count in builders]
         return [(f, c) for (f, _), c in built], [(b, c) for (_, b), c in built]
 
+    def evaluated(interval: float, tilt: float, cells: int) -> float:
+        forward, backward = directions(interval)
+        value = Composition(forward, interval, cells).epsilon(delta, tilt)
+        # under replace-one every pair is its own mirror image; and δ(0) is the same in both directions
+        if relation == "replace-one" or value == 0:
+            return value
+        return max(value, Composition(backward, interval, cells).epsilon(delta, tilt))
+
     interval, tilt = _choose_grid(lambda d: Composition(directions(d)[0], d), delta, tolerance)
     if tilt == 0:
         return 0.0
+    value, interval = _on_affordable_grid(lambda d, cells: evaluated(d, tilt, cells), interval, _most_cells(releases))
+    if not any(release.batches for release, _ in releases):
+        return value
+    return _settled(lambda d: evaluated(d, tilt, _FEW_CELLS), value, interval, _SETTLED * tolerance)
+
+
+def _most_cells(releases: Releases) -> int:
+    """Of the composed loss. Hundreds of millions of epochs of random allocation get a coarser grid, and an answer."""
+    return MAX_CELLS // 2 if any(release.batches for release, _ in releases) else MAX_CELLS
+
+
+def _on_affordable_grid(evaluated: Callable[[float, int], float], interval: float, most: int) -> tuple[float, float]:
+    """(ε, interval) on the grid, or on a coarser one where it is too large."""
     for attempt in range(14):
-        # doubling the interval quadruples the error: two doublings are cheaper than a huge grid, more are not
-        cells = _FEW_CELLS if attempt < 2 else MAX_CELLS
+        # twice the interval costs four times the error: two doublings are cheaper than a huge grid, more are not
         try:
-            forward, backward = directions(interval)
-            value = Composition(forward, interval, cells).epsilon(delta, tilt)
-            # under replace-one every pair is its own mirror image, and δ(0) is the same in both directions
-            if relation == "replace-one" or value == 0:
-                return value
-            return max(value, Composition(backward, interval, cells).epsilon(delta, tilt))
+            return evaluated(interval, _FEW_CELLS if attempt < 2 else most), interval
         except GridTooLarge:
             interval *= 2
     raise GridTooLarge(f"no grid finer than {interval:.3g} fits")
+
+
+def _settled(evaluated: Callable[[float], float], value: float, interval: float, change: float) -> float:
+    """The least ε of finer and finer grids, until it changes by less: how sums over batches err is known roughly."""
+    for _ in range(8):
+        interval /= 2
+        try:
+            finer = min(value, evaluated(interval))
+        except GridTooLarge:
+            break
+        if finer >= value * (1 - change):
+            return finer
+        value = finer
+    return value
 
 
 def _choose_grid(compose: Callable[[float], Composition], delta: float, tolerance: float) -> tuple[float, float]:
@@ -220,15 +246,17 @@ def _choose_grid(compose: Callable[[float], Composition], delta: float, toleranc
     losses are smaller than d).
     """
     interval = 0.5
+    good: float | None = None  # the last interval that fitted
     value = tilt = variance = 0.0
     change = 0.0  # relative change of the interval in the last round; after a small change ε and θ are kept
     for _ in range(60):
         try:
             composition = compose(interval)
         except GridTooLarge:
-            if change == 0:
+            if good is None:
                 raise
-            return 2 * interval, tilt
+            return min(good, 2 * interval), tilt
+        good = interval
         if change < 0.2:
             value, tilt = composition.renyi(delta * (1 - 2 * _TAIL))
             if value == 0:  # the Rényi bound of a dominating composition, so it is an upper bound
@@ -240,9 +268,19 @@ def _choose_grid(compose: Callable[[float], Composition], delta: float, toleranc
         if excess <= allowed * (15 if large else 1.3):
             break
         change = max(math.sqrt(allowed / max(excess, 1e-300)), 0.05)
-        interval *= min(change, 0.7)
+        interval = _shared(interval * min(change, 0.7))
         change = change if change < 0.7 else 0.0
     return interval, tilt
+
+
+def _shared(interval: float) -> float:
+    """The next smaller power of √2: what was computed for one δ serves for others."""
+    return float(2.0 ** (math.floor(2 * math.log2(interval)) / 2))
+
+
+def _tail_of(delta: float, total: int) -> float:
+    """The probability of one release that may be cut off, a power of 100 for the same reason."""
+    return float(max(100.0 ** math.floor(math.log(delta * _TAIL / total, 100)), 1e-300))
 
 
 def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: float) -> float | None:
@@ -262,30 +300,34 @@ def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: f
     builders = [(build, count) for build, count in lower if build is not None]
     if len(builders) < len(parts) or any(_little_noise(release) for release, _ in releases):
         return None
-    tail = max(delta * _TAIL / sum(count for _, count in parts), 1e-300)
+    tail = _tail_of(delta, sum(count for _, count in parts))
     above = [(release.discretiser(relation), count) for release, count in parts]
 
     def compose(interval: float) -> Composition:
         return Composition([(build(interval, tail)[0], count) for build, count in above], interval)
 
     try:
-        interval, tilt = _choose_grid(compose, delta, TOLERANCE * _coarser(rest))
+        interval, tilt = _choose_grid(compose, delta, TOLERANCE)
         if tilt == 0:
             return 0.0
     except GridTooLarge:
         return None
+
     best: float | None = None
-    batches = max((release.batches or 1 for release, _ in rest), default=1)
-    # if the losses have an edge, the first grid is too coarse; grids for many batches are expensive
-    for finer in (1.0, 4.0) if batches == 1 else (1.0,) if batches < _MANY_BATCHES else (0.7,):
-        try:
-            built = [(build(interval / finer, tail), count) for build, count in builders]
-            value = Composition(built, interval / finer, _FEW_CELLS).epsilon_from_below(delta, tilt)
-        except GridTooLarge:
-            break
-        best = min(upper, max(value, best or 0.0))
-        if best > 0.99 * upper:
-            break
+
+    def from_below(interval: float, cells: int = _FEW_CELLS) -> float:
+        built = [(build(interval, tail), count) for build, count in builders]
+        return min(upper, Composition(built, interval, cells).epsilon_from_below(delta, tilt))
+
+    try:
+        best, interval = _on_affordable_grid(from_below, interval, _most_cells(releases))
+        for _ in range(2):  # where the losses have an edge the first grid is too coarse
+            if best > _NEAR * upper:
+                break
+            interval /= 4
+            best = max(best, from_below(interval))
+    except GridTooLarge:
+        pass
     return best
 
 

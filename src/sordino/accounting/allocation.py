@@ -26,16 +26,19 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtri
 
 from sordino.accounting.geometric import MOST_CELLS, Contracted, Spread
-from sordino.accounting.pairs import MAX_LOSS, Array, Bins, GridTooLarge, Pmf
+from sordino.accounting.lattice import cells, contracted, interval_masses, spread, summed
+from sordino.accounting.lower import merged
+from sordino.accounting.pairs import MAX_LOSS, Array, GridTooLarge, Pmf
 
 _Item = TypeVar("_Item")
 
 ROUNDING = 1e-12
-"""Bound on the relative rounding error of a value of M: fewer than 60 additions, each within 2⁻⁴⁶."""
-_MASS_ROUNDING = 1e-10  # bound on the relative error of a probability (a sum of positive numbers)
+"""Bound on the relative error of a value of M by rounding: less than 60 additions, each within 2⁻⁴⁶."""
+_MOST_WORK = 40000  # of additions on geometric grids, in convolutions of few points (some 20 µs each)
+_MASS_ROUNDING = 1e-10  # bound on the relative error of a probability: sums of positive numbers
 
 
 @dataclass(frozen=True)
@@ -62,14 +65,53 @@ def epoch_pmfs(epoch: Epoch, interval: float, tail: float) -> tuple[Pmf, Pmf]:
     Raises:
         GridTooLarge: the losses do not fit.
     """
-    found = _sum(epoch, interval, tail / (2 * epoch.batches.bit_length() + 2))
+    try:
+        found, added = _on_lattice(epoch, interval, tail)
+    except GridTooLarge:
+        found = _sum(epoch, interval, tail / (2 * epoch.batches.bit_length() + 2))
+        added = np.full(len(found.masses), _added(epoch))
     values = np.exp(found.logs(interval))
     masses = found.masses * (1 + _MASS_ROUNDING)
-    split = masses * _added(epoch)
+    split = masses * added
     last = found.lower + len(masses) - 1
     forward = Pmf(found.lower, masses * values, found.lost * (1 + _MASS_ROUNDING), split * values, ROUNDING)
     backward = Pmf(-last, masses[::-1].copy(), found.zero * (1 + _MASS_ROUNDING), split[::-1].copy(), ROUNDING)
     return forward, backward
+
+
+def _on_lattice(epoch: Epoch, interval: float, tail: float) -> tuple[Spread, Array]:
+    """M from above by one sum on a lattice, spread onto the geometric grid once; and the variance that this added."""
+    share, step = tail / 4, _lattice_step(epoch, interval)
+    law = cells(epoch.noise_multiplier, step, share / epoch.seen)
+    total = summed(spread(law), epoch.seen, share, above=True)
+    values = _means(epoch, total.first, len(total.masses), step)
+    there = values > 0
+    upper, logs = total.masses[there], np.log(values[there])
+    places = np.floor(logs / interval).astype(np.int64)
+    up = upper * np.clip(np.expm1(logs - places * interval) / math.expm1(interval), 0.0, 1.0)
+    first = int(places[0])
+    size = int(places[-1]) - first + 2
+    masses = np.zeros(size)
+    masses += np.bincount(places - first, upper - up, size)
+    masses += np.bincount(places - first + 1, up, size)
+    lost = epoch.seen / epoch.batches * law.excess + total.over / epoch.batches
+    if epoch.seen < epoch.batches:
+        lost += total.over / float(total.first + len(values)) / step  # P[S above the points], for the batches unseen
+    zero = epoch.seen * law.below + total.under + float(total.masses[~there].sum())
+    grid = np.exp((first + np.arange(len(masses), dtype=np.float64)) * interval)
+    added = 1 / 6 + epoch.seen * (step / epoch.batches / interval / grid) ** 2 / 6
+    return Spread(1, first, masses, zero, lost), added
+
+
+def _lattice_step(epoch: Epoch, interval: float) -> float:
+    """Spreading L onto the lattice then adds as much to the variance of M as spreading M onto the grid."""
+    return interval * math.sqrt(epoch.batches)
+
+
+def _means(epoch: Epoch, first: int, count: int, step: float) -> Array:
+    """The values of M at so many points of the lattice of the sum."""
+    points = (first + np.arange(count, dtype=np.float64)) * step
+    return (points + (epoch.batches - epoch.seen)) / epoch.batches
 
 
 def _added(epoch: Epoch) -> float:
@@ -80,6 +122,8 @@ def _added(epoch: Epoch) -> float:
 
 def _sum(epoch: Epoch, interval: float, share: float) -> Spread:
     """The sum of `seen` summands L/t, by the binary digits of `seen`, and of the constant for the other batches."""
+
+    _check_work(epoch, interval, share, _MOST_WORK)
 
     def plus(left: tuple[Spread, int], right: tuple[Spread, int]) -> tuple[Spread, int]:
         summands = left[1] + right[1]
@@ -92,6 +136,17 @@ def _sum(epoch: Epoch, interval: float, share: float) -> Spread:
         found = found.plus(_spread_constant(1 - epoch.seen / epoch.batches, interval), 1, interval)
         return found.trimmed(interval, share, 1.0)
     return found.refined(1)
+
+
+def _check_work(epoch: Epoch, interval: float, share: float, most: float) -> None:
+    """Raises GridTooLarge where the additions on geometric grids would take much more than a second."""
+    doublings = [1 << shift for shift in range(1, epoch.seen.bit_length())]
+    partial = [epoch.seen & (2 * bit - 1) for bit in doublings if epoch.seen & bit and epoch.seen & (bit - 1)]
+    convolutions = sum(math.log(2) / (epoch.stride(count) * interval) for count in doublings + partial)
+    reach = 0.5 / epoch.noise_multiplier**2 - float(ndtri(share)) / epoch.noise_multiplier
+    length = 1.5 * float(np.logaddexp(0.0, reach - math.log(epoch.batches))) / interval
+    if convolutions * (1 + length / 2700) > most:
+        raise GridTooLarge(f"{convolutions:.3g} convolutions of {length:.3g} points for sums over batches")
 
 
 def _repeated(powers: list[_Item], times: int, plus: Callable[[_Item, _Item], _Item]) -> _Item:
@@ -126,15 +181,7 @@ def _cells(epoch: Epoch, interval: float, share: float) -> tuple[int, Array, Arr
         raise GridTooLarge(f"losses up to {reach:.3g} on a grid of {step:.3g}")
     first, last = math.floor((-reach - shift) / step), math.ceil((reach - shift) / step)
     edges = np.arange(first, last + 1, dtype=np.float64) * step + shift
-    return first, edges, _normal(edges * sigma + 0.5 / sigma), _normal(edges * sigma - 0.5 / sigma)
-
-
-def _normal(points: Array) -> Array:
-    """The masses of the normal distribution below, between and above the points, precise in both tails."""
-    edges = np.concatenate([[-np.inf], points, [np.inf]])
-    a, b = edges[:-1], edges[1:]
-    result: Array = np.where(a > 0, ndtr(-a) - ndtr(-b), ndtr(b) - ndtr(a))
-    return result
+    return first, edges, interval_masses(edges * sigma + 0.5 / sigma), interval_masses(edges * sigma - 0.5 / sigma)
 
 
 def _spread_one(epoch: Epoch, interval: float, share: float) -> Spread:
@@ -160,8 +207,26 @@ def _spread_constant(value: float, interval: float) -> Spread:
     return Spread(1, place, np.array([1 - up, up]))
 
 
-def epoch_bins(epoch: Epoch, interval: float, tail: float) -> Bins:
-    """A pair that the epoch dominates (removing the record), with its losses sorted into the bins of the grid."""
+def epoch_from_below(epoch: Epoch, interval: float, tail: float) -> Pmf:
+    """A PLD that the epoch dominates (removing the record)."""
+    try:
+        return _lattice_from_below(epoch, interval, tail)
+    except GridTooLarge:
+        return _geometric_from_below(epoch, interval, tail)
+
+
+def _lattice_from_below(epoch: Epoch, interval: float, tail: float) -> Pmf:
+    share, step = tail / 4, _lattice_step(epoch, interval)
+    law = contracted(cells(epoch.noise_multiplier, step, share / epoch.seen))
+    # further out, since what the transform folds in is subtracted
+    total = summed(law, epoch.seen, share**2, above=False)
+    values = _means(epoch, total.first, len(total.masses), step)
+    there = (total.masses > 0) & (values > 0)
+    return merged(total.masses[there] * (1 - _MASS_ROUNDING), values[there], interval, ROUNDING)
+
+
+def _geometric_from_below(epoch: Epoch, interval: float, tail: float) -> Pmf:
+    _check_work(epoch, interval, tail, _MOST_WORK / 2)  # masses and means
 
     def plus(left: tuple[Contracted, int], right: tuple[Contracted, int]) -> tuple[Contracted, int]:
         summands = left[1] + right[1]
@@ -169,26 +234,11 @@ def epoch_bins(epoch: Epoch, interval: float, tail: float) -> Bins:
 
     found, _ = _repeated(_powers(replace(epoch, seen=epoch.batches), interval, tail, _contracted), epoch.seen, plus)
     there = found.masses > 0
-    q_mass, p_mass = found.masses[there], found.means[there] + found.masses[there] * (1 - epoch.seen / epoch.batches)
-    return _bins(p_mass, q_mass, interval)
+    ratio = found.means[there] / found.masses[there] + (1 - epoch.seen / epoch.batches)
+    return merged(found.masses[there], ratio, interval, ROUNDING)
 
 
 def _contracted(epoch: Epoch, interval: float, tail: float) -> Contracted:
     """L/t on its grid, from below."""
     first, _, masses, means = _cells(epoch, interval, tail)
     return Contracted(epoch.stride(1), first - 1, masses, means / epoch.batches).trimmed(tail)
-
-
-def _bins(p_mass: Array, q_mass: Array, interval: float) -> Bins:
-    """Atoms sorted by their loss; up + down is the P-mass of a bin, as in pairs.sort_into_bins."""
-    losses = np.log(p_mass / q_mass)
-    places = np.floor(losses / interval).astype(np.int64)
-    first = int(places.min())
-    grid = (first + np.arange(int(places.max()) - first + 2, dtype=np.float64)) * interval
-    # for each atom separately, so that no difference of nearly equal sums is taken
-    inside = np.clip(losses - grid[places - first], 0.0, interval)
-    up = p_mass * np.expm1(-inside) / math.expm1(-interval)
-    size = len(grid) - 1
-    total: Array = np.bincount(places - first, p_mass, size).astype(np.float64)
-    risen: Array = np.minimum(np.bincount(places - first, up, size), total)
-    return Bins(first, grid, risen, total - risen, (0.0, 0.0), (0.0, 0.0))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sordino import checks
-from sordino.accounting.account import TOLERANCE, Releases, checked_releases, composed_epsilon
+from sordino.accounting.account import TOLERANCE, LossTooLarge, Releases, checked_releases, composed_epsilon
 from sordino.accounting.events import DpEvent, flatten
 from sordino.errors import InputError
 from sordino.shown import up
@@ -39,18 +39,33 @@ def calibrate(
     def releases(sigma: float) -> Releases:
         return checked_releases(flatten(make_event(sigma)))
 
+    def evaluated(sigma: float, tolerance: float) -> float:
+        try:
+            return composed_epsilon(releases(sigma), delta, relation, accountant, tolerance=tolerance)[0]
+        except LossTooLarge:
+            if sigma >= LARGEST:
+                raise
+            return math.inf
+
     def coarse(sigma: float) -> float:
-        return composed_epsilon(releases(sigma), delta, relation, accountant, tolerance=_COARSE)[0]
+        return evaluated(sigma, _COARSE)
 
     def fine(sigma: float) -> float:
-        return composed_epsilon(releases(sigma), delta, relation, accountant)[0]
+        return evaluated(sigma, TOLERANCE)
 
     guess = min(max(guess, 10 * SMALLEST), LARGEST / 10)
     if accountant == "rdp":  # it has no coarse version
         return _bracket(fine, fine, target, guess, gap=_GAP)[1]
-    low, high = _bracket(coarse, fine, target, guess, gap=0.02)
+    try:
+        low, high = _bracket(coarse, fine, target, guess, gap=0.02)
+    except _TooCoarse:
+        low, high = _bracket(fine, fine, target, guess, gap=0.02)
     low, high = _bracket(fine, fine, target, math.sqrt(low[0] * high[0]), gap=_GAP, known=(low, high))
     return high
+
+
+class _TooCoarse(Exception):
+    """The coarse ε stays above the target where the fine one does not."""
 
 
 Point = tuple[float, float]
@@ -94,7 +109,7 @@ def _bracket(
 def _secant(low: Point, high: Point, target: float) -> float:
     """Where the line through the two points, in logarithms, meets the target; kept away from the ends."""
     (s0, e0), (s1, e1) = low, high
-    if e1 <= 0:
+    if e1 <= 0 or math.isinf(e0):
         return math.sqrt(s0 * s1)
     share = (math.log(e0) - math.log(target)) / max(math.log(e0) - math.log(e1), 1e-300)
     share = min(max(share, 0.02), 0.98)
@@ -105,6 +120,8 @@ def _limited(sigma: float, exact: Callable[[float], float], target: float, last:
     if sigma > LARGEST:
         if last[0] >= LARGEST:
             smallest = exact(LARGEST)
+            if smallest <= target:
+                raise _TooCoarse
             raise InputError(
                 f"ε = {up(target)} can't be reached at this δ: even with a noise multiplier of {LARGEST:g}, ε is "
                 f"{up(smallest, 6)}. The other releases of the plan (statistics) cost that much: give them more noise, "

@@ -15,9 +15,9 @@ from dp_accounting import dp_event
 from scipy.stats import binom
 
 from sordino import checks
-from sordino.accounting.allocation import ROUNDING, Epoch, epoch_bins, epoch_pmfs
+from sordino.accounting.allocation import Epoch, epoch_from_below, epoch_pmfs
 from sordino.accounting.group import MOST_ROWS, GroupPair
-from sordino.accounting.lower import coarsen, coarsened
+from sordino.accounting.lower import coarsen
 from sordino.accounting.pairs import Pair, Pmf, discretise, mixture, upper_envelope
 from sordino.errors import InputError, Refused
 
@@ -117,7 +117,7 @@ class Release:
             return lambda interval, tail: epoch_pmfs(epoch, interval, tail)
         if self.group is not None:
             users = self._group(relation)
-            return lambda interval, tail: discretise(users, interval, tail)
+            return users.from_above
         pair = self.pair(relation)
         if self.cap is None:
             return lambda interval, tail: discretise(pair, interval, tail)
@@ -129,10 +129,10 @@ class Release:
             return None
         if self.batches is not None:
             epoch = self._epoch(relation)
-            return lambda interval, tail: coarsened(epoch_bins(epoch, interval, tail), interval, ROUNDING)
+            return lambda interval, tail: epoch_from_below(epoch, interval, tail)
         if self.group is not None:
             users = self._group(relation)
-            return lambda interval, tail: coarsen(users, interval, tail)
+            return lambda interval, tail: coarsen(users.attained(tail), interval, tail)
         pair = self.pair(relation)
         return lambda interval, tail: coarsen(pair, interval, tail)
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from sordino.accounting.pairs import Array, Bins, DominatingPair, GridTooLarge, Pmf, sort_into_bins
 
-_CELLS = 1 << 17  # a limit, because the shares are computed one after the other
+_CELLS = 1 << 17  # the shares are found one after the other
+_ROUNDING = 1e-12  # of a cell, by which a point may be worth less than it counts
 
 
 def coarsen(pair: DominatingPair, interval: float, tail: float) -> Pmf:
@@ -23,34 +24,102 @@ def coarsen(pair: DominatingPair, interval: float, tail: float) -> Pmf:
     return coarsened(sort_into_bins(pair, interval, tail), interval)
 
 
-def coarsened(bins: Bins, interval: float, drift: float = 0.0) -> Pmf:
+def coarsened(bins: Bins, interval: float) -> Pmf:
     """A PLD that is dominated by the pair whose losses were sorted into these bins."""
     if len(bins.losses) > _CELLS:
         raise GridTooLarge(f"{len(bins.losses)} bins")
-    up, down = bins.up, bins.down
-    masses = up + down
-    keep = _shares(up.tolist(), (down * math.exp(interval)).tolist())
-    stay, rise = keep * masses, (1 - keep) * masses
-    probs = np.zeros(len(masses) + 1)
-    probs[:-1] += stay
-    probs[1:] += rise
-    # a symbol whose loss would be below its grid point counts one point lower
-    short = np.zeros(len(probs), dtype=bool)
-    short[1:-1] = keep[1:] * up[1:] < (1 - keep[:-1]) * down[:-1] * math.exp(interval) * (1 - 1e-12)
-    short[-1] = True
+    probs = balanced(bins.up, bins.down * math.exp(interval), bins.up + bins.down)
+    probs[-1] += bins.p_outside[1]
+    return Pmf(bins.first, probs, 0.0, np.zeros(len(probs)), _ROUNDING * interval)
+
+
+def merged(q_mass: Array, ratio: Array, interval: float, drift: float) -> Pmf:
+    """A PLD that is dominated by the pair of these atoms, whose masses are `q_mass` and ratio·q_mass.
+
+    An atom between the points v_k = e^{kh} and v_{k+1}, at the share u of the way, goes to v_{k+1} with probability u.
+    What comes together at a point has a mean near v_k: with V_k = Σ q·u(1−u) over the atoms of a cell of width d_k it
+    exceeds v_k by d_k·V_k − d_{k−1}·V_{k−1} in all. Neighbours make up for the rest, so that every mean is v_k.
+    """
+    logs = np.log(ratio)
+    places = np.floor(logs / interval).astype(np.int64)
+    first, size = int(places.min()), int(places.max() - places.min()) + 2
+    if size > _CELLS:
+        raise GridTooLarge(f"{size} points")
+    points = np.exp((first + np.arange(size, dtype=np.float64)) * interval)
+    up = np.clip(np.expm1(logs - places * interval) / math.expm1(interval), 0.0, 1.0)
+    places -= first
+    masses = np.bincount(places, q_mass * (1 - up), size) + np.bincount(places + 1, q_mass * up, size)
+    split = np.bincount(places, q_mass * up * (1 - up), size)[:-1] * np.diff(points)
+    excess = np.append(split, 0.0)
+    excess[1:] -= split
+    found = np.array(_evened(masses.tolist(), excess.tolist(), points.tolist()))
+    return Pmf(first, found * points, 0.0, np.zeros(size), drift + _ROUNDING * interval)
+
+
+def _evened(masses: list[float], excess: list[float], points: list[float]) -> list[float]:
+    """Parts of each point's mass given to a neighbour, so that nothing exceeds its point, and nothing falls short.
+
+    What falls short takes from the point above it, and then what exceeds takes from the point below it.
+    """
+    for k in range(len(masses) - 1):
+        if excess[k] < 0:
+            gained = excess[k + 1] + masses[k + 1] * (points[k + 1] - points[k])
+            part = min(1.0, -excess[k] / gained) if gained > 0 else 1.0
+            masses[k] += part * masses[k + 1]
+            excess[k] = 0.0 if part < 1 else excess[k] + gained
+            masses[k + 1] *= 1 - part
+            excess[k + 1] *= 1 - part
+    for k in range(len(masses) - 1, 0, -1):
+        if excess[k] < 0:  # nothing above it was left: it counts one point lower
+            masses[k - 1] += masses[k]
+            masses[k] = excess[k] = 0.0
+        elif excess[k] > 0:
+            lost = masses[k - 1] * (points[k] - points[k - 1]) - excess[k - 1]
+            part = min(1.0, excess[k] / lost) if lost > 0 else 0.0
+            masses[k] += part * masses[k - 1]
+            excess[k] -= part * lost
+            masses[k - 1] *= 1 - part
+            excess[k - 1] *= 1 - part
+    return masses
+
+
+def balanced(above: Array, below: Array, masses: Array) -> Array:
+    """The masses of cells sent to the points between them, so that no point is worth more than what was sent to it.
+
+    Cell k lies between the points k and k+1; `above[k]` is by how much its mass exceeds the point k, `below[k]` by how
+    much it falls short of the point k+1. A share of each cell goes to the point below it, the rest to the one above; at
+    almost every point what exceeds and what falls short cancel. Points that fall short count one point lower.
+    """
+    keep = _shares(above, below)
+    probs = np.append(keep * masses, 0.0)
+    probs[1:] += (1 - keep) * masses
+    short = np.ones(len(probs), dtype=bool)  # the last one has nothing above it
+    short[0] = False
+    short[1:-1] = keep[1:] * above[1:] < (1 - keep[:-1]) * below[:-1] * (1 - _ROUNDING)
     moved = np.where(short, probs, 0.0)
     probs -= moved
     probs[:-1] += moved[1:]
-    probs[-1] += bins.p_outside[1]
-    return Pmf(bins.first, probs, 0.0, np.zeros(len(probs)), drift)
+    return probs
 
 
-def _shares(up: list[float], needed: list[float]) -> Array:
-    """a_k ≥ 1/2 with a_k·up_k ≥ (1 − a_{k−1})·needed_{k−1} wherever a_k ≤ 1 allows it."""
-    result = np.empty(len(up))
-    share = 1.0
-    for k, mass in enumerate(up):
-        want = (1 - share) * needed[k - 1] if k else 0.0
-        share = min(1.0, max(0.5, want / mass)) if mass > 0 else 1.0
-        result[k] = share
-    return result
+def _shares(above: Array, below: Array) -> Array:
+    """a_k in [0, 1] with a_k·above_k = (1 − a_{k−1})·below_{k−1}, from both ends to the middle, where one may exceed.
+
+    Solved upwards while the masses grow and downwards while they fall, an error of a share shrinks from cell to cell.
+    """
+    middle = int(np.argmax(above))
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratios = below[:-1] / above[1:]  # of the point k+1
+        upward = np.nan_to_num(ratios[:middle], nan=1.0, posinf=1e300).tolist()
+        downward = np.nan_to_num(1 / ratios[middle:][::-1], nan=1.0, posinf=1e300).tolist()
+    left = [0.5]
+    for ratio in upward:
+        left.append(min(1.0, (1 - left[-1]) * ratio))
+    right = [0.5]
+    for ratio in downward:
+        right.append(max(0.0, 1 - right[-1] * ratio))
+    shares = np.array(left[:-1] + right[::-1])
+    if middle:  # at the point `middle` the two meet: the cell below it gives no more than the one above it can lift
+        lifted = shares[middle] * above[middle] / max(float(below[middle - 1]), 1e-300)
+        shares[middle - 1] = max(float(shares[middle - 1]), 1 - lifted)
+    return shares

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sordino import checks
-from sordino.data.own import Source
+from sordino.data.own import Source, named
 from sordino.data.tabular import Labels, Problems
 from sordino.errors import InputError, SordinoError
 
@@ -28,6 +29,7 @@ class NpzSource(Source):
     target: str = "targets"  # the array of labels
     low: float | None = None  # public bounds: floats are truncated and scaled to [0, 1]; without them: used as they are
     high: float | None = None  # the upper bound
+    user: str | None = None  # the array with the user of each record, for privacy.unit = "user"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -35,6 +37,8 @@ class NpzSource(Source):
             raise InputError("data.low and data.high are given together: the public bounds of the inputs")
         if self.low is not None and not checks.real("data.low", self.low) < checks.real("data.high", self.high):
             raise InputError("data.low must be below data.high")
+        if self.user is not None and self.user in (self.inputs, self.target):
+            raise InputError(f"data.user = {self.user!r} is also the array of inputs or labels")
 
     def rows(self, path: Path, *, labelled: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
         arrays = _arrays(path, [self.inputs, *([self.target] if labelled else [])])
@@ -50,6 +54,15 @@ class NpzSource(Source):
             targets = Labels.of(self.classes)(arrays[self.target].tolist(), self.target, problems)
         problems.raise_any()
         return inputs, targets, None
+
+    def users(self, path: Path) -> tuple[str, ...] | None:
+        if self.user is None:
+            return None
+        arrays = _arrays(path, [self.user, self.target])
+        ids = arrays[self.user]
+        if ids.shape != arrays[self.target].shape or ids.dtype.kind not in "iuU":
+            raise InputError(f"{path}: {self.user} must hold one id for each record: whole numbers or texts")
+        return named([str(one).strip() for one in ids.tolist()], f"data.user: the array {self.user!r}")
 
     def _inputs(self, path: Path, values: np.ndarray[Any, Any], problems: Problems) -> Tensor:
         if values.dtype == np.uint8:
@@ -93,6 +106,7 @@ class ImagesSource(Source):
     kind: ClassVar[str] = "images"
     size: Any  # [height, width], public: every image is scaled to it separately
     channels: int = 3  # 3: colour, 1: grey
+    user: str | None = None  # a regular expression with one group: whose a picture is, from its name (unit = "user")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,6 +119,8 @@ class ImagesSource(Source):
         for name in self.labels:
             if Path(name).name != name or name in (".", ".."):
                 raise InputError(f"data.classes: {name!r} is not the name of a folder")
+        if self.user is not None:
+            _pattern(self.user)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -117,7 +133,7 @@ class ImagesSource(Source):
             further = [one.name for one in path.iterdir() if one.is_dir() and one.name not in self.labels]
             if further:
                 raise InputError(f"{path} has folders that are not in data.classes: remove them, or list them")
-            files = [(at, file) for at, name in enumerate(self.labels) for file in pictures(path / name)]
+            files = self._files(path)
         else:
             files = [(0, file) for file in pictures(path)]
         if not files:
@@ -126,6 +142,16 @@ class ImagesSource(Source):
         images = torch.stack([self._picture(file, row, problems) for row, (_, file) in enumerate(files)])
         problems.raise_any()
         return images, torch.tensor([at for at, _ in files]) if labelled else None, None
+
+    def _files(self, path: Path) -> list[tuple[int, Path]]:
+        """(class, picture), folder by folder."""
+        return [(at, file) for at, name in enumerate(self.labels) for file in pictures(path / name)]
+
+    def users(self, path: Path) -> tuple[str, ...] | None:
+        if self.user is None:
+            return None
+        matches = [_pattern(self.user).search(file.name) for _, file in self._files(path)]
+        return named(["" if one is None else one.group(1) or "" for one in matches], f"data.user = {self.user!r}")
 
     def _picture(self, file: Path, row: int, problems: Problems) -> Tensor:
         try:
@@ -141,6 +167,16 @@ class ImagesSource(Source):
             problems.add(row, "images", "not an image that can be read", file.name)
             return torch.zeros(self.shape)
         return torch.from_numpy(values).reshape(height, width, self.channels).permute(2, 0, 1).contiguous()
+
+
+def _pattern(user: str) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(user)
+    except re.error as error:
+        raise InputError(f"data.user = {user!r} is not a regular expression: {error}") from error
+    if pattern.groups != 1:
+        raise InputError(f"data.user = {user!r} must have one group, whose text is the user: for example ^([^_]+)_")
+    return pattern
 
 
 def pictures(folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ spent, and reported in an error that is shown on the terminal and not written to
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -155,10 +155,8 @@ class TableSource(Source):
             return None
         table = self.table(path)
         table.need([self.user])
-        ids = tuple("" if value is None else str(value).strip() for value in table.columns[self.user])
-        if any(one.lower() in ("", "nan", "none") for one in ids):
-            raise InputError(f"data.user: the column {self.user!r} has rows without an id: every row needs a user")
-        return ids
+        ids = ["" if value is None else str(value).strip() for value in table.columns[self.user]]
+        return named(ids, f"data.user: the column {self.user!r}")
 
     def _refuse_unknown(self, table: Table, labelled: bool) -> None:
         """Refuses columns that are neither used nor ignored: a forgotten one would be left out silently."""
@@ -211,10 +209,17 @@ def made(kinds: Mapping[str, type[Source]], name: str, options: Mapping[str, Any
     ]  # fmt: skip
     if missing:
         raise InputError(f"[data] of {name} needs {', '.join(missing)}")
-    for key in ("path", "target", "test_path", "test_public", "test_column", "delimiter"):
+    for key in ("path", "target", "test_path", "test_public", "test_column", "delimiter", "user"):
         if key in options and not isinstance(options[key], str):
             raise InputError(f"data.{key} = {options[key]!r} must be a text")
     return kind(**options)
+
+
+def named(ids: Sequence[str], where: str) -> tuple[str, ...]:
+    """The ids of all rows; InputError where one is missing."""
+    if any(one.lower() in ("", "nan", "none") for one in ids):
+        raise InputError(f"{where} has rows without an id: whose they are must be known")
+    return tuple(ids)
 
 
 def found(path: str, data_dir: Path | None) -> Path:

@@ -10,6 +10,6 @@ SOURCE_KEYS: Mapping[str, tuple[str, ...]] = {
     "csv": (*_TABLES, "delimiter"),
     "parquet": _TABLES,
     "hf": _TABLES,
-    "npz": (*_ALL, "inputs", "target", "low", "high"),
-    "images": (*_ALL, "size", "channels"),
+    "npz": (*_ALL, "inputs", "target", "low", "high", "user"),
+    "images": (*_ALL, "size", "channels", "user"),
 }

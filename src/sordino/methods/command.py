@@ -45,6 +45,13 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--decay", type=float, default=0.0, metavar="w", help="step size × weight decay, for the noise in the weights"
     )
+    parser.add_argument(
+        "--gradient-dimension",
+        type=float,
+        default=500.0,
+        metavar="d",
+        help="how few directions the gradients lie in, for the noise of the batches (default: 500, fitted on images)",
+    )
     parser.add_argument("--classes", type=int, default=10, metavar="C", help="default: 10")
     parser.add_argument("--epsilon", type=float, required=True, metavar="ε")
     parser.add_argument("--delta", type=float, required=True, metavar="δ")
@@ -115,6 +122,7 @@ def _ways(arguments: argparse.Namespace, epochs: float) -> dict[str, Any]:
     return compare_batches(
         records=arguments.records, epochs=epochs, epsilon=arguments.epsilon, delta=arguments.delta,
         batches=arguments.batches, workload=Workload(arguments.momentum, arguments.decay),
+        dimension=arguments.gradient_dimension,
     )  # fmt: skip
 
 
@@ -125,8 +133,9 @@ def _way_rows(found: dict[str, Any]) -> dict[str, str]:
     for row in found["rows"]:
         rows[f"{row['way']}, batch {row['batch']:.5g}"] = (
             f"{row['steps']} steps, noise multiplier {row['noise_multiplier']:.5g}; in the weights "
-            f"{row['noise_in_weights']:.4g}; noise of a step {row['noise_per_step']:.3g}, of the run "
-            f"{row['noise_of_run']:.3g} clip norms per coordinate"
+            f"{row['noise_in_weights']:.4g}, of the batches {row['batch_noise']:.4g}; of the run "
+            f"{row['noise_of_run']:.3g} clip norms per coordinate; begin tuning at lr {row['lr']:.2g} (clip norm 1); "
+            f"{row['expected_loss']:.1f} points of accuracy expected to be lost"
         )
     return rows
 

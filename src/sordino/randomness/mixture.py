@@ -10,7 +10,7 @@ each of its terms.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,28 +27,34 @@ TOLERANCE = 2.0**-45  # error of one Z in double precision, except for extreme d
 
 
 def rounded_mixture(
-    values: Array, terms: Sequence[tuple[float, Stream]], scale: float, spacing: float, factor: float = 1.0
+    values: Sequence[npt.NDArray[np.floating]],
+    out: npt.NDArray[np.floating],
+    terms: Sequence[tuple[float, Stream]],
+    scale: float,
+    spacing: float,
+    factor: float = 1.0,
 ) -> None:
-    """values ← factor · spacing · round(values/spacing + scale · Σ a·Z), in place.
+    """out ← factor · spacing · round(values/spacing + scale · Σ a·Z), block by block.
 
     Args:
-        values: One-dimensional, contiguous float64.
-        terms: (a, stream) of each Gaussian; nothing has been drawn from the streams yet.
-        scale: The noise in grid units.
-        spacing: The grid, a power of two.
-        factor: A public number that the result is multiplied by.
+        values: vectors whose numbers follow one another.
+        out: of one dimension, as long as all of them; float32 is rounded once more, after the noise.
+        terms: (a, stream) of each Gaussian; the streams are at their beginning.
+        scale: of the noise over the grid.
+        spacing: the grid, a power of two.
+        factor: a public number that the result is multiplied by.
     """
     weight = sum(abs(a) for a, _ in terms)
     # |Z| < 16: p products and p sums, each rounded by 2⁻⁵³ of at most 16·Σ|a|; then the factor and the offset
     tolerance = scale * weight * (TOLERANCE + (len(terms) + 3) * 2.0**-48) + 2.0**-50
-    for start in range(0, len(values), BLOCK):
-        part = values[start : start + BLOCK]
+    for start, part in _blocks(values):
         part *= 1.0 / spacing
         whole = np.rint(part)
         offset = part - whole  # exact, in [−½, ½]
         total = np.zeros(len(part))
         drawn = []
         for a, stream in terms:
+            stream.work_in(terms[0][1])
             block = stream.gaussians(len(part))
             total += a * block.values()
             drawn.append((a, block))
@@ -58,5 +64,21 @@ def rounded_mixture(
         for i in np.flatnonzero(np.abs(total - rounded) > 0.5 - tolerance).tolist():
             rounded[i] = rounded_total([(a, block.exactly(i)) for a, block in drawn], scale, float(offset[i]))
         whole += rounded
-        whole += 0.0  # turns −0 into +0: the sum of two −0 would reveal the sign of the value
-        np.multiply(whole, spacing * factor, out=part)
+        whole += 0.0  # two negative zeros would tell the sign of the value
+        out[start : start + len(part)] = whole * (spacing * factor)
+
+
+def _blocks(values: Sequence[npt.NDArray[np.floating]]) -> Iterator[tuple[int, Array]]:
+    """(place, a copy of up to BLOCK numbers) one after another, across the vectors: no copy of the whole is made."""
+    work, filled, place = np.empty(BLOCK), 0, 0
+    for vector in values:
+        start = 0
+        while start < len(vector):
+            count = min(BLOCK - filled, len(vector) - start)
+            work[filled : filled + count] = vector[start : start + count]
+            filled, start = filled + count, start + count
+            if filled == BLOCK:
+                yield place, work
+                place, filled = place + BLOCK, 0
+    if filled:
+        yield place, work[:filled]

@@ -194,6 +194,10 @@ class Stream:
         RoundedSum(self._key, self._refine_key).store(parts, results, self._words, scale, spacing, factor)
         self._words += (parts.size + 1) // 2
 
+    def work_in(self, other: Stream) -> None:
+        """Uses the memory that another stream works in, if it has some; what that one computed there is overwritten."""
+        self._work = other._work
+
     def gaussians(self, n: int) -> Gaussians:
         """The next n Gaussians, available in double precision and in exact fixed point."""
         pairs = (n + 1) // 2

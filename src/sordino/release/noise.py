@@ -159,8 +159,8 @@ def release(
         more["fine"] = True
     ledger.record(ledger_entry(noise, sensitivity, entry, source, coordinates) | more)
     if earlier is not None:
-        mixed = torch.from_numpy(parts.joined())
-        _add_mixture(mixed, earlier, lattice, source, ledger, entry, factor)
+        mixed = buffer((coordinates,), torch.float32 if wanted == {torch.float32} else torch.float64)
+        _add_mixture(parts, mixed, earlier, lattice, source, ledger, entry, factor)
         return _shaped(values, dtype, mixed)
     fresh = salt(source)
     stream = source.stream(f"release/{entry.purpose}{fresh}", entry.step)
@@ -175,7 +175,8 @@ def release(
 
 
 def _add_mixture(
-    flat: Tensor,
+    parts: Parts,
+    out: Tensor,
     earlier: Mapping[int, float],
     lattice: Lattice,
     source: RandomSource,
@@ -183,11 +184,11 @@ def _add_mixture(
     entry: Entry,
     factor: float,
 ) -> None:
-    """Adds this step's noise and that of the earlier steps, regenerated from their addresses; rounds once."""
+    """Adds this step's noise and that of earlier steps, regenerated from their addresses, to the parts; rounds once."""
     own = f"/{ledger.salt}" if source.secure else ""
     terms = [(1.0, entry.step), *((float(a), s) for s, a in sorted(earlier.items(), reverse=True))]
     streams = [(a, source.stream(f"release/{entry.purpose}/again{own}", s)) for a, s in terms]
-    rounded_mixture(flat.numpy(), streams, lattice.scale, lattice.spacing, factor)
+    rounded_mixture(parts.arrays(), out.numpy(), streams, lattice.scale, lattice.spacing, factor)
 
 
 def salt(source: RandomSource) -> str:

@@ -1,18 +1,21 @@
 """Chooses the strategy of a plan by its error formula: the noise in the weights at equal ε.
 
-For a pattern the noise in the weights is σ·s(C)·‖A·C⁻¹‖_F/√T with a σ that depends on the pattern only, so C is chosen
-by s(C)·‖A·C⁻¹‖_F. Between patterns σ is calibrated. No guarantee depends on the choice.
+For a pattern the noise in the weights is σ·s(C)·‖A·C⁻¹‖_F/√T with a σ that depends on the pattern alone, so C is chosen
+by s(C)·‖A·C⁻¹‖_F. Between patterns σ is calibrated, and the noise of the batches counts as well (batches.py): it is
+larger where parts of groups are drawn. Nothing here enters a guarantee.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from sordino.errors import Refused
+from sordino.methods.correlated.batches import DIMENSION, batch_noise
 from sordino.methods.correlated.mechanism import Pattern, calibrated, moves, pattern_of
 from sordino.methods.correlated.strategies import Strategy
 from sordino.methods.correlated.workloads import Workload, noise_in_weights
@@ -31,6 +34,12 @@ class Found:
     strategy: Strategy
     noise_multiplier: float
     noise_in_weights: float
+    batch_noise: float
+
+    @property
+    def total_noise(self) -> float:
+        """Of the mechanism and of the batches, in the weights."""
+        return math.hypot(self.noise_in_weights, self.batch_noise)
 
 
 @functools.lru_cache(128)
@@ -49,8 +58,9 @@ def best_setting(
     workload: Workload,
     strategy: Strategy | None = None,
     relation: str = "add-remove",
+    dimension: float = DIMENSION,
 ) -> Found:
-    """The number of groups and the strategy with the least noise in the weights at this ε."""
+    """The number of groups and the strategy with the least noise in the weights at this ε, that of batches included."""
     found = []
     for pattern in patterns(records, batch):
         try:
@@ -60,10 +70,14 @@ def best_setting(
             sigma = calibrated(chosen, pattern, steps, epsilon, delta, relation)
         except Refused:  # a named strategy that does not fit this pattern
             continue
-        found.append(Found(pattern, chosen, sigma, sigma * noise_in_weights(chosen, workload, steps)))
+        of_batches = batch_noise(
+            "cyclic", workload, steps=steps, batch=records * pattern.rate / pattern.groups, groups=pattern.groups,
+            rate=pattern.rate, dimension=dimension,
+        )  # fmt: skip
+        found.append(Found(pattern, chosen, sigma, sigma * noise_in_weights(chosen, workload, steps), of_batches))
     if not found:
-        raise Refused(f"{strategy} fits no number of groups here: use fewer bands, or another strategy")
-    return min(found, key=lambda one: one.noise_in_weights)
+        raise Refused(f"{strategy} goes with no number of groups here: take fewer bands, or another strategy")
+    return min(found, key=lambda one: one.total_noise)
 
 
 def patterns(records: int, batch: float) -> list[Pattern]:

@@ -1,0 +1,282 @@
+"""The sum of n independent copies of L on a lattice of multiples of Δ: one FFT for all n summands.
+
+L is log-normal with mean 1 (allocation.py). On a lattice a sum stays on the lattice, so L alone has to be put on it:
+
+- `spread` moves the mass of a cell [kΔ, (k+1)Δ] to its two ends with the mean kept: larger in the convex order;
+- `contracted` merges parts of neighbouring cells so that the mean of what is merged is kΔ or a little more, and counts
+  it as kΔ: smaller in the increasing convex order, which is the one of E(M − c)₊.
+
+The n-th power of the transform has a rounding error that is bounded in absolute terms, so the law of the sum is
+computed under several exponential tilts e^{λS}. Each gives a bound on the probability of every point; the best one is
+taken, and near the centre of a tilt it is precise to a relative error of some n·10⁻¹⁵.
+
+A lattice suits a narrow L (much noise). With little noise L reaches far beyond Δ: then geometric.py is cheaper.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.fft import irfft, next_fast_len, rfft
+from scipy.special import ndtr, ndtri
+
+from sordino.accounting.lower import balanced
+from sordino.accounting.pairs import Array, GridTooLarge
+
+MOST_POINTS = 1 << 18
+_LAW_POINTS = 1 << 15
+_UNIT = 2.0**-52
+_LEAST_LOG = -600.0  # numbers below e^−700 are slow to compute with, and far below every error bound
+_TILTS = 5  # over the range of the sum
+_ORDERS = np.geomspace(1 / 64, 4, 13)  # of Chernoff bounds, in units of the order that suits a normal law
+
+
+@dataclass(frozen=True)
+class Law:
+    """A variable on the lattice: masses[i] at the point first + i, in units of `step` (Δ).
+
+    Orders of exponential moments are in units of 1/Δ, and points count from `centre`, near the mean: products of an
+    order and a point are then small, and so is their rounding, which the sum of n summands repeats n times.
+    """
+
+    step: float
+    first: int
+    masses: Array
+
+    @property
+    def centre(self) -> int:
+        """A point near the mean, which is 1."""
+        return round(1 / self.step)
+
+    @functools.cached_property
+    def points(self) -> Array:
+        """From the centre, in units of Δ: whole numbers."""
+        return (self.first - self.centre) + np.arange(len(self.masses), dtype=np.float64)
+
+    @functools.cached_property
+    def logs(self) -> Array:
+        """The logarithms of the masses."""
+        with np.errstate(divide="ignore"):
+            found: Array = np.log(self.masses)
+        return found
+
+    def log_moment(self, order: float) -> float:
+        """log E e^{order·(L − centre)}."""
+        return _log_sum(self.logs + order * self.points)
+
+    def log_moment_of_value(self, order: float) -> float:
+        """log E L·e^{order·(L − centre)}, L in units of Δ."""
+        with np.errstate(divide="ignore"):
+            return _log_sum(self.logs + np.log(self.points + self.centre) + order * self.points)
+
+    def tilted(self, order: float) -> tuple[Array, float, float]:
+        """The masses tilted by e^{order·L}, with their mean (from the centre) and variance."""
+        logs = self.logs + order * self.points
+        weights = np.exp(np.maximum(logs - logs.max(), _LEAST_LOG))
+        weights /= weights.sum()
+        mean = float((weights * self.points).sum())
+        return weights, mean, float((weights * (self.points - mean) ** 2).sum())
+
+
+def _log_sum(logs: Array) -> float:
+    top = float(logs.max())
+    return top + math.log(float(np.exp(np.maximum(logs - top, _LEAST_LOG)).sum()))
+
+
+@dataclass(frozen=True)
+class Cells:
+    """L cut into the cells of a lattice: P[L in cell], E[L; cell], and what lies below and above them."""
+
+    step: float
+    first: int
+    masses: Array
+    means: Array
+    below: float  # P[L < first·Δ]
+    above: float  # P[L > last·Δ]
+    excess: float  # E(L − last·Δ)₊
+
+
+def cells(sigma: float, step: float, share: float) -> Cells:
+    """The cells between which all but `share` of L lies, and of its expectation above them.
+
+    Raises:
+        GridTooLarge: there are too many of them.
+    """
+    scale = -float(ndtri(share))
+    low = math.exp(-0.5 / sigma**2 - scale / sigma)
+    high = math.exp(min(0.5 / sigma**2 + scale / sigma, 700.0))
+    if (high - low) / step > _LAW_POINTS:
+        raise GridTooLarge(f"a lattice of {step:.3g} up to {high:.3g}")
+    first, last = max(math.floor(low / step), 0), math.ceil(high / step)
+    with np.errstate(divide="ignore"):
+        edges = np.log(np.arange(first, last + 1, dtype=np.float64) * step)
+    masses, means = (interval_masses(edges * sigma + shift) for shift in (0.5 / sigma, -0.5 / sigma))
+    beyond = max(float(means[-1]) - last * step * float(masses[-1]), 0.0)
+    return Cells(step, first, masses[1:-1], means[1:-1], float(masses[0]), float(masses[-1]), beyond)
+
+
+def interval_masses(points: Array) -> Array:
+    """The masses below, between and above the points of the normal distribution, precise in both tails."""
+    edges = np.concatenate([[-np.inf], points, [np.inf]])
+    a, b = edges[:-1], edges[1:]
+    result: Array = np.where(a > 0, ndtr(-a) - ndtr(-b), ndtr(b) - ndtr(a))
+    return result
+
+
+def _shares_above(found: Cells) -> Array:
+    """E[(L − kΔ); cell]/Δ of each cell [kΔ, (k+1)Δ], between 0 and its mass."""
+    lower = (found.first + np.arange(len(found.masses), dtype=np.float64)) * found.step
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.nan_to_num((found.means / found.masses - lower) / found.step, nan=0.5)
+    clipped: Array = found.masses * np.clip(ratio, 0.0, 1.0)
+    return clipped
+
+
+def spread(found: Cells) -> Law:
+    """L with each cell's mass at its two ends, the mean kept. Below the cells L is raised, above them it is cut."""
+    up = _shares_above(found)
+    masses = np.append(found.masses - up, 0.0)
+    masses[1:] += up
+    masses[0] += found.below
+    masses[-1] += found.above
+    return Law(found.step, found.first, masses)
+
+
+def contracted(found: Cells) -> Law:
+    """L smaller in the increasing convex order. Below the cells it is left out, above them it is cut."""
+    up = _shares_above(found)
+    masses = balanced(up, found.masses - up, found.masses)
+    masses[-1] += found.above
+    return Law(found.step, found.first, masses)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A bound on P[S = (first + i)·Δ], masses[i], for a sum of n; from above or from below.
+
+    `over` bounds E[S; S above the points], `under` bounds P[S below the points].
+    """
+
+    first: int
+    masses: Array
+    over: float
+    under: float
+
+
+def summed(law: Law, count: int, share: float, *, above: bool) -> Sum:
+    """The law of the sum of `count` copies, on the points outside of which its mass and expectation are `share`.
+
+    Args:
+        law: of one of them.
+        count: how many there are.
+        share: what may lie outside.
+        above: whether the masses are bounds from above.
+
+    Raises:
+        GridTooLarge: there are too many points.
+    """
+    first, last, over, under = _window(law, count, share)
+    if last - first >= MOST_POINTS:
+        raise GridTooLarge(f"{last - first + 1} points for a sum over batches")
+    size = next_fast_len(last - first + 1, real=True)
+    points = first + np.arange(last - first + 1, dtype=np.float64)  # from count·centre
+    best = np.full(len(points), np.inf if above else -np.inf)
+    for order in _tilts(law, count, first, last):
+        weights, _, variance = law.tilted(order)
+        power, error = _power(weights, law.first - law.centre, count, size, first, len(points))
+        scale = count * law.log_moment(order) - order * points
+        if above:
+            best = np.minimum(best, np.log(power + error) + scale)
+        else:  # what the transform folds into the points is taken off as well
+            surely = np.maximum(power - error - _outside(law, count, order, variance, (first, last)), 0.0)
+            with np.errstate(divide="ignore"):
+                best = np.maximum(best, np.log(surely) + scale)
+    return Sum(first + count * law.centre, np.exp(np.minimum(best, 0.0)), over * law.step, under)
+
+
+def _window(law: Law, count: int, share: float) -> tuple[int, int, float, float]:
+    """(first point, last point, E[S; above], P[below]) by Chernoff bounds; points from count·centre."""
+    unit = math.sqrt(-2 * math.log(share) / (count * max(law.tilted(0.0)[2], 0.25)))
+    wanted = math.log(share)
+    low, high = count * float(law.points[0]), count * float(law.points[-1])
+    over = under = 0.0
+    for order in (unit * _ORDERS).tolist():
+        moment = (count - 1) * law.log_moment(order) + math.log(count) + law.log_moment_of_value(order)
+        if (moment - wanted) / order < high:
+            high, over = (moment - wanted) / order, share
+        below = count * law.log_moment(-order)
+        if (wanted - below) / order > low:
+            low, under = (wanted - below) / order, share
+    return math.floor(low), math.ceil(high), over, under
+
+
+def _tilts(law: Law, count: int, first: int, last: int) -> list[float]:
+    """Orders whose tilted sums have their means at equal distances over the points; 0 is one of them."""
+    _, mean, variance = law.tilted(0.0)
+    found = [0.0]
+    for end in (last / count, first / count):
+        order = 0.0
+        for aim in np.linspace(mean, end, _TILTS // 2 + 2)[1:-1].tolist():
+            order = _order_with_mean(law, aim, order, (aim - mean) / max(variance, 0.25))
+            found.append(order)
+    return found
+
+
+def _order_with_mean(law: Law, aim: float, start: float, step: float) -> float:
+    """The order, from `start` on in the direction of `step`, whose tilted mean is near `aim`; any order would do."""
+    near, far, gap = start, start, abs(aim - law.tilted(start)[1])
+    order = start
+    for _ in range(40):
+        order = far + step if near == far else (near + far) / 2
+        missing = (aim - law.tilted(order)[1]) * math.copysign(1.0, step)
+        if abs(missing) <= 0.25 * gap:
+            break
+        if missing < 0:
+            far = order
+        elif near == far:
+            near = far = order
+        else:
+            near = order
+    return order
+
+
+def _outside(law: Law, count: int, order: float, variance: float, ends: tuple[int, int]) -> float:
+    """At most the mass of the sum, tilted by `order`, outside of the points; `variance` is that of the tilted law."""
+    here = law.log_moment(order)
+    unit = 8.0 / math.sqrt(count * max(variance, 0.25))
+    sides = [0.0, 0.0]
+    for s in (unit * _ORDERS).tolist():
+        below = count * (law.log_moment(order - s) - here) + s * (ends[0] - 1)
+        above = count * (law.log_moment(order + s) - here) - s * (ends[1] + 1)
+        sides = [min(sides[0], below), min(sides[1], above)]
+    possible = ends[0] > count * law.points[0], ends[1] < count * law.points[-1]
+    return sum(math.exp(side) for side, there in zip(sides, possible, strict=True) if there)
+
+
+def _power(weights: Array, start: int, count: int, size: int, first: int, points: int) -> tuple[Array, float]:
+    """The law of the sum of `count` variables with these weights, modulo `size`, and a bound on each error.
+
+    An output of the transform is off by at most log₂(size) + 6 units of the l1 norm of its input; the logarithm of a
+    number near 1 by 4 units, its argument by 2π units. The exponent n·log has n times these errors, and an error of
+    the product Y in one frequency moves a probability by 1/size of it.
+    """
+    top = int(weights.argmax())
+    folded = np.zeros(-(-len(weights) // size) * size)
+    folded[: len(weights)] = weights
+    folded = np.roll(folded.reshape(-1, size).sum(axis=0), -top)
+    moved = float(weights[:top].sum() + weights[top + 1 :].sum())
+    folded[0] = math.fsum([folded[0], -float(weights[top]), -moved])  # the total becomes 0
+    base = 1 + rfft(folded)
+    sizes = np.abs(base)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a zero of the transform: its power is 0
+        product = np.exp(count * np.log(base))
+    product = np.where(sizes > 0, product, 0.0)
+    units = count * (2 * moved * (math.log2(size) + 6) + 12)
+    rest = float((2 * np.minimum(sizes, 1.0) ** (count - 1)).sum()) * units
+    rest += float((2 * np.abs(product)).sum()) * (2 * math.log2(size) + 16)
+    offset = count * (start + top)
+    found = np.roll(irfft(product, size), (offset - first) % size)[:points]
+    return np.maximum(found, 0.0), _UNIT * rest / size
