@@ -160,7 +160,7 @@ def decode(texts: Tensor) -> list[str]:
     """(n, bytes) uint8 → strings; what a cut left of a character is dropped, and so are the zeros at the end."""
     if texts.dim() != 2 or texts.dtype != torch.uint8:
         raise InputError(
-            f"minilm takes texts as UTF-8 bytes (n, bytes), as the dataset imdb-texts has them, not {texts.dtype} "
+            f"texts as UTF-8 bytes (n, bytes) are taken, as the dataset imdb-texts has them, not {texts.dtype} "
             f"{tuple(texts.shape)}"
         )
     return [row.tobytes().rstrip(b"\0").decode("utf8", errors="ignore") for row in texts.numpy()]
