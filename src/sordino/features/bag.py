@@ -49,16 +49,23 @@ class WordBag:
             raise InputError(f"features 'word-bag': power must be a number from 0 to 4, not {self.power!r}")
 
     def __call__(self, texts: Tensor) -> Tensor:
-        out = torch.zeros(len(texts), self.dimensions)
         places: dict[str, tuple[int, float]] = {}
+        at: list[int] = []
+        factors: list[float] = []
+        counted: list[int] = []
         for row, text in enumerate(decode(texts)):
             counts = Counter(_WORD.findall(text.lower()))
             for word in counts.keys() - places.keys():
                 places[word] = self._place(word)
-            if counts:
-                at, factors = zip(*(places[word] for word in counts), strict=True)
-                values = torch.tensor(factors) * torch.tensor(list(counts.values())).float() ** self.power
-                out[row].index_add_(0, torch.tensor(at), values)
+            start = row * self.dimensions
+            for word, count in counts.items():
+                place, factor = places[word]
+                at.append(start + place)
+                factors.append(factor)
+                counted.append(count)
+        out = torch.zeros(len(texts), self.dimensions)
+        values = torch.tensor(factors, dtype=torch.float32) * torch.tensor(counted, dtype=torch.float32) ** self.power
+        out.view(-1).index_add_(0, torch.tensor(at, dtype=torch.int64), values)
         return normalize(out, dim=1)
 
     def _place(self, word: str) -> tuple[int, float]:
