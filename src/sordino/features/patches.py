@@ -43,7 +43,8 @@ class Patches:
         threshold: what a similarity must exceed to count; similarities are at most one.
         soften: added to a patch's length before it is divided by it, so that flat patches count little.
         mirror: the mean of an image's features and those of its mirror image (left and right).
-        chunk: images in one pass; the result does not depend on it beyond rounding.
+        chunk: images in one pass: few, so that their maps stay in the cache; the result does not depend on it beyond
+            rounding.
     """
 
     side: int = 6
@@ -52,7 +53,7 @@ class Patches:
     threshold: float = 0.2
     soften: float = 0.3
     mirror: bool = False
-    chunk: int = 256
+    chunk: int = 8
 
     def __post_init__(self) -> None:
         for name, most in (("side", 64), ("atoms", LARGEST), ("grid", 64), ("chunk", 2**31)):
