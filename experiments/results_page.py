@@ -44,6 +44,18 @@ def older(name: str, document: Document) -> bool:
     return name not in NO_TRAINING and (day(document) or "") < ENGINE
 
 
+def seconds(part: Any) -> float:
+    """What the runs of a file took, by their own entries (core seconds where they have them)."""
+    if isinstance(part, list):
+        return sum(map(seconds, part))
+    if not isinstance(part, dict):
+        return 0.0
+    for key in ("core_seconds", "seconds"):
+        if isinstance(part.get(key), int | float):
+            return float(part[key])
+    return sum(seconds(value) for key, value in part.items() if key not in ("table", "summary"))
+
+
 def percent(mean: float | None, spread: float | None = None) -> str:
     if mean is None:
         return "–"
@@ -236,7 +248,9 @@ def section(path: Path) -> str:
     )
     parts = [f"## [{name}.json](results/{name}.json)", origin]
     if older(name, document):
-        parts.append("**Older than today's engine**: measured before it, to be run again.")
+        took = seconds(document)
+        cost = f": about {max(took / 60, 1):.0f} minutes of a core, by what its runs took" if took else ""
+        parts.append(f"**Older than today's engine**: measured before it; not run again for lack of time{cost}.")
     if document.get("note"):
         parts.append(f"*{document['note']}*")
     return "\n\n".join([*parts, figures(name, document)])
