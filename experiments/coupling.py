@@ -31,7 +31,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -337,12 +337,13 @@ def jobs(
     seeds: int,
     epochs: float,
     redrawn: bool = False,
+    shares: Sequence[float] = SHARES,
 ) -> Iterator[Job]:
     for column in dict.fromkeys(TUNED_AS.get(column, column) for column in columns):
         yield from search(part, runs, column, epochs)
     for seed in range(seeds):
         for column in columns:
-            for share in SHARES[:1] if column in WITHOUT_SHARE else SHARES:
+            for share in shares[:1] if column in WITHOUT_SHARE else shares:
                 lr, variant = tuned(runs, column, epochs)
                 yield Job(part, column, share, lr, variant, seed, epochs, held_out=False, redrawn=redrawn)
 
@@ -351,7 +352,7 @@ def table(runs: Mapping[str, Mapping[str, Any]], epochs: float) -> list[dict[str
     """Mean and spread over the seeds, for each column and share."""
     rows = []
     for column in COLUMNS:
-        for share in SHARES:
+        for share in sorted({r["share"] for r in runs.values() if not r["held_out"]}):
             found = [
                 r for r in runs.values()
                 if not r["held_out"] and (r["column"], r["share"], r["epochs"]) == (column, share, epochs)
@@ -373,12 +374,18 @@ def table(runs: Mapping[str, Mapping[str, Any]], epochs: float) -> list[dict[str
 
 
 def work(
-    part: str, out: Path, columns: tuple[str, ...], seeds: int, epochs: float | None, redrawn: bool = False
+    part: str,
+    out: Path,
+    columns: tuple[str, ...],
+    seeds: int,
+    epochs: float | None,
+    redrawn: bool = False,
+    shares: Sequence[float] = SHARES,
 ) -> None:
     """Makes what is not in the file yet; the file is whole after every run."""
     runs: dict[str, Any] = json.loads(out.read_text("utf8"))["runs"] if out.exists() else {}
     length = PARTS[part].epochs if epochs is None else epochs
-    for job in jobs(part, runs, columns, seeds, length, redrawn):
+    for job in jobs(part, runs, columns, seeds, length, redrawn, shares):
         if job.key in runs:
             continue
         runs[job.key] = run(job) | {"commit": COMMIT}
@@ -405,6 +412,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=float)
     parser.add_argument("--only-columns", nargs="+", choices=COLUMNS, default=COLUMNS)
     parser.add_argument("--redraw", action="store_true", help="draw the public rows anew for every seed (another file)")
+    parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="r_pub; settings are those of 0.05")
     options = parser.parse_args()
     torch.set_num_threads(1)
     name = f"coupling_{options.part}{'_redrawn' if options.redraw else ''}.json"
@@ -414,7 +422,8 @@ def main() -> None:
 
         measure(options.out)
     else:
-        work(options.part, options.out, tuple(options.only_columns), options.seeds, options.epochs, options.redraw)
+        work(options.part, options.out, tuple(options.only_columns), options.seeds, options.epochs, options.redraw,
+             tuple(options.shares))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -209,6 +209,21 @@ def heads(document: Document) -> str:
     return said + "\n\n" + table(names, rows)
 
 
+def searched_features(document: Document) -> str:
+    """The maps that were compared, and the earlier trials."""
+    rows = [
+        [t["dataset"], ", ".join(f"{k} {v}" for k, v in t["features"].items() if k != "name"), f"{t['rows']:,}",
+         str(t["dimensions"]), *(percent(t["held_out_accuracy"][e]) for e in ("1", "3"))]
+        for t in document["trials"].values()
+    ]  # fmt: skip
+    said = (
+        f"{len(rows)} maps, on few training rows with the noise that all records would have, and "
+        f"{len(document['earlier'])} earlier trials of scratch versions (in the file). Test rows were not read."
+    )
+    heads = ["dataset", "patches", "rows", "dimensions", "held out, ε = 1, %", "held out, ε = 3, %"]
+    return said + "\n\n" + table(heads, rows)
+
+
 def plain(document: Document) -> str:
     """The numbers and notes of a file that has no table of accuracies."""
     left = ("command", "commit", "torch", "written", "origin_note", "environment", "sources", "note")
@@ -224,10 +239,9 @@ def figures(name: str, document: Document) -> str:
     """What a file found, as Markdown."""
     shown: dict[str, Callable[[Document], str]] = {
         "hidden_state": hidden_state, "mac": mac, "audit": audits, "bias_audit": audits,
+        "coupling_table6": table6, "feature_search": searched_features,
         "coupling_monotonicity": monotonicity, "fashion_mnist_scattering_linear": one_recipe,
     }  # fmt: skip
-    if name == "coupling_table6":
-        return table6(document)
     if name.startswith("heads_"):
         return heads(document)
     if name in shown:
