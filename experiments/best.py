@@ -84,7 +84,7 @@ def plain(dataset: str) -> str:
 
 
 def _cell(row: dict[str, Any]) -> str:
-    mean, spread = row.get("mean", row.get("accuracy")), row.get("spread")
+    mean, spread = float(row["mean"] if "mean" in row else row["accuracy"]), row.get("spread")
     return f"{100 * mean:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}") + f" ({row['seeds']})"
 
 
