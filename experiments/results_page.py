@@ -209,6 +209,15 @@ def heads(document: Document) -> str:
     return said + "\n\n" + table(names, rows)
 
 
+def resolutions(document: Document) -> str:
+    rows = [[f"{r['resolution']}", percent(r["mean"]), f"{r['milliseconds_per_image']:g}"] for r in document["found"]]
+    said = (
+        f"EfficientNet-Lite0's features of CIFAR-10 without privacy: ridge regression on {document['rows']:,} training "
+        f"rows, judged on {document['judged']:,} others of the training split (the penalty is the best on those)."
+    )
+    return said + "\n\n" + table(["pixels", "held-out accuracy, %", "core ms for an image"], rows)
+
+
 def searched_features(document: Document) -> str:
     """The maps that were compared, and the earlier trials."""
     rows = [
@@ -240,6 +249,7 @@ def figures(name: str, document: Document) -> str:
     shown: dict[str, Callable[[Document], str]] = {
         "hidden_state": hidden_state, "mac": mac, "audit": audits, "bias_audit": audits,
         "coupling_table6": table6, "feature_search": searched_features,
+        "frozen_resolution": resolutions,
         "coupling_monotonicity": monotonicity, "fashion_mnist_scattering_linear": one_recipe,
     }  # fmt: skip
     if name.startswith("heads_"):
