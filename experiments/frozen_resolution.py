@@ -1,4 +1,4 @@
-"""How far do frozen EfficientNet-Lite0 features reach on CIFAR-10, by the resolution that images are scaled to? One JSON.
+"""How far do frozen EfficientNet-Lite0 features reach on CIFAR-10, by the resolution of the images? One JSON.
 
     python experiments/frozen_resolution.py [--resolutions 128 176 224] [--rows 5000] [--judged 2000]
 
