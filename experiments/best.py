@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS, FOLDER = ROOT / "experiments" / "results", ROOT / "src" / "sordino" / "recipes" / "best"
 CHOSEN = {
     "fashion-mnist": (
-        ("compare_fashion_mnist.json", "whitened scattering, linear"),
+        ("compare_fashion_mnist_scattering.json", "whitened scattering, linear"),
         ("compare_fashion_mnist.json", "patches, linear"),
     ),
     "mnist": (("compare_mnist.json", "patches, linear"),),
