@@ -39,7 +39,7 @@ def stepping(
         nonlocal taken
         start = time.perf_counter()
         rows, keys = Rows(inputs, targets), torch.arange(len(targets))
-        total = clipped_sum(model, loss, rows, clipping, pool=pool, keys=keys, assurance=assurance)
+        total = clipped_sum(model, loss, rows, clipping, pool=pool, keys=keys, assurance=assurance, narrow=True)
         summed = time.perf_counter()
         sampling = {"name": "poisson", "sampling_rate": 0.01}
         entry = Entry(purpose="gradient", step=taken, sampling=sampling, relation="add-remove")

@@ -59,12 +59,22 @@ def combinations(case: Case, most: int, draw: random.Random) -> list[tuple[Linea
     return [c for c in chosen if any(label is not None for label in c)]
 
 
+class Constants:
+    """Whatever was there before is a constant."""
+
+    def constant(self, t: Tensor) -> bool:
+        return True
+
+    def registered(self, t: Tensor) -> bool:
+        return False
+
+
 class Run:
     """One call under the tape: its results, their labels, and what was noted."""
 
     def __init__(self, call: Callable[..., Any], tensors: tuple[Tensor, ...], labels: Any, graded: Any) -> None:
         self.leaves = [t.clone().requires_grad_() if g else t.clone() for t, g in zip(tensors, graded, strict=True)]
-        self.tape = Tape(nn.Identity(), {}, {}, ROWS, RULEBOOK, lambda t: True)
+        self.tape = Tape(nn.Identity(), {}, {}, ROWS, RULEBOOK, Constants())
         given = [t.clone() for t in self.leaves]
         for t, label in zip(given, labels, strict=True):
             if label is not None:

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from gradients.cases import Fn
 from sordino.clipping import AutomaticClip, Clipping, FlatClip, L1Clip, L2LinfClip, NormalisedClip, PerLayerClip
-from sordino.gradients import Rows, clipped_sum
+from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.gradients import contributions as forms
 from sordino.gradients.contributions import Contribution
 from sordino.gradients.convolution import Convolved, Geometry, weight_gradient
 from sordino.gradients.engine import add_clipped
-from sordino.gradients.memory import Pool, blocked
+from sordino.gradients.memory import Pool, blocked, blocked_narrow
 from sordino.gradients.runs import RUN, stable
 from sordino.gradients.single import Scaled, Shift, Single
 from sordino.gradients.standardisation import Mapped, standardised_weight
@@ -42,11 +42,11 @@ def signed(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def length(sums: Mapping[str, Tensor], clipping: Clipping) -> float:
-    return float(torch.cat([v.flatten() for v in sums.values()]).norm(1 if clipping.norm == "l1" else 2))
+    return float(torch.cat([v.flatten().double() for v in sums.values()]).norm(1 if clipping.norm == "l1" else 2))
 
 
 def apart(first: Mapping[str, Tensor], second: Mapping[str, Tensor], clipping: Clipping) -> float:
-    return length({name: value - second[name] for name, value in first.items()}, clipping)
+    return length({name: value.double() - second[name].double() for name, value in first.items()}, clipping)
 
 
 class Tied(nn.Module):
@@ -98,21 +98,31 @@ def records(shape: tuple[int, ...], n: int, seed: int) -> tuple[Tensor, Tensor]:
     return x * sizes.reshape(-1, *[1] * len(shape)), torch.ones(n)
 
 
+@pytest.mark.parametrize("blocks", [False, True], ids=["one by one", "in blocks"])
 @pytest.mark.parametrize("clipping", CLIPPINGS, ids=lambda c: c.name)
 @pytest.mark.parametrize("name", MODELS)
-def test_taking_a_record_out_moves_the_sum_by_the_clip_norm_at_most(name: str, clipping: Clipping) -> None:
+def test_taking_a_record_out_moves_the_sum_by_the_clip_norm_at_most(
+    name: str, clipping: Clipping, blocks: bool
+) -> None:
+    """In blocks: with the records' numbers, by which they are added up in single precision, and rounded to it."""
     make, shape = MODELS[name]
     torch.manual_seed(0)
     model = make()
     x, y = records(shape, 12, seed=1)
-    whole = clipped_sum(model, signed, Rows(x, y), clipping)
+
+    def summed(chosen: Tensor) -> ClippedSum:
+        keys = chosen.nonzero().flatten() if blocks else None
+        return clipped_sum(model, signed, Rows(x[chosen], y[chosen]), clipping, keys=keys, narrow=blocks)
+
+    everybody = torch.ones(len(x), dtype=torch.bool)
+    whole = summed(everybody)
     assert whole.dropped == 0, "all of them are finite"
+    if blocks and clipping.name not in ("l1", "l2-linf"):
+        assert all(value.dtype == torch.float32 for value in whole.sums.values())
     for i in range(len(x)):
-        rest = torch.arange(len(x)) != i
-        there = clipped_sum(model, signed, Rows(x[rest], y[rest]), clipping)
-        assert apart(whole.sums, there.sums, clipping) <= MOST
-        alone = clipped_sum(model, signed, Rows(x[i : i + 1], y[i : i + 1]), clipping)
-        assert length(alone.sums, clipping) <= MOST
+        gone = torch.arange(len(x)) == i
+        assert apart(whole.sums, summed(~gone).sums, clipping) <= MOST
+        assert length(summed(gone).sums, clipping) <= MOST
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -186,12 +196,16 @@ def test_positions_of_equal_features_that_nearly_cancel(
     assert 0.99e-3 <= length(found.sums, FlatClip(1.0)) <= MOST * 1e-3
 
 
+@pytest.mark.parametrize("positions", [1, 3])
 @pytest.mark.parametrize("shape", [(8, 1), (8, 10), (100, 40)])
 @pytest.mark.parametrize("power", [3, 4, 5, 6, 7, 8])
 @pytest.mark.parametrize("n", [512, 2048])
-def test_the_rounding_of_a_long_sum_does_not_depend_on_one_record(shape: tuple[int, int], power: int, n: int) -> None:
+def test_the_rounding_of_a_long_sum_does_not_depend_on_one_record(
+    shape: tuple[int, int], power: int, n: int, positions: int
+) -> None:
     """A sum grows to a power of two, where half a unit more or less decides how all that follow are rounded."""
-    count, model = 2**power, nn.Linear(*shape, bias=False)
+    count, linear = 2**power, nn.Linear(*shape, bias=False)
+    model = linear if positions == 1 else Fn(lambda s, x: _apart(s.l, x, positions), l=linear)
     x, y = torch.zeros(n, shape[0]), torch.zeros(n, shape[1])
     y[:, 0] = 1
     x[: count - 1, 0], x[count - 1, 0], x[count, 0] = 1, 0.5, 1
@@ -204,6 +218,11 @@ def test_the_rounding_of_a_long_sum_does_not_depend_on_one_record(shape: tuple[i
     whole = sums(LogicalBatch(0, torch.arange(n), n)).sums
     there = sums(LogicalBatch(0, torch.tensor([i for i in range(n) if i != count]), n)).sums
     assert apart(whole, there, FlatClip(1.0)) <= MOST
+
+
+def _apart(linear: nn.Module, x: Tensor, positions: int) -> Tensor:
+    """The rows as the first of several positions, the others zero."""
+    return linear(F.pad(x[:, None], (0, 0, 0, positions - 1))).sum(1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -311,6 +330,20 @@ class TestBlocks:
             parts += alone
         assert torch.equal(whole, parts)
         assert torch.allclose(whole, left.double().mT @ right.double(), rtol=0, atol=1e-4)
+
+    @pytest.mark.parametrize("each", [1, 3, 16, 64, 200])
+    @pytest.mark.parametrize("columns", [5, 129])
+    def test_the_rows_of_a_record_are_added_up_first(self, each: int, columns: int) -> None:
+        """Also where a block is not a whole number of tiles; rounded to single precision it is the same sum."""
+        records, outputs = 12, 30
+        left, right = torch.randn(records * each, outputs), torch.randn(records * each, columns)
+        bounds, ones = each * np.array([0, 5, 5, 12], np.int64), torch.ones(3, dtype=torch.float64)
+        whole = torch.zeros(outputs, columns, dtype=torch.float64)
+        blocked(whole, left, right, bounds, ones, each)
+        assert torch.allclose(whole, left.double().mT @ right.double(), rtol=0, atol=1e-5 * (records * each) ** 0.5)
+        narrow = torch.full((outputs, columns), torch.nan)
+        if blocked_narrow(narrow, left, right, bounds, ones, each):
+            assert torch.equal(narrow, whole.float())
 
     @pytest.mark.parametrize("keys", [[3, 2], [1, 1], [-1, 2]])
     def test_keys_that_are_not_sorted_are_a_mistake(self, keys: list[int]) -> None:

@@ -5,12 +5,17 @@ program of a pass is new, the result is compared with plain autograd at the real
 the sum of w_i times record i's gradient, from the engine's contributions, must be the gradient of Σ w_i L_i.
 
 Interaction. Where the program itself shows that loss i depends on row i alone (``Pass.independent``) nothing remains to
-be tested, but a test is made all the same, for the first chunk (``interaction.py``): the rows are put into other
-groups, a larger batch and another order, one of them is changed, and the losses of the others must not move. A batch
-with more rows than any that was tested is tested again: no label follows the number of rows. SAMPLE rows are enough for
-the changed rows where no random numbers are drawn, for it is only the labels that are tested. Where the program does
-not show it, the test is repeated for every new program and on later batches, chosen by the run's own randomness. A
+be tested, but a test is made all the same, for the first chunk and one that is much larger (``interaction.py``): the
+rows are put into other groups and another order, one of them is changed, and the losses of the others must not move.
+SAMPLE rows are enough where no random numbers are drawn, for it is only the labels that are tested. Where the program
+does not show it, the test is repeated for every new program and on later batches, chosen by the run's own randomness. A
 program is also new where a question about several rows (``if x.max() > 3``) has another answer than before.
+
+What leaves the tensors. Labels follow tensors, not what Python makes of a size (``len(x) == 61``) or of a value that it
+reads (``x.max().item()``). The tape sees both leave. A model that asks for the number of rows, or takes rows by their
+places (``x[:60]``), is given few different numbers of them (``Assurance.room``); and in each batch whose size, or whose
+values read, were not tested before, rows are computed again in smaller groups (``check_some``): their losses must be
+those of that very batch. A model that asks for nothing, takes rows alike and reads nothing can't depend on either.
 """
 
 from __future__ import annotations
@@ -32,15 +37,15 @@ from sordino.gradients.interaction import (
     changed,
     check_groups,
     check_places,
+    check_some,
     generator_of,
     in_double,
     losses_of,
-    most_rows,
     wide,
 )
 from sordino.gradients.measure import NotFinite
 from sordino.gradients.neutral import Neutral, neutral
-from sordino.gradients.passes import PassMemory, Setup, contributions
+from sordino.gradients.passes import Found, PassMemory, Setup, contributions
 from sordino.gradients.rows import Chunk, call, take
 from sordino.gradients.shards import reading
 from sordino.gradients.survey import Held, check_state
@@ -49,75 +54,124 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}  # coarser types are comp
 LEVELS = 0.5, 0.02, 0.98  # of what takes the place of random numbers, so that gates are open in one of them
 LATER = 0.25
 """A batch after the first is tested for interaction with this probability over its number: LATER · log(batches)."""
+MOST_KNOWN = 1 << 14
+"""So many sizes and values that were tested are remembered."""
 SAMPLE = 32
 """So many rows of the first chunk are changed where the program itself excludes interaction and draws no numbers."""
 
 
 class Assurance:
-    """The programs that were checked, over the passes of one training. Nothing is kept on the model."""
+    """The programs, sizes and values that were checked, over the passes of one training. Nothing is kept on the model.
+
+    sized: what the model does may depend on the number of rows or on their places. widest: rows of the largest batch
+    that records were tested in. proven: that records do not interact, by every program so far. attributed, grouped,
+    looked: how many times gradients were compared with plain autograd, and records tested for interaction, thoroughly
+    and briefly.
+    """
 
     def __init__(self) -> None:
         self.memory = PassMemory()
-        self.programs: set[int] = set()
+        self.programs: dict[int, bool] = {}  # those that were checked, and whether they draw no random numbers
+        self.sized = False
+        self.held: int | None = None  # bytes of the gradients that are held of a record, where they were measured
+        self.attributed = self.grouped = self.looked = self.batches = 0
+        self.widest = 0
+        self.proven = True
+        self._left: set[tuple[int, int | None]] = set()  # what left the tensors and was tested: (rows, values read)
+        self._sizes: set[int] = set()  # of batches whose gradients were compared with those of smaller groups
         self._contents: list[int] | None = None
-        self.attributed = self.grouped = self.batches = 0  # checks made, and batches seen
-        self.widest = 0  # rows of the largest batch that records were tested in
-        self.proven = True  # that records do not interact, by every program so far
+
+    def room(self, chunk: Chunk) -> int:
+        """How many rows a chunk is filled up to: a multiple of about a sixteenth, if their number may matter.
+
+        It depends on the chunk alone, not on what was tested before: processes that share a batch fill up alike.
+        """
+        if not self.sized:
+            return chunk.rows
+        together = 1 if chunk.slots is None or bool((chunk.slots < 0).any()) else chunk.slots.shape[1]
+        count = chunk.rows // together
+        step = 1 << max(0, count.bit_length() - 5)
+        return -(-count // step) * step * together
 
     def begin(self, setup: Setup) -> None:
         """Before a call's passes: until the first check, the content of all state is remembered."""
         self._contents = None if self.grouped else [held.content for held in setup.state]
 
-    def examine(self, setup: Setup, data: Data, chunk: Chunk, program: int, independent: bool) -> None:
-        """After a chunk was summed, and before anything is released. Refused where a check fails."""
+    def examine(self, setup: Setup, data: Data, chunk: Chunk, made: Found) -> None:
+        """After a chunk was summed, and before anything is released. Refused where a check fails.
+
+        data: the rows of the chunk. made: what its passes found.
+        """
         self.batches += 1
         if self._contents is not None:
             check_contents(setup.state, self._contents)
-        self.proven = self.proven and independent
-        new = program not in self.programs
-        due = not independent and self._chosen()
-        larger = chunk.rows > self.widest
-        if not (new or due or larger) or chunk.rows < 2:
+        self.proven = self.proven and made.independent
+        new = made.program not in self.programs
+        due = not made.independent and self._chosen()
+        larger = chunk.rows > 2 * self.widest
+        left = (chunk.rows if made.sized else 0, made.numbers)
+        unseen = left != (0, None) and left not in self._left
+        if not (new or due or larger or unseen) or (chunk.rows < 2 and made.numbers is None):
             return
-        with _undisturbed(setup, self._contents):
-            still = independent and not _draws(setup, data)
-            if new:
-                with nullcontext() if still else neutral():
-                    check_attribution(setup, data, chunk)
-                    if not independent:
-                        check_lengths(setup, data, chunk.rows)
-                self.attributed += 1
-            if still and larger:
-                self._test_some(setup, data, chunk.rows)
-            elif (new and not independent) or due or larger:
-                variants = EVERY if new and not independent else FEW
-                for level in (0.5,) if independent else LEVELS:
-                    with neutral(level) as mode:
-                        check_groups(setup, data, chunk.rows, variants, self.batches, larger=larger)
-                    if not mode.asked:
-                        break
-                    larger = False
-                check_places(setup, data, chunk.rows, variants, self.batches)
-                self.widest = max(self.widest, most_rows(chunk.rows))
-                self.grouped += 1
-        self.programs.add(program)
+        with _undisturbed(setup, self._contents, new or due or larger or made.opened):
+            if chunk.rows < 2:
+                self._look(setup, data, chunk.rows, made, not _draws(setup, data))
+            else:
+                if new:
+                    self.programs[made.program] = self._attribute(setup, data, chunk, made.independent)
+                tested = self._test(setup, data, chunk, made, new=new, due=due, larger=larger)
+                if unseen and not tested:
+                    self._look(setup, data, chunk.rows, made, self.programs[made.program])
+        if len(self._left) >= MOST_KNOWN:
+            self._left.clear()
+        self._left.add(left)
+
+    def _attribute(self, setup: Setup, data: Data, chunk: Chunk, independent: bool) -> bool:
+        """Compares the gradients of a new program with plain autograd; tells whether it draws no random numbers."""
+        still = not _draws(setup, data)
+        with nullcontext() if still and independent else neutral():
+            check_attribution(setup, data, chunk)
+            if not independent:
+                check_lengths(setup, data, chunk.rows)
+        self.attributed += 1
+        return still
+
+    def _test(self, setup: Setup, data: Data, chunk: Chunk, made: Found, *, new: bool, due: bool, larger: bool) -> bool:
+        """Tests for interaction, where the program or the batch calls for it; tells whether all rows were tested."""
+        if not ((new and not made.independent) or due or larger):
+            return False
+        rows, some = chunk.rows, made.independent and self.programs[made.program]
+        if some and rows > SAMPLE:  # only the labels are tested
+            first = slice(0, SAMPLE)
+            data, rows = (take(data[0], first, rows), take(data[1], first, rows)), SAMPLE
+        variants = EVERY if new and not made.independent else FEW
+        for level in (0.5,) if made.independent else LEVELS:
+            with nullcontext() if some else neutral(level) as mode:
+                check_groups(setup, data, rows, variants, self.batches)
+            if mode is None or not mode.asked:
+                break
+        check_places(setup, data, rows, variants, self.batches)
+        self.widest = max(self.widest, chunk.rows)
+        self.grouped += 1
+        return rows == chunk.rows
+
+    def _look(self, setup: Setup, data: Data, rows: int, made: Found, still: bool) -> None:
+        """Rows again in smaller groups: their losses must be those of this very batch.
+
+        For a program that has read values which no tested batch had, all rows; for one that knows a new number of rows,
+        some. still: it draws no random numbers.
+        """
+        self.looked += 1
+        with nullcontext() if still else neutral():
+            known = made.losses if still and made.again else None
+            check_some(setup, data, rows, known, self.batches, every=made.numbers is not None)
+            if not made.proven and rows > 1 and rows not in self._sizes:
+                check_lengths(setup, data, rows)
+                self._sizes.add(rows)
 
     def _chosen(self) -> bool:
         """Is this batch one of the later ones that are tested? By the run's own randomness."""
         return torch.rand((), generator=generator_of(64 * self.batches)).item() < LATER / self.batches
-
-    def _test_some(self, setup: Setup, data: Data, rows: int) -> None:
-        """For interaction, of a program that excludes it by itself and draws no random numbers: at first some rows,
-        and all of them in batches of other sizes, for no label follows the number of rows (`len(x)`)."""
-        check_groups(setup, data, rows, (), self.batches, larger=True)
-        self.widest = most_rows(rows)
-        if not self.grouped:
-            if rows > SAMPLE:
-                first = slice(0, SAMPLE)
-                data, rows = (take(data[0], first, rows), take(data[1], first, rows)), SAMPLE
-            check_groups(setup, data, rows, FEW, self.batches)
-            check_places(setup, data, rows, FEW, self.batches)
-        self.grouped += 1
 
 
 def _draws(setup: Setup, data: Data) -> bool:
@@ -130,14 +184,16 @@ def _draws(setup: Setup, data: Data) -> bool:
 
 
 @contextmanager
-def _undisturbed(setup: Setup, known: Sequence[int] | None) -> Iterator[None]:
+def _undisturbed(setup: Setup, known: Sequence[int] | None, read: bool) -> Iterator[None]:
     """Random numbers and state are afterwards what they were; a pass that wrote to state unseen is refused. known: the
-    content of the state, where it has just been read."""
-    contents = [held.content for held in setup.state] if known is None else known
+    content of the state, where it has just been read. read: whether it is compared."""
+    versions = [held.version for held in setup.state]
+    contents = known if known is not None or not read else [held.content for held in setup.state]
     with torch.random.fork_rng(devices=[]):
         yield
-    check_state(setup.state, [held.version for held in setup.state])
-    check_contents(setup.state, contents)
+    check_state(setup.state, versions)
+    if contents is not None:
+        check_contents(setup.state, contents)
 
 
 def check_contents(state: Sequence[Held], before: Sequence[int]) -> None:

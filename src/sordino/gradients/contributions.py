@@ -11,9 +11,10 @@ and the norm that it states is never below the norm of *that* vector by more tha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,13 +24,19 @@ from sordino.gradients.memory import (
     DEEPEST,
     Pool,
     blocked,
+    blocked_narrow,
     blocks,
     by_record,
     cross,
     gather,
+    gather_narrow,
+    scaled,
     scatter,
+    scatter_narrow,
     squares,
+    too_long,
 )
+from sordino.native.kernels import FEW_OUTPUTS
 
 KEEP_RATIO = 2.0  # hold products of at most this many times the size of the positions they came from
 MANY = 32  # positions, from which on a product of a record's own is made in single precision
@@ -83,6 +90,10 @@ class Dense:
     def add_to(self, total: Tensor, weight: Tensor) -> None:
         gather(total.view(-1), by_record(self.gradient), weight)
 
+    def narrow_to(self, total: Tensor, weight: Tensor) -> bool:
+        """See `narrow.narrow_sum`."""
+        return gather_narrow(total.view(-1), by_record(self.gradient), weight)
+
     def dense(self, lo: int, hi: int) -> Tensor:
         return self.gradient[lo:hi]
 
@@ -102,12 +113,14 @@ class Outer:
     """g_i = Σ_s left_s ⊗ right_s: the weight of a linear map, left (records, S, d_out), right (records, S, d_in).
 
     The sum over many positions is made record by record, in single precision, and added up in double precision; that
-    over few positions in double precision altogether.
+    over few positions in double precision altogether. runs: bounds of blocks of records that may be added up in single
+    precision as well (`runs.stable`); None if there are none.
     """
 
     def __init__(self, left: Tensor, right: Tensor) -> None:
         self.left, self.right = left, right
         self.records = left.shape[0]
+        self.runs: npt.NDArray[np.int64] | None = None
 
     def norm2(self) -> Tensor:
         """Σ_st (l_s·l_t)(r_s·r_t), or the norm of the product, whichever takes less work."""
@@ -156,16 +169,20 @@ class Outer:
         return flat.sqrt().view(m, s).sum(1) * (1 + 2.0**-15)
 
     def slack(self) -> Tensor | float:
-        """A sum of S products in any order, twice: what `dense` makes and what is added need not be rounded alike."""
+        """A sum of S products in any order, of rows that may be rounded, twice: what `dense` makes and what is added
+        need not be rounded alike."""
         s = self.left.shape[1]
         if s == 1 and self.left.dtype == torch.float64:
             return 0.0
         unit = 2.0**-53 if self.left.dtype == torch.float64 else _UNIT
-        return 2 * (s + 1) * unit * self.lengths()
+        return 2 * (s + 2) * unit * self.lengths()
 
     def add_to(self, total: Tensor, weight: Tensor) -> None:
         (m, s, p), q = self.left.shape, self.right.shape[2]
         whole = total.view(p, q)
+        if self._in_blocks():
+            blocked(whole, *self._blocks(weight), s)
+            return
         if self._by_record():
             bounds = np.arange(0, (m + 1) * s, s, dtype=np.int64)
             blocked(whole, self.left.reshape(m * s, p), self.right.reshape(m * s, q), bounds, weight)
@@ -176,6 +193,30 @@ class Outer:
             cross(part, left, self.right[lo:hi].reshape(-1, q))
             if part is not whole:
                 whole += part
+
+    def narrow_to(self, total: Tensor, weight: Tensor) -> bool:
+        """See `narrow.narrow_sum`."""
+        (m, s, p), q = self.left.shape, self.right.shape[2]
+        if self._in_blocks():
+            return blocked_narrow(total.view(p, q), *self._blocks(weight), s)
+        bounds = np.arange(0, (m + 1) * s, s, dtype=np.int64)
+        return self._by_record() and blocked_narrow(
+            total.view(p, q), self.left.reshape(m * s, p), self.right.reshape(m * s, q), bounds, weight
+        )
+
+    def _in_blocks(self) -> bool:
+        """May records be added up in single precision, block by block? Not where weight · left could underflow."""
+        (_, s, p), right = self.left.shape, self.right
+        if self.runs is None or s < 2 or p <= FEW_OUTPUTS or self.left.dtype != torch.float32:
+            return False
+        return not too_long(squares(right.reshape(-1, right.shape[2])))
+
+    def _blocks(self, weight: Tensor) -> tuple[Tensor, Tensor, npt.NDArray[np.int64], Tensor]:
+        """weight_i · left, right, the bounds of the blocks among their rows, and a factor of one for each."""
+        assert self.runs is not None
+        (m, s, p), q = self.left.shape, self.right.shape[2]
+        left = scaled(self.left.reshape(m * s, p), weight.repeat_interleave(s))[0]
+        return left, self.right.reshape(m * s, q), self.runs * s, torch.ones(len(self.runs) - 1, dtype=torch.float64)
 
     def keep(self) -> None:
         """See the function of this name."""
@@ -257,6 +298,10 @@ class Lookup:
     def add_to(self, total: Tensor, weight: Tensor) -> None:
         scatter(total.view(self.size, -1), self.value, self.index, self.owner, weight)
 
+    def narrow_to(self, total: Tensor, weight: Tensor) -> bool:
+        """See `narrow.narrow_sum`."""
+        return scatter_narrow(total.view(self.size, -1), self.value, self.index, self.owner, weight)
+
     def dense(self, lo: int, hi: int) -> Tensor:
         here = (self.owner >= lo) & (self.owner < hi)
         out = self.value.new_zeros(hi - lo, self.size, self.value.shape[1])
@@ -331,6 +376,24 @@ def keep(of: Contribution) -> None:
     for part in of.parts if isinstance(of, Total) else [of]:
         if isinstance(part, (Outer, Dense)):
             part.keep()
+
+
+def held_by(of: Contribution) -> dict[int, int]:
+    """The memory that holds it, activations included: bytes by address, each storage once."""
+    found: dict[int, int] = {}
+    waiting: list[Any] = [of]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Tensor):
+            storage = one.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(one, (list, tuple)):
+            waiting += one
+        elif isinstance(one, dict):
+            waiting += one.values()
+        elif type(one).__module__.startswith("sordino.gradients"):
+            waiting += vars(one).values()
+    return found
 
 
 def dense_norm2(of: Contribution, coordinates: int) -> Tensor:

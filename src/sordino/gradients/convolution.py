@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -125,7 +128,8 @@ def _apply(tape: Tape, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None
         return out
 
     slots = tuple(s for s in (w, b) if s is not None)
-    return tape.tap(output, Use(func, slots, output.shape, (0,), emit, hold(x)))
+    label = tape.leading(x, n + 1) if w is not None and (bias is None or b is not None) else None
+    return tape.tap(output, Use(func, slots, output.shape, (0,), emit, hold(x)), label)
 
 
 def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry, pool: Pool) -> Contribution:
@@ -215,12 +219,19 @@ class Convolved:
         self.g, self.a, self.geometry = g, a, geometry
         self.records = g.shape[0]
         self.squares: Tensor | None = None
+        self.runs: npt.NDArray[np.int64] | None = None  # as in Outer
 
     def _maps(self) -> Iterator[tuple[int, int, Outer]]:
-        width = self.g.shape[1] * math.prod(self.g.shape[3:]) * math.prod(self.geometry.weight[1:])
-        for lo, hi in blocks(self.records, width, self.g.element_size()):
-            left = self.g[lo:hi].flatten(3).transpose(2, 3).flatten(1, 2)
-            yield lo, hi, Outer(left, columns(pad(self.a[lo:hi], self.geometry), self.geometry))
+        """Some records at a time; where blocks may be added up in single precision, within one of these."""
+        positions, inputs = self.g.shape[1] * math.prod(self.g.shape[3:]), math.prod(self.geometry.weight[1:])
+        for first, last in itertools.pairwise([0, self.records] if self.runs is None else self.runs.tolist()):
+            for lo, hi in blocks(last - first, positions * inputs, self.g.element_size()):
+                here = slice(first + lo, first + hi)
+                left = self.g[here].flatten(3).transpose(2, 3).flatten(1, 2)
+                room = self.g.new_empty(hi - lo, positions, inputs)
+                part = Outer(left, columns(pad(self.a[here], self.geometry), self.geometry, room))
+                part.runs = None if self.runs is None else np.array([0, hi - lo], np.int64)
+                yield first + lo, first + hi, part
 
     def norm2(self) -> Tensor:
         if self.squares is None:

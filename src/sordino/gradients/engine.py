@@ -18,14 +18,15 @@ from sordino.errors import InputError
 from sordino.gradients.assurance import Assurance
 from sordino.gradients.centring import centred
 from sordino.gradients.companion_norm import STACKED_ROWS
-from sordino.gradients.contributions import Contribution, add_dense
+from sordino.gradients.contributions import Contribution, Outer, add_dense, held_by
+from sordino.gradients.convolution import Convolved
 from sordino.gradients.measure import NotFinite
 from sordino.gradients.memory import Pool, blocks, by_record, keep_freed_memory, lengths
+from sordino.gradients.narrow import MOST, narrow_sum
 from sordino.gradients.passes import Found, Loss, PassMemory, Setup, contributions
 from sordino.gradients.rows import Chunk, ClippedSum, Rows, checked, chunks, take, tensors
 from sordino.gradients.runs import stable
-from sordino.gradients.shards import Shards, reading
-from sordino.gradients.single import Single
+from sordino.gradients.shards import Counting, Shards, reading
 from sordino.gradients.spectral import frozen
 from sordino.gradients.survey import Survey, survey, survey_loss
 
@@ -46,13 +47,14 @@ def clipped_sum(
     keys: Tensor | None = None,
     assurance: Assurance | None = None,
     shards: Shards | None = None,
+    narrow: bool = False,
 ) -> ClippedSum:
     """Σ over records of clip(gradient of the record), for every parameter that requires a gradient.
 
     A record's gradient is the sum (or mean) over its rows of coefficient · ∇loss. Every record's share is within
     ``clipping.clip_norm`` (in ``clipping.norm``), whatever the data: records whose gradient is not finite contribute
     zero and are counted. No rows, or records without rows: they contribute zero. The model, its parameters and their
-    .grad are left as they were. Sums come in double precision. Nothing here adds noise.
+    .grad are left as they were. Nothing here adds noise.
 
     Args:
         model: Any torch module whose records do not interact.
@@ -71,9 +73,12 @@ def clipped_sum(
             is new, and remembers it.
         shards: Of a model whose parameters are divided over processes: gathers them, and takes the sums of each chunk,
             so that none are returned.
+        narrow: The sum is released as it is, nothing is added to it: then one over few records of parameters in single
+            precision is rounded to that (``narrow.MOST``).
 
     Returns:
-        The sums by parameter name; norms and losses of single records, which are private.
+        The sums by parameter name, in double precision but for ``narrow``; norms and losses of single records, which
+        are private.
 
     Raises:
         Refused: a scalar loss, BatchNorm in training mode, compiled modules, buffers written in the forward pass, or
@@ -101,17 +106,26 @@ def clipped_sum(
     sums: dict[str, Tensor] = {}
     norms, losses, dropped = Scattered(records), Scattered(n), 0
     size = chunk or default_chunk(model, found, rows, records)
+    if chunk is None and size < records and assurance is not None and shards is None:
+        if assurance.held is None:
+            assurance.held = held_bytes(setup, rows, (n, records), steps, found.powers)
+        size = default_chunk(model, found, rows, records, assurance.held)
     parts = chunks(rows, n, records, size, reduction == "mean")
-    for part, made in examined(setup, rows, (n, records), parts, steps, found.powers, assurance):
+    narrow = narrow and shards is None and records <= MOST and _all_single(parameters.values())
+    for part, made, spare in examined(setup, rows, (n, records), parts, steps, found.powers, assurance):
         gradients = made.gradients
-        losses.put(part.index, _as(made.losses, kind))
+        losses.put(part.index, _as(made.losses[: part.rows], kind))
         if centre is not None:
-            gradients = centred(gradients, centre, parameters, part.records)
+            gradients = centred(gradients, centre, parameters, part.records + spare)
         runs = None
         if keys is not None and isinstance(part.ids, slice) and part.records == records:
             runs = stable(keys.numpy())
+            runs = np.append(runs, records + spare) if spare else runs
         with torch.no_grad():
-            here, bad = add_clipped(gradients, clipping, parameters, sums, part.records, kind, runs, shards)
+            whole = pool if narrow and part.records == records else None
+            here, bad = add_clipped(
+                gradients, clipping, parameters, sums, part.records, kind, runs, shards, spare, whole
+            )
         norms.put(part.ids, here)
         dropped += bad
         setup.pool.give_back()
@@ -131,11 +145,13 @@ def examined(
     steps: Iterates,
     powers: Sequence[Any],
     assurance: Assurance | None,
-) -> Iterator[tuple[Chunk, Found]]:
-    """Every chunk with its contributions, and what the assurance finds once the caller has summed them.
+) -> Iterator[tuple[Chunk, Found, int]]:
+    """Every chunk with its contributions and how many of them, the last ones, are nobody's; and what the assurance
+    finds once the caller has summed them.
 
     sizes: how many rows and records there are. A chunk whose rows can't be told apart because one of them is not
-    finite is taken record by record.
+    finite is taken record by record. One of a model that asks for the number of rows is filled up to a number that many
+    chunks share (``Assurance.room``).
     """
     n, records = sizes
     if assurance is not None:
@@ -143,18 +159,26 @@ def examined(
     waiting = list(parts)
     while waiting:
         part = waiting.pop(0)
-        data = take(rows.inputs, part.index, n), take(rows.targets, part.index, n)
+        room = part.rows if assurance is None else assurance.room(part)
+        full = part if room == part.rows else part.filled(room, n)
+        data = take(rows.inputs, full.index, n), take(rows.targets, full.index, n)
         with frozen(powers):
             try:
                 with reading(setup.shards):
-                    made = contributions(setup, data, part, steps)
+                    made = contributions(setup, data, full, steps)
             except NotFinite:
                 waiting = [*part.by_record(n, records), *waiting]
                 continue
-        yield part, made
+        if assurance is not None and made.sized and not assurance.sized:
+            assurance.sized = True  # from its first chunk on, so that other processes fill up the same chunks
+            if assurance.room(part) != part.rows:
+                setup.pool.give_back()
+                waiting = [part, *waiting]
+                continue
+        yield part, made, full.records - part.records
         if assurance is not None:
             with frozen(powers):
-                assurance.examine(setup, data, part, made.program, made.independent)
+                assurance.examine(setup, data, full, made)
 
 
 class Scattered:
@@ -194,14 +218,18 @@ def per_record_gradients(
     losses = torch.zeros(n, dtype=accumulate(first.dtype), device=first.device)
     whole = {k: torch.zeros(records, *p.shape, dtype=accumulate(p.dtype)) for k, p in parameters.items()}
     parts = chunks(rows, n, records, default_chunk(model, found, rows, records), False)
-    for part, made in examined(setup, rows, (n, records), parts, [({}, 1.0)], found.powers, assurance):
-        losses[part.index] = made.losses.to(losses.dtype)
+    for part, made, _ in examined(setup, rows, (n, records), parts, [({}, 1.0)], found.powers, assurance):
+        losses[part.index] = made.losses[: part.rows].to(losses.dtype)
         with torch.no_grad():
             for name, gradient in made.gradients.items():
                 dense = gradient.dense(0, part.records)
                 whole[name][part.ids] = dense.reshape(part.records, *parameters[name].shape).to(whole[name].dtype)
         setup.pool.give_back()
     return whole, losses
+
+
+def _all_single(parameters: Iterable[Tensor]) -> bool:
+    return all(p.dtype == torch.float32 and p.device.type == "cpu" for p in parameters)
 
 
 def narrowest(parameters: Iterable[Tensor]) -> torch.dtype | None:
@@ -215,25 +243,48 @@ def accumulate(dtype: torch.dtype) -> torch.dtype:
 
 
 PRODUCT_BYTES = 192 << 20  # what the per-record gradients of a chunk may take when no chunk is given
+CHUNK_BYTES = 384 << 20  # what a chunk may take where that was measured
 SMALLEST_CHUNK = 16
 
 
-def default_chunk(model: nn.Module, found: Survey, rows: Rows, records: int) -> int:
+def default_chunk(model: nn.Module, found: Survey, rows: Rows, records: int, held: int | None = None) -> int:
     """Equal chunks whose per-record weight gradients take about PRODUCT_BYTES, at least SMALLEST_CHUNK records each.
 
     Vectors of features have one position per row, and nothing of a record is held but its activations: no chunks.
+    held: bytes that a record takes, where that was measured (`held_bytes`): a chunk may also have as many records as
+    take CHUNK_BYTES.
     """
-    limit = most_records(model, found, rows)
+    limit = most_records(model, found, rows, held)
     parts = 1 if limit is None else -(-records // limit)
     return max(1, -(-records // max(1, parts)))
 
 
-def most_records(model: nn.Module, found: Survey, rows: Rows) -> int | None:
-    """How many records a chunk has at most where the caller does not say; None: any number."""
+def held_bytes(setup: Setup, rows: Rows, sizes: tuple[int, int], steps: Iterates, powers: Sequence[Any]) -> int | None:
+    """What a chunk takes for each record, from what autograd saves and what the gradients are held in, measured on the
+    first two records; None where that can't be done. Nothing is drawn from the run's random numbers."""
+    n, records = sizes
+    few = next(iter(chunks(rows, n, records, 2, False)))
+    data = take(rows.inputs, few.index, n), take(rows.targets, few.index, n)
+    known = {t.untyped_storage().data_ptr() for t in (*setup.parameters.values(), *tensors(data))}
+    saved: dict[int, int] = {}
+    with frozen(powers), torch.random.fork_rng(devices=[]), Counting(saved).hooks():
+        try:
+            made = contributions(setup, data, few, steps)
+        except NotFinite:
+            return None
+    for gradient in made.gradients.values():
+        saved |= held_by(gradient)
+    setup.pool.give_back()
+    return sum(size for place, size in saved.items() if place not in known) // few.records
+
+
+def most_records(model: nn.Module, found: Survey, rows: Rows, held: int | None = None) -> int | None:
+    """How many records a chunk has at most where the caller does not say; None: any number. held: as above."""
     first = next((t for t in tensors(rows.inputs) if t.ndim), None)
     if first is None or (first.ndim <= 2 and first.is_floating_point()):
         return None
     limit = max(SMALLEST_CHUNK, PRODUCT_BYTES // max(1, found.dense_bytes))
+    limit = limit if held is None else max(limit, CHUNK_BYTES // max(1, held))
     if (stack := int(vars(model).get("rows_per_record", 1))) > 1:
         limit = max(1, min(limit, STACKED_ROWS // stack))
     return limit
@@ -279,12 +330,22 @@ def add_clipped(
     kind: torch.dtype,
     runs: npt.NDArray[np.int64] | None = None,
     shards: Shards | None = None,
+    spare: int = 0,
+    narrow: Pool | None = None,
 ) -> tuple[Tensor, int]:
     """Add the clipped gradients of the chunk's records to ``sums``; returns (norms, how many were dropped).
 
     Norms, factors and sums are in double precision: docs/guarantees/noise.md, section 6. With `shards` each parameter's
-    sum goes there, and is not kept.
+    sum goes there, and is not kept. spare: so many more gradients come last, which are nobody's and count zero times.
+    narrow: these are all records, and sums come in single precision, with the pool's memory.
     """
+    total = records + spare
+
+    def add_weighted(name: str, weight: Tensor) -> None:
+        if narrow is None:
+            add(name, functools.partial(gradients[name].add_to, weight=weight))
+        else:
+            sums[name] = narrow_sum(gradients[name], weight, parameters[name], narrow)
 
     def add(name: str, to: Callable[[Tensor], object]) -> None:
         to(_sum(sums, name, parameters[name]))
@@ -293,20 +354,20 @@ def add_clipped(
 
     if isinstance(clipping, L1Clip):
         squares = {}
-        norms = _l1(gradients, parameters, records)
+        norms = _l1(gradients, parameters, total)
         finite = bool(torch.isfinite(norms).all())  # one synchronisation for the chunk
     else:
         squares = {name: g.norm2() for name, g in gradients.items()}
-        norms, finite = lengths(list(squares.values())) if squares else (_none(parameters, records), True)
+        norms, finite = lengths(list(squares.values())) if squares else (_none(parameters, total), True)
     bad = None if finite else ~torch.isfinite(norms)
     if bad is not None:
         for gradient in gradients.values():
             gradient.drop(bad)
     for gradient in gradients.values():
-        if isinstance(gradient, Single):
+        if isinstance(gradient, (Outer, Convolved)):
             gradient.runs = runs
-    dropped = 0 if bad is None else int(bad.sum())
-    shown = _shown(norms, kind)
+    dropped = 0 if bad is None else int(bad[:records].sum())
+    shown = _shown(norms[:records], kind)
     if isinstance(clipping, PerLayerClip):
         groups = layers(parameters)
         sizes = [sum(parameters[n].numel() for n in names) for names in groups.values()]
@@ -315,18 +376,21 @@ def add_clipped(
             if here:
                 own, _ = lengths(here)
                 factor = FlatClip(bound).factors(own if bad is None else own.masked_fill(bad, torch.inf))
+                factor[records:] = 0
                 for n in names:
                     if n in gradients:
-                        add(n, functools.partial(gradients[n].add_to, weight=factor))
+                        add_weighted(n, factor)
         return shown, dropped
     factor = clipping.factors(norms)
+    if spare:
+        factor[records:] = 0
     limit = clipping.coordinate_bound if isinstance(clipping, L2LinfClip) else None
     for name, gradient in gradients.items():
         size = parameters[name].numel()
         if isinstance(clipping, L1Clip):  # summed from the very numbers that the norm was taken of: parts may cancel
             add(name, lambda total, g=gradient, d=size: add_dense(g, total, factor, d))  # type: ignore[misc]
         elif limit is None:
-            add(name, functools.partial(gradient.add_to, weight=factor))
+            add_weighted(name, factor)
         else:
             add(name, lambda total, g=gradient, d=size: _truncated(g, total, factor, limit, d))  # type: ignore[misc]
     return shown, dropped

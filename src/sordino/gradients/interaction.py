@@ -1,6 +1,6 @@
 """Do records interact? Their losses are computed again together with other records, and must not change.
 
-In other groups, a larger batch and another order, with random numbers that are neutral (``neutral.py``): what is
+In other groups and another order, with random numbers that are neutral (``neutral.py``): what is
 computed over the batch shows. In the same batch and order, with the same random numbers, and one row changed: what
 random numbers decide (who is mixed with whom) shows as well. And once more as it was at first, after all that: what a
 pass leaves to the next shows. A changed row is large, not there (NaN), at the ends of its range, all zero, or the copy
@@ -10,7 +10,6 @@ of another.
 from __future__ import annotations
 
 import copy
-import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,19 +38,57 @@ def generator_of(purpose: int) -> torch.Generator:
     return torch.Generator().manual_seed((torch.initial_seed() + 0x9E3779B9 * purpose) % (1 << 63))
 
 
-def check_groups(
-    setup: Setup, data: Data, rows: int, variants: tuple[str, ...], number: int = 1, *, larger: bool = False
-) -> None:
+def check_groups(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], number: int = 1) -> None:
     """The losses of rows in other groups, another order and beside a changed row, and as at first; Refused where they
-    move. number: of the test; each has another order and other changed rows. larger: also in a batch of ``most_rows``,
-    some of them twice."""
-    kinds = ("same", *(("larger",) if larger else ()), *variants)
-    _check(setup, data, lambda one, given: _grouped(one, given, rows, kinds, 64 * number))
+    move. number: of the test; each has another order and other changed rows."""
+    _check(setup, data, lambda one, given: _grouped(one, given, rows, ("same", *variants), 64 * number))
 
 
-def most_rows(rows: int) -> int:
-    """A number of rows that batches drawn like one of ``rows`` hardly ever exceed: nine standard deviations more."""
-    return rows + 9 * math.isqrt(rows) + 9
+def check_some(setup: Setup, data: Data, rows: int, losses: Tensor | None, number: int, *, every: bool) -> None:
+    """The losses of rows in smaller groups and another order; Refused where they are not those of the batch.
+
+    Args:
+        setup: the model and its loss.
+        data: the rows of the batch.
+        rows: how many there are.
+        losses: those of the pass that is tested; None where it drew random numbers or had other weights: then it is
+            made again, with neutral numbers.
+        number: of the test; each has other groups.
+        every: all rows, in two groups. Otherwise the first, the last and a quarter of all.
+    """
+    with _disable_current_modes():
+        order = torch.randperm(rows, generator=generator_of(64 * number + 32))
+    ends = torch.tensor([0, rows - 1])
+    groups = order.tensor_split(2) if every else (torch.unique(torch.cat([order[: rows // 4], ends])).flip(0),)
+
+    def apart(one: Setup, given: Data, base: Tensor) -> float:
+        found = [(_alone(one, (take(given[0], g, rows), take(given[1], g, rows))), g) for g in groups if len(g)]
+        return max(_apart(losses, base[group], _largest(base)) for losses, group in found)
+
+    if losses is not None and apart(setup, data, losses) <= _tolerance(setup):
+        return
+    _check(setup, data, lambda one, given: apart(one, given, losses_of(one, given)))
+    if losses is not None and _apart(losses_of(setup, data), losses, _largest(losses)) > 0.01:
+        raise Refused(
+            "the losses of a batch are not the same when it is computed again, though no random numbers are drawn: the "
+            "model keeps something from one pass to the next; remove it"
+        )
+
+
+def _alone(setup: Setup, data: Data) -> Tensor:
+    """The losses of rows of a batch by themselves; Refused where the model fails on them."""
+    try:
+        return losses_of(setup, data)
+    except (ValueError, RuntimeError, IndexError, ArithmeticError) as error:
+        raise _fails(error) from error
+
+
+def _fails(error: Exception) -> Refused:
+    return Refused(
+        "the model fails on the same records in other groups, so what it does depends on how many there are, or on "
+        "what it keeps from one batch to the next; make it work row by row",
+        private=f"{type(error).__name__}: {error}",
+    )
 
 
 def check_places(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], number: int = 1) -> None:
@@ -61,11 +98,10 @@ def check_places(setup: Setup, data: Data, rows: int, variants: tuple[str, ...],
 
 
 def _check(setup: Setup, data: Data, furthest: Callable[[Setup, Data], float]) -> None:
-    kind = next(iter(setup.parameters.values())).dtype
     gap = furthest(setup, data)
-    if gap <= {torch.float64: 1e-8, torch.float32: 1e-4}.get(kind, 0.05):
+    if gap <= _tolerance(setup):
         return
-    twin = in_double(setup) if kind == torch.float32 else None
+    twin = in_double(setup) if next(iter(setup.parameters.values())).dtype == torch.float32 else None
     if twin is not None and (gap := furthest(twin, wide(data))) <= 1e-7:
         return
     if gap == float("inf"):
@@ -80,6 +116,10 @@ def _check(setup: Setup, data: Data, furthest: Callable[[Setup, Data], float]) -
         "it work row by row",
         private=f"the relative difference is {gap:.1e}",
     )
+
+
+def _tolerance(setup: Setup) -> float:
+    return {torch.float64: 1e-8, torch.float32: 1e-4}.get(next(iter(setup.parameters.values())).dtype, 0.05)
 
 
 def losses_of(setup: Setup, data: Data) -> Tensor:
@@ -122,8 +162,6 @@ def _grouped(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], fir
         cuts = [max(1, rows // 3)]
         if variant == "same":
             cuts = sorted({1, min(4, rows - 1), rows // 2})
-        elif variant == "larger":
-            order, cuts = order.repeat(-(-most_rows(rows) // rows))[: most_rows(rows)], []
         for part in torch.tensor_split(order, cuts):
             if not len(part):
                 continue
@@ -131,11 +169,7 @@ def _grouped(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], fir
                 found = losses_of(setup, tuple(take(t, part, rows) for t in given))
             except (ValueError, RuntimeError, IndexError, ArithmeticError) as error:
                 if not bool((part == extreme).any()):
-                    raise Refused(
-                        "the model fails on the same records in other groups, so what it does depends on how many "
-                        "there are, or on what it keeps from one batch to the next; make it work row by row",
-                        private=f"{type(error).__name__}: {error}",
-                    ) from error
+                    raise _fails(error) from error
                 continue  # the model does not take such a row at all: a distribution or a solver checks its arguments
             others = part != extreme
             worst = max(worst, _apart(found[others], base[part][others], size))
@@ -161,7 +195,7 @@ def _one_changed(data: Data, rows: int, variant: str, number: int) -> tuple[Tens
     with _disable_current_modes():
         source = generator_of(4 + number)
         order = torch.randperm(rows, generator=source)
-        if variant in ("same", "larger"):
+        if variant == "same":
             return order, data, -1
         extreme = int(order[int(torch.randint(rows, (), generator=source))])
     return order, changed(data, extreme, variant), extreme

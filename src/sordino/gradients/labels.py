@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -13,8 +14,9 @@ from torch.autograd.function import BackwardCFunction
 
 from sordino.errors import Refused
 from sordino.gradients import selections, shards
-from sordino.gradients.flow import Labels, Rule, flat
-from sordino.gradients.lineage import MANY, Lineage, Many, Owners, aligned, merged
+from sordino.gradients.flow import Labels, Rule, flat, pointwise
+from sordino.gradients.lineage import MANY, Axis, Lineage, Many, Owners, aligned, merged
+from sordino.gradients.memory import checksum
 from sordino.gradients.vocabulary import READS, name_of, rule_for, writes
 
 Entry = tuple["weakref.ref[Tensor]", Lineage, bool, int]  # the tensor, its label, had it a gradient, its version
@@ -43,10 +45,33 @@ def _foreign(node: Any) -> bool:
     return issubclass(node, BackwardCFunction) and not ours
 
 
+_unlike_any = itertools.count(1 << 61)
+
+
+def _hash(value: Any) -> int:
+    """Equal for equal values that were read. Each piece of memory (numpy's, a storage) has one of its own."""
+    if isinstance(value, (bool, int, float, complex, str)):
+        return hash(value)
+    return hash(repr(value)) if isinstance(value, (list, tuple)) else next(_unlike_any)
+
+
+def _content(t: Tensor) -> int:
+    """Equal for equal contents of small tensors, and for all within torch.func, where nothing can be read."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(t):
+        return 0
+    if t.device.type != "cpu" or t.layout != torch.strided or t.numel() * t.element_size() > 1 << 20:
+        return next(_unlike_any)
+    return checksum(t)
+
+
+_saved_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+
 class Kind(NamedTuple):
     """What the name of an operation says of it, looked up once.
 
     own: the name of one that is treated by itself. hooks: it gives a hook, or a place for one, to what it is called on.
+    plain: it works position by position on what it is given, and does nothing else.
     """
 
     name: str
@@ -55,6 +80,7 @@ class Kind(NamedTuple):
     writes: bool
     hooks: bool
     own: str | None
+    plain: bool
 
 
 @functools.lru_cache(1 << 12)
@@ -62,7 +88,9 @@ def kind_of(func: Any) -> Kind:
     name, own = name_of(func), getattr(func, "__name__", "")
     hooks = func is Tensor.register_hook or name == "grad_fn"
     single = own if own in ("requires_grad_", "__setitem__", "__set__") else None
-    return Kind(name, rule_for(func), name in READS, writes(func), hooks, single)
+    rule, written = rule_for(func), writes(func)
+    plain = rule is pointwise and not (written or hooks or single)
+    return Kind(name, rule, name in READS, written, hooks, single, plain)
 
 
 class Book:
@@ -73,6 +101,10 @@ class Book:
     crowded: some tensor has another dimension that is as long as the batch.
     crossed: an operation that combined values of a row with values that are certainly of several.
     hooked: something of the data has a hook, which may give another gradient than the program shows.
+    asked: the program asked how many rows there are, or may have found out.
+    cut: rows were taken by their places or permuted, so that what a row gets may depend on its place.
+    opened: the memory of a tensor was given to Python, where writes to it are not seen.
+    numbers: what was read, in its order, as hashes. What can't be compared with a later reading has one of its own.
 
     A label is that of a tensor as it is: with it, the version of the tensor is kept, which every write to its memory
     through autograd changes. A tensor with another version than the last operation left it with was written to where
@@ -88,6 +120,9 @@ class Book:
         self._unknown = False  # whether anything is labelled MANY
         self._of: dict[int, Entry] = {}
         self.answers: list[bool] = []  # to questions about several rows, in their order: they may decide what is done
+        self.asked = self.opened = self.cut = False
+        self.ruled = False  # a rule of ours is at work: what it reads goes nowhere else
+        self.numbers: list[int] = []
 
     def suspect(self) -> None:
         """Rows take part in the choice of what others get (an index, a mask)."""
@@ -130,6 +165,18 @@ class Book:
         """It was seen, and holds no data."""
         self._constants[id(t)] = weakref.ref(t), version(t)
 
+    def hidden(self, t: Tensor) -> None:
+        """It was computed from data where nobody looked. A custom function's forward pass is seen operation by
+        operation; what a scripted function reads is not, so that it may have read anything."""
+        self.put(t, MANY)
+        if not _foreign(type(t.grad_fn)):  # type: ignore[arg-type]
+            self.numbers.append(next(_unlike_any))
+
+    def brought(self, t: Tensor) -> None:
+        """It came from where the program can't be followed (numpy), and may hold values that were read."""
+        self.read = True
+        self.numbers.append(_content(t))
+
     def known(self, t: Tensor) -> bool:
         """Is it a constant, as it was left by the last operation on it?"""
         found = self._constants.get(id(t))
@@ -149,7 +196,9 @@ class Book:
             label = Owners(torch.full([1] * t.ndim, -1))  # nobody's
         self._of[id(t)] = weakref.ref(t), label, t.requires_grad, version(t)
         self.read = self.read or t.is_inference()  # such tensors have no versions: a write could not be noticed
-        self._unknown = self._unknown or isinstance(label, Many)
+        if not isinstance(label, Axis):
+            self._unknown = self._unknown or isinstance(label, Many)
+            self.cut = True
         if not self.crowded and self.rows > 1 and t.shape.count(self.rows) > 1:
             self.crowded = True
 
@@ -192,13 +241,20 @@ class Book:
             self.mixed = True
         return label
 
-    def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Label the result of an operation on data."""
+    def follow(self, func: Any, args: Any, kwargs: Any, out: Any, before: Sequence[Before] = ()) -> None:
+        """Label the result of an operation on data. before: the tensors that it was given, as they were."""
         kind = kind_of(func)
+        if kind.plain and type(out) is Tensor and (label := self._alike(before, out)) is not None:
+            self.see_hooks()
+            self.put(out, label)
+            return
         if kind.reads:
+            if self.ruled:
+                return
             self.read = True
             if isinstance(out, bool) and not all(self._one_owner(t) for t in flat(args)):
                 self.answers.append(out)
+            self.numbers.append(_hash(out))
             return
         if kind.own is not None:
             if kind.own == "requires_grad_" and id(args[0]) in self._of:
@@ -209,18 +265,43 @@ class Book:
                 return
             if kind.own == "__set__":
                 self._attribute(getattr(func.__self__, "__name__", ""), *args)
-        # whoever asks for a place in the graph can put a hook there; others change what autograd keeps for its way back
-        if kind.hooks or shards.hooked(torch._C._autograd._top_saved_tensors_default_hooks(True)):
-            self.hooked = True
+        self.hooked = self.hooked or kind.hooks  # whoever asks for a place in the graph can put a hook there
+        self.see_hooks()
         results = flat(out)
         if not results:
             self._replaced(func, args)
+            if out is not None and not kind.hooks:  # torch.numel, is_same_size, …
+                self.asked = True
+                self.numbers.append(_hash(out))
             return
         if self.rows == 1:
             for t in results:
                 self.put(t, MANY)
             return
         self._put_all(kind, args, kwargs, results, self._labels(kind, args, kwargs, out))
+        if isinstance(out, (tuple, list)) and any(not isinstance(self.lineage(t), Axis) for t in results):
+            self.asked = True  # how many results there are may depend on the number of rows (unbind, split)
+
+    def _alike(self, before: Sequence[Before], out: Tensor) -> Axis | None:
+        """The label that all data among these tensors has, where each is as large as the result; None otherwise."""
+        label: Axis | None = None
+        shape = out.shape
+        for t, _, entry in before:
+            if entry is None:
+                continue
+            own = entry[1]
+            if type(own) is not Axis or (label is not None and own != label) or t.shape != shape:
+                return None
+            if t.requires_grad and (not entry[2] or _foreign(type(t.grad_fn))):  # type: ignore[arg-type]
+                return None
+            label = own
+        return label if self.rows > 1 else None
+
+    def see_hooks(self) -> None:
+        """Notes hooks on what autograd keeps for its way back."""
+        top = _saved_hooks(True)
+        if top is not None and shards.hooked(top):
+            self.hooked = True
 
     def _replaced(self, func: Any, args: Any) -> None:
         """t.data = value: t has other numbers, and its place in the graph, with its label, as before."""
@@ -271,6 +352,7 @@ class Book:
                 self._overwrite(t, label)
             elif label is None:
                 self.forget(t)
+                self.note(t)
             else:
                 self.put(t, label)
 

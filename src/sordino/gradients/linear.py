@@ -11,8 +11,8 @@ from torch import Tensor
 from sordino.gradients import contraction
 from sordino.gradients.contributions import Contribution, Dense, outer
 from sordino.gradients.layout import Frame, full
-from sordino.gradients.memory import CACHE_BYTES, blocks, reads_memory, squares
-from sordino.gradients.single import Scaled, Shift, Single, too_long
+from sordino.gradients.memory import CACHE_BYTES, blocks, reads_memory, squares, too_long
+from sordino.gradients.single import Scaled, Shift, Single
 from sordino.gradients.slots import Emit, Slot, Use, hold
 from sordino.gradients.tape import Tape
 from sordino.native.kernels import compiled, readable
@@ -61,12 +61,22 @@ def emitter(
     return emit
 
 
-def _use(tape: Tape, func: Any, x: Tensor, output: Tensor, emit: Emit, *slots: Slot | None) -> Tensor:
-    present = tuple([s for s in slots if s is not None])
+def _use(
+    tape: Tape,
+    func: Any,
+    x: Tensor,
+    output: Tensor,
+    emit: Emit,
+    w: Slot | None,
+    b: Slot | None = None,
+    only: bool = True,
+) -> Tensor:
+    """only: the bias holds no data."""
+    present = tuple([s for s in (w, b) if s is not None])
     if not output.numel():  # a cluster of words, or an expert, that no record chose: no gradient
         return tape.mark(output)  # type: ignore[no-any-return]
     use = Use(func, present, output.shape, tuple(range(output.ndim - 1)), emit, hold(x))
-    return tape.tap(output, use)
+    return tape.tap(output, use, tape.leading(x, 1) if only and w is not None else None)
 
 
 def linear(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
@@ -80,7 +90,7 @@ def linear(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
         output, x_squares = _with_squares(x, tape.value(weight), tape.value(bias))
     else:
         output = F.linear(args[0] if args else x, tape.value(weight), tape.value(bias))
-    return _use(tape, func, x, output, emitter(x, w, b, x_squares=x_squares), w, b)
+    return _use(tape, func, x, output, emitter(x, w, b, x_squares=x_squares), w, b, bias is None or b is not None)
 
 
 def _needs_more(x: Tensor) -> bool:
@@ -133,4 +143,4 @@ def addmm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     w, b = tape.slot(weight), tape.slot(bias)
     output = torch.addmm(tape.value(bias), x, tape.value(weight))
-    return _use(tape, func, x, output, emitter(x, w, b, swapped=True), w, b)
+    return _use(tape, func, x, output, emitter(x, w, b, swapped=True), w, b, b is not None)

@@ -10,8 +10,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import itertools
+import zlib
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sordino.native.kernels import compiled, readable
+from sordino.native.kernels import EVERY, compiled, readable
 from sordino.native.pages import buffer
 
 BLOCK_BYTES = 8 << 20  # dense per-record gradients are made in blocks of about this size
@@ -31,7 +33,7 @@ _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 _TINY = torch.finfo(torch.float64).tiny
 
 
-_LARGEST_KEPT = (32 << 20) - (64 << 10)  # glibc: blocks of 32 MB and more are always mapped, and given back
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's names for them, in malloc.h
 
 
 @functools.cache
@@ -39,11 +41,20 @@ def keep_freed_memory() -> None:
     """Have the process keep the memory that a pass frees for the next one, once, before the first.
 
     glibc returns freed memory to the system when there is more of it than twice the largest block that was ever freed,
-    and the next pass faults it in again, page by page: 8 % of a small CNN's step (docs/benchmarks.md). A block that
-    is taken and freed, and never touched, raises that limit to 64 MB. Elsewhere than on glibc this does nothing.
+    and the next pass faults it in again, page by page: 8 % of a small CNN's step (docs/benchmarks.md). Up to 512 MB are
+    kept, and blocks up to 32 MB are not mapped by themselves. Elsewhere than on glibc this does nothing.
     """
-    with contextlib.suppress(MemoryError):  # a limit on the address space: then without
-        np.empty(_LARGEST_KEPT, np.uint8)
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_MMAP_THRESHOLD, 32 << 20)
+        library.mallopt(_TRIM_THRESHOLD, 512 << 20)
+
+
+def checksum(t: Tensor) -> int:
+    """Of the content of a tensor: equal for equal values, in the same type."""
+    flat = t.detach().cpu().reshape(-1)
+    flat = flat if flat.is_contiguous() and flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
+    return zlib.crc32(flat.view(torch.uint8).numpy().data)
 
 
 def by_record(t: Tensor) -> Tensor:
@@ -87,6 +98,11 @@ def _dots(t: Tensor) -> Tensor:
     return (t * t).sum(1)
 
 
+def too_long(norm2: Tensor) -> bool:
+    """Is there a row of a norm above 2⁶⁰, given the squares of all? Beyond, 2⁻¹²⁶ times it is not next to nothing."""
+    return bool((norm2.cpu().numpy() > 2.0**120).any())  # not for a NaN
+
+
 def scaled(rows: Tensor, weight: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
     """(records, d) the rows, each times its weight, and (d,) their sum in double precision.
 
@@ -116,6 +132,15 @@ def gather(total: Tensor, rows: Tensor, weight: Tensor) -> None:
         total.addmv_(kept.mT, weight[lo:hi])
 
 
+def gather_narrow(total: Tensor, rows: Tensor, weight: Tensor) -> bool:
+    """total ← the sum of `gather` on zeros, rounded once to single precision; False where no compiled loop can."""
+    kernels = compiled() if rows.dtype == torch.float32 and readable(rows) and readable(weight) else None
+    if kernels is None or rows.stride(1) != 1 or weight.stride(0) != 1:
+        return False
+    kernels.gathered_narrow(rows.data_ptr(), *rows.shape, rows.stride(0), weight.data_ptr(), total.data_ptr())
+    return True
+
+
 def scatter(total: Tensor, rows: Tensor, place: Tensor, owner: Tensor, weight: Tensor) -> None:
     """total[place_j] += weight[owner_j] · rows_j in double precision, for total (size, d), contiguous; weight zero
     leaves a row out."""
@@ -129,6 +154,16 @@ def scatter(total: Tensor, rows: Tensor, place: Tensor, owner: Tensor, weight: T
         total.index_add_(0, place[lo:hi], (rows[lo:hi].double() * factor).masked_fill_(factor == 0, 0))
 
 
+def scatter_narrow(total: Tensor, rows: Tensor, place: Tensor, owner: Tensor, weight: Tensor) -> bool:
+    """total ← the sum of `scatter` on zeros, rounded once to single precision; False where no compiled loop can."""
+    given = rows, place, owner, weight
+    kernels = compiled() if rows.dtype == total.dtype == torch.float32 and all(map(readable, given)) else None
+    if kernels is None or not all(t.is_contiguous() for t in given) or not len(rows):
+        return False
+    kernels.placed(rows.data_ptr(), rows.shape, place.data_ptr(), owner.data_ptr(), weight.data_ptr(), total)
+    return True
+
+
 DEEPEST = 4096  # rows of one product in double precision
 
 
@@ -140,20 +175,35 @@ def cross(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left[lo : lo + step].double().mT, right[lo : lo + step].double())
 
 
-def blocked(total: Tensor, left: Tensor, right: Tensor, bounds: npt.NDArray[np.int64], weight: Tensor) -> None:
+def blocked(
+    total: Tensor, left: Tensor, right: Tensor, bounds: npt.NDArray[np.int64], weight: Tensor, each: int = EVERY
+) -> None:
     """total += Σ_b weight_b · Σ_k left_k ⊗ right_k over the rows from bounds_b to bounds_(b+1).
 
     The sum over a block is made in the precision of the rows, that over the blocks in double precision; a block of
-    weight zero is left out. total (p, q), contiguous, left (n, p), right (n, q).
+    weight zero is left out. total (p, q), contiguous, left (n, p), right (n, q). each: so many rows of a block are one
+    record's, and are added up by themselves first.
     """
     kernels = compiled() if left.dtype == right.dtype == torch.float32 and readable(left) and readable(right) else None
     if kernels is not None and left.stride(1) == right.stride(1) == 1 and readable(weight):
         places = (left.data_ptr(), left.stride(0)), (right.data_ptr(), right.stride(0))
-        kernels.blocked(*places, (total.shape[0], total.shape[1]), bounds, weight.numpy(), total.data_ptr())
+        kernels.blocked(*places, (total.shape[0], total.shape[1]), bounds, weight.numpy(), total.data_ptr(), each)
         return
     for b, (lo, hi) in enumerate(itertools.pairwise(bounds.tolist())):
-        if hi > lo and float(weight[b]) != 0:
-            total.add_(left[lo:hi].mT @ right[lo:hi], alpha=float(weight[b]))
+        for k in range(lo, hi, each) if float(weight[b]) != 0 else ():
+            total.add_(left[k : min(k + each, hi)].mT @ right[k : min(k + each, hi)], alpha=float(weight[b]))
+
+
+def blocked_narrow(
+    total: Tensor, left: Tensor, right: Tensor, bounds: npt.NDArray[np.int64], weight: Tensor, each: int = EVERY
+) -> bool:
+    """total ← the sum of `blocked` on zeros, rounded once to single precision; False where no compiled loop can."""
+    kernels = compiled() if left.dtype == right.dtype == torch.float32 and readable(left) and readable(right) else None
+    if kernels is None or not left.stride(1) == right.stride(1) == 1 or not readable(weight):
+        return False
+    places = (left.data_ptr(), left.stride(0)), (right.data_ptr(), right.stride(0))
+    kernels.narrow(*places, (total.shape[0], total.shape[1]), bounds, weight.numpy(), total.data_ptr(), each)
+    return True
 
 
 def lengths(terms: Sequence[Tensor]) -> tuple[Tensor, bool]:
@@ -188,6 +238,7 @@ class Pool:
     def __init__(self) -> None:
         self._free: dict[tuple[tuple[int, ...], torch.dtype], list[Tensor]] = {}
         self._lent: list[Tensor] = []
+        self._work = torch.empty(0, dtype=torch.float64)
         self._asked: set[tuple[tuple[int, ...], torch.dtype]] = set()
 
     def borrow(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -200,6 +251,12 @@ class Pool:
             whole = buffer(shape, like.dtype, like.device)
         self._lent.append(whole)
         return whole[: shape[0]]
+
+    def work(self, size: int) -> Tensor:
+        """(size,) zeros in double precision, until the next call."""
+        if len(self._work) < size:
+            self._work = torch.empty(size, dtype=torch.float64)
+        return self._work[:size].zero_()
 
     def free(self, t: Tensor) -> None:
         """One buffer back before the chunk is done, where it came from here."""

@@ -95,7 +95,8 @@ def layer_norm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
         return out
 
     use = Use(func, slots, output.shape, tuple(range(x.ndim - k)), emit, hold(x))
-    return tape.tap(output, use)
+    given = [t for t in (call["weight"], call["bias"]) if t is not None]
+    return tape.tap(output, use, tape.leading(x, k) if len(given) == len(slots) else None)
 
 
 def _statistics(x: Tensor, k: int, eps: float) -> tuple[Tensor, Tensor]:

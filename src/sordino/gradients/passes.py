@@ -60,9 +60,13 @@ class PassMemory:
         self._constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
     def leave(self, data: Sequence[weakref.ref[Tensor]], given: Sequence[Tensor]) -> None:
-        """data: what held data in the pass. given: its inputs and targets, which the caller may use again."""
+        """data: what held data in the pass. given: its inputs and targets, which the caller may use again.
+
+        Kept for as long as the tensors live, so that one may come back after any number of passes.
+        """
         theirs = {id(t) for t in given}
-        self._carried = [ref for ref in data if (t := ref()) is not None and id(t) not in theirs]
+        new = [ref for ref in data if (t := ref()) is not None and id(t) not in theirs]
+        self._carried = [*(ref for ref in self._carried if ref() is not None), *new]
 
     def is_constant(self, t: Tensor, held: ModuleTensors) -> bool:
         """Was it there before this pass, and is nothing of an earlier batch in it?"""
@@ -87,10 +91,14 @@ class ModuleTensors:
     To search all modules for each tensor took a tenth of MaxViT's step. What a module is given later is not known here.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], state: Sequence[Held]) -> None:
-        self._modules, self._state = modules, state
+    def __init__(self, modules: Sequence[nn.Module], state: Sequence[Held], memory: PassMemory) -> None:
+        self._modules, self._state, self._memory = modules, state, memory
         self._registered: dict[int, Tensor] | None = None
         self._kept: dict[int, Tensor] | None = None
+
+    def constant(self, t: Tensor) -> bool:
+        """Was it made before the pass, and is it the same for all rows?"""
+        return self._memory.is_constant(t, self)
 
     def registered(self, t: Tensor) -> bool:
         """As a parameter or a buffer."""
@@ -110,15 +118,19 @@ class Pass:
     """The forward pass over some rows, ready for one or several backward passes.
 
     proven: the program shows that loss i depends on row i alone, and where the rows are at every use.
+    independent: no value left the tensors either, so that nothing but the number of rows can decide what a row gets.
+    sized: what it does may depend on the number of rows or on their places. numbers: a hash of the values that it read,
+    if any.
+    opened: it was given the memory of a tensor.
     """
 
     def __init__(self, setup: Setup, data: tuple[Any, Any], rows: int, values: Values) -> None:
         inputs, targets = (tree_map(_without_gradient, t) for t in data)
-        memory, model = setup.memory, setup.model
+        model = setup.model
         modules = [m for m in (model, setup.loss) if isinstance(m, nn.Module)]
-        held = ModuleTensors(modules, setup.state)
+        held = ModuleTensors(modules, setup.state, setup.memory)
         whole = None if setup.shards is None else setup.shards.whole
-        self.tape = Tape(model, setup.parameters, values, rows, RULEBOOK, lambda t: memory.is_constant(t, held), whole)
+        self.tape = Tape(model, setup.parameters, values, rows, RULEBOOK, held, whole)
         self.rows, self.setup = rows, setup
         self.given = [*tensors(inputs), *tensors(targets)]
         before, seed = [held.version for held in setup.state], torch.initial_seed()
@@ -142,6 +154,9 @@ class Pass:
         self.proven = rows == 1 or (known and all(use.layout is not None for use in self.tape.uses))
         self.independent = rows == 1 or (known and not (book.read or book.mixed))
         self.program = hash((tuple(self.tape.program), tuple(book.answers), book.crowded, self.proven))
+        self.sized = book.asked or (rows > 1 and (book.cut or not self.independent))
+        self.numbers = hash(tuple(book.numbers)) if book.numbers else None
+        self.opened = book.opened
 
     def close(self) -> None:
         self.setup.memory.leave(self.tape.book.alive(), self.given)
@@ -209,13 +224,21 @@ def _check_losses(losses: Any, rows: int) -> None:
 
 @dataclass(frozen=True)
 class Found:
-    """What a chunk's passes found: every parameter's contributions, the losses, and what is known of the program."""
+    """What a chunk's passes found: every parameter's contributions, the losses, and what is known of the program.
+
+    program, proven, independent, sized, numbers, opened: as of a `Pass`, for all iterates together. again: the losses
+    are those of the present weights, which another pass has to find again.
+    """
 
     gradients: dict[str, Contribution]
     losses: Tensor
     program: int
     proven: bool
     independent: bool
+    sized: bool
+    numbers: int | None
+    opened: bool
+    again: bool
 
 
 def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: Sequence[tuple[Values, float]]) -> Found:
@@ -224,7 +247,7 @@ def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: S
     Products of one iterate are added to those of the one before as they arrive: two are held at most, of one layer.
     """
     gathered = _Gathered(setup, chunk)
-    found: list[tuple[int, bool, bool]] = []
+    found: list[Pass] = []
     losses = torch.empty(0)
     for values, factor in iterates:
         run = Pass(setup, data, chunk.rows, values)
@@ -243,13 +266,18 @@ def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: S
         finally:
             run.close()
         losses = run.losses
-        found.append((run.program, run.proven, run.independent))
+        found.append(run)
+    read = [run.numbers for run in found if run.numbers is not None]
     return Found(
         _by_parameter(gathered.store, gathered.leaves_of),
         losses,
-        hash(tuple(program for program, _, _ in found)),
-        all(proven for _, proven, _ in found),
-        all(independent for _, _, independent in found),
+        program=hash(tuple(run.program for run in found)),
+        proven=all(run.proven for run in found),
+        independent=all(run.independent for run in found),
+        sized=any(run.sized for run in found),
+        numbers=hash(tuple(read)) if read else None,
+        opened=any(run.opened for run in found),
+        again=len(iterates) == 1 and not iterates[0][0],
     )
 
 

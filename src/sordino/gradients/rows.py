@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -61,6 +61,33 @@ class Chunk:
     rows: int
     slots: Tensor | None
     weight: Tensor | None  # (rows,) factor of each row's loss
+
+    def filled(self, rows: int, total: int) -> Chunk:
+        """Up to ``rows`` rows, by copies of the last one that count zero times and belong to records of nobody, which
+        come last. total: how many rows the whole has.
+
+        A chunk of k rows for each record takes whole records: ``rows`` is a multiple of k then.
+        """
+        more = rows - self.rows
+        index = _numbers(self.index, total)
+        weight = torch.ones(self.rows) if self.weight is None else self.weight
+        slots, records = self.slots, more
+        if slots is not None:
+            places = torch.arange(self.rows, rows)
+            if bool((slots < 0).any()):
+                own = torch.full((more, slots.shape[1]), -1)
+                own[:, 0] = places
+            else:
+                own = places.reshape(-1, slots.shape[1])
+            slots, records = torch.cat([slots, own]), len(own)
+        return replace(
+            self,
+            index=torch.cat([index, index[-1:].expand(more)]),
+            records=self.records + records,
+            rows=rows,
+            slots=slots,
+            weight=torch.cat([weight, weight.new_zeros(more)]),
+        )
 
     def by_record(self, rows: int, records: int) -> list[Chunk]:
         """The same records, each in a chunk of its own."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,6 @@ from sordino.gradients import (
     recurrent,
     transforms,
 )
-from sordino.gradients.flow import flat
 from sordino.gradients.gru import standardised_gru
 from sordino.gradients.standardisation import standardised_weight
 from sordino.gradients.tape import TYPE_ONLY, Rulebook, Tape
@@ -106,7 +105,7 @@ def apply(tape: Tape, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
     if transforms.active():
         return transforms.inside(tape, func, args, kwargs)
     rule = RULES.get(func) if data else None
-    if rule is not None and rule not in TABLES and any(t.is_complex() for t in flat((args, kwargs))):
+    if rule is not None and rule not in TABLES and _complex((*args, *kwargs.values())):
         return fallback.general(tape, func, args, kwargs)  # the rules' products are those of real numbers
     if rule is not None:
         out = rule(tape, func, args, kwargs)
@@ -129,6 +128,13 @@ def apply(tape: Tape, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
         return weights_alone(tape, func, args, kwargs)
     out = elementwise.broadcast(tape, func, args, kwargs) if name in elementwise.ELEMENTWISE else NotImplemented
     return fallback.general(tape, func, args, kwargs) if out is NotImplemented else out
+
+
+def _complex(given: Sequence[Any]) -> bool:
+    """Is there a complex tensor among them, or in a list of them?"""
+    return any(
+        t.is_complex() if isinstance(t, torch.Tensor) else isinstance(t, (list, tuple)) and _complex(t) for t in given
+    )
 
 
 def weights_alone(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:

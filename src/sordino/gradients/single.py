@@ -6,13 +6,11 @@ rows, and the clipped sums from one pass that scales them.
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sordino.gradients.contributions import Dense, Outer, masked
-from sordino.gradients.memory import blocked, cross, scaled
+from sordino.gradients.memory import blocked, blocked_narrow, cross, scaled
 from sordino.native.ownership import alone
 
 
@@ -54,11 +52,6 @@ class Scaled:
         self._held["rows"] = masked(self.rows, bad)
 
 
-def too_long(norm2: Tensor) -> bool:
-    """Is there a row of a norm above 2⁶⁰, given the squares of all? Beyond, 2⁻¹²⁶ times it is not next to nothing."""
-    return bool((norm2.cpu().numpy() > 2.0**120).any())  # not for a NaN
-
-
 class Single(Outer):
     """One position: g_i = l_i ⊗ r_i for rows l (records, d_out) and r (records, d_in), with its squared norm.
 
@@ -69,7 +62,7 @@ class Single(Outer):
     def __init__(self, rows: Scaled, inputs: Tensor, norm2: Tensor, *, huge: bool = False) -> None:
         self.shared, self.inputs, self._norm2, self.huge = rows, inputs, norm2, huge
         self.records = inputs.shape[0]
-        self.runs: npt.NDArray[np.int64] | None = None
+        self.runs = None
         if huge:
             rows.keep()
 
@@ -93,6 +86,20 @@ class Single(Outer):
             cross(whole, rows, self.inputs)
         else:
             blocked(whole, rows, self.inputs, self.runs, torch.ones(len(self.runs) - 1, dtype=torch.float64))
+
+    def narrow_to(self, total: Tensor, weight: Tensor) -> bool:
+        if self.huge or self.runs is None or self.inputs.dtype != torch.float32:
+            return False
+        whole, rows = total.view(-1, self.inputs.shape[1]), self.shared.by(weight)[0]
+        if len(self.runs) == 2:  # one block: whatever its order, and rounded already
+            torch.mm(rows.mT, self.inputs, out=whole)
+            return True
+        ones = torch.ones(len(self.runs) - 1, dtype=torch.float64)
+        if not blocked_narrow(whole, rows, self.inputs, self.runs, ones):
+            wide = torch.zeros(whole.shape, dtype=torch.float64)
+            blocked(wide, rows, self.inputs, self.runs, ones)
+            whole.copy_(wide)
+        return True
 
     def keep(self) -> None:
         self.shared.keep()

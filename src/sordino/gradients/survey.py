@@ -6,7 +6,6 @@ Made anew for each sum, because a model may change between two (a mode, a frozen
 from __future__ import annotations
 
 import functools
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from sordino.errors import InputError, Refused
 from sordino.gradients import spectral
+from sordino.gradients.memory import checksum
 from sordino.gradients.normalisation import refuse_batchnorm
 
 
@@ -36,8 +36,7 @@ class Held:
     def content(self) -> int:
         """A checksum of the values, which writes that bypass the version counter change as well."""
         held = self.tensor.detach()
-        own = held.to_local() if hasattr(held, "to_local") else held  # of a shard what is here
-        return zlib.crc32(own.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return checksum(held.to_local() if hasattr(held, "to_local") else held)  # of a shard what is here
 
 
 def check_state(state: Sequence[Held], before: Sequence[int]) -> None:

@@ -20,10 +20,11 @@ not known.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -32,10 +33,10 @@ from torch.overrides import TorchFunctionMode
 from sordino.gradients.flow import flat
 from sordino.gradients.labels import Before, Book
 from sordino.gradients.layout import Layout, layout_of
-from sordino.gradients.lineage import MANY, ROWS, Lineage, Many, permuted
+from sordino.gradients.lineage import MANY, ROWS, Axis, Lineage, Many, permuted
 from sordino.gradients.slots import Slot, Use, describe, hold, not_implemented, pulling_back
 from sordino.gradients.standardisation import Pull
-from sordino.gradients.vocabulary import ASKS, writes
+from sordino.gradients.vocabulary import ASKS, OPENS, SIZES, writes
 
 with torch.inference_mode(False):
     _ZERO = torch.zeros((), device="cpu")
@@ -71,6 +72,7 @@ class _Stand(torch.autograd.Function):
         return None, _ZERO, None, None
 
 
+_BETWEEN = ("torch._tensor", "torch.overrides")  # where torch hands a call of Tensor.__len__ on to a mode
 # what is given beside the first argument gives its type, its device or its shape, and is not computed with
 _SET_HOOKS: Any = Tensor._backward_hooks.__set__  # type: ignore[union-attr]
 TYPE_ONLY = frozenset((Tensor.to, Tensor.type_as, Tensor.view_as, Tensor.reshape_as))
@@ -110,6 +112,16 @@ class Rulebook:
     guards: Mapping[Any, Callable[[Tape, Any, Any, Any], None]]
 
 
+class ModuleState(Protocol):
+    """What a tape may ask about tensors that it did not see being made."""
+
+    def constant(self, t: Tensor) -> bool:
+        """Was it made before the pass, and is it the same for all rows?"""
+
+    def registered(self, t: Tensor) -> bool:
+        """Is it a parameter or a buffer of the model or its loss?"""
+
+
 class Tape(TorchFunctionMode):
     """Records the uses of one forward pass over ``rows`` rows."""
 
@@ -120,13 +132,13 @@ class Tape(TorchFunctionMode):
         values: Mapping[str, Tensor],
         rows: int,
         rules: Rulebook,
-        constants: Callable[[Tensor], bool],
+        held: ModuleState,
         whole: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """parameters: the trainable ones. values: the weights to run with, by name. constants: tells whether a tensor
-        that was made before the pass is the same for all rows. whole: gathers a parameter that is divided."""
+        """parameters: the trainable ones. values: the weights to run with, by name. held: knows the tensors that were
+        there before the pass. whole: gathers a parameter that is divided."""
         super().__init__()
-        self.model, self.rows, self.rules, self.constants = model, rows, rules, constants
+        self.model, self.rows, self.rules, self.held = model, rows, rules, held
         self.uses: list[Use] = []
         self.program: list[Any] = []  # the operations, in order; without those that a rule makes of one
         self._inside = 0  # rules at work
@@ -159,6 +171,12 @@ class Tape(TorchFunctionMode):
             return MANY
         found = self.book.join([t for t in tensors if isinstance(t, Tensor)], shape)
         return MANY if found is None else found
+
+    def leading(self, x: Tensor, trailing: int) -> Axis | None:
+        """The label of x, where its rows lie before the last ``trailing`` dimensions, which an operation with
+        parameters alone mixes: then it is that of the result as well. None: `follow` has to find out."""
+        label = self.book.lineage(x)
+        return label if type(label) is Axis and label.dim < x.ndim - trailing and self.rows > 1 else None
 
     def value(self, t: Any) -> Any:
         """Detached value of a slot; anything else unchanged."""
@@ -312,16 +330,19 @@ class Tape(TorchFunctionMode):
         """A tensor that nobody saw being made: with a gradient it is data whose rows are not known. Without one, none
         can reach a parameter through it: it serves as a constant, though it may hold what was read from data."""
         if t.requires_grad:
-            self.book.put(t, MANY)
+            self.book.hidden(t)
             return True
         if not self.book.known(t):
-            self.book.read = not self.constants(t) or self.book.read
+            if not self.held.constant(t):
+                self.book.brought(t)
             self.book.note(t)
         return False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in ASKS:
+            if func in SIZES and not self.book.asked:
+                self._size_asked(args[0])
             return func(*args, **kwargs)
         if (
             func == _SET_HOOKS
@@ -336,20 +357,40 @@ class Tape(TorchFunctionMode):
             args = (args[0], _once(args[1]), *args[2:])
         if data and func in self.rules.guards:
             self.rules.guards[func](self, func, args, kwargs)
-        if not slotted or not torch.is_grad_enabled():
-            out = func(*self.values(args), **self.values(kwargs)) if slotted else func(*args, **kwargs)
-            if data:
-                self.book.follow(func, args, kwargs, out)
-            self._note_constants(out)
-        else:
-            out = self._applied(func, args, kwargs, data)
+        if func in OPENS:
+            self.book.opened = True
+        try:
+            if not slotted or not torch.is_grad_enabled():
+                out = func(*self.values(args), **self.values(kwargs)) if slotted else func(*args, **kwargs)
+                if data:
+                    self.book.follow(func, args, kwargs, out, before)
+                else:
+                    self._note_constants(out)
+            else:
+                out = self._applied(func, args, kwargs, data)
+        except Exception:
+            self.book.asked = self.book.read = True  # an error that the model catches tells it a size, or a value
+            raise
         self.book.written(before, data)
         return out
+
+    def _size_asked(self, t: Tensor) -> None:
+        """Notes that the model's own code asked for the size of a tensor which may hold the number of rows.
+
+        torch's modules, and ours, use sizes to reshape and to allocate, for any number of rows alike.
+        """
+        frame = sys._getframe(2)
+        while frame.f_back is not None and frame.f_globals.get("__name__") in _BETWEEN:
+            frame = frame.f_back
+        if frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "sordino"):
+            return
+        self.book.asked = id(t) not in self._slots and not self.held.registered(t)
 
     def _applied(self, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
         """An operation in which a slot takes part."""
         first = len(self.uses)
         self._inside += 1
+        self.book.ruled = True
         try:
             out = self.rules.apply(self, func, args, kwargs, data)
         except NotImplementedError as error:
@@ -357,6 +398,7 @@ class Tape(TorchFunctionMode):
             raise not_implemented(describe(func, slots), error) from error
         finally:
             self._inside -= 1
+            self.book.ruled = self._inside > 0
         if data:
             self._label(func, args, kwargs, out, first)
         return out
@@ -368,9 +410,10 @@ class Tape(TorchFunctionMode):
 
     def _label(self, func: Any, args: Any, kwargs: Any, out: Any, before: int) -> None:
         """Labels of what a rule returned, and with them the layouts of the uses that it left open."""
-        results = flat(out)
-        if not all(map(self.book.has, results)) or writes(func):  # also into an item of it
+        if not all(map(self.book.has, flat(out))) or writes(func):  # also into an item of it
             self.book.follow(func, args, kwargs, out)
+        else:
+            self.book.see_hooks()
         for use in self.uses[before:]:
             tapped = use.tapped() if use.tapped is not None else None
             if tapped is not None and use.layout is None:

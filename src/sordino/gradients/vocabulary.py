@@ -170,10 +170,21 @@ ASKS = frozenset(
 )
 """Questions about a tensor that its values have no part in."""
 
+SIZES = frozenset(
+    [getattr(Tensor, name).__get__ for name in ("shape", "nbytes") if hasattr(Tensor, name)]
+    + [Tensor.size, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.__len__, Tensor.is_contiguous]
+)
+"""Those of them whose answer may tell the number of rows."""
+
+_OPENS = names("numpy __array__ untyped_storage storage data_ptr __dlpack__ __reduce_ex__")
+OPENS = frozenset(getattr(Tensor, name) for name in _OPENS)
+"""Operations that give Python the memory of a tensor, to read and to write."""
+
 READS = frozenset(
-    names(
-        "item tolist numpy __bool__ __float__ __int__ __index__ __complex__ __contains__ __array__ is_nonzero equal "
-        "allclose"
+    _OPENS
+    + names(
+        "item tolist __bool__ __float__ __int__ __index__ __complex__ __contains__ is_nonzero equal allclose "
+        "__format__ __repr__ __str__"
     )
 )
 """Operations that bring values out of tensors, where nothing can be followed any more."""

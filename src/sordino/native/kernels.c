@@ -343,34 +343,48 @@ FACTORS(factors_f64, double, DBL_MIN)
 SCALED(scaled_f32, float)
 SCALED(scaled_f64, double)
 
-/* totals += the sum of the rows, each times its weight, in double precision. A row of weight zero is not read. */
+/* to += the sum of the rows, each times its weight, in double precision. A row of weight zero is not read. */
 #define GATHERED(NAME, T)                                                                                              \
+    INLINE void NAME##_tile(const T *restrict rows, int64_t n, int64_t width, int64_t stride,                          \
+                            const double *restrict weights, double *restrict to) {                                     \
+        for (int64_t i = 0; i < n;) {                                                                                  \
+            const T *row[4];                                                                                           \
+            double w[4];                                                                                               \
+            int found = 0;                                                                                             \
+            for (; i < n && found < 4; i++)                                                                            \
+                if (weights[i] != 0) row[found] = rows + i * stride, w[found++] = weights[i];                          \
+            if (found == 4) {                                                                                          \
+                const T *restrict x0 = row[0], *restrict x1 = row[1], *restrict x2 = row[2], *restrict x3 = row[3];    \
+                for (int64_t j = 0; j < width; j++)                                                                    \
+                    to[j] += ((double)x0[j] * w[0] + (double)x1[j] * w[1]) +                                           \
+                             ((double)x2[j] * w[2] + (double)x3[j] * w[3]);                                            \
+            } else                                                                                                     \
+                for (int k = 0; k < found; k++)                                                                        \
+                    for (int64_t j = 0; j < width; j++) to[j] += (double)row[k][j] * w[k];                             \
+        }                                                                                                              \
+    }                                                                                                                  \
     WIDE void NAME(const T *restrict rows, int64_t n, int64_t columns, int64_t stride, const double *restrict weights, \
                    double *restrict totals) {                                                                          \
-        enum { TILE = 2048 };                                                                                          \
-        for (int64_t left = 0; left < columns; left += TILE) {                                                         \
-            const int64_t width = left + TILE < columns ? TILE : columns - left;                                       \
-            double *restrict to = totals + left;                                                                       \
-            for (int64_t i = 0; i < n;) {                                                                              \
-                const T *row[4];                                                                                       \
-                double w[4];                                                                                           \
-                int found = 0;                                                                                         \
-                for (; i < n && found < 4; i++)                                                                        \
-                    if (weights[i] != 0) row[found] = rows + i * stride + left, w[found++] = weights[i];               \
-                if (found == 4) {                                                                                      \
-                    const T *restrict x0 = row[0], *restrict x1 = row[1], *restrict x2 = row[2], *restrict x3 = row[3];\
-                    for (int64_t j = 0; j < width; j++)                                                                \
-                        to[j] += ((double)x0[j] * w[0] + (double)x1[j] * w[1]) +                                       \
-                                 ((double)x2[j] * w[2] + (double)x3[j] * w[3]);                                        \
-                } else                                                                                                 \
-                    for (int k = 0; k < found; k++)                                                                    \
-                        for (int64_t j = 0; j < width; j++) to[j] += (double)row[k][j] * w[k];                         \
-            }                                                                                                          \
-        }                                                                                                              \
+        for (int64_t left = 0; left < columns; left += GATHER)                                                         \
+            NAME##_tile(rows + left, n, left + GATHER < columns ? GATHER : columns - left, stride, weights,            \
+                        totals + left);                                                                                \
     }
 
+enum { GATHER = 2048 }; /* columns that are added up at a time */
 GATHERED(gathered_f32, float)
 GATHERED(gathered_f64, double)
+
+/* totals = the same sum, rounded once to single precision. */
+WIDE void gathered_narrow_f32(const float *restrict rows, int64_t n, int64_t columns, int64_t stride,
+                              const double *restrict weights, float *restrict totals) {
+    double sums[GATHER];
+    for (int64_t left = 0; left < columns; left += GATHER) {
+        const int64_t width = left + GATHER < columns ? GATHER : columns - left;
+        memset(sums, 0, sizeof sums);
+        gathered_f32_tile(rows + left, n, width, stride, weights, sums);
+        for (int64_t j = 0; j < width; j++) totals[left + j] = (float)sums[j];
+    }
+}
 
 /* Row place[i] of the totals += weights[owner[i]] times row i, in double precision; weight zero leaves a row out. */
 #define SCATTERED(NAME, T)                                                                                             \
@@ -385,30 +399,65 @@ GATHERED(gathered_f64, double)
         }                                                                                                              \
     }
 
+/* Row k of the totals = the sum of weights[owner[i]] times row i over the i with place k, in double precision, rounded
+ * once; weight zero leaves a row out. room: size + 1 + n integers; sums: one row of numbers. The i of a place are taken
+ * in rising order. */
+WIDE void placed_f32(const float *restrict rows, int64_t n, int64_t columns, const int64_t *restrict places,
+                     const int64_t *restrict owners, const double *restrict weights, int64_t size,
+                     int64_t *restrict room, double *restrict sums, float *restrict totals) {
+    int64_t *restrict first = room, *restrict order = room + size + 1;
+    memset(first, 0, (size_t)(size + 1) * sizeof *first);
+    for (int64_t i = 0; i < n; i++) first[places[i] + 1]++;
+    for (int64_t k = 0; k < size; k++) first[k + 1] += first[k];
+    for (int64_t i = 0; i < n; i++) order[first[places[i]]++] = i; /* then first[k] is where the next place begins */
+    for (int64_t k = 0, i = 0; k < size; k++) {
+        float *restrict to = totals + k * columns;
+        if (i == first[k]) {
+            memset(to, 0, (size_t)columns * sizeof *to);
+            continue;
+        }
+        memset(sums, 0, (size_t)columns * sizeof *sums);
+        for (; i < first[k]; i++) {
+            const double weight = weights[owners[order[i]]];
+            const float *restrict row = rows + order[i] * columns;
+            if (weight != 0)
+                for (int64_t j = 0; j < columns; j++) sums[j] += weight * (double)row[j];
+        }
+        for (int64_t j = 0; j < columns; j++) to[j] = (float)sums[j];
+    }
+}
+
 SCATTERED(scattered_f32, float)
 SCATTERED(scattered_f64, double)
 
 /* total (p, q) += the sum over blocks of weight times (the sum over the block's rows of left_k (p) times right_k (q)).
  * A block is summed in single precision, DEEP rows at most at a time; blocks are added up in double precision, so that
- * what one adds does not depend on the others. Tiles of the total stay in the cache meanwhile. room: memory for
- * `blocked_room` numbers. */
+ * what one adds does not depend on the others. Tiles of the total stay in the cache meanwhile. sizes: how many blocks,
+ * p, q, the strides of left and right, and how many rows of a block are one record's: these are added up first (where
+ * p > SLIM). room: memory for `blocked_room` numbers. */
 enum { DOWN = 6, ACROSS = 16, HIGH = 96, BROAD = 128, DEEP = 128 };
 typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
 typedef float Half __attribute__((vector_size(16), may_alias));
 typedef double Four __attribute__((vector_size(32), aligned(8), may_alias));
 
-INLINE void tile(const float *restrict left, const float *restrict right, int64_t depth, double weight,
+INLINE void tile(const float *restrict left, const float *restrict right, int64_t depth, int64_t each, double weight,
                  double *restrict to, int64_t stride, int64_t down, int64_t across) {
     for (int64_t r = 0; r < down; r++)
         __builtin_prefetch(to + r * stride, 1), __builtin_prefetch(to + r * stride + 8, 1);
     Eight sum[DOWN][2];
     _Pragma("GCC unroll 6") for (int r = 0; r < DOWN; r++) sum[r][0] = sum[r][1] = (Eight){0};
-    for (int64_t k = 0; k < depth; k++) {
-        const Eight a = *(const Eight *)(right + k * ACROSS), b = *(const Eight *)(right + k * ACROSS + 8);
-        _Pragma("GCC unroll 6") for (int r = 0; r < DOWN; r++) {
-            sum[r][0] += a * left[k * DOWN + r];
-            sum[r][1] += b * left[k * DOWN + r];
+    for (int64_t k = 0; k < depth;) {
+        const int64_t end = k + each < depth ? k + each : depth;
+        Eight part[DOWN][2];
+        _Pragma("GCC unroll 6") for (int r = 0; r < DOWN; r++) part[r][0] = part[r][1] = (Eight){0};
+        for (; k < end; k++) {
+            const Eight a = *(const Eight *)(right + k * ACROSS), b = *(const Eight *)(right + k * ACROSS + 8);
+            _Pragma("GCC unroll 6") for (int r = 0; r < DOWN; r++) {
+                part[r][0] += a * left[k * DOWN + r];
+                part[r][1] += b * left[k * DOWN + r];
+            }
         }
+        _Pragma("GCC unroll 6") for (int r = 0; r < DOWN; r++) sum[r][0] += part[r][0], sum[r][1] += part[r][1];
     }
     if (down == DOWN && across == ACROSS) {
         _Pragma("GCC unroll 6") for (int r = 0; r < DOWN; r++)
@@ -467,19 +516,38 @@ INLINE void strip(const float *restrict left, int64_t left_stride, const float *
     }
 }
 
-WIDE void slim_f32(const float *restrict left, const float *restrict right, const int64_t *restrict sizes,
-                   const int64_t *restrict bounds, const double *restrict weights, float *restrict sums,
-                   double *restrict total) {
-    const int64_t blocks = sizes[0], p = sizes[1], q = sizes[2], left_stride = sizes[3], right_stride = sizes[4];
-    for (int64_t x = 0; x < q; x += STRIP) {
-        const int64_t width = x + STRIP < q ? STRIP : q - x;
-        for (int64_t b = 0; b < blocks; b++) {
-            if (weights[b] == 0 || bounds[b + 1] == bounds[b]) continue;
-            memset(sums, 0, (size_t)(p * STRIP) * sizeof *sums);
-            strip(left + bounds[b] * left_stride, left_stride, right + bounds[b] * right_stride + x, right_stride,
-                  bounds[b + 1] - bounds[b], p, width, sums);
-            for (int64_t a = 0; a < p; a++)
-                for (int64_t j = 0; j < width; j++) total[a * q + x + j] += weights[b] * (double)sums[a * STRIP + j];
+/* total (p, width) += weight times the sum of each block, for the columns of one strip. */
+INLINE void strips(const float *restrict left, const float *restrict right, const int64_t *restrict sizes,
+                   const int64_t *restrict bounds, const double *restrict weights, float *restrict sums, int64_t x,
+                   int64_t width, double *restrict total, int64_t stride) {
+    const int64_t blocks = sizes[0], p = sizes[1], left_stride = sizes[3], right_stride = sizes[4];
+    for (int64_t b = 0; b < blocks; b++) {
+        if (weights[b] == 0 || bounds[b + 1] == bounds[b]) continue;
+        memset(sums, 0, (size_t)(p * STRIP) * sizeof *sums);
+        strip(left + bounds[b] * left_stride, left_stride, right + bounds[b] * right_stride + x, right_stride,
+              bounds[b + 1] - bounds[b], p, width, sums);
+        for (int64_t a = 0; a < p; a++)
+            for (int64_t j = 0; j < width; j++) total[a * stride + j] += weights[b] * (double)sums[a * STRIP + j];
+    }
+}
+
+/* total (high, broad) += weight times the sum of each block, for the outputs from y and the inputs from x on. */
+INLINE void tiles(const float *restrict left, const float *restrict right, const int64_t *restrict sizes,
+                  const int64_t *restrict bounds, const double *restrict weights, float *restrict room, int64_t y,
+                  int64_t high, int64_t x, int64_t broad, double *restrict total, int64_t stride) {
+    const int64_t blocks = sizes[0], left_stride = sizes[3], right_stride = sizes[4], each = sizes[5];
+    const int64_t deep = each < DEEP ? DEEP / each * each : DEEP;
+    float *lefts = room, *rights = room + HIGH * DEEP;
+    for (int64_t b = 0; b < blocks; b++) {
+        if (weights[b] == 0) continue;
+        for (int64_t k = bounds[b]; k < bounds[b + 1]; k += deep) {
+            const int64_t depth = k + deep < bounds[b + 1] ? deep : bounds[b + 1] - k;
+            panels(left + k * left_stride + y, left_stride, depth, high, DOWN, lefts);
+            panels(right + k * right_stride + x, right_stride, depth, broad, ACROSS, rights);
+            for (int64_t j = 0; j < broad; j += ACROSS)
+                for (int64_t i = 0; i < high; i += DOWN)
+                    tile(lefts + i * depth, rights + j * depth, depth, each, weights[b], total + i * stride + j, stride,
+                         high - i < DOWN ? high - i : DOWN, broad - j < ACROSS ? broad - j : ACROSS);
         }
     }
 }
@@ -487,32 +555,35 @@ WIDE void slim_f32(const float *restrict left, const float *restrict right, cons
 WIDE void blocked_f32(const float *restrict left, const float *restrict right, const int64_t *restrict sizes,
                       const int64_t *restrict bounds, const double *restrict weights, float *restrict room,
                       double *restrict total) {
-    const int64_t blocks = sizes[0], p = sizes[1], q = sizes[2], left_stride = sizes[3], right_stride = sizes[4];
-    float *lefts = room, *rights = room + HIGH * DEEP;
-    if (p <= SLIM) {
-        slim_f32(left, right, sizes, bounds, weights, room, total);
-        return;
-    }
-    for (int64_t x = 0; x < q; x += BROAD)
-        for (int64_t y = 0; y < p; y += HIGH) {
-            const int64_t high = y + HIGH < p ? HIGH : p - y, broad = x + BROAD < q ? BROAD : q - x;
-            for (int64_t b = 0; b < blocks; b++) {
-                if (weights[b] == 0) continue;
-                for (int64_t k = bounds[b]; k < bounds[b + 1]; k += DEEP) {
-                    const int64_t depth = k + DEEP < bounds[b + 1] ? DEEP : bounds[b + 1] - k;
-                    panels(left + k * left_stride + y, left_stride, depth, high, DOWN, lefts);
-                    panels(right + k * right_stride + x, right_stride, depth, broad, ACROSS, rights);
-                    for (int64_t j = 0; j < broad; j += ACROSS)
-                        for (int64_t i = 0; i < high; i += DOWN)
-                            tile(lefts + i * depth, rights + j * depth, depth, weights[b],
-                                 total + (y + i) * q + x + j, q, high - i < DOWN ? high - i : DOWN,
-                                 broad - j < ACROSS ? broad - j : ACROSS);
-                }
-            }
+    const int64_t p = sizes[1], q = sizes[2];
+    if (p <= SLIM)
+        for (int64_t x = 0; x < q; x += STRIP)
+            strips(left, right, sizes, bounds, weights, room, x, x + STRIP < q ? STRIP : q - x, total + x, q);
+    else
+        for (int64_t x = 0; x < q; x += BROAD)
+            for (int64_t y = 0; y < p; y += HIGH)
+                tiles(left, right, sizes, bounds, weights, room, y, y + HIGH < p ? HIGH : p - y, x,
+                      x + BROAD < q ? BROAD : q - x, total + y * q + x, q);
+}
+
+/* total (p, q) = the same sum, rounded once to single precision; `sums` holds a tile of it in double precision. */
+WIDE void narrow_f32(const float *restrict left, const float *restrict right, const int64_t *restrict sizes,
+                     const int64_t *restrict bounds, const double *restrict weights, float *restrict room,
+                     double *restrict sums, float *restrict total) {
+    const int64_t p = sizes[1], q = sizes[2], slim = p <= SLIM, wide = slim ? STRIP : BROAD, tall = slim ? p : HIGH;
+    for (int64_t x = 0; x < q; x += wide)
+        for (int64_t y = 0; y < p; y += tall) {
+            const int64_t high = y + tall < p ? tall : p - y, broad = x + wide < q ? wide : q - x;
+            memset(sums, 0, (size_t)(high * wide) * sizeof *sums);
+            if (slim) strips(left, right, sizes, bounds, weights, room, x, broad, sums, wide);
+            else tiles(left, right, sizes, bounds, weights, room, y, high, x, broad, sums, wide);
+            for (int64_t i = 0; i < high; i++)
+                for (int64_t j = 0; j < broad; j++) total[(y + i) * q + x + j] = (float)sums[i * wide + j];
         }
 }
 
 int64_t blocked_room(void) { return (HIGH + BROAD) * DEEP; } /* at least SLIM * STRIP */
+int64_t narrow_sums(void) { return HIGH * BROAD > SLIM * STRIP ? HIGH * BROAD : SLIM * STRIP; }
 
 /* e^x for x in [-87, 80], held to that range: 2^n e^r with |r| <= ln(2)/2, and Taylor's series. Not for a NaN. */
 INLINE float exponential(float x) {

@@ -47,6 +47,8 @@ Array = npt.NDArray[Any]
 Pair = tuple[int, int]
 Window = tuple[Pair, Pair, Pair]  # stride, dilation, padding
 _OPEN = np.dtype([("values", np.int64, 2), ("results", np.int64, 2), ("u", np.uint32), ("v", np.uint32)])
+EVERY = 1 << 40  # rows of a block that are added up together: all of them
+FEW_OUTPUTS = 24  # up to here `blocked` does not tell the records of a block apart
 _SUFFIX = {4: "f32", 8: "f64"}  # by the bytes of a number
 
 
@@ -162,11 +164,14 @@ class Kernels:
         self.squares = functions("squares_*", None, c_void_p, *sizes, c_void_p, c_void_p)
         self.scaled = functions("scaled_*", None, c_void_p, *sizes, *pointers)
         self.gathered = functions("gathered_*", None, c_void_p, *sizes, c_void_p, c_void_p)
+        self.gathered_narrow = function("gathered_narrow_f32", None, c_void_p, *sizes, c_void_p, c_void_p)
         self.scattered = functions("scattered_*", None, c_void_p, c_int64, c_int64, *pointers, c_void_p)
-        self._blocked, self._blocked_room = (
+        self._placed = function("placed_f32", None, c_void_p, *sizes[:2], *pointers, c_int64, *pointers)
+        self._blocked, self._narrow = (
             function("blocked_f32", None, *[c_void_p] * 7),
-            function("blocked_room", c_int64),
+            function("narrow_f32", None, *[c_void_p] * 8),
         )
+        self._room, self._sums_room = function("blocked_room", c_int64)(), function("narrow_sums", c_int64)()
         self.factors = functions("factors_*", None, c_void_p, c_int64, c_double, c_void_p)
         self.lengths = functions("lengths_*", c_int32, c_void_p, c_int64, c_int64, c_void_p)
         self._patches = functions("patches_*", None, c_void_p, c_void_p, c_int64, c_void_p)
@@ -206,16 +211,37 @@ class Kernels:
         return bool(self._key_stream(key, first, words.nbytes, words.ctypes.data))
 
     def blocked(
-        self, left: tuple[int, int], right: tuple[int, int], shape: Pair, bounds: Array, weights: Array, total: int
+        self, left: Pair, right: Pair, shape: Pair, bounds: Array, weights: Array, total: int, each: int = EVERY
     ) -> None:
         """total (p, q) += Σ_b weights_b · Σ_k left_k ⊗ right_k over the rows bounds_b ≤ k < bounds_(b+1), in float32.
 
-        left and right: address and stride of the rows. Blocks are added up in double precision.
+        left and right: address and stride of the rows. Blocks are added up in double precision. each: so many rows of a
+        block are one record's, and are added up by themselves first; only for p > FEW_OUTPUTS.
         """
-        sizes = array("q", [len(weights), *shape, left[1], right[1]])
-        room = np.empty(self._blocked_room(), np.float32)
+        sizes = array("q", [len(weights), *shape, left[1], right[1], each])
+        room = np.empty(self._room, np.float32)
         tables = sizes.buffer_info()[0], bounds.ctypes.data, weights.ctypes.data, room.ctypes.data
         self._blocked(left[0], right[0], *tables, total)
+
+    def narrow(
+        self, left: Pair, right: Pair, shape: Pair, bounds: Array, weights: Array, total: int, each: int = EVERY
+    ) -> None:
+        """total (p, q) ← the same sum, rounded once to float32."""
+        sizes = array("q", [len(weights), *shape, left[1], right[1], each])
+        room, sums = np.empty(self._room, np.float32), np.empty(self._sums_room)
+        tables = sizes.buffer_info()[0], bounds.ctypes.data, weights.ctypes.data, room.ctypes.data
+        self._narrow(left[0], right[0], *tables, sums.ctypes.data, total)
+
+    def placed(self, rows: int, shape: Sequence[int], place: int, owner: int, weight: int, total: Tensor) -> None:
+        """total (size, d) ← Σ weight[owner_j] · rows_j by place_j, in double precision, rounded once to float32.
+
+        rows, place, owner, weight: addresses. shape: of the rows, (n, d).
+        """
+        if bool(total.shape[1] != shape[1]) or not total.is_contiguous():
+            raise ValueError("rows and total differ in their columns, or the total is not contiguous")
+        room, sums = np.empty(len(total) + 1 + shape[0], np.int64), np.empty(shape[1])
+        to = room.ctypes.data, sums.ctypes.data, total.data_ptr()
+        self._placed(rows, *shape, place, owner, weight, len(total), *to)
 
     def largest(self, parts: Parts) -> float:
         """The largest magnitude: NaN if there is one, 0 if there is none."""

@@ -110,8 +110,9 @@ class Method:
     bounded_by: ClassVar[str] = (
         "the engine clips every record; which record an activation belongs to follows from the program of each pass, "
         "or is measured; wherever the program is new the gradients are compared with plain autograd and the records "
-        "are tested for interaction: regrouped, reordered, in a larger batch, beside a changed one; one that no "
-        "operation shows and that occurs only in batches unlike those tested would be missed"
+        "are tested for interaction (regrouped, reordered, beside a changed one), and so is every "
+        "batch in which the model reads a value, or asks for a number of rows, that was not tested before: what its "
+        "code makes of these is tested, not proven"
     )
 
     purpose: ClassVar[str] = "gradient"

@@ -177,7 +177,7 @@ class RecordGradients:
         rows, keys = self.rows(indices, batch.step), indices if rising(indices) else None
         return clipped_sum(
             self.model, self.loss, rows, self.clipping, iterates=iterates, pool=self.pool, assurance=self.assurance,
-            keys=keys, shards=self.shards,
+            keys=keys, shards=self.shards, narrow=len(indices) == len(batch),
         )  # fmt: skip
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
