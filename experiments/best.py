@@ -1,12 +1,11 @@
 """The recipes behind `sordino train --dataset NAME --epsilon ε`, written from result files.
 
-    python experiments/best.py            write src/sordino/recipes/best/NAME.toml
-    python experiments/best.py --check    exit 1 where a recipe is not what the results say
+    python experiments/best.py            write src/sordino/recipes/best/NAME.toml, and the table in README.md
+    python experiments/best.py --check    exit 1 where a recipe or the table is not what the results say
 
 For every dataset the methods that are named here, each at the ε at which it was run: its recipe, the number of seeds,
-the mean test accuracy and its standard deviation. A method that stands later takes an ε from those before it. That
-the 600 steps take Fashion-MNIST's ε = 3 was decided after both test accuracies were known, so that one choice (of two)
-leans optimistic.
+the mean test accuracy and its standard deviation. A method that stands later takes an ε from those before it. The order
+was decided by held-out training rows (experiments/results/heads_*.json), before the later methods saw a test row.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ ROOT = Path(__file__).parents[1]
 RESULTS, FOLDER = ROOT / "experiments" / "results", ROOT / "src" / "sordino" / "recipes" / "best"
 CHOSEN = {
     "fashion-mnist": (
-        ("compare_fashion_mnist.json", "whitened scattering, linear"),
-        ("fashion_mnist_scattering_linear.json", "scattering, linear, 600 steps"),
+        ("compare_fashion_mnist_scattering.json", "whitened scattering, linear"),
+        ("compare_fashion_mnist.json", "patches, linear"),
     ),
-    "mnist": (("compare_mnist.json", "whitened scattering, linear"),),
-    "cifar10": (("compare_cifar10.json", "EfficientNet-Lite0 features, linear"),),
-    "imdb": (("compare_imdb.json", "MiniLM features, linear"),),
+    "mnist": (("compare_mnist.json", "patches, linear"),),
+    "cifar10": (("compare_cifar10.json", "patches, linear"),),
+    "imdb": (("compare_imdb.json", "words, linear"),),
     "adult": (("compare_adult.json", "linear"),),
 }
 
@@ -50,9 +49,9 @@ def measured(name: str, method: str) -> Iterator[dict[str, Any]]:
             "spread": document["spread"], "recipe": recipe,
         }  # fmt: skip
         return
-    (described,) = [one for one in document["methods"] if one["name"] == method]
+    described = next((one for one in document["methods"] if one["name"] == method), None)
     for row in document["table"]:
-        if row["method"] == method and row["seeds"]:
+        if described is not None and row["method"] == method and row["seeds"]:
             yield {
                 **about, "assumes": described["assumes"], "epsilon": row["epsilon"], "delta": document["delta"],
                 "relation": document["relation"], "accuracy": row["mean"], "seeds": row["seeds"],
@@ -71,6 +70,50 @@ def best(dataset: str) -> str | None:
     return "# Written by experiments/best.py; accuracies are on the test rows.\n" + tomli_w.dumps({"known": known})
 
 
+BEGIN, END = "<!-- best:begin -->", "<!-- best:end -->"
+
+
+def plain(dataset: str) -> str:
+    """The accuracy without privacy, of the comparisons' files; the best where there are several."""
+    found = []
+    for name, _ in CHOSEN[dataset]:
+        document = json.loads((RESULTS / name).read_text(encoding="utf8")) if (RESULTS / name).exists() else {}
+        kinds = {one["name"]: one["kind"] for one in document.get("methods", [])}
+        found += [r for r in document.get("table", []) if kinds.get(r.get("method")) == "plain" and r["seeds"]]
+    return _cell(max(found, key=lambda r: float(r["mean"]))) if found else "–"
+
+
+def _cell(row: dict[str, Any]) -> str:
+    mean, spread = float(row["mean"] if "mean" in row else row["accuracy"]), row.get("spread")
+    return f"{100 * mean:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}") + f" ({row['seeds']})"
+
+
+def overview() -> str:
+    """The table of README.md: for every dataset the best recipe known at each ε, and what it assumes."""
+    rows, epsilons = [], (0.5, 1.0, 2.0, 3.0, 8.0)
+    for dataset in CHOSEN:
+        text = best(dataset)
+        known = {one["epsilon"]: one for one in tomllib.loads(text)["known"]} if text else {}
+        if not known:
+            continue
+        first = min(known.values(), key=lambda one: abs(one["epsilon"] - 1))
+        cells = [_cell(known[e]) if e in known else "–" for e in epsilons]
+        rows.append([dataset, *cells, plain(dataset), f"{first['method']}: {first['assumes']}"])
+    head = [
+        "test accuracy in % (seeds)",
+        *(f"ε = {e:g}" for e in epsilons),
+        "no privacy, same features",
+        "how (at ε = 1)",
+    ]
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def with_overview(text: str) -> str:
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n{overview()}\n{END}{rest.split(END)[1]}"
+
+
 def main() -> int:
     check, wrong = "--check" in sys.argv[1:], False
     for dataset in CHOSEN:
@@ -82,6 +125,11 @@ def main() -> int:
         else:
             FOLDER.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf8")
+    readme = ROOT / "README.md"
+    if check:
+        wrong |= with_overview(readme.read_text(encoding="utf8")) != readme.read_text(encoding="utf8")
+    else:
+        readme.write_text(with_overview(readme.read_text(encoding="utf8")), encoding="utf8")
     return int(wrong)
 
 

@@ -62,7 +62,7 @@ def sizes(document: Mapping[str, Any]) -> str:
         f"{s:.3f} at ε = {e:g}" for e, s in sorted({(r["target_epsilon"], r["noise_multiplier"]) for r in tested})
     )
     return (
-        f"{document['title']}; {first['records']:,} records, {document['epochs']:g} epochs, {first['steps']} steps, "
+        f"{document['title']}; {first['records']:,} records, {first['epochs']:.3g} epochs, {first['steps']} steps, "
         f"expected batch {document['expected_batch']}, δ = {first['delta']:g}, {first['relation']}, Poisson "
         f"sampling, noise multiplier {sigma}. {document['notes']}. {len(runs)} runs, "
         f"{sum(run['held_out'] for run in runs)} of them to choose step sizes; "

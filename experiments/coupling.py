@@ -8,8 +8,8 @@ probe on frozen MiniLM sentence embeddings. A twentieth or a fifth of the traini
 
     NonPriv       SGD on all training rows                     FullPriv   DP-SGD with all training rows private
     OnlyPub       SGD on the public rows                       OnlyPriv   DP-SGD on the private rows
-    AdaMix        α = ½, clipped at the 0.9 quantile of public norms
-    DPMD          α = 1 − cos(πt/2T)
+    AdaMix        α = ½, clipped at the 0.9 quantile of public norms; without or with its projection of the last layer
+    DPMD          α = 1 − cos(πt/2K), K in units of the number of steps T
     Coupling      the α of equation (5), or a constant one where that was better on held-out rows
     MSE           the least-error rule over a horizon, private gradients scaled back
     Coupling+, MSE+   the same after a warm-up of twice as many steps on public rows
@@ -19,10 +19,10 @@ probe on frozen MiniLM sentence embeddings. A twentieth or a fifth of the traini
     DOPE          the public gradient as the centre that records are clipped around (flat), α = 0
 
 All with the same steps, batch, momentum 0.9, cosine schedule and number of public rows in a step. Step sizes (and the
-α of Coupling, the horizon of MSE, the clip norm of DOPE) are chosen in shorter runs (2.5 epochs for 4), judged on a
-twelfth of the training rows, held out, with the noise of seed 0 at r_pub = 0.05: doubled while that helps, else halved
-while that helps. Never on test rows; those runs are in the file. A run whose public gradient overflows counts as
-accuracy 0.
+α of Coupling, the horizon of MSE, the clip norm of DOPE, the directions of AdaMix, the K of DPMD) are chosen in shorter
+runs (2.5 epochs for 4), judged on a twelfth of the training rows, held out, with the noise of seed 0 at r_pub = 0.05:
+doubled while that helps, else halved while that helps. Never on test rows; those runs are in the file. A run whose
+public gradient overflows counts as accuracy 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -94,13 +94,16 @@ class Part:
 
 
 # A clipped gradient is short, so it takes step sizes of its own: a public one, which is not clipped, diverges at them.
-# Variants: α of Coupling (−1: equation 5), H of MSE, clip norm of DOPE.
+# Variants: α of Coupling (−1: equation 5), H of MSE, clip norm of DOPE, K/T of DPMD, directions that AdaMix keeps
+# of the last layer's released gradient (0: all of them).
 PARTS = {
     "mnist": Part(
         "mnist", "none", "mnist-cnn", 4.0, 500, 100,
         {
-            "NonPriv": {0: 0.05}, "OnlyPub": {0: 0.05}, "OnlyPriv": {0: 1.0}, "AdaMix": {0: 0.05}, "DPMD": {0: 0.1},
-            "OnlyPriv+": {0: 0.25}, "AdaMix+": {0: 0.05}, "DPMD+": {0: 0.1}, "DOPE+": {8: 0.025, 2: 0.05},
+            "NonPriv": {0: 0.05}, "OnlyPub": {0: 0.05}, "OnlyPriv": {0: 1.0},
+            "AdaMix": {0: 0.05, 5: 0.05}, "DPMD": {1: 0.1, 2: 0.2},
+            "OnlyPriv+": {0: 0.25}, "AdaMix+": {0: 0.05, 5: 0.05}, "DPMD+": {1: 0.1, 2: 0.2},
+            "DOPE+": {8: 0.025, 2: 0.05},
             "Coupling": {0.03: 0.25, -1: 0.2}, "MSE": {100: 0.05}, "DOPE": {8: 0.05, 2: 0.1, 0.5: 0.2},
             "Coupling+": {0.03: 0.5}, "MSE+": {100: 0.05},
         },
@@ -108,8 +111,9 @@ PARTS = {
     "cifar10": Part(
         "cifar10", "efficientnet-lite0", "linear", 10.0, 1000, 200,
         {
-            "NonPriv": {0: 0.1}, "OnlyPub": {0: 0.1}, "OnlyPriv": {0: 0.5}, "AdaMix": {0: 0.1}, "DPMD": {0: 0.2},
-            "OnlyPriv+": {0: 0.4}, "AdaMix+": {0: 0.1}, "DPMD+": {0: 0.4}, "DOPE+": {4: 0.05, 1: 0.1},
+            "NonPriv": {0: 0.1}, "OnlyPub": {0: 0.1}, "OnlyPriv": {0: 0.5},
+            "AdaMix": {0: 0.1, 5: 0.1}, "DPMD": {1: 0.2, 2: 0.4},
+            "OnlyPriv+": {0: 0.4}, "AdaMix+": {0: 0.1, 5: 0.1}, "DPMD+": {1: 0.4, 2: 0.4}, "DOPE+": {4: 0.05, 1: 0.1},
             "Coupling": {0.1: 0.4, -1: 0.2}, "MSE": {100: 0.1, 10: 0.1}, "DOPE": {4: 0.1, 1: 0.1},
             "Coupling+": {0.1: 0.4}, "MSE+": {100: 0.1},
         },
@@ -117,8 +121,9 @@ PARTS = {
     "imdb": Part(
         "imdb-texts", "minilm", "linear", 10.0, 1000, 200,
         {
-            "NonPriv": {0: 4.0}, "OnlyPub": {0: 4.0}, "OnlyPriv": {0: 4.0}, "AdaMix": {0: 4.0}, "DPMD": {0: 4.0},
-            "OnlyPriv+": {0: 4.0}, "AdaMix+": {0: 4.0}, "DPMD+": {0: 4.0}, "DOPE+": {0.5: 4.0, 0.1: 4.0},
+            "NonPriv": {0: 4.0}, "OnlyPub": {0: 4.0}, "OnlyPriv": {0: 4.0},
+            "AdaMix": {0: 4.0}, "DPMD": {1: 4.0, 2: 4.0},
+            "OnlyPriv+": {0: 4.0}, "AdaMix+": {0: 4.0}, "DPMD+": {1: 4.0, 2: 4.0}, "DOPE+": {0.5: 4.0, 0.1: 4.0},
             "Coupling": {0.1: 4.0, -1: 4.0}, "MSE": {100: 4.0, 10: 4.0}, "DOPE": {0.5: 4.0, 0.1: 4.0},
             "Coupling+": {0.1: 4.0}, "MSE+": {100: 4.0},
         },
@@ -181,12 +186,12 @@ def splits(name: str, share: float, held_out: bool, seed: int = 0) -> tuple[data
     return public, drop_shared_rows(public, private), measured
 
 
-def rule_of(job: Job) -> Rule:
+def rule_of(job: Job, steps: int) -> Rule:
     match job.column.rstrip("+"):
         case "AdaMix":
             return AdaMix()
         case "DPMD":
-            return DPMD()
+            return DPMD(round(job.variant * steps) if job.variant else None)
         case "Coupling":
             return Equation5() if job.variant < 0 else Constant(job.variant)
         case "MSE":
@@ -269,7 +274,10 @@ def with_privacy(job: Job, model: nn.Module, public: data.Split, private: data.S
             options |= {"clipping": FlatClip(job.variant)}
         plan = calibrated(public, options | {"centring": plain == "DOPE"})
         warm_up = WarmUp(WARM_UP * steps, part.first["OnlyPub"][0] / 2) if job.column.endswith("+") else None
-        use = PublicUse(public, rule=rule_of(job), expected_batch=part.public_batch, warm_up=warm_up, seed=job.seed)
+        use = PublicUse(
+            public, rule=rule_of(job, steps), expected_batch=part.public_batch, warm_up=warm_up, seed=job.seed,
+            projection=int(job.variant) or None if plain == "AdaMix" else None,
+        )  # fmt: skip
     found = train(model, LOSS, rows, plan, optimizer=torch.optim.SGD, lr=job.lr, settings=settings, public=use)
     last = found.metrics[-1]
     return plan, {"steps": steps} | {key: last[key] for key in ("alpha", "private_scale") if key in last}
@@ -329,12 +337,13 @@ def jobs(
     seeds: int,
     epochs: float,
     redrawn: bool = False,
+    shares: Sequence[float] = SHARES,
 ) -> Iterator[Job]:
     for column in dict.fromkeys(TUNED_AS.get(column, column) for column in columns):
         yield from search(part, runs, column, epochs)
     for seed in range(seeds):
         for column in columns:
-            for share in SHARES[:1] if column in WITHOUT_SHARE else SHARES:
+            for share in shares[:1] if column in WITHOUT_SHARE else shares:
                 lr, variant = tuned(runs, column, epochs)
                 yield Job(part, column, share, lr, variant, seed, epochs, held_out=False, redrawn=redrawn)
 
@@ -343,7 +352,7 @@ def table(runs: Mapping[str, Mapping[str, Any]], epochs: float) -> list[dict[str
     """Mean and spread over the seeds, for each column and share."""
     rows = []
     for column in COLUMNS:
-        for share in SHARES:
+        for share in sorted({r["share"] for r in runs.values() if not r["held_out"]}):
             found = [
                 r for r in runs.values()
                 if not r["held_out"] and (r["column"], r["share"], r["epochs"]) == (column, share, epochs)
@@ -365,12 +374,18 @@ def table(runs: Mapping[str, Mapping[str, Any]], epochs: float) -> list[dict[str
 
 
 def work(
-    part: str, out: Path, columns: tuple[str, ...], seeds: int, epochs: float | None, redrawn: bool = False
+    part: str,
+    out: Path,
+    columns: tuple[str, ...],
+    seeds: int,
+    epochs: float | None,
+    redrawn: bool = False,
+    shares: Sequence[float] = SHARES,
 ) -> None:
     """Makes what is not in the file yet; the file is whole after every run."""
     runs: dict[str, Any] = json.loads(out.read_text("utf8"))["runs"] if out.exists() else {}
     length = PARTS[part].epochs if epochs is None else epochs
-    for job in jobs(part, runs, columns, seeds, length, redrawn):
+    for job in jobs(part, runs, columns, seeds, length, redrawn, shares):
         if job.key in runs:
             continue
         runs[job.key] = run(job) | {"commit": COMMIT}
@@ -397,6 +412,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=float)
     parser.add_argument("--only-columns", nargs="+", choices=COLUMNS, default=COLUMNS)
     parser.add_argument("--redraw", action="store_true", help="draw the public rows anew for every seed (another file)")
+    parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="r_pub; settings are those of 0.05")
     options = parser.parse_args()
     torch.set_num_threads(1)
     name = f"coupling_{options.part}{'_redrawn' if options.redraw else ''}.json"
@@ -406,7 +422,8 @@ def main() -> None:
 
         measure(options.out)
     else:
-        work(options.part, options.out, tuple(options.only_columns), options.seeds, options.epochs, options.redraw)
+        work(options.part, options.out, tuple(options.only_columns), options.seeds, options.epochs, options.redraw,
+             tuple(options.shares))  # fmt: skip
 
 
 if __name__ == "__main__":

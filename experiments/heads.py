@@ -45,10 +45,16 @@ def noise_of(epsilon: float, records: int, batch: int, steps: int) -> float:
     return plan.noise.noise_multiplier
 
 
-def trained(rows: Tensor, targets: Tensor, classes: int, setting: dict[str, Any]) -> tuple[Tensor, float]:
-    """(weights (d + 1, classes), noise multiplier): clipped, noisy momentum SGD with an average of the iterates."""
+def trained(
+    rows: Tensor, targets: Tensor, classes: int, setting: dict[str, Any], sigma: float | None = None
+) -> tuple[Tensor, float]:
+    """(weights (d + 1, classes), noise multiplier): clipped, noisy momentum SGD with an average of the iterates.
+
+    sigma: another noise multiplier than that of a plan with these rows.
+    """
     batch, steps, clip = int(setting["batch"]), int(setting["steps"]), setting["clip"]
-    sigma = noise_of(setting["epsilon"], len(rows), batch, steps)
+    if sigma is None:
+        sigma = noise_of(setting["epsilon"], len(rows), batch, steps)
     generator = torch.Generator().manual_seed(int(setting["seed"]))
     wanted = torch.nn.functional.one_hot(targets, classes).float()
     lengths = rows.square().sum(1) + 1
@@ -59,7 +65,7 @@ def trained(rows: Tensor, targets: Tensor, classes: int, setting: dict[str, Any]
         error = torch.softmax(x @ weights[:-1] + weights[-1], 1) - wanted[at : at + batch]
         norms = (error.square().sum(1) * lengths[at : at + batch]).sqrt()
         error *= (clip / norms.clamp(min=clip))[:, None]
-        total = torch.cat([x.T @ error, error.sum(0, keepdim=True)])
+        total = torch.cat([(error.T @ x).T, error.sum(0, keepdim=True)])  # x.T @ error takes ten times as long
         total += sigma * clip * torch.randn(total.shape, generator=generator)
         momentum = MOMENTUM * momentum + total / batch
         weights = weights - setting["lr"] * momentum

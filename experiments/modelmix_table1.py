@@ -1,6 +1,6 @@
 """Table 1 of Xiao et al. (ModelMix), Fashion-MNIST, with the settings and 800 steps of its Appendix E; one JSON.
 
-    python experiments/modelmix_table1.py [--seeds 0 1 2] [--part 1/2] --out experiments/results/modelmix_table1.json
+    python experiments/modelmix_table1.py [--seeds 0 1 2] [--epsilons 1 0.2] [--arms dpsgd] [--part 1/2]
 
 Scattering features with group normalisation (27 groups: costs no privacy; the paper spends ε = 0.695 on data
 normalisation, in its own table), the same small CNN, q = 8192/60000, 800 steps, δ = 1e-5, add-remove, true Poisson
@@ -20,7 +20,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +92,12 @@ def run(arm: str, epsilon: float, seed: int) -> dict[str, Any]:
     }
 
 
-def jobs(seeds: list[int]) -> Iterator[tuple[str, float, int]]:
+def jobs(
+    seeds: list[int], epsilons: Sequence[float] = EPSILONS, arms: Sequence[str] = ARMS
+) -> Iterator[tuple[str, float, int]]:
     for seed in seeds:
-        for epsilon in EPSILONS:
-            for arm in ARMS:
+        for epsilon in epsilons:
+            for arm in arms:
                 yield arm, epsilon, seed
 
 
@@ -124,11 +126,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "modelmix_table1.json")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS, choices=EPSILONS)
+    parser.add_argument("--arms", nargs="+", default=ARMS, choices=ARMS)
     parser.add_argument("--part", default="1/1", help="i/n: the i-th of n processes takes every n-th run")
     arguments = parser.parse_args()
     part, parts = (int(word) for word in arguments.part.split("/"))
     started = time.monotonic()
-    for number, (arm, epsilon, seed) in enumerate(jobs(arguments.seeds)):
+    for number, (arm, epsilon, seed) in enumerate(jobs(arguments.seeds, arguments.epsilons, arguments.arms)):
         key = f"{arm} ε={epsilon:g} seed={seed}"
         if number % parts != part - 1 or key in read_runs(arguments.out):
             continue

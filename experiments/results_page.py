@@ -20,7 +20,9 @@ RESULTS, PAGE = ROOT / "experiments" / "results", ROOT / "experiments" / "RESULT
 ENGINE = (
     "2026-11-17"  # sums in double precision, rows followed by version: trainings before this day used another engine
 )
-NO_TRAINING = ("allocation", "hidden_state_figures", "kernel_errors", "modelmix_fig3", "modelmix_theory")
+NO_TRAINING = (
+    "allocation", "coupling_table6", "hidden_state_figures", "kernel_errors", "mac_fig4", "modelmix_fig3",
+)  # fmt: skip
 
 Document = Mapping[str, Any]
 
@@ -40,6 +42,18 @@ def day(document: Document) -> str | None:
 def older(name: str, document: Document) -> bool:
     """Whether trainings of this file ran on an earlier engine. Runs that name their own commit count by themselves."""
     return name not in NO_TRAINING and (day(document) or "") < ENGINE
+
+
+def seconds(part: Any) -> float:
+    """What the runs of a file took, by their own entries (core seconds where they have them)."""
+    if isinstance(part, list):
+        return sum(map(seconds, part))
+    if not isinstance(part, dict):
+        return 0.0
+    for key in ("core_seconds", "seconds"):
+        if isinstance(part.get(key), int | float):
+            return float(part[key])
+    return sum(seconds(value) for key, value in part.items() if key not in ("table", "summary"))
 
 
 def percent(mean: float | None, spread: float | None = None) -> str:
@@ -206,6 +220,63 @@ def settings(document: Document) -> str:
     return table(["row", "test accuracy, %", "steps", "noise multiplier", "setting"], rows)
 
 
+def table6(document: Document) -> str:
+    rows = [
+        [r["set"], f"{r['records']:,}", f"{r['epsilon']:.4f}", f"{r['small_delta']:.2e}", f"{r['printed']:g}",
+         f"{r['small_delta_epsilon']:.4f}"]
+        for r in document["rows"]
+    ]  # fmt: skip
+    heads = ["set", "private records", "ε at δ = 1e-5", "δ = n^(−1.1)", "ε printed there", "ε accounted there"]
+    return table(heads, rows)
+
+
+def heads(document: Document) -> str:
+    """A search on held-out training rows: the best trial of each ε and feature map."""
+    best: dict[tuple[float, str], Mapping[str, Any]] = {}
+    for trial in document["trials"].values():
+        key = (trial["epsilon"], trial["recipe"])
+        if key not in best or trial["held_out_accuracy"] > best[key]["held_out_accuracy"]:
+            best[key] = trial
+    rows = [
+        [f"{epsilon:g}", recipe, f"{t['steps']:g}", f"{t['batch']:g}", f"{t['clip']:g}", f"{t['lr']:g}",
+         f"{t['average']:g}", percent(t["held_out_accuracy"])]
+        for (epsilon, recipe), t in sorted(best.items())
+    ]  # fmt: skip
+    trials = document["trials"].values()
+    said = (
+        f"{len(trials)} trials, {sum(t['core_seconds'] for t in trials) / 60:.0f} core-minutes; trained on "
+        f"{document['trained_on']:,} rows and judged on {document['held_out']:,} others of the *training* split. Had "
+        f"the rows been private, looking at all trials would have cost about √{len(trials)} times ε; `sordino sweep "
+        "--pay` chooses for two to three times ε. Best of each feature map and ε:"
+    )
+    names = ["ε", "features", "steps", "batch", "clip", "lr", "average", "held-out accuracy, %"]
+    return said + "\n\n" + table(names, rows)
+
+
+def resolutions(document: Document) -> str:
+    rows = [[f"{r['resolution']}", percent(r["mean"]), f"{r['milliseconds_per_image']:g}"] for r in document["found"]]
+    said = (
+        f"EfficientNet-Lite0's features of CIFAR-10 without privacy: ridge regression on {document['rows']:,} training "
+        f"rows, judged on {document['judged']:,} others of the training split (the penalty is the best on those)."
+    )
+    return said + "\n\n" + table(["pixels", "held-out accuracy, %", "core ms for an image"], rows)
+
+
+def searched_features(document: Document) -> str:
+    """The maps that were compared, and the earlier trials."""
+    rows = [
+        [t["dataset"], ", ".join(f"{k} {v}" for k, v in t["features"].items() if k != "name"), f"{t['rows']:,}",
+         str(t["dimensions"]), *(percent(t["held_out_accuracy"][e]) for e in ("1", "3"))]
+        for t in document["trials"].values()
+    ]  # fmt: skip
+    said = (
+        f"{len(rows)} maps, on few training rows with the noise that all records would have, and "
+        f"{len(document['earlier'])} earlier trials of scratch versions (in the file). Test rows were not read."
+    )
+    heads = ["dataset", "patches", "rows", "dimensions", "held out, ε = 1, %", "held out, ε = 3, %"]
+    return said + "\n\n" + table(heads, rows)
+
+
 def plain(document: Document) -> str:
     """The numbers and notes of a file that has no table of accuracies."""
     left = ("command", "commit", "torch", "written", "origin_note", "environment", "sources", "note")
@@ -221,9 +292,13 @@ def figures(name: str, document: Document) -> str:
     """What a file found, as Markdown."""
     shown: dict[str, Callable[[Document], str]] = {
         "hidden_state": hidden_state, "mac": mac, "audit": audits, "bias_audit": audits,
+        "coupling_table6": table6, "feature_search": searched_features,
+        "frozen_resolution": resolutions,
         "coupling_monotonicity": monotonicity, "fashion_mnist_scattering_linear": one_recipe,
         "correlated": ways, "optimizers": optimizers, "full_batch": settings,
     }  # fmt: skip
+    if name.startswith("heads_"):
+        return heads(document)
     if name in shown:
         return shown[name](document)
     if "differences" in document and "methods" in document:
@@ -242,7 +317,9 @@ def section(path: Path) -> str:
     )
     parts = [f"## [{name}.json](results/{name}.json)", origin]
     if older(name, document):
-        parts.append("**Older than today's engine**: measured before it, to be run again.")
+        took = seconds(document)
+        cost = f": about {max(took / 60, 1):.0f} minutes of a core, by what its runs took" if took else ""
+        parts.append(f"**Older than today's engine**: measured before it; not run again for lack of time{cost}.")
     if document.get("note"):
         parts.append(f"*{document['note']}*")
     return "\n\n".join([*parts, figures(name, document)])

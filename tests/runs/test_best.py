@@ -22,6 +22,9 @@ def test_the_recipes_are_what_the_comparisons_found() -> None:
     for dataset in best.CHOSEN:
         text, path = best.best(dataset), best.FOLDER / f"{dataset}.toml"
         assert (path.read_text(encoding="utf8") if path.exists() else None) == text, "run: python experiments/best.py"
+    readme = (ROOT / "README.md").read_text(encoding="utf8")
+    assert best.with_overview(readme) == readme, "run: python experiments/best.py"
+    assert f"| {best_names()[0]} |" in readme
 
 
 @pytest.mark.parametrize("dataset", best_names())

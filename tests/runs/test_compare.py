@@ -118,6 +118,21 @@ def test_the_command_makes_a_page_from_the_json_alone(
     assert "'quick'" in capsys.readouterr().err
 
 
+def test_what_is_there_is_collected_and_nothing_is_run(suite: Path, tmp_path: Path, here: list[str]) -> None:
+    out = tmp_path / "out"
+    whole, part = Suite.read(suite), Suite.read(suite)
+    part = replace(part, epsilons=(3.0,), methods=(part.methods[0], part.methods[2]))
+    with pytest.raises(InputError, match="nothing to collect"):
+        run_suite(whole, out, command="sordino compare suite.toml", collect=True)
+    run_suite(part, out, command="sordino compare suite.toml --epsilon 3 --only slow open")
+    assert len(here) == 2
+    document = run_suite(whole, out, command="sordino compare suite.toml", collect=True)
+    assert len(here) == 2
+    assert (len(document["runs"]), document["planned"], document["complete"]) == (2, 5, False)
+    assert [(row["method"], row["epsilon"]) for row in document["table"]] == [("slow", 3.0), ("open", None)]
+    assert json.loads((out / "compare.json").read_text())["planned"] == 5
+
+
 def test_a_run_is_a_process_of_its_own_and_one_that_dies_is_told(
     suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

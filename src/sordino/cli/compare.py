@@ -46,6 +46,7 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="runs at a time, each on one core (default: 1)"
     )
+    parser.add_argument("--collect", action="store_true", help="run nothing: the result of the runs that are there")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/NAME-compare")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the datasets are (default: $SORDINO_DATA)")
     add_code(parser)
@@ -63,8 +64,9 @@ def _compare(arguments: argparse.Namespace) -> int:
     out = arguments.out or Path("runs") / f"{arguments.suite.stem}-compare"
     with _shown(arguments) as show:
         document = run_suite(
-            suite, out, command=_command(arguments), jobs=arguments.jobs, data_dir=arguments.data_dir, show=show
-        )
+            suite, out, command=_command(arguments), jobs=arguments.jobs, data_dir=arguments.data_dir, show=show,
+            collect=arguments.collect,
+        )  # fmt: skip
     failed = [run for run in document["runs"] if "error" in run]
     rows = {"result": str(out / RESULT), "page": str(out / PAGE)}
     if failed:

@@ -94,12 +94,23 @@ def standardised(words: WordVectors) -> WordVectors:
     return WordVectors(words.ids, table.float())
 
 
+def glove_file(root: Path) -> Path:
+    """The file that lists the words, by their frequency, from the first layout that is in `root`."""
+    text = next((root / name for name in TEXTS if (root / name).is_file()), None)
+    if text is None and (root / TABLE).is_file() and (root / INDEX).is_file():
+        return root / INDEX
+    if text is None:
+        raise InputError(
+            f"no GloVe vectors in {root}: put {TEXTS[0]} there (glove.6B.zip of nlp.stanford.edu/projects/glove), or "
+            f"set {VARIABLE} (or --data-dir) to the folder that holds it"
+        )
+    return text
+
+
 def read_glove(root: Path, words: int = 30_000) -> WordVectors:
     """The vectors of the `words` most frequent words, from the first layout found in `root`."""
-    text = next((root / name for name in TEXTS if (root / name).is_file()), None)
-    if text is not None:
-        return _vectors(*_read_text(text, words))
-    if (root / TABLE).is_file() and (root / INDEX).is_file():
+    found = glove_file(root)
+    if found == root / INDEX:
         try:
             table = np.load(root / TABLE, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError, MemoryError, SyntaxError, OverflowError) as error:
@@ -108,10 +119,7 @@ def read_glove(root: Path, words: int = 30_000) -> WordVectors:
         if table.ndim != 2 or len(table) != len(index) or table.dtype.kind != "f" or not len(table):
             raise InputError(f"{root / TABLE}: shape {table.shape} does not fit the {len(index):,} words of {INDEX}")
         return _vectors(index[:words], np.array(table[:words], dtype=np.float32))
-    raise InputError(
-        f"no GloVe vectors in {root}: put {TEXTS[0]} there (glove.6B.zip of nlp.stanford.edu/projects/glove), or set "
-        f"{VARIABLE} (or --data-dir) to the folder that contains it"
-    )
+    return _vectors(*_read_text(found, words))
 
 
 def _vectors(words: Sequence[str], vectors: np.ndarray) -> WordVectors:

@@ -43,6 +43,7 @@ STAGES = (
 )
 STEM, CLASSES = 32, 1000
 _EPSILON = 1e-3  # of batch normalisation, in TensorFlow's models
+_AT_ONCE = 4  # images in one pass: their maps stay in the cache, which halves the time
 
 
 class Same(nn.Conv2d):
@@ -152,8 +153,8 @@ def embed(network: EfficientNetLite0, images: Tensor, resolution: int) -> Tensor
         )
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
     out = images.new_empty(len(images), FEATURES)
-    for start in range(0, len(images), 32):
-        pixels = ((images[start : start + 32] * std + mean) * 255 - 127) / 128
+    for start in range(0, len(images), _AT_ONCE):
+        pixels = ((images[start : start + _AT_ONCE] * std + mean) * 255 - 127) / 128
         part = interpolate(pixels, (resolution, resolution), mode="bicubic", align_corners=False)
-        out[start : start + 32] = network.features(part.contiguous(memory_format=torch.channels_last))
+        out[start : start + _AT_ONCE] = network.features(part.contiguous(memory_format=torch.channels_last))
     return out

@@ -12,13 +12,16 @@ import torch
 from torch import Tensor
 
 from sordino.data.files import data_directory, sha256_of_file
+from sordino.data.glove import glove_file, read_glove
 from sordino.errors import InputError, did_you_mean
 from sordino.features import efficientnet, minilm
+from sordino.features.bag import WordBag, by_rank
 from sordino.features.cache import cached
 from sordino.features.normalise import group_normalise, low_frequencies, record_normalise
+from sordino.features.patches import Patches
 from sordino.features.published import one_file
 from sordino.features.scattering import Scattering2D
-from sordino.features.synthetic import whitening
+from sordino.features.synthetic import Whitening, whitening
 from sordino.features.words import OPTIONS
 
 _PUBLISHED = {  # where the weights are, and the function that embeds with them
@@ -28,6 +31,7 @@ _PUBLISHED = {  # where the weights are, and the function that embeds with them
 PART = 5000  # records of a published network that are stored in one file: a killed run continues from the last part
 _NORMALISE = ("none", "group")
 _RECORD = ("none", "record")
+_PATCHES = ("side", "atoms", "grid", "threshold", "soften", "mirror")
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ class Extractor:
     data_dir: Path | None = None  # where the published networks are
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        return _numbers(inputs) if self.spec["name"] == "none" else self._last(self._maps(inputs), inputs.shape[1:])
+        return (
+            _numbers(inputs) if self.spec["name"] == "none" else self._last(self._maps(inputs), inputs.shape[1:], None)
+        )
 
     def _maps(self, inputs: Tensor) -> Tensor:
         function = self._function()
@@ -63,8 +69,22 @@ class Extractor:
                 return partial(efficientnet.embed, network, resolution=self.spec["resolution"])
             case "minilm":
                 return partial(minilm.read(data_directory(self.data_dir)).embed, tokens=self.spec["tokens"])
+            case "word-bag":
+                return self._bag()
+            case "patches":
+                return self._patches
             case _:
                 return self._scattered
+
+    def _bag(self) -> WordBag:
+        weights = {}
+        if "ranks" in self.spec:
+            weights = by_rank(read_glove(data_directory(self.data_dir)).ids, self.spec["ranks"])
+        return WordBag(self.spec["dimensions"], self.spec["power"], weights)
+
+    def _patches(self, images: Tensor) -> Tensor:
+        maps = Patches(**{key: self.spec[key] for key in _PATCHES})(images)
+        return maps if self.spec["power"] == 1 else maps ** self.spec["power"]  # maps are not negative
 
     def _scattered(self, images: Tensor) -> Tensor:
         maps = Scattering2D(self.spec["J"], self.spec["L"])(images)
@@ -72,13 +92,24 @@ class Extractor:
             maps = maps.sign() * maps.abs() ** self.spec["power"]
         return group_normalise(maps, self.spec["groups"]) if self.spec["normalise"] == "group" else maps
 
-    def _last(self, maps: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def _last(self, maps: Tensor, shape: tuple[int, ...], folder: Path | None) -> Tensor:
         if self.whiten is not None:
             plain = replace(self, whiten=None)
-            return whitening(plain, tuple(shape), self.whiten)(plain._last(maps, shape))
+            return self._whitening(plain, tuple(shape), folder)(plain._last(maps, shape, folder))
         if self.alone:
             return record_normalise(maps)
         return maps if self.frequencies is None else low_frequencies(maps, self.frequencies)
+
+    def _whitening(self, plain: Extractor, shape: tuple[int, ...], folder: Path | None) -> Whitening:
+        """The map from synthetic pictures: a public constant that is kept as features are."""
+        made = {**self.spec, "map": self.whiten, "frequencies": self.frequencies}
+
+        def compute(_: Tensor) -> Tensor:
+            found = whitening(plain, shape, float(self.whiten or 0))
+            return torch.cat([found.mean[None], found.matrix])
+
+        kept = cached(compute, made, torch.zeros(shape), folder)
+        return Whitening(kept[0], kept[1:])
 
     def cached(self, inputs: Tensor, folder: Path | None, say: Callable[[str], None] | None = None) -> Tensor:
         """The features from the folder, else computed and stored there; `say` is called with the progress."""
@@ -90,8 +121,13 @@ class Extractor:
                 if say is not None:
                     say(f"{self.spec['name']}: {start:,} of {len(inputs):,} records")
                 out.append(cached(self._maps, self.spec, inputs[start : start + PART], folder))
-            return self._last(torch.cat(out), inputs.shape[1:])
-        return self._last(cached(self._maps, self.spec, inputs, folder), inputs.shape[1:])
+            return self._last(torch.cat(out), inputs.shape[1:], folder)
+        if self.spec["name"] == "word-bag":  # made in seconds, and large
+            return self._maps(inputs)
+        if self.spec["name"] == "patches":  # so many numbers that whitening them takes longer than reading them
+            made = {**self.spec, "whiten": self.whiten}
+            return cached(lambda rows: self._last(self._maps(rows), inputs.shape[1:], folder), made, inputs, folder)
+        return self._last(cached(self._maps, self.spec, inputs, folder), inputs.shape[1:], folder)
 
 
 def build(spec: Mapping[str, Any], data_dir: Path | None = None) -> Extractor:
@@ -123,16 +159,30 @@ def build(spec: Mapping[str, Any], data_dir: Path | None = None) -> Extractor:
             raise InputError(f"features: groups must be an integer of at least 1, not {full['groups']!r}")
         if frequencies is not None and (not isinstance(frequencies, int) or frequencies < 1):
             raise InputError(f"features: frequencies must be an integer of at least 1, not {frequencies!r}")
-        for key, value in (("power", full.get("power", 1.0)), ("whiten", 0.0 if whiten is None else whiten)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 4:
-                raise InputError(f"features: {key} must be a number from 0 to 4, not {value!r}")
         if full["normalise"] != "group" and "groups" in given:
             raise InputError("features: groups is given, but normalise is not 'group': it would be ignored")
+    for key, value in (("power", full.get("power", 1.0)), ("whiten", 0.0 if whiten is None else whiten)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 4:
+            raise InputError(f"features: {key} must be a number from 0 to 4, not {value!r}")
+    if name == "patches":
+        Patches(**{key: full[key] for key in _PATCHES})
+    if name == "word-bag":
+        _check_bag(full, data_dir)
     if name in _PUBLISHED:
         _check_published(name, full)
         folder, pattern, get = _PUBLISHED[name]
         full["weights"] = sha256_of_file(one_file(data_directory(data_dir) / folder, pattern, name, get))
     return Extractor(full, frequencies=frequencies, whiten=whiten, alone=alone, data_dir=data_dir)
+
+
+def _check_bag(spec: dict[str, Any], data_dir: Path | None) -> None:
+    """The words' list is part of the specification, by its hash."""
+    WordBag(spec["dimensions"], spec["power"])
+    if "ranks" in spec:
+        level = spec["ranks"]
+        if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level <= 1:
+            raise InputError(f"features 'word-bag': ranks must be a number above 0, at most 1, not {level!r}")
+        spec["words"] = sha256_of_file(glove_file(data_directory(data_dir)))
 
 
 def _of_record(normalise: str) -> bool:

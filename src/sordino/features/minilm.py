@@ -160,7 +160,7 @@ def decode(texts: Tensor) -> list[str]:
     """(n, bytes) uint8 → strings; incomplete characters (from truncation) and trailing zeros are dropped."""
     if texts.dim() != 2 or texts.dtype != torch.uint8:
         raise InputError(
-            f"minilm needs texts as UTF-8 bytes (n, bytes), as in the dataset imdb-texts, not {texts.dtype} "
+            f"texts must be UTF-8 bytes (n, bytes), as in the dataset imdb-texts, not {texts.dtype} "
             f"{tuple(texts.shape)}"
         )
     return [row.tobytes().rstrip(b"\0").decode("utf8", errors="ignore") for row in texts.numpy()]

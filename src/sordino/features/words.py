@@ -16,6 +16,17 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "power": None,
         "whiten": None,
     },
+    "patches": {
+        "side": 6,
+        "atoms": 256,
+        "grid": 3,
+        "threshold": 0.2,
+        "soften": 0.3,
+        "mirror": False,
+        "power": 0.5,
+        "whiten": None,
+    },
+    "word-bag": {"dimensions": 8192, "power": 0.0, "ranks": None},
     "efficientnet-lite0": {"resolution": 128, "normalise": None},
     "minilm": {"tokens": 128, "normalise": None},
 }

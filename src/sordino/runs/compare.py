@@ -46,7 +46,14 @@ Shown = Callable[[Mapping[str, Any]], None]
 
 
 def run_suite(
-    suite: Suite, out: Path, *, command: str, jobs: int = 1, data_dir: Path | None = None, show: Shown | None = None
+    suite: Suite,
+    out: Path,
+    *,
+    command: str,
+    jobs: int = 1,
+    data_dir: Path | None = None,
+    show: Shown | None = None,
+    collect: bool = False,
 ) -> dict[str, Any]:
     """Runs the suite in `out` and returns the content of compare.json.
 
@@ -57,6 +64,7 @@ def run_suite(
         jobs: Runs at a time, each in a process with one thread.
         data_dir: Where the datasets are.
         show: Called with the document at the start and after every run.
+        collect: Run nothing; the result contains the runs that exist, and says how many are missing.
     """
     if jobs < 1:
         raise InputError(f"--jobs must be at least 1, got {jobs}")
@@ -69,7 +77,9 @@ def run_suite(
     document = result_of(suite, recipes, outcomes, about)
     if show is not None:
         show(document)
-    waiting = {job: recipe for job, recipe in recipes.items() if job not in outcomes}
+    if collect and not outcomes:
+        raise InputError(f"{out} holds no finished run of this suite: nothing to collect")
+    waiting = {job: recipe for job, recipe in recipes.items() if job not in outcomes and not collect}
     for job, found in _all(out, waiting, jobs, data_dir):
         outcomes[job] = found
         document = result_of(suite, recipes, outcomes, about)

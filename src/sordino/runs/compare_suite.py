@@ -170,7 +170,9 @@ class Job:
         for one in given:
             if one.partition("=")[0].strip() in (*_OWN_KEYS, "privacy.noise_multiplier"):
                 raise InputError(f"{self.method.name}: {one.partition('=')[0]} is set by the suite")
-        own = [f"privacy.epsilon={self.epsilon!r}", f"privacy.delta={suite.delta!r}", f"run.seed={self.seed}"]
+        # a plain run does not use ε: it gets the same one in every part of a suite
+        epsilon = 1.0 if self.method.kind == "plain" else self.epsilon
+        own = [f"privacy.epsilon={epsilon!r}", f"privacy.delta={suite.delta!r}", f"run.seed={self.seed}"]
         own += [f'privacy.relation="{suite.relation}"']
         return [*given, *own, *([f"privacy.insecure_seed={self.seed}"] if suite.insecure_seeds else [])]
 

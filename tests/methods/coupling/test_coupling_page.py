@@ -48,3 +48,11 @@ def test_a_cell_is_the_mean_over_the_seeds_at_the_chosen_setting() -> None:
     (row,) = coupling.table({str(i): r for i, r in enumerate([*tried, *made, other])}, 4.0)
     assert (row["mean"], row["seeds"], row["lr"]) == (pytest.approx(0.6), 2, 0.1)
     assert coupling_page.cell(row, 3) == "60.00 ± 14.14 (2)"
+
+
+def test_a_smaller_delta_costs_more_than_table_6_prints() -> None:
+    coupling_table6 = experiment("coupling_table6")
+    rows = json.loads((coupling_page.RESULTS / "coupling_table6.json").read_text(encoding="utf8"))["rows"]
+    assert all(row["small_delta_epsilon"] > row["printed"] + 0.02 for row in rows)
+    again = coupling_table6.row(*coupling_table6.ROWS[1])
+    assert again["small_delta_epsilon"] == pytest.approx(rows[1]["small_delta_epsilon"], rel=2e-3)

@@ -49,3 +49,20 @@ def test_the_audits_stay_below_the_claim_and_catch_half_the_noise() -> None:
     audits = json.loads(RESULTS.read_text())["summary"]["audit"]
     assert audits["1.0"]["claims_broken"] == 0
     assert audits["0.5"]["claims_broken"] == audits["0.5"]["of"] >= 6
+
+
+def test_the_drawn_figures_are_those_of_the_result_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    import mac_figures
+
+    monkeypatch.setattr("sys.argv", ["mac_figures.py", "--check"])
+    assert mac_figures.main() == 0, "run python experiments/mac_figures.py"
+    drawn = json.loads((RESULTS.parent / "mac_fig4.json").read_text())["figure_4"]
+    again = mac_figures.fourth()
+    for name, found in drawn.items():
+        assert found["objective"] == pytest.approx(again[name]["objective"], abs=1e-9)
+        assert found["second order"] == pytest.approx(again[name]["second order"], abs=1e-9)
+        zero = found["weight"].index(0.0)
+        assert found["second order"][zero] == pytest.approx(found["objective"][zero])
+    assert min(drawn["input layer"]["second order"]) < -0.005
+    assert min(drawn["input layer"]["objective"]) >= 0

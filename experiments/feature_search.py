@@ -1,0 +1,99 @@
+"""Which fixed features? Maps are compared on few training rows, with the noise that all of them would have; one JSON.
+
+    python experiments/feature_search.py cifar10 --rows 12000 --judged 4000 --maps "grid=4 threshold=0.3 side=8" …
+
+A softmax layer learns on `rows` training rows and is judged on `judged` others of the *training* split; test rows are
+not read. The standard deviation of the noise in the mean gradient is that of the plan with all records, so a map is
+judged under the noise that it will meet; what more records would add to the fit is left out, for every map alike. Every
+`--maps` word changes one option of the base map (patches, 6 pixels, 128 atoms, mirrored, whitened by 0.5).
+
+The file also keeps earlier trials ("earlier"): by scratch versions of this script, whose patches were cut out in
+another random order; as they were printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heads import noise_of, trained
+from provenance import origin
+from sordino import data, features
+from sordino.files import write_atomically
+
+PATH = Path(__file__).parent / "results" / "feature_search.json"
+BASE: dict[str, Any] = {"name": "patches", "side": 6, "atoms": 128, "grid": 3, "mirror": True, "whiten": 0.5}
+SETTINGS = (
+    {"epsilon": 1.0, "batch": 8192, "steps": 60, "clip": 0.01, "lr": 5000.0, "average": 0.95, "seed": 0},
+    {"epsilon": 3.0, "batch": 8192, "steps": 100, "clip": 0.01, "lr": 6000.0, "average": 0.95, "seed": 0},
+)
+
+
+def some(name: str, rows: int, judged: int) -> tuple[Tensor, Tensor, int, int]:
+    """(inputs, targets, all records that a run would have, classes) of the first rows and the last ones, shuffled."""
+    found = data.load(name)
+    split = found.train
+    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(5))
+    kept = torch.cat([order[:rows], order[-judged:]])
+    return split.inputs[kept], split.targets[kept], len(split) - judged, found.classes
+
+
+def judge(seen: Tensor, targets: Tensor, rows: int, records: int, classes: int, setting: dict[str, Any]) -> float:
+    """Held-out accuracy, with the batch in proportion and the noise of all records."""
+    sigma = noise_of(setting["epsilon"], records, setting["batch"], setting["steps"])
+    fewer = setting | {"batch": round(setting["batch"] * rows / records)}
+    scaled = sigma * fewer["batch"] / setting["batch"]  # noise over batch is what the mean gradient has
+    weights, _ = trained(seen[:rows], targets[:rows], classes, fewer, sigma=scaled)
+    right = (seen[rows:] @ weights[:-1] + weights[-1]).argmax(1) == targets[rows:]
+    return float(right.float().mean())
+
+
+def value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset")
+    parser.add_argument("--rows", type=int, default=12_000)
+    parser.add_argument("--judged", type=int, default=4000)
+    parser.add_argument(
+        "--maps", nargs="+", default=[], metavar="KEY=VALUE", help="one option each; none: the base map"
+    )
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    document = json.loads(PATH.read_text(encoding="utf8")) if PATH.exists() else {"trials": {}, "earlier": []}
+    inputs, targets, records, classes = some(given.dataset, given.rows, given.judged)
+    for word in given.maps or [""]:
+        key, _, text = word.partition("=")
+        spec = BASE | ({key: value(text)} if key else {})
+        label = f"{given.dataset}, {given.rows} rows: {json.dumps(spec)}"
+        if label in document["trials"]:
+            continue
+        started = time.process_time()
+        seen = features.build(spec)(inputs).flatten(1)
+        document["trials"][label] = {
+            "dataset": given.dataset, "rows": given.rows, "judged": given.judged, "features": spec,
+            "dimensions": seen.shape[1],
+            "held_out_accuracy": {
+                f"{s['epsilon']:g}": judge(seen, targets, given.rows, records, classes, s) for s in SETTINGS
+            },
+            "core_seconds": round(time.process_time() - started, 1),
+        }  # fmt: skip
+        about = origin(f"python experiments/feature_search.py {given.dataset} …") | {"settings": list(SETTINGS)}
+        write_atomically(PATH, (json.dumps({**about, **document}, indent=1, ensure_ascii=False) + "\n").encode())
+        print(label, document["trials"][label]["held_out_accuracy"], flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
