@@ -49,7 +49,8 @@ from sordino.gradients.measure import NotFinite
 from sordino.gradients.memory import Pool, give_back_freed_memory
 from sordino.gradients.narrow import narrow_sum
 from sordino.gradients.neutral import Neutral, neutral
-from sordino.gradients.passes import Found, PassMemory, Setup, contributions
+from sordino.gradients.pass_memory import PassMemory
+from sordino.gradients.passes import Found, Setup, contributions
 from sordino.gradients.refusals import Aside
 from sordino.gradients.rows import Chunk, call, take
 from sordino.gradients.shards import reading

@@ -23,7 +23,8 @@ from sordino.gradients.convolution import Convolved
 from sordino.gradients.measure import NotFinite
 from sordino.gradients.memory import Pool, blocks, by_record, keep_freed_memory, lengths
 from sordino.gradients.narrow import MOST, narrow_sum
-from sordino.gradients.passes import Found, Loss, PassMemory, Setup, contributions
+from sordino.gradients.pass_memory import PassMemory
+from sordino.gradients.passes import Found, Loss, Setup, contributions
 from sordino.gradients.rows import Chunk, ClippedSum, Rows, checked, chunks, take, tensors
 from sordino.gradients.runs import stable
 from sordino.gradients.shards import Counting, Shards, reading

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,10 +13,10 @@ from torch.autograd.function import BackwardCFunction
 
 from sordino.errors import Refused
 from sordino.gradients import selections, shards
-from sordino.gradients.flow import Labels, Rule, flat, pointwise
+from sordino.gradients.flow import Labels, flat
 from sordino.gradients.lineage import MANY, Axis, Lineage, Many, Owners, aligned, merged
-from sordino.gradients.memory import checksum
-from sordino.gradients.vocabulary import READS, name_of, rule_for, writes
+from sordino.gradients.readings import content_of, hash_of, unlike_any
+from sordino.gradients.vocabulary import Kind, kind_of
 
 Entry = tuple["weakref.ref[Tensor]", Lineage, bool, int]  # the tensor, its label, had it a gradient, its version
 Before = tuple[Tensor, int, Entry | None]
@@ -45,52 +44,7 @@ def _foreign(node: Any) -> bool:
     return issubclass(node, BackwardCFunction) and not ours
 
 
-_unlike_any = itertools.count(1 << 61)
-
-
-def _hash(value: Any) -> int:
-    """Equal for equal values that were read. Each piece of memory (numpy's, a storage) has one of its own."""
-    if isinstance(value, (bool, int, float, complex, str)):
-        return hash(value)
-    return hash(repr(value)) if isinstance(value, (list, tuple)) else next(_unlike_any)
-
-
-def _content(t: Tensor) -> int:
-    """Equal for equal contents of small tensors, and for all within torch.func, where nothing can be read."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(t):
-        return 0
-    if t.device.type != "cpu" or t.layout != torch.strided or t.numel() * t.element_size() > 1 << 20:
-        return next(_unlike_any)
-    return checksum(t)
-
-
 _saved_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-
-
-class Kind(NamedTuple):
-    """What the name of an operation says of it, looked up once.
-
-    own: the name of one that is treated by itself. hooks: it gives a hook, or a place for one, to what it is called on.
-    plain: it works position by position on what it is given, and does nothing else.
-    """
-
-    name: str
-    rule: Rule | None
-    reads: bool
-    writes: bool
-    hooks: bool
-    own: str | None
-    plain: bool
-
-
-@functools.lru_cache(1 << 12)
-def kind_of(func: Any) -> Kind:
-    name, own = name_of(func), getattr(func, "__name__", "")
-    hooks = func is Tensor.register_hook or name == "grad_fn"
-    single = own if own in ("requires_grad_", "__setitem__", "__set__") else None
-    rule, written = rule_for(func), writes(func)
-    plain = rule is pointwise and not (written or hooks or single)
-    return Kind(name, rule, name in READS, written, hooks, single, plain)
 
 
 class Book:
@@ -170,12 +124,12 @@ class Book:
         operation; what a scripted function reads is not, so that it may have read anything."""
         self.put(t, MANY)
         if not _foreign(type(t.grad_fn)):  # type: ignore[arg-type]
-            self.numbers.append(next(_unlike_any))
+            self.numbers.append(next(unlike_any))
 
     def brought(self, t: Tensor) -> None:
         """It came from where the program can't be followed (numpy), and may hold values that were read."""
         self.read = True
-        self.numbers.append(_content(t))
+        self.numbers.append(content_of(t))
 
     def known(self, t: Tensor) -> bool:
         """Is it a constant, as it was left by the last operation on it?"""
@@ -254,7 +208,7 @@ class Book:
             self.read = True
             if isinstance(out, bool) and not all(self._one_owner(t) for t in flat(args)):
                 self.answers.append(out)
-            self.numbers.append(_hash(out))
+            self.numbers.append(hash_of(out))
             return
         if kind.own is not None:
             if kind.own == "requires_grad_" and id(args[0]) in self._of:
@@ -272,7 +226,7 @@ class Book:
             self._replaced(func, args)
             if out is not None and not kind.hooks:  # torch.numel, is_same_size, …
                 self.asked = True
-                self.numbers.append(_hash(out))
+                self.numbers.append(hash_of(out))
             return
         if self.rows == 1:
             for t in results:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,12 +14,13 @@ from torch import Tensor, nn
 
 from sordino.errors import Refused
 from sordino.gradients.checkpoints import without_checkpoints
-from sordino.gradients.contributions import Contribution, Dense, Total, merged
+from sordino.gradients.contributions import Contribution, Dense
 from sordino.gradients.derived import reached
 from sordino.gradients.layout import Frame, Layout, Whole
 from sordino.gradients.lineage import ROWS
 from sordino.gradients.measure import measured
 from sordino.gradients.memory import Pool
+from sordino.gradients.pass_memory import ModuleTensors, PassMemory
 from sordino.gradients.pulled import Pullback, Pulled, Viewed
 from sordino.gradients.refusals import Aside, early, one_pass
 from sordino.gradients.rows import Chunk, call, tensors, tree_map
@@ -29,6 +29,7 @@ from sordino.gradients.shards import Shards
 from sordino.gradients.slots import Slot, Use, check_held, not_implemented
 from sordino.gradients.survey import Held, check_state
 from sordino.gradients.tape import Tape
+from sordino.gradients.totals import Total, merged
 
 Loss = Callable[[Any, Any], Tensor]
 Values = Mapping[str, Tensor]
@@ -44,75 +45,12 @@ class Setup:
     state: Sequence[Held]
     pool: Pool = field(default_factory=Pool)
     once: bool = False  # as in Frame
-    memory: PassMemory = field(default_factory=lambda: PassMemory())
+    memory: PassMemory = field(default_factory=PassMemory)
     shards: Shards | None = None  # of a model whose parameters are divided over processes
 
     @property
     def device(self) -> torch.device:
         return next(iter(self.parameters.values())).device
-
-
-class PassMemory:
-    """What one pass leaves to the next of the same training: the tensors that held its data, to be known again."""
-
-    def __init__(self) -> None:
-        self.graded = False  # whether the losses of some pass depended on a parameter
-        self._carried: list[weakref.ref[Tensor]] = []
-        self._constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}
-
-    def leave(self, data: Sequence[weakref.ref[Tensor]], given: Sequence[Tensor]) -> None:
-        """data: what held data in the pass. given: its inputs and targets, which the caller may use again.
-
-        Kept for as long as the tensors live, so that one may come back after any number of passes.
-        """
-        theirs = {id(t) for t in given}
-        new = [ref for ref in data if (t := ref()) is not None and id(t) not in theirs]
-        self._carried = [*(ref for ref in self._carried if ref() is not None), *new]
-
-    def is_constant(self, t: Tensor, held: ModuleTensors) -> bool:
-        """Was it there before this pass, and is nothing of an earlier batch in it?"""
-        if any(ref() is t for ref in self._carried):
-            raise Refused(
-                "a tensor that was computed from an earlier batch is used again: what the model keeps between batches "
-                "(a queue, a cache, a moving average) holds records without noise: remove it",
-                private=f"its shape is {tuple(t.shape)}",
-            )
-        if held.registered(t):
-            return True  # what a pass writes to these is refused
-        known = self._constants.get(id(t))
-        if known is not None and known[0]() is t:
-            return known[1] == t._version
-        self._constants[id(t)] = weakref.ref(t), t._version  # the next pass finds it as it was before
-        return held.kept(t)
-
-
-class ModuleTensors:
-    """The tensors that modules hold, looked for once in a pass, when one is first asked for.
-
-    To search all modules for each tensor took a tenth of MaxViT's step. What a module is given later is not known here.
-    """
-
-    def __init__(self, modules: Sequence[nn.Module], state: Sequence[Held], memory: PassMemory) -> None:
-        self._modules, self._state, self._memory = modules, state, memory
-        self._registered: dict[int, Tensor] | None = None
-        self._kept: dict[int, Tensor] | None = None
-
-    def constant(self, t: Tensor) -> bool:
-        """Was it made before the pass, and is it the same for all rows?"""
-        return self._memory.is_constant(t, self)
-
-    def registered(self, t: Tensor) -> bool:
-        """As a parameter or a buffer."""
-        if self._registered is None:
-            self._registered = {id(held.tensor): held.tensor for held in self._state}
-        return self._registered.get(id(t)) is t
-
-    def kept(self, t: Tensor) -> bool:
-        """In any attribute, or a list or a dict of it."""
-        if self._kept is None:
-            found = (t for root in self._modules for m in root.modules() for t in tensors(list(vars(m).values())))
-            self._kept = {id(t): t for t in found}
-        return self._kept.get(id(t)) is t
 
 
 class Pass:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sordino.gradients.contributions import Contribution, add_dense, dense_norm2, keep
+from sordino.gradients.contributions import Contribution, add_dense, dense_norm2
+from sordino.gradients.totals import keep
 
 PULLED_BYTES = 32 << 20  # records' gradients of all parameters of one such tensor, that are held from norms to sums
 

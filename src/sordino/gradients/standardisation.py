@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from sordino.gradients.contributions import Contribution, Dense, add_dense, dense_norm2, keep
+from sordino.gradients.contributions import Contribution, Dense, add_dense, dense_norm2
 from sordino.gradients.memory import CACHE_BYTES, blocks, by_record, squares
+from sordino.gradients.totals import keep
 
 Pull = Callable[[Tensor], None]
 """Brings m gradients of the derived tensor, (m, *shape) and contiguous, to the parameter; linear, and in place."""

@@ -36,41 +36,8 @@ from sordino.gradients.layout import Layout, layout_of
 from sordino.gradients.lineage import MANY, ROWS, Axis, Lineage, Many, permuted
 from sordino.gradients.slots import Slot, Use, describe, hold, not_implemented, pulling_back
 from sordino.gradients.standardisation import Pull
+from sordino.gradients.taps import TOKEN, Stand, Tap, once
 from sordino.gradients.vocabulary import ASKS, OPENS, SIZES, writes
-
-with torch.inference_mode(False):
-    _ZERO = torch.zeros((), device="cpu")
-    _TOKEN = _ZERO.clone().requires_grad_()  # gives a result a place in the graph; nothing is added to its .grad
-
-
-class _Tap(torch.autograd.Function):
-    """Identity on a fresh output that needs no gradient of its own; hands the arriving gradient to ``hook``."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, token: Tensor, hook: Callable[[Tensor], None]) -> Tensor:
-        ctx.hook = hook
-        ctx.mark_dirty(output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
-        ctx.hook(gradient)
-        return None, _ZERO, None
-
-
-class _Stand(torch.autograd.Function):
-    """A slot's value stretched to ``shape`` without memory; hands the gradient of the stretched tensor to ``hook``."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, token: Tensor, shape: Sequence[int], hook: Callable[[Tensor], None]) -> Tensor:
-        ctx.hook = hook
-        return value.expand(shape).detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None, None]:
-        ctx.hook(gradient)
-        return None, _ZERO, None, None
-
 
 _BETWEEN = ("torch._tensor", "torch.overrides")  # where torch hands a call of Tensor.__len__ on to a mode
 # what is given beside the first argument gives its type, its device or its shape, and is not computed with
@@ -143,7 +110,7 @@ class Tape(TorchFunctionMode):
         self.program: list[Any] = []  # the operations, in order; without those that a rule makes of one
         self._inside = 0  # rules at work
         self.arrived: Callable[[Use, Tensor], None] = lambda use, gradient: None
-        self.token = _TOKEN
+        self.token = TOKEN
         self.book = Book(rows)
         self._slots: dict[int, Slot] = {}
         self._alive: list[Tensor] = []
@@ -209,7 +176,7 @@ class Tape(TorchFunctionMode):
         if output.requires_grad:
             output.register_hook(lambda g: self.arrived(use, g))  # type: ignore[no-untyped-call]
         else:
-            output = _Tap.apply(output, self.token, lambda g: self.arrived(use, g))  # type: ignore[no-untyped-call]
+            output = Tap.apply(output, self.token, lambda g: self.arrived(use, g))  # type: ignore[no-untyped-call]
         if label is None:
             use.tapped = weakref.ref(output)
         else:
@@ -221,7 +188,7 @@ class Tape(TorchFunctionMode):
         """A leaf of this shape in the place of a slot, with its gradient delivered to the use. label: that of the
         leaf, whose dimensions the use may permute."""
         self._add(use)
-        out = _Stand.apply(value, self.token, tuple(shape), lambda g: self.arrived(use, g))  # type: ignore[no-untyped-call]
+        out = Stand.apply(value, self.token, tuple(shape), lambda g: self.arrived(use, g))  # type: ignore[no-untyped-call]
         self.book.put(out, label)
         use.layout = self._layout(use, label)
         return out  # type: ignore[no-any-return]
@@ -354,7 +321,7 @@ class Tape(TorchFunctionMode):
         if not self._inside:
             self.program.append(func)
         if data and func is Tensor.register_hook and len(args) > 1:
-            args = (args[0], _once(args[1]), *args[2:])
+            args = (args[0], once(args[1]), *args[2:])
         if data and func in self.rules.guards:
             self.rules.guards[func](self, func, args, kwargs)
         if func in OPENS:
@@ -419,17 +386,3 @@ class Tape(TorchFunctionMode):
             if tapped is not None and use.layout is None:
                 label = self.book.lineage(tapped)
                 use.layout = None if label is None else self._layout(use, label)
-
-
-def _once(hook: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor], Tensor | None]:
-    """The user's hook. One that only looks at the gradient sees that of the first backward pass, the true one."""
-    looks: list[bool] = []
-
-    def called(gradient: Tensor) -> Tensor | None:
-        if looks == [True]:
-            return None
-        found = hook(gradient)
-        looks[:] = [found is None]
-        return found
-
-    return called
