@@ -1,9 +1,9 @@
-"""How labels (``lineage.py``) pass through torch's operations.
+"""How labels (``lineage.py``) propagate through torch's operations.
 
-Each rule takes the call, its result and the tape, which knows the labels of the arguments, and returns the label of the
-result (or one for each result). None: the result holds no data (``zeros_like``). An operation that is not listed gives
-MANY, and its rows are measured: it costs time, never truth. tests/gradients/test_flow.py runs every rule on random
-data and moves one row at a time.
+Each rule receives the call, its result and the tape, which knows the labels of the arguments, and returns the label of
+the result (or one for each result). None: the result contains no data (``zeros_like``). An operation without a rule
+gives MANY, and its rows are measured, which costs time but is not wrong. tests/gradients/test_flow.py runs every rule
+on random data and changes one row at a time.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ Labels = Lineage | None | list[Lineage | None]
 
 
 class Labelled(Protocol):
-    """What a rule may ask of the tape."""
+    """What a rule may query of the tape."""
 
     rows: int
 
     def lineage(self, t: Any) -> Lineage | None:
-        """The label of a tensor that holds data, else None."""
+        """The label of a tensor that contains data, else None."""
 
     def join(self, tensors: Sequence[Any], shape: Sequence[int], combines: bool = True) -> Lineage | None:
-        """The common label of tensors that are broadcast to ``shape``. combines: their values become numbers."""
+        """The common label of tensors that are broadcast to ``shape``. combines: their values are combined into
+        numbers."""
 
     def suspect(self) -> None:
-        """Note that rows take part in the choice of what others get."""
+        """Record that some rows influence which values other rows receive."""
 
 
 Rule = Callable[[Labelled, Any, Any, Any], Labels]
@@ -58,7 +59,7 @@ def dims_of(value: Any, ndim: int) -> tuple[int, ...] | None:
 
 
 def flat(tree: Any) -> list[Tensor]:
-    """The tensors in it, in order."""
+    """The tensors in a nested argument, in order."""
     if isinstance(tree, Tensor):
         return [tree]
     if isinstance(tree, dict):
@@ -75,17 +76,17 @@ def flat(tree: Any) -> list[Tensor]:
 
 
 def constant(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """The result has the shape of its argument, and nothing of its content."""
+    """The result has the shape of its argument and none of its values."""
     return None if all(tape.lineage(t) is None for t in (*flat(args[1:]), *flat(kwargs))) else MANY
 
 
 def only_first(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """Each position is the same position of the first argument; the others give a type or a shape."""
+    """Each position is the same position of the first argument; the others only give a type or a shape."""
     return tape.lineage(first(args, kwargs))
 
 
 def cosine(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """cosine_similarity: two tensors are broadcast, and ``dim`` is summed."""
+    """cosine_similarity: two tensors are broadcast, and ``dim`` is reduced."""
     a, b = first(args, kwargs), argument(args, kwargs, 1, "x2")
     a = kwargs["x1"] if a is None else a
     ndim = max(a.ndim, b.ndim)
@@ -98,7 +99,7 @@ def cosine(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def pointwise(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """Each position of the result depends on the same position of the arguments, which are broadcast."""
+    """Each position of the result depends on the same position of the broadcast arguments."""
     results = flat(out)
     if not results:
         return MANY
@@ -121,7 +122,7 @@ def same_rank(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def choice(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """where: of three arguments it works by position; of one it lists places, whose number all rows decide."""
+    """where: with three arguments it is elementwise; with one it lists positions, whose number depends on all rows."""
     if isinstance(out, Tensor):
         return pointwise(tape, args, kwargs, out)
     tape.suspect()
@@ -129,14 +130,14 @@ def choice(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def copied(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """copy_: what was there before is gone."""
+    """copy_: the previous values are overwritten."""
     source = argument(args, kwargs, 1, "src", "other")
     label = tape.lineage(source)
     return aligned(label, source.shape, out.shape, tape.rows) if isinstance(label, (Axis, Owners)) else label
 
 
 def like_first(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """Each position depends on the same position of the first argument; other arguments hold no data, or agree."""
+    """Each position depends on the same position of the first argument; other arguments contain no data, or agree."""
     x, others = first(args, kwargs), [*flat(args[1:]), *flat(kwargs)]
     if any(tape.lineage(t) is not None for t in others if t is not x):
         return pointwise(tape, args, kwargs, out)
@@ -144,7 +145,8 @@ def like_first(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def uncertain(inner: Rule) -> Rule:
-    """The same where it is not certain that several rows count: a term may be zero, a length may leave rows out."""
+    """The rule, but without the claim that several rows were combined: a term may be zero, a length may exclude
+    rows."""
 
     def rule(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
         found, before = inner(tape, args, kwargs, out), tape.lineage(first(args, kwargs))
@@ -169,7 +171,7 @@ def reduction(place: int = 1, default: Any = None) -> Rule:
 
 
 def quantile(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """A vector of quantiles adds a dimension in front, which reductions do not have."""
+    """A vector of quantiles adds a leading dimension, unlike other reductions."""
     q = argument(args, kwargs, 1, "q")
     if isinstance(q, Tensor):
         if q.ndim or tape.lineage(q) is not None:
@@ -191,7 +193,7 @@ def reduce_over(tape: Labelled, x: Tensor, dims: tuple[int, ...] | None, out: An
 
 
 def mixing(place: int = 1, default: Any = None) -> Rule:
-    """As a reduction, but every position along ``dim`` stays: softmax, cumsum, sort, fft."""
+    """As a reduction, but the positions along ``dim`` remain: softmax, cumsum, sort, fft."""
 
     def rule(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
         x, results = first(args, kwargs), flat(out)
@@ -206,9 +208,9 @@ def mixing(place: int = 1, default: Any = None) -> Rule:
 
 
 def trailing(count: int | Callable[[Tensor], int], also: int = 0) -> Rule:
-    """Mixes the last ``count`` dimensions of the first argument and keeps the others as they are.
+    """Combines the last ``count`` dimensions of the first argument and leaves the others unchanged.
 
-    also: the number of further arguments (masks, grids) that may hold data, with the same leading dimensions.
+    also: the number of further arguments (masks, grids) that may contain data, with the same leading dimensions.
     """
 
     def rule(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
@@ -235,6 +237,7 @@ def _kept(label: Owners, kept: int, results: Sequence[Tensor]) -> Labels:
 
 
 def contracted_over(label: Axis | Owners, dims: Sequence[int]) -> Lineage:
-    """Through a product that sums over ``dims``: rows there are not certain to be mixed, for factors may be zero."""
+    """A product that sums over ``dims``: it is not certain that rows there are combined, because factors may be
+    zero."""
     found = reduced(label, dims, True)
     return MANY if isinstance(found, Many) else found

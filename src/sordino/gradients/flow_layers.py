@@ -30,7 +30,7 @@ def linear(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def product(tape: Labelled, a: Tensor, b: Tensor, out: Tensor) -> Labels:
-    """a @ b: batch dimensions are broadcast, the last of a is summed with the last but one of b."""
+    """a @ b: batch dimensions are broadcast, the last dimension of a is summed with the last but one of b."""
     found: list[tuple[Tensor, Lineage]] = []
     for t, other, contracted in ((a, b, a.ndim - 1), (b, a, max(b.ndim - 2, 0))):
         label = tape.lineage(t)
@@ -60,7 +60,7 @@ def agreed(tape: Labelled, found: Sequence[tuple[Tensor, Lineage]], shape: Seque
     graded = [label for t, label in found if t.requires_grad]
     label = merged([label for _, label in found], shape, tape.rows)
     if isinstance(label, Many) and graded and len(graded) < len(found):
-        tape.suspect()  # the others carry no gradient, but what is computed depends on them
+        tape.suspect()  # the others carry no gradient, but the result depends on them
         return merged(graded, shape, tape.rows)
     return label
 
@@ -91,7 +91,7 @@ def added_product(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def einsum(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """The letter of the rows must be one and the same in every operand with data, and in the result."""
+    """The rows must have the same letter in every operand that contains data and in the result."""
     equation, operands = args[0], flat(args[1:])
     if not isinstance(equation, str) or "..." in equation or "->" not in equation:
         return MANY
@@ -114,7 +114,8 @@ def einsum(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def attention(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """Scaled dot products: (…, L, d) with (…, S, d): leading dimensions are kept and broadcast, positions are mixed."""
+    """Scaled dot products: (…, L, d) with (…, S, d): leading dimensions are kept and broadcast, positions are
+    combined."""
     query, key, value = (argument(args, kwargs, k, name) for k, name in enumerate(("query", "key", "value")))
     mask = argument(args, kwargs, 3, "attn_mask")
     found = []
@@ -133,7 +134,7 @@ def attention(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def embedding(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """ids → ids with one more dimension; a table that holds data is not known."""
+    """ids → ids with one more dimension; for a table that contains data the rows are not known."""
     table = argument(args, kwargs, 1, "weight", "num_classes")
     if isinstance(table, Tensor) and tape.lineage(table) is not None:
         return MANY
@@ -146,7 +147,7 @@ def embedding(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def bag(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """embedding_bag of a matrix of ids: a bag for each of its rows."""
+    """embedding_bag of a matrix of ids: one bag for each of its rows."""
     ids, table = first(args, kwargs), argument(args, kwargs, 1, "weight")
     labels = {tape.lineage(t) for t in (ids, *flat(args[1:]), *flat(kwargs))} - {None}
     alone = ids.ndim == 2 and not ids.is_floating_point() and tape.lineage(table) is None
@@ -164,12 +165,12 @@ def bilinear(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def by_class(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """Losses of (N, C, …) against (N, …): dimension 1 is summed. A mean over the batch is not a loss of rows."""
+    """Losses of (N, C, …) against (N, …): dimension 1 is reduced. A mean over the batch is not a loss of rows."""
     x, target = first(args, kwargs), argument(args, kwargs, 1, "target")
     if not isinstance(out, Tensor) or x.ndim < 2 or out.ndim != x.ndim - 1 or out.shape[0] != x.shape[0]:
         return MANY
     if any(tape.lineage(t) is not None for t in (*flat(args), *flat(kwargs)) if t is not x and t is not target):
-        return MANY  # weights of the classes that hold data
+        return MANY  # class weights that contain data
     found = []
     for t in (x, target):
         label = tape.lineage(t)
@@ -177,13 +178,13 @@ def by_class(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
             continue
         if t.ndim == x.ndim and not isinstance(label, Many):
             label = reduced(label, (1,), False)
-            label = MANY if isinstance(label, Many) else label  # nll_loss takes one of the classes
+            label = MANY if isinstance(label, Many) else label  # nll_loss selects one of the classes
         found.append((t, label))
     return agreed(tape, found, out.shape)
 
 
 def by_row(target: int | None = None) -> Rule:
-    """Losses of (N, d) tensors that leave one value per row. target: the place of a (N,) argument, if any."""
+    """Losses of (N, d) tensors that return one value per row. target: the position of a (N,) argument, if any."""
 
     def rule(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
         short = None if target is None else argument(args, kwargs, target, "target")
@@ -196,7 +197,7 @@ def by_row(target: int | None = None) -> Rule:
 
 
 def halved(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """glu: two halves of ``dim`` become one, position by position."""
+    """glu: the two halves of ``dim`` are combined position by position."""
     x = first(args, kwargs)
     label, dim = tape.lineage(x), argument(args, kwargs, 1, "dim", default=-1)
     if not isinstance(label, (Axis, Owners)):
@@ -206,7 +207,7 @@ def halved(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def recurrent(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """torch.lstm and its kind with frozen weights, on padded batches."""
+    """torch.lstm and similar calls with frozen weights, on padded batches."""
     if len(args) < 4 or isinstance(args[3], (list, tuple)):
         return MANY
     batch_first, x = args[-1], args[0]
@@ -226,7 +227,7 @@ def recurrent(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def companions(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """companion_norm: statistics over a record's own rows, which lie as (rows_per_record, records) in dimension 0."""
+    """companion_norm: statistics over a record's own rows, ordered as (rows_per_record, records) in dimension 0."""
     x, label = args[0], tape.lineage(args[0])
     return label if label == Axis(0, before=args[3]) and x.shape == out.shape else MANY
 

@@ -13,43 +13,45 @@ from sordino.gradients.survey import Held
 
 
 class PassMemory:
-    """What one pass leaves to the next of the same training: the tensors that held its data, to be known again."""
+    """What a training keeps from one pass to the next: references to the tensors that contained data of earlier
+    batches."""
 
     def __init__(self) -> None:
-        self.graded = False  # whether the losses of some pass depended on a parameter
+        self.graded = False  # whether the losses of any pass depended on a parameter
         self._carried: list[weakref.ref[Tensor]] = []
         self._constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
     def leave(self, data: Sequence[weakref.ref[Tensor]], given: Sequence[Tensor]) -> None:
-        """data: what held data in the pass. given: its inputs and targets, which the caller may use again.
+        """data: tensors that contained data in the pass. given: its inputs and targets, which the caller may use again.
 
-        Kept for as long as the tensors live, so that one may come back after any number of passes.
+        References are kept as long as the tensors live, so a tensor is recognised after any number of passes.
         """
         theirs = {id(t) for t in given}
         new = [ref for ref in data if (t := ref()) is not None and id(t) not in theirs]
         self._carried = [*(ref for ref in self._carried if ref() is not None), *new]
 
     def is_constant(self, t: Tensor, held: ModuleTensors) -> bool:
-        """Was it there before this pass, and is nothing of an earlier batch in it?"""
+        """Did it exist before this pass, without data of an earlier batch in it?"""
         if any(ref() is t for ref in self._carried):
             raise Refused(
                 "a tensor that was computed from an earlier batch is used again: what the model keeps between batches "
-                "(a queue, a cache, a moving average) holds records without noise: remove it",
+                "(a queue, a cache, a moving average) contains records without noise: remove it",
                 private=f"its shape is {tuple(t.shape)}",
             )
         if held.registered(t):
-            return True  # what a pass writes to these is refused
+            return True  # a pass that writes to these is refused
         known = self._constants.get(id(t))
         if known is not None and known[0]() is t:
             return known[1] == t._version
-        self._constants[id(t)] = weakref.ref(t), t._version  # the next pass finds it as it was before
+        self._constants[id(t)] = weakref.ref(t), t._version  # the next pass compares the version
         return held.kept(t)
 
 
 class ModuleTensors:
-    """The tensors that modules hold, looked for once in a pass, when one is first asked for.
+    """The tensors that modules hold, searched once in a pass, when the first is requested.
 
-    To search all modules for each tensor took a tenth of MaxViT's step. What a module is given later is not known here.
+    Searching all modules for each tensor took a tenth of MaxViT's step. Tensors that a module receives later are not
+    included.
     """
 
     def __init__(self, modules: Sequence[nn.Module], state: Sequence[Held], memory: PassMemory) -> None:
@@ -58,17 +60,17 @@ class ModuleTensors:
         self._kept: dict[int, Tensor] | None = None
 
     def constant(self, t: Tensor) -> bool:
-        """Was it made before the pass, and is it the same for all rows?"""
+        """Did it exist before the pass, and is it the same for all rows?"""
         return self._memory.is_constant(t, self)
 
     def registered(self, t: Tensor) -> bool:
-        """As a parameter or a buffer."""
+        """Is it a parameter or a buffer?"""
         if self._registered is None:
             self._registered = {id(held.tensor): held.tensor for held in self._state}
         return self._registered.get(id(t)) is t
 
     def kept(self, t: Tensor) -> bool:
-        """In any attribute, or a list or a dict of it."""
+        """Is it in any attribute of a module, or in a list or dict there?"""
         if self._kept is None:
             found = (t for root in self._modules for m in root.modules() for t in tensors(list(vars(m).values())))
             self._kept = {id(t): t for t in found}

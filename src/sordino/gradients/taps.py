@@ -1,4 +1,4 @@
-"""Autograd functions that hand an arriving gradient to the tape, and the user's own hooks."""
+"""Autograd functions that pass an arriving gradient to the tape; wrappers of the user's own hooks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 with torch.inference_mode(False):
     _ZERO = torch.zeros((), device="cpu")
-    TOKEN = _ZERO.clone().requires_grad_()  # gives a result a place in the graph; nothing is added to its .grad
+    TOKEN = _ZERO.clone().requires_grad_()  # gives a result a node in the graph; nothing is added to its .grad
 
 
 class Tap(torch.autograd.Function):
-    """Identity on a fresh output that needs no gradient of its own; hands the arriving gradient to ``hook``."""
+    """Identity on a fresh output that needs no gradient of its own; passes the arriving gradient to ``hook``."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, token: Tensor, hook: Callable[[Tensor], None]) -> Tensor:
@@ -29,7 +29,7 @@ class Tap(torch.autograd.Function):
 
 
 class Stand(torch.autograd.Function):
-    """A slot's value stretched to ``shape`` without memory; hands the gradient of the stretched tensor to ``hook``."""
+    """A slot's value expanded to ``shape`` without memory; passes the gradient of the expanded tensor to ``hook``."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, token: Tensor, shape: Sequence[int], hook: Callable[[Tensor], None]) -> Tensor:
@@ -43,7 +43,8 @@ class Stand(torch.autograd.Function):
 
 
 def once(hook: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor], Tensor | None]:
-    """The user's hook. One that only looks at the gradient sees that of the first backward pass, the true one."""
+    """The user's hook. A hook that only inspects the gradient sees that of the first backward pass, which is the true
+    one."""
     looks: list[bool] = []
 
     def called(gradient: Tensor) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Several contributions to one parameter as one: their sum, its norm, and the inner products that the norm needs."""
+"""The sum of several contributions to one parameter, its norm, and the inner products that the norm needs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sordino.gradients.memory import blocks, by_record, squares
 
 class Total:
     """The sum of several contributions to the same parameter (tied weights, modules called more than once,
-    past iterates). Norms need the cross terms between them."""
+    past iterates). Norms need the cross terms between the parts."""
 
     def __init__(self, parts: Sequence[Contribution], orthogonal: bool = False) -> None:
-        """orthogonal: the parts touch different coordinates, so that there are no cross terms."""
+        """orthogonal: the parts have no coordinate in common, so there are no cross terms."""
         self.parts, self.orthogonal = list(parts), orthogonal
         self.records = self.parts[0].records
 
@@ -27,12 +27,13 @@ class Total:
         lengths = squared.sqrt().sum(0)
         kinds = [_kind(part) for part in self.parts if isinstance(part, (Outer, Lookup))]
         if kinds:
-            error = 2.0**-36 if all(kind == torch.float64 for kind in kinds) else 2.0**-16  # of squares and products
+            # relative error of squares and products
+            error = 2.0**-36 if all(kind == torch.float64 for kind in kinds) else 2.0**-16
             total = squared.sum(0)
             for i, first in enumerate(self.parts):
                 for second in self.parts[:i]:
                     total = total + 2 * inner(first, second)
-            apart = 2 * self.slack() * lengths  # where a part enters one product rounded, and another one exactly
+            apart = 2 * self.slack() * lengths  # a part may enter one product rounded and another one exactly
             norm = (total.clamp_min(0) + error * lengths.square() + apart).sqrt()
         else:
             norm = self._dense_norm2().sqrt()
@@ -45,7 +46,7 @@ class Total:
         return total
 
     def _dense_norm2(self) -> Tensor:
-        """Each part is made dense once, where inner products would make it so once for every other part."""
+        """Makes each part dense once; with inner products it would be made dense once for every other part."""
         found = []
         for lo, hi in blocks(self.records, self.parts[0].dense(0, 1).numel(), 8):
             found.append(squares(sum((by_record(part.dense(lo, hi)).double() for part in self.parts), torch.zeros(()))))
@@ -71,7 +72,8 @@ def _kind(part: Outer | Lookup) -> torch.dtype:
 
 
 def keep(of: Contribution) -> None:
-    """Its gradients will be asked for one by one: rows that it shares with another must not be overwritten."""
+    """Its gradients will be requested one by one: rows that it shares with another contribution must not be
+    overwritten."""
     for part in of.parts if isinstance(of, Total) else [of]:
         if isinstance(part, (Outer, Dense)):
             part.keep()
@@ -103,7 +105,7 @@ def _lookup_outer(a: Lookup, b: Outer) -> Tensor:
 
 
 def merged(parts: Sequence[Contribution]) -> Contribution:
-    """One contribution out of several: positions joined where the forms allow it, else a Total."""
+    """One contribution from several: positions are concatenated if the forms allow it; otherwise a Total."""
     if len(parts) == 1:
         return parts[0]
     outers = [p for p in parts if isinstance(p, Outer)]
