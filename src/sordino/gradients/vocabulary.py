@@ -168,17 +168,17 @@ ASKS = frozenset(
     + [Tensor.dim, Tensor.size, Tensor.numel, Tensor.stride, Tensor.__len__, Tensor.is_contiguous]
     + [Tensor.is_floating_point, Tensor.is_complex, Tensor.nelement, Tensor.element_size, Tensor.get_device]
 )
-"""Questions about a tensor that its values have no part in."""
+"""Queries about a tensor whose answers do not depend on its values."""
 
 SIZES = frozenset(
     [getattr(Tensor, name).__get__ for name in ("shape", "nbytes") if hasattr(Tensor, name)]
     + [Tensor.size, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.__len__, Tensor.is_contiguous]
 )
-"""Those of them whose answer may tell the number of rows."""
+"""Those of them whose answer may reveal the number of rows."""
 
 _OPENS = names("numpy __array__ untyped_storage storage data_ptr __dlpack__ __reduce_ex__")
 OPENS = frozenset(getattr(Tensor, name) for name in _OPENS)
-"""Operations that give Python the memory of a tensor, to read and to write."""
+"""Operations that give Python access to a tensor's memory, to read and to write."""
 
 READS = frozenset(
     _OPENS
@@ -187,7 +187,7 @@ READS = frozenset(
         "__format__ __repr__ __str__"
     )
 )
-"""Operations that bring values out of tensors, where nothing can be followed any more."""
+"""Operations that convert a tensor's values to Python objects, which can't be followed."""
 
 
 _OPERATORS = names("add sub mul truediv pow div floordiv mod or and xor")
@@ -226,10 +226,10 @@ def writes(func: Any) -> bool:
 
 
 class Kind(NamedTuple):
-    """What the name of an operation says of it, looked up once.
+    """Properties of an operation that follow from its name, computed once.
 
-    own: the name of one that is treated by itself. hooks: it gives a hook, or a place for one, to what it is called on.
-    plain: it works position by position on what it is given, and does nothing else.
+    own: the name of an operation with its own treatment. hooks: it attaches a hook to its argument, or gives access to
+    a node where one can be attached. plain: it works position by position on its arguments, and does nothing else.
     """
 
     name: str
