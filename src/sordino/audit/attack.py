@@ -6,7 +6,7 @@
 | outputs       | other records with the same releases: no output of the run and no argument of a release            |
 |               | may change                                                                                         |
 | noise         | the noise of every release is what the plan states, independent over steps, coordinates and runs   |
-| ledger        | entries are written before their noise is drawn; values lie on a public grid; the noise is the plan's |
+| ledger        | entries are written before noise is drawn; values lie on a public grid; the noise is the plan's    |
 | sampling      | batches follow the distribution that is accounted                                                  |
 | participation | a record changes exactly those steps whose batch contains it                                       |
 | resume        | a run that is killed and resumed makes no step twice and repeats no noise                          |
