@@ -220,7 +220,8 @@ def _followed(job: Job, rank: ranks.Rank, guarantee: Guarantee) -> Result:
 
 
 def _check_grid(plan: Plan, model: nn.Module) -> None:
-    """Refuses noise that has no grid for so many coordinates; the release would, when a ledger is there already."""
+    """Refuses noise that has no grid for so many coordinates, before a ledger exists; the release would refuse it
+    later."""
     coordinates = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     for step in {0, plan.steps - 1} if coordinates else ():
         choose_lattice(plan.noise_at(step), plan.sensitivity, coordinates)
