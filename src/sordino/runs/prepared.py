@@ -103,8 +103,8 @@ class Prepared:
         users = self.dataset.users if self.plan.unit == "user" else None
         if self.plan.unit == "user" and users is None:
             raise Refused(
-                'privacy.unit = "user", but the users of the rows are not given: name the column or array with the ids '
-                'in [data], user = "…" (csv, parquet, hf, npz; images: a regular expression for file names), or '
+                'privacy.unit = "user", but the rows have no owners: name the column or array with their ids '
+                'in [data], user = "…" (csv, parquet, hf, npz; images: a regular expression for names of files), or '
                 'have your function return "users"'
             )
         return unit_dataset(self.plan, self.dataset.train, users)
