@@ -106,8 +106,7 @@ class ImagesSource(Source):
     kind: ClassVar[str] = "images"
     size: Any  # [height, width], public: every image is scaled to it separately
     channels: int = 3  # 3: colour, 1: grey
-    # a regular expression with one group: the user of a picture, from its file name (unit = "user")
-    user: str | None = None
+    user: str | None = None  # a regular expression whose one group finds the user in a file's name (unit = "user")
 
     def __post_init__(self) -> None:
         super().__post_init__()
