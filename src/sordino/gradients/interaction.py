@@ -1,10 +1,10 @@
 """Do records interact? Their losses are computed again together with other records, and must not change.
 
-In other groups and another order, with random numbers that are neutral (``neutral.py``): what is
-computed over the batch shows. In the same batch and order, with the same random numbers, and one row changed: what
-random numbers decide (who is mixed with whom) shows as well. And once more as it was at first, after all that: what a
-pass leaves to the next shows. A changed row is large, not there (NaN), at the ends of its range, all zero, or the copy
-of another.
+In other groups and another order, with random numbers replaced (``neutral.py``): this detects computations over the
+batch. In the same batch and order, with the same random numbers, and one row changed: this also detects effects that
+random numbers determine (which rows are mixed). And once more as at first, after all of that: this detects state that a
+pass leaves behind. A changed row is large, missing (NaN), at the ends of its range, all zero, or a copy
+of another row.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ def generator_of(purpose: int) -> torch.Generator:
 
 
 def check_groups(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], number: int = 1) -> None:
-    """The losses of rows in other groups, another order and beside a changed row, and as at first; Refused where they
-    move. number: of the test; each has another order and other changed rows."""
+    """Computes the losses of rows in other groups, in another order, next to a changed row, and as at first; raises
+    Refused if they change. number: of the test; each has another order and other changed rows."""
     _check(setup, data, lambda one, given: _grouped(one, given, rows, ("same", *variants), 64 * number))
 
 
 def check_some(setup: Setup, data: Data, rows: int, losses: Tensor | None, number: int, *, every: bool) -> None:
-    """The losses of rows in smaller groups and another order; Refused where they are not those of the batch.
+    """Computes losses in smaller groups and another order; raises Refused if they are not those of the batch.
 
     Args:
         setup: the model and its loss.
         data: the rows of the batch.
-        rows: how many there are.
-        losses: those of the pass that is tested; None where it drew random numbers or had other weights: then it is
-            made again, with neutral numbers.
+        rows: the number of rows.
+        losses: those of the tested pass; None if it drew random numbers or had other weights: then it is
+            repeated, with replaced random numbers.
         number: of the test; each has other groups.
-        every: all rows, in two groups. Otherwise the first, the last and a quarter of all.
+        every: test all rows, in two groups. Otherwise the first, the last and a quarter of all.
     """
     with _disable_current_modes():
         order = torch.randperm(rows, generator=generator_of(64 * number + 32))
@@ -76,7 +76,7 @@ def check_some(setup: Setup, data: Data, rows: int, losses: Tensor | None, numbe
 
 
 def _alone(setup: Setup, data: Data) -> Tensor:
-    """The losses of rows of a batch by themselves; Refused where the model fails on them."""
+    """The losses of some rows of a batch alone; raises Refused if the model fails on them."""
     try:
         return losses_of(setup, data)
     except (ValueError, RuntimeError, IndexError, ArithmeticError) as error:
@@ -92,8 +92,8 @@ def _fails(error: Exception) -> Refused:
 
 
 def check_places(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], number: int = 1) -> None:
-    """The losses of the other rows where one is changed in its place, with the same random numbers; Refused where they
-    move. number: of the test."""
+    """Compares the losses of the other rows after one is changed, with the same random numbers; raises Refused if they
+    change. number: of the test."""
     _check(setup, data, lambda one, given: _in_place(one, given, rows, variants, 64 * number + 16))
 
 
@@ -106,9 +106,9 @@ def _check(setup: Setup, data: Data, furthest: Callable[[Setup, Data], float]) -
         return
     if gap == float("inf"):
         raise Refused(
-            "a record that is not finite (NaN) makes the losses of others so: their values meet, as in attention over "
-            "several records that are packed into one sequence, where a weight of zero times NaN is NaN; give each "
-            "record a row of its own, or set what is masked to zero before it is multiplied"
+            "a record that is not finite (NaN) makes the losses of others so: their values are combined, as in "
+            "attention over several records that are packed into one sequence, where a weight of zero times NaN is "
+            "NaN; give each record its own row, or set masked values to zero before they are multiplied"
         )
     raise Refused(
         "a record's loss is not the same when the others of its batch change, so records interact: look for a layer or "
@@ -124,13 +124,13 @@ def _tolerance(setup: Setup) -> float:
 
 def losses_of(setup: Setup, data: Data) -> Tensor:
     leaves = () if setup.shards is None else setup.shards.groups[0]
-    # gradients as in training: a model may ask for them, or put hooks on what it computes
+    # with gradients as in training: a model may query them, or attach hooks
     with torch.enable_grad(), reading(setup.shards, leaves):
         return setup.loss(call(setup.model, data[0]), data[1]).detach()
 
 
 def _fixed(setup: Setup, data: Data) -> Tensor:
-    """With random numbers that are the same in every call, those of Python and numpy too."""
+    """With random numbers that are the same in every call, including those of Python and numpy."""
     own, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with Neutral(None):
@@ -141,7 +141,7 @@ def _fixed(setup: Setup, data: Data) -> Tensor:
 
 
 def _apart(found: Tensor, base: Tensor, largest: float) -> float:
-    """How far these losses are from those, relative to the largest of all."""
+    """The largest difference between the losses, relative to the largest of all."""
     a, b = found.double(), base.double()
     if bool((torch.isfinite(a) != torch.isfinite(b)).any()):
         return float("inf")
@@ -170,7 +170,7 @@ def _grouped(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], fir
             except (ValueError, RuntimeError, IndexError, ArithmeticError) as error:
                 if not bool((part == extreme).any()):
                     raise _fails(error) from error
-                continue  # the model does not take such a row at all: a distribution or a solver checks its arguments
+                continue  # the model does not accept such a row: a distribution or a solver checks its arguments
             others = part != extreme
             worst = max(worst, _apart(found[others], base[part][others], size))
     return max(worst, _apart(losses_of(setup, data), base, size))
@@ -202,7 +202,7 @@ def _one_changed(data: Data, rows: int, variant: str, number: int) -> tuple[Tens
 
 
 def changed(data: Data, row: int, variant: str) -> Data:
-    """Inputs and targets with one row unlike all others, or like its neighbour."""
+    """Inputs and targets with one row unlike all others, or equal to its neighbour."""
 
     def change(t: Tensor) -> Tensor:
         if not t.ndim or not t.numel():
