@@ -26,6 +26,7 @@ from sordino.gradients.memory import Pool, blocked, blocked_narrow
 from sordino.gradients.runs import RUN, stable
 from sordino.gradients.single import Scaled, Shift, Single
 from sordino.gradients.standardisation import Mapped, standardised_weight
+from sordino.gradients.totals import Total
 from sordino.plan import ROUNDING_MARGIN
 from sordino.records.gradients import record_gradients
 from sordino.sampling import LogicalBatch
@@ -253,7 +254,7 @@ def _forms() -> dict[str, Callable[[Tensor, Tensor], Contribution]]:
         return Single(Scaled(a), b, forms.squares(b, forms.squares(a)))
 
     def total(left: Tensor, right: Tensor) -> Contribution:
-        return forms.Total([forms.Outer(left, right), forms.Dense(torch.bmm(left.mT, right))])
+        return Total([forms.Outer(left, right), forms.Dense(torch.bmm(left.mT, right))])
 
     return {
         "dense": lambda a, b: forms.Dense(torch.bmm(a.mT, b)), "outer": forms.Outer, "lookup": lookup,

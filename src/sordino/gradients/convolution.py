@@ -26,8 +26,8 @@ _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
 
 _COMPILED = (torch.float32, torch.float64)
-_WIDE_GROUP = 8  # channels of a group from which on torch's own grouped kernel is faster: 1.4 ms against 8.7 (ResNeXt)
-GROUP_BYTES = 5 << 20  # products of one grouped convolution; smaller ones take longer, 9 MB as well
+_WIDE_GROUP = 8  # channels per group from which torch's own grouped kernel is faster: 1.4 ms against 8.7 (ResNeXt)
+GROUP_BYTES = 5 << 20  # products of one grouped convolution; smaller ones are slower, and so are 9 MB
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Geometry:
 
     @property
     def patches(self) -> bool:
-        """Kernel and stride agree and nothing overlaps (1×1 kernels, patch embeddings): a linear map."""
+        """Kernel and stride are equal and windows do not overlap (1×1 kernels, patch embeddings): a linear map."""
         kernel = self.weight[2:]
         return (
             not self.transposed
@@ -133,8 +133,8 @@ def _apply(tape: Tape, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None
 
 
 def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry, pool: Pool) -> Contribution:
-    """g (m, S, C_out, *o), a (m, S, C_in, *i). By cost: positions held as they are, products of unfolded patches, or
-    a grouped convolution's gradient (fastest where channels fill vectors and positions outnumber them)."""
+    """g (m, S, C_out, *o), a (m, S, C_in, *i). Chooses by cost: store the positions, multiply unfolded patches, or
+    compute a grouped convolution's gradient (fastest if channels fill vectors and positions outnumber them)."""
     m, c_out, c_in = g.shape[0], geometry.weight[0], geometry.weight[1]
     positions, coordinates = g.shape[1] * math.prod(g.shape[3:]), math.prod(geometry.weight)
     if geometry.groups > 1 and not geometry.transposed and c_in < _WIDE_GROUP:
@@ -151,7 +151,7 @@ def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry, pool: Pool) -> Con
         left = g.flatten(3).transpose(2, 3).flatten(1, 2)  # (m, positions, C_out)
         width, a = coordinates // c_out, pad(a, geometry)
 
-        room: Tensor | None = None  # for the patches of a block, the first being the largest
+        room: Tensor | None = None  # memory for the patches of a block; the first block is the largest
 
         def factors(lo: int, hi: int) -> tuple[Tensor, Tensor]:
             nonlocal room
@@ -163,8 +163,8 @@ def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry, pool: Pool) -> Con
 
 
 def grouped(g: Tensor, a: Tensor, geometry: Geometry, pool: Pool) -> Dense:
-    """Some records at a time where the products are large: the convolution works in twice the memory of its result,
-    which would otherwise stay with the process, and a result that leaves the cache is read again for the norms."""
+    """Large products are computed for some records at a time: the convolution needs twice the memory of its result,
+    which the process would keep, and a result that has left the cache must be read again for the norms."""
     m, coordinates = g.shape[0], math.prod(geometry.weight)
     parts = blocks(m, coordinates, g.element_size(), GROUP_BYTES)
     if len(parts) == 1:
@@ -183,7 +183,7 @@ def pad(a: Tensor, geometry: Geometry) -> Tensor:
 def columns(a: Tensor, geometry: Geometry, room: Tensor | None = None) -> Tensor:
     """Padded (m, S, C, *i) → (m, S·P, C·k): the patch under the kernel at each output position.
 
-    room: memory of that shape, which the result may lie in."""
+    room: memory of that shape, into which the result may be written."""
     n, kernel = geometry.spatial, geometry.weight[2:]
     if room is not None and n == 2 and _by_kernel(a, geometry, room):
         return room
@@ -201,7 +201,7 @@ def columns(a: Tensor, geometry: Geometry, room: Tensor | None = None) -> Tensor
 
 
 def _by_kernel(a: Tensor, geometry: Geometry, room: Tensor) -> bool:
-    """`columns` of images by the compiled loop: False where it is not there, or does not know the memory."""
+    """`columns` of images by the compiled loop; returns False if it is absent or does not support the memory layout."""
     kernels = compiled()
     if kernels is None or a.device.type != "cpu" or a.dtype != room.dtype or a.dtype not in _COMPILED:
         return False
@@ -212,8 +212,8 @@ def _by_kernel(a: Tensor, geometry: Geometry, room: Tensor) -> bool:
 
 
 class Convolved:
-    """Many more weights than activations: hold the activations. Norms and sums are those of a linear map of the
-    patches, which are made for some records at a time."""
+    """For kernels with many more weights than activations: stores the activations. Norms and sums are those of a linear
+    map of the patches, which are unfolded for some records at a time."""
 
     def __init__(self, g: Tensor, a: Tensor, geometry: Geometry) -> None:
         self.g, self.a, self.geometry = g, a, geometry
@@ -222,7 +222,7 @@ class Convolved:
         self.runs: npt.NDArray[np.int64] | None = None  # as in Outer
 
     def _maps(self) -> Iterator[tuple[int, int, Outer]]:
-        """Some records at a time; where blocks may be added up in single precision, within one of these."""
+        """Some records at a time; blocks that may be summed in single precision are not cut."""
         positions, inputs = self.g.shape[1] * math.prod(self.g.shape[3:]), math.prod(self.geometry.weight[1:])
         for first, last in itertools.pairwise([0, self.records] if self.runs is None else self.runs.tolist()):
             for lo, hi in blocks(last - first, positions * inputs, self.g.element_size()):
@@ -261,7 +261,7 @@ def per_record(g: Tensor, a: Tensor, geometry: Geometry) -> Tensor:
 
 
 def backward(g: Tensor, a: Tensor, geometry: Geometry, copies: int) -> Tensor:
-    """The weight gradient of ``copies`` convolutions side by side."""
+    """The weight gradient of ``copies`` independent convolutions, as one grouped convolution."""
     weight = g.new_empty(()).expand(copies * geometry.weight[0], *geometry.weight[1:])
     gradient: Tensor = torch.ops.aten.convolution_backward(
         g,
