@@ -39,7 +39,8 @@ from sordino.gradients.interaction import (
 )
 from sordino.gradients.memory import give_back_freed_memory
 from sordino.gradients.neutral import Neutral, neutral
-from sordino.gradients.passes import Found, PassMemory, Setup
+from sordino.gradients.pass_memory import PassMemory
+from sordino.gradients.passes import Found, Setup
 from sordino.gradients.rows import Chunk, take
 from sordino.gradients.survey import Held, check_state
 
