@@ -1,96 +1,83 @@
-"""Checks of a model during training: gradients are attributed to the right records, and records do not interact.
+"""What is checked of a model while it is trained: gradients go to the right records, and records do not interact.
 
-Attribution. Lineage (``lineage.py``) or a measurement (``measure.py``) gives each position its row. Whenever the
+Attribution. Lineage (``lineage.py``) or a measurement (``measure.py``) gives each position its row. Wherever the
 program of a pass is new, the result is compared with plain autograd at the real number of rows: with random weights w,
 the sum of w_i times record i's gradient, from the engine's contributions, must be the gradient of Σ w_i L_i.
 
-Interaction. If the program itself shows that loss i depends on row i alone (``Pass.independent``), nothing remains to
-be tested; a test is nevertheless made for the first chunk and for one that is much larger (``interaction.py``): the
-rows are regrouped and reordered, one of them is changed, and the losses of the others must not change.
-SAMPLE rows suffice if no random numbers are drawn, because only the labels are tested. If the program does not show it,
-the test is repeated for every new program and on later batches, chosen by the run's own randomness. A
-program is also new if a comparison over several rows (``if x.max() > 3``) has another result than before.
+Interaction. Where the program itself shows that loss i depends on row i alone (``Pass.independent``) nothing remains to
+be tested, but a test is made all the same, for the first chunk and one that is much larger (``interaction.py``): the
+rows are put into other groups and another order, one of them is changed, and the losses of the others must not move.
+SAMPLE rows are enough where no random numbers are drawn, for it is only the labels that are tested. Where the program
+does not show it, the test is repeated for every new program and on later batches, chosen by the run's own randomness. A
+program is also new where a question about several rows (``if x.max() > 3``) has another answer than before.
 
-Values outside of tensors. Labels follow tensors, not Python code that uses a size (``len(x) == 61``) or a value that it
-reads (``x.max().item()``). The tape detects both. A model that queries the number of rows, or selects rows by
-position (``x[:60]``), is given few different numbers of them (``Assurance.room``); and in each batch whose size or read
-values were not tested before, rows are computed again in smaller groups (``check_some``): their losses must be
-those of that batch. A model that queries no size, treats rows alike and reads no value can't depend on either.
+What leaves the tensors. Labels follow tensors, not what Python makes of a size (``len(x) == 61``) or of a value that it
+reads (``x.max().item()``). The tape sees both leave. A model that asks for the number of rows, or takes rows by their
+places (``x[:60]``), is given few different numbers of them (``Assurance.room``); and in each batch whose size, or whose
+values read, were not tested before, rows are computed again in smaller groups (``check_some``): their losses must be
+those of that very batch. A model that asks for nothing, takes rows alike and reads nothing can't depend on either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
-from functools import partial
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from sordino.errors import Refused
-from sordino.gradients.checkpoints import without_checkpoints
-from sordino.gradients.contributions import Contribution
+from sordino.gradients.attribution import check_attribution, check_lengths
 from sordino.gradients.interaction import (
     EVERY,
     FEW,
     Data,
-    changed,
     check_groups,
     check_places,
     check_some,
     generator_of,
-    in_double,
     losses_of,
-    wide,
 )
-from sordino.gradients.measure import NotFinite
-from sordino.gradients.memory import Pool, give_back_freed_memory
-from sordino.gradients.narrow import narrow_sum
+from sordino.gradients.memory import give_back_freed_memory
 from sordino.gradients.neutral import Neutral, neutral
 from sordino.gradients.pass_memory import PassMemory
-from sordino.gradients.passes import Found, Setup, contributions
-from sordino.gradients.refusals import Aside
-from sordino.gradients.rows import Chunk, call, take
-from sordino.gradients.shards import reading
+from sordino.gradients.passes import Found, Setup
+from sordino.gradients.rows import Chunk, take
 from sordino.gradients.survey import Held, check_state
 
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}  # coarser types are compared to a twentieth
-LEVELS = 0.5, 0.02, 0.98  # values that replace random numbers, so that every gate is open in one of them
+LEVELS = 0.5, 0.02, 0.98  # of what takes the place of random numbers, so that gates are open in one of them
 LATER = 0.25
-"""A batch after the first is tested for interaction with this probability divided by its number: LATER ·
-log(batches)."""
+"""A batch after the first is tested for interaction with this probability over its number: LATER · log(batches)."""
 MOST_KNOWN = 1 << 14
-"""The number of tested sizes and values that are remembered."""
+"""So many sizes and values that were tested are remembered."""
 SAMPLE = 32
-"""The number of rows of the first chunk that are tested if the program excludes interaction and draws no numbers."""
+"""So many rows of the first chunk are changed where the program itself excludes interaction and draws no numbers."""
 
 
 class Assurance:
-    """The programs, sizes and values that were checked in the passes of one training. Nothing is stored on the model.
+    """The programs, sizes and values that were checked, over the passes of one training. Nothing is kept on the model.
 
-    sized: the computation may depend on the number of rows or on their positions. widest: the number of rows of the
-    largest tested batch. proven: every program so far shows that records do not interact. attributed, grouped, looked:
-    the numbers of comparisons with plain autograd, and of thorough and brief tests for interaction.
+    sized: what the model does may depend on the number of rows or on their places. widest: rows of the largest batch
+    that records were tested in. proven: that records do not interact, by every program so far. attributed, grouped,
+    looked: how many times gradients were compared with plain autograd, and records tested for interaction, thoroughly
+    and briefly.
     """
 
     def __init__(self) -> None:
         self.memory = PassMemory()
-        self.programs: dict[int, bool] = {}  # the checked programs, and whether they draw no random numbers
+        self.programs: dict[int, bool] = {}  # those that were checked, and whether they draw no random numbers
         self.sized = False
-        self.held: int | None = None  # bytes of a record's stored gradients, if they were measured
+        self.held: int | None = None  # bytes of the gradients that are held of a record, where they were measured
         self.attributed = self.grouped = self.looked = self.batches = 0
         self.widest = 0
         self.proven = True
-        self._left: set[tuple[int, int | None]] = set()  # (rows, values read) that were tested
-        self._sizes: set[int] = set()  # sizes of batches whose gradients were compared with those of smaller groups
+        self._left: set[tuple[int, int | None]] = set()  # what left the tensors and was tested: (rows, values read)
+        self._sizes: set[int] = set()  # of batches whose gradients were compared with those of smaller groups
         self._contents: list[int] | None = None
 
     def room(self, chunk: Chunk) -> int:
-        """The number of rows to which a chunk is padded: a multiple of about a sixteenth, if their number may matter.
+        """How many rows a chunk is filled up to: a multiple of about a sixteenth, if their number may matter.
 
-        It depends on the chunk alone, not on earlier tests: processes that share a batch pad in the same way.
+        It depends on the chunk alone, not on what was tested before: processes that share a batch fill up alike.
         """
         if not self.sized:
             return chunk.rows
@@ -100,13 +87,13 @@ class Assurance:
         return -(-count // step) * step * together
 
     def begin(self, setup: Setup) -> None:
-        """Called before a call's passes: until the first check, the content of all state is recorded."""
+        """Before a call's passes: until the first check, the content of all state is remembered."""
         self._contents = None if self.grouped else [held.content for held in setup.state]
 
     def examine(self, setup: Setup, data: Data, chunk: Chunk, made: Found) -> None:
-        """Called after a chunk was summed, and before anything is released. Raises Refused if a check fails.
+        """After a chunk was summed, and before anything is released. Refused where a check fails.
 
-        data: the rows of the chunk. made: the result of its passes.
+        data: the rows of the chunk. made: what its passes found.
         """
         self.batches += 1
         if self._contents is not None:
@@ -128,26 +115,30 @@ class Assurance:
                 tested = self._test(setup, data, chunk, made, new=new, due=due, larger=larger)
                 if unseen and not tested:
                     self._look(setup, data, chunk.rows, made, self.programs[made.program])
+        if new or due or larger:
+            give_back_freed_memory()
         if len(self._left) >= MOST_KNOWN:
             self._left.clear()
         self._left.add(left)
 
     def _attribute(self, setup: Setup, data: Data, chunk: Chunk, made: Found) -> bool:
-        """Compares the gradients of a new program with plain autograd; returns whether it draws no random numbers."""
+        """Compares the gradients of a new program with plain autograd; tells whether it draws no random numbers."""
         give_back_freed_memory()
-        # a program that depends neither on sizes nor on values is the same for a few rows
+        # a program that follows neither sizes nor values is the same for a few rows
         few = made.independent and not made.sized and made.numbers is None
         still = not _draws(setup, _first(data, chunk.rows)[0] if few else data)
+        give_back_freed_memory()
         with nullcontext() if still and made.independent else neutral():
-            check_attribution(setup, data, chunk)
+            lengths = check_attribution(setup, data, chunk)
             give_back_freed_memory()
             if not made.independent:
-                check_lengths(setup, data, chunk.rows)
+                check_lengths(setup, data, chunk.rows, lengths)
+                give_back_freed_memory()
         self.attributed += 1
         return still
 
     def _test(self, setup: Setup, data: Data, chunk: Chunk, made: Found, *, new: bool, due: bool, larger: bool) -> bool:
-        """Tests for interaction if the program or the batch requires it; returns whether all rows were tested."""
+        """Tests for interaction, where the program or the batch calls for it; tells whether all rows were tested."""
         if not ((new and not made.independent) or due or larger):
             return False
         rows, some = chunk.rows, made.independent and self.programs[made.program]
@@ -165,10 +156,10 @@ class Assurance:
         return rows == chunk.rows
 
     def _look(self, setup: Setup, data: Data, rows: int, made: Found, still: bool) -> None:
-        """Computes rows again in smaller groups: their losses must be those of this batch.
+        """Rows again in smaller groups: their losses must be those of this very batch.
 
-        All rows for a program that has read values which no tested batch had; some rows for one that knows a new number
-        of rows. still: it draws no random numbers.
+        For a program that has read values which no tested batch had, all rows; for one that knows a new number of rows,
+        some. still: it draws no random numbers.
         """
         self.looked += 1
         with nullcontext() if still else neutral():
@@ -179,12 +170,12 @@ class Assurance:
                 self._sizes.add(rows)
 
     def _chosen(self) -> bool:
-        """Is this batch one of the later ones that are tested? Decided by the run's own randomness."""
+        """Is this batch one of the later ones that are tested? By the run's own randomness."""
         return torch.rand((), generator=generator_of(64 * self.batches)).item() < LATER / self.batches
 
 
 def _first(data: Data, rows: int) -> tuple[Data, int]:
-    """Up to SAMPLE rows of the data, and their number."""
+    """Up to SAMPLE rows of the data, and how many they are."""
     if rows <= SAMPLE:
         return data, rows
     first = slice(0, SAMPLE)
@@ -192,8 +183,8 @@ def _first(data: Data, rows: int) -> tuple[Data, int]:
 
 
 def _draws(setup: Setup, data: Data) -> bool:
-    """Does the forward pass draw random numbers from torch? If not, they need not be replaced, which would take longer
-    than a small model."""
+    """Does the forward pass ask torch for random numbers? Where it does not, nothing has to be made neutral, which
+    takes longer than a small model."""
     with Neutral() as mode:
         losses_of(setup, data)
     drew: bool = mode.drew
@@ -202,8 +193,8 @@ def _draws(setup: Setup, data: Data) -> bool:
 
 @contextmanager
 def _undisturbed(setup: Setup, known: Sequence[int] | None, read: bool) -> Iterator[None]:
-    """Restores random numbers and state afterwards; a pass that wrote to state without being intercepted is refused.
-    known: the content of the state, if it has just been read. read: whether it is compared."""
+    """Random numbers and state are afterwards what they were; a pass that wrote to state unseen is refused. known: the
+    content of the state, where it has just been read. read: whether it is compared."""
     versions = [held.version for held in setup.state]
     contents = known if known is not None or not read else [held.content for held in setup.state]
     with torch.random.fork_rng(devices=[]):
@@ -214,174 +205,10 @@ def _undisturbed(setup: Setup, known: Sequence[int] | None, read: bool) -> Itera
 
 
 def check_contents(state: Sequence[Held], before: Sequence[int]) -> None:
-    """Raises Refused if the content of a buffer or parameter changed, also by writes that bypass the version
-    counter."""
+    """Refused if the content of a buffer or parameter changed: also by writes that bypass the version counter."""
     for held, content in zip(state, before, strict=True):
         if held.content != content:
             raise Refused(
-                f"{held.name}: the forward pass changes it without autograd's knowledge, so what it stores of the data "
-                "is published without noise; put the module in eval mode or remove the update"
+                f"{held.name}: the forward pass changes it behind autograd's back, so what it stores of the data "
+                "leaves unprotected; put the module in eval mode or remove the update"
             )
-
-
-def check_attribution(setup: Setup, data: Data, chunk: Chunk) -> None:
-    """Compares Σ w_i g_i from the engine's contributions with plain autograd of Σ w_i L_i, for random w."""
-    gap = _attribution_gap(setup, data, chunk.rows)
-    kind = next(iter(setup.parameters.values())).dtype
-    if gap is None or gap[1] <= TOLERANCE.get(kind, 0.05):
-        return
-    if kind == torch.float32:  # the cause may be a kink or a long chain of roundings: decide in double precision
-        twin = in_double(setup)
-        if twin is not None:
-            finer = _attribution_gap(twin, wide(data), chunk.rows)
-            if finer is None or finer[1] <= 1e-6:
-                return
-    raise Refused(
-        f"{gap[0]}: with random weights on the records the engine's gradient differs from autograd's; the layer is not "
-        "supported in this use: freeze it, or write it in plain PyTorch",
-        private=f"it differs by {gap[1]:.1e}",
-    )
-
-
-def _attribution_gap(setup: Setup, data: Data, rows: int) -> tuple[str, float] | None:
-    """The parameter with the largest difference, and the difference relative to the length of the records' own
-    gradients; None if there is nothing finite to compare."""
-    with _disable_current_modes():  # the model's random numbers are replaced, these must not be
-        weight = 0.5 + torch.rand(rows, generator=generator_of(2))
-        weight = torch.where(torch.rand(rows, generator=generator_of(3)) < 0.5, weight, -weight).to(setup.device)
-    each = Chunk(slice(0, rows), slice(0, rows), rows, rows, None, None)
-    try:
-        with reading(setup.shards):
-            made = contributions(replace(setup, once=False), data, each, [({}, 1.0)])
-    except NotFinite:
-        return None
-    with torch.no_grad():
-        squares = {name: g.norm2().double() for name, g in made.gradients.items()}
-        total = sum(squares.values(), torch.zeros(rows, dtype=torch.float64, device=setup.device))
-        good = torch.isfinite(total) & torch.isfinite(made.losses)
-        if not bool(good.all()):
-            setup.pool.give_back()
-            kept = torch.nonzero(good).flatten()
-            if len(kept) < 2:
-                return None
-            return _attribution_gap(setup, _taken(data, kept, rows), len(kept))
-        mine = {}
-        # each is released before the next, and all before autograd creates its activations
-        for name in list(made.gradients):
-            mine[name] = _weighted(made.gradients.pop(name), weight, setup.parameters[name], setup.pool)
-    setup.pool.give_back()
-    scale = float((weight.double().square() * total).sum().sqrt())
-    worst = ("", 0.0)
-    for name, difference in _differences(setup, data, weight, mine):
-        own = float((weight.double().square() * squares[name]).sum().sqrt()) if name in squares else 0.0
-        size = own + 1e-4 * scale
-        if difference and (not size or difference / size > worst[1]):
-            worst = name, difference / size if size else float("inf")
-    return worst
-
-
-def _weighted(of: Contribution, weight: Tensor, parameter: Tensor, pool: Pool) -> Tensor:
-    """Σ_i w_i g_i, in single precision if the parameter has it."""
-    if parameter.dtype == torch.float32 and parameter.device.type == "cpu":
-        return narrow_sum(of, weight.double(), parameter, pool)
-    total = torch.zeros(parameter.shape, dtype=torch.float64, device=parameter.device)
-    of.add_to(total, weight.double())
-    return total
-
-
-def _differences(setup: Setup, data: Data, weight: Tensor, mine: dict[str, Tensor]) -> list[tuple[str, float]]:
-    """The difference between these sums and plain autograd's gradient of Σ w_i L_i, parameter by parameter.
-
-    Each gradient is compared when it is computed, and not kept; for a sharded model, one group after the other is
-    gathered.
-    """
-    found: list[tuple[str, float]] = []
-
-    def compare(name: str, parameter: Tensor) -> None:
-        theirs, parameter.grad = parameter.grad, None
-        if theirs is not None:
-            ours = mine.pop(name, None)
-            found.append((name, float((theirs if ours is None else ours.sub_(theirs)).norm())))
-
-    for group in [list(setup.parameters)] if setup.shards is None else setup.shards.groups:
-        with (
-            Aside(setup.parameters),
-            torch.enable_grad(),
-            without_checkpoints(),
-            reading(setup.shards, group) as leaves,
-        ):
-            losses = setup.loss(call(setup.model, data[0]), data[1])
-            if not losses.requires_grad:
-                continue  # they depend on no parameter of this group, or on no parameter in this batch
-            given = {name: leaves.get(name, setup.parameters[name]) for name in group}
-            hooks = [t.register_post_accumulate_grad_hook(partial(compare, n)) for n, t in given.items()]
-            try:
-                torch.autograd.backward(losses, weight.to(losses.dtype), inputs=list(given.values()))
-            finally:
-                for hook in hooks:
-                    hook.remove()
-    return [*found, *((name, float(total.norm())) for name, total in mine.items())]
-
-
-def check_lengths(setup: Setup, data: Data, rows: int) -> None:
-    """Compares the lengths of the records' gradients in another group and order; raises Refused if they change.
-
-    A custom backward pass (a custom function, a hook) may use other rows without an effect on the losses.
-    """
-    gap = _length_gap(setup, data, rows)
-    kind = next(iter(setup.parameters.values())).dtype
-    if gap > TOLERANCE.get(kind, 0.05) and kind == torch.float32 and (twin := in_double(setup)) is not None:
-        gap = _length_gap(twin, wide(data), rows)
-    if gap > TOLERANCE.get(kind, 0.05):
-        raise Refused(
-            "a record's gradient is not the same when the others of its batch change, so records interact: look for a "
-            "custom backward pass or a hook that computes over the batch dimension",
-            private=f"the relative difference is {gap:.1e}",
-        )
-
-
-def _length_gap(setup: Setup, data: Data, rows: int) -> float:
-    """How much the lengths of some rows change if the rest is left out, and if one of the rest is made large."""
-    with _disable_current_modes():
-        order = torch.randperm(rows, generator=generator_of(3))
-    part, last = order[: max(1, rows // 2)], int(order[-1])
-    whole, some = _lengths(setup, data, rows), _lengths(setup, _taken(data, part, rows), len(part))
-    beside = _lengths_beside(setup, data, rows, last)
-    if whole is None:
-        return 0.0
-    size = max(float(whole.nan_to_num(0, 0, 0).max()), 1e-12)
-    found = [t for t in (some, None if beside is None else beside[part]) if t is not None]
-    return max((float((whole[part] - t).nan_to_num(0, 0, 0).abs().max()) / size for t in found), default=0.0)
-
-
-def _lengths_beside(setup: Setup, data: Data, rows: int, row: int) -> Tensor | None:
-    """The lengths if this row is made large; None if the model does not accept such a row.
-
-    Next to a large gradient the others may be too small to be measured (``measure.py``): then the row is made a copy of
-    its neighbour, and a refusal in that case is final.
-    """
-    try:
-        return _lengths(setup, changed(data, row, "large"), rows)
-    except (ValueError, RuntimeError, IndexError, ArithmeticError):
-        return None
-    except Refused:
-        return _lengths(setup, changed(data, row, "copy"), rows)
-
-
-def _lengths(setup: Setup, data: Data, rows: int) -> Tensor | None:
-    """The length of each row's gradient; None if rows can't be told apart."""
-    each = Chunk(slice(0, rows), slice(0, rows), rows, rows, None, None)
-    try:
-        with reading(setup.shards):
-            made = contributions(replace(setup, once=False), data, each, [({}, 1.0)])
-    except NotFinite:
-        return None
-    with torch.no_grad():
-        none = torch.zeros(rows, dtype=torch.float64, device=setup.device)
-        total = sum((g.norm2().double() for g in made.gradients.values()), none)
-    setup.pool.give_back()
-    return total.sqrt()
-
-
-def _taken(data: Data, part: Tensor, rows: int) -> Data:
-    return take(data[0], part, rows), take(data[1], part, rows)

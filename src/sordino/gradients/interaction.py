@@ -1,10 +1,10 @@
 """Do records interact? Their losses are computed again together with other records, and must not change.
 
-In other groups and another order, with random numbers replaced (``neutral.py``): this detects computations over the
-batch. In the same batch and order, with the same random numbers, and one row changed: this also detects effects that
-random numbers determine (which rows are mixed). And once more as at first, after all of that: this detects state that a
-pass leaves behind. A changed row is large, missing (NaN), at the ends of its range, all zero, or a copy
-of another row.
+In other groups and another order, with random numbers that are neutral (``neutral.py``): what is
+computed over the batch shows. In the same batch and order, with the same random numbers, and one row changed: what
+random numbers decide (who is mixed with whom) shows as well. And once more as it was at first, after all that: what a
+pass leaves to the next shows. A changed row is large, not there (NaN), at the ends of its range, all zero, or the copy
+of another; several are changed at once, and one by one where the model does not take them together.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ from sordino.gradients.shards import reading
 from sordino.gradients.survey import survey
 
 Data = tuple[Any, Any]
-EVERY = ("large", "missing", "ends", "zero", "copy")
-FEW = ("large",)
+Changes = tuple[str, ...]
+EVERY: tuple[Changes, ...] = (("large", "zero"), ("ends", "copy"), ("missing",))
+"""Rows that are changed together, each in one of these ways. NaN stands alone: it would hide the others."""
+FEW: tuple[Changes, ...] = (("large",),)
+_ROOM = 6  # rows; of fewer, one is changed at a time
 
 
 def generator_of(purpose: int) -> torch.Generator:
@@ -38,23 +41,23 @@ def generator_of(purpose: int) -> torch.Generator:
     return torch.Generator().manual_seed((torch.initial_seed() + 0x9E3779B9 * purpose) % (1 << 63))
 
 
-def check_groups(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], number: int = 1) -> None:
-    """Computes the losses of rows in other groups, in another order, next to a changed row, and as at first; raises
-    Refused if they change. number: of the test; each has another order and other changed rows."""
-    _check(setup, data, lambda one, given: _grouped(one, given, rows, ("same", *variants), 64 * number))
+def check_groups(setup: Setup, data: Data, rows: int, variants: tuple[Changes, ...], number: int = 1) -> None:
+    """The losses of rows in other groups, another order and beside changed rows, and as at first; Refused where they
+    move. number: of the test; each has another order and other changed rows."""
+    _check(setup, data, lambda one, given: _grouped(one, given, rows, _fitting(variants, rows), 64 * number))
 
 
 def check_some(setup: Setup, data: Data, rows: int, losses: Tensor | None, number: int, *, every: bool) -> None:
-    """Computes losses in smaller groups and another order; raises Refused if they are not those of the batch.
+    """The losses of rows in smaller groups and another order; Refused where they are not those of the batch.
 
     Args:
         setup: the model and its loss.
         data: the rows of the batch.
-        rows: the number of rows.
-        losses: those of the tested pass; None if it drew random numbers or had other weights: then it is
-            repeated, with replaced random numbers.
+        rows: how many there are.
+        losses: those of the pass that is tested; None where it drew random numbers or had other weights: then it is
+            made again, with neutral numbers.
         number: of the test; each has other groups.
-        every: test all rows, in two groups. Otherwise the first, the last and a quarter of all.
+        every: all rows, in two groups. Otherwise the first, the last and a quarter of all.
     """
     with _disable_current_modes():
         order = torch.randperm(rows, generator=generator_of(64 * number + 32))
@@ -76,7 +79,7 @@ def check_some(setup: Setup, data: Data, rows: int, losses: Tensor | None, numbe
 
 
 def _alone(setup: Setup, data: Data) -> Tensor:
-    """The losses of some rows of a batch alone; raises Refused if the model fails on them."""
+    """The losses of rows of a batch by themselves; Refused where the model fails on them."""
     try:
         return losses_of(setup, data)
     except (ValueError, RuntimeError, IndexError, ArithmeticError) as error:
@@ -91,10 +94,14 @@ def _fails(error: Exception) -> Refused:
     )
 
 
-def check_places(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], number: int = 1) -> None:
-    """Compares the losses of the other rows after one is changed, with the same random numbers; raises Refused if they
-    change. number: of the test."""
-    _check(setup, data, lambda one, given: _in_place(one, given, rows, variants, 64 * number + 16))
+def check_places(setup: Setup, data: Data, rows: int, variants: tuple[Changes, ...], number: int = 1) -> None:
+    """The losses of the other rows where some are changed in their places, with the same random numbers; Refused where
+    they move. number: of the test."""
+    _check(setup, data, lambda one, given: _in_place(one, given, rows, _fitting(variants, rows), 64 * number + 16))
+
+
+def _fitting(variants: tuple[Changes, ...], rows: int) -> list[Changes]:
+    return list(variants) if rows >= _ROOM else [(way,) for ways in variants for way in ways]
 
 
 def _check(setup: Setup, data: Data, furthest: Callable[[Setup, Data], float]) -> None:
@@ -106,9 +113,9 @@ def _check(setup: Setup, data: Data, furthest: Callable[[Setup, Data], float]) -
         return
     if gap == float("inf"):
         raise Refused(
-            "a record that is not finite (NaN) makes the losses of others so: their values are combined, as in "
-            "attention over several records that are packed into one sequence, where a weight of zero times NaN is "
-            "NaN; give each record its own row, or set masked values to zero before they are multiplied"
+            "a record that is not finite (NaN) makes the losses of others so: their values meet, as in attention over "
+            "several records that are packed into one sequence, where a weight of zero times NaN is NaN; give each "
+            "record a row of its own, or set what is masked to zero before it is multiplied"
         )
     raise Refused(
         "a record's loss is not the same when the others of its batch change, so records interact: look for a layer or "
@@ -124,13 +131,13 @@ def _tolerance(setup: Setup) -> float:
 
 def losses_of(setup: Setup, data: Data) -> Tensor:
     leaves = () if setup.shards is None else setup.shards.groups[0]
-    # with gradients as in training: a model may query them, or attach hooks
+    # gradients as in training: a model may ask for them, or put hooks on what it computes
     with torch.enable_grad(), reading(setup.shards, leaves):
         return setup.loss(call(setup.model, data[0]), data[1]).detach()
 
 
 def _fixed(setup: Setup, data: Data) -> Tensor:
-    """With random numbers that are the same in every call, including those of Python and numpy."""
+    """With random numbers that are the same in every call, those of Python and numpy too."""
     own, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with Neutral(None):
@@ -141,7 +148,7 @@ def _fixed(setup: Setup, data: Data) -> Tensor:
 
 
 def _apart(found: Tensor, base: Tensor, largest: float) -> float:
-    """The largest difference between the losses, relative to the largest of all."""
+    """How far these losses are from those, relative to the largest of all."""
     a, b = found.double(), base.double()
     if bool((torch.isfinite(a) != torch.isfinite(b)).any()):
         return float("inf")
@@ -154,55 +161,70 @@ def _largest(base: Tensor) -> float:
     return float(finite.max()) if len(finite) else 1.0
 
 
-def _grouped(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], first: int) -> float:
+def _grouped(setup: Setup, data: Data, rows: int, variants: list[Changes], first: int) -> float:
+    """How far losses move. The first variant that the model takes as a whole is cut into small groups as well."""
     base = losses_of(setup, data)
-    size, worst = _largest(base), 0.0
-    for number, variant in enumerate(variants):
-        order, given, extreme = _one_changed(data, rows, variant, first + number)
-        cuts = [max(1, rows // 3)]
-        if variant == "same":
-            cuts = sorted({1, min(4, rows - 1), rows // 2})
+    size, worst, small = _largest(base), 0.0, True
+    number, todo = 0, list(variants)
+    while todo:
+        ways = todo.pop(0)
+        order, given, extreme = _some_changed(data, rows, ways, first + number)
+        number += 1
+        cuts = sorted({1, min(4, rows - 1), rows // 2}) if small else [max(1, rows // 3)]
+        complete = True
         for part in torch.tensor_split(order, cuts):
             if not len(part):
                 continue
+            others = ~torch.isin(part, extreme)
             try:
                 found = losses_of(setup, tuple(take(t, part, rows) for t in given))
             except (ValueError, RuntimeError, IndexError, ArithmeticError) as error:
-                if not bool((part == extreme).any()):
+                if bool(others.all()):
                     raise _fails(error) from error
-                continue  # the model does not accept such a row: a distribution or a solver checks its arguments
-            others = part != extreme
+                complete = False  # the model does not take such rows: a distribution or a solver checks its arguments
+                continue
             worst = max(worst, _apart(found[others], base[part][others], size))
+        if not complete:
+            todo = [*([()] if small and () not in todo else []), *_one_by_one(ways), *todo]
+        small = small and not complete
     return max(worst, _apart(losses_of(setup, data), base, size))
 
 
-def _in_place(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], first: int) -> float:
+def _one_by_one(ways: Changes) -> list[Changes]:
+    return [(way,) for way in ways] if len(ways) > 1 else []
+
+
+def _in_place(setup: Setup, data: Data, rows: int, variants: list[Changes], first: int) -> float:
     base = _fixed(setup, data)
     size, worst = _largest(base), 0.0
-    for number, variant in enumerate(variants):
-        _, given, extreme = _one_changed(data, rows, variant, first + number)
+    number, todo = 0, list(variants)
+    while todo:
+        ways = todo.pop(0)
+        _, given, extreme = _some_changed(data, rows, ways, first + number)
+        number += 1
         try:
             found = _fixed(setup, given)
         except (ValueError, RuntimeError, IndexError, ArithmeticError):
+            todo = [*_one_by_one(ways), *todo]
             continue
-        others = torch.arange(rows) != extreme
+        others = ~torch.isin(torch.arange(rows), extreme)
         worst = max(worst, _apart(found[others], base[others], size))
     return worst
 
 
-def _one_changed(data: Data, rows: int, variant: str, number: int) -> tuple[Tensor, Data, int]:
-    """(an order of the rows, the data with one row changed, that row; −1: none)."""
+def _some_changed(data: Data, rows: int, ways: Changes, number: int) -> tuple[Tensor, Data, Tensor]:
+    """(an order of the rows, the data with one row changed in each of these ways, those rows)."""
     with _disable_current_modes():
         source = generator_of(4 + number)
         order = torch.randperm(rows, generator=source)
-        if variant == "same":
-            return order, data, -1
-        extreme = int(order[int(torch.randint(rows, (), generator=source))])
-    return order, changed(data, extreme, variant), extreme
+        extreme = order[torch.randperm(rows, generator=source)[: len(ways)]]
+    for row, way in zip(extreme.tolist(), ways, strict=True):
+        data = changed(data, row, way)
+    return order, data, extreme
 
 
 def changed(data: Data, row: int, variant: str) -> Data:
-    """Inputs and targets with one row unlike all others, or equal to its neighbour."""
+    """Inputs and targets with one row unlike all others, or like its neighbour."""
 
     def change(t: Tensor) -> Tensor:
         if not t.ndim or not t.numel():
