@@ -22,7 +22,7 @@ from sordino.gradients import contributions as forms
 from sordino.gradients.contributions import Contribution
 from sordino.gradients.convolution import Convolved, Geometry, weight_gradient
 from sordino.gradients.engine import add_clipped
-from sordino.gradients.memory import Pool, blocked, blocked_narrow
+from sordino.gradients.memory import blocked, blocked_narrow
 from sordino.gradients.runs import RUN, stable
 from sordino.gradients.single import Scaled, Shift, Single
 from sordino.gradients.standardisation import Mapped, standardised_weight
@@ -291,7 +291,7 @@ def test_zero_times_a_number_that_is_not_finite_is_zero(name: str, positions: in
 def test_the_many_weights_of_a_convolution_are_held_as_activations() -> None:
     """So that the models above are what they are called."""
     geometry = Geometry((64, 32, 3, 3), (1, 1), (1, 1), (1, 1), 1)
-    found = weight_gradient(torch.randn(2, 1, 64, 2, 2), torch.randn(2, 1, 32, 2, 2), geometry, Pool())
+    found = weight_gradient(torch.randn(2, 1, 64, 2, 2), torch.randn(2, 1, 32, 2, 2), geometry)
     assert isinstance(found, Convolved)
 
 

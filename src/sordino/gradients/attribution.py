@@ -19,7 +19,6 @@ from sordino.gradients.checkpoints import without_checkpoints
 from sordino.gradients.contributions import Contribution
 from sordino.gradients.interaction import Data, changed, generator_of, in_double, wide
 from sordino.gradients.measure import NotFinite
-from sordino.gradients.memory import Pool
 from sordino.gradients.narrow import narrow_sum
 from sordino.gradients.passes import Setup, contributions
 from sordino.gradients.refusals import Aside
@@ -79,7 +78,6 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> _Gap | None:
         total = sum(squares.values(), torch.zeros(rows, dtype=torch.float64, device=setup.device))
         good = torch.isfinite(total) & torch.isfinite(made.losses)
         if not bool(good.all()):
-            setup.pool.give_back()
             kept = torch.nonzero(good).flatten()
             if len(kept) < 2:
                 return None
@@ -88,8 +86,7 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> _Gap | None:
         mine = {}
         # each is released before the next, and all before autograd creates its activations
         for name in list(made.gradients):
-            mine[name] = _weighted(made.gradients.pop(name), weight, setup.parameters[name], setup.pool)
-    setup.pool.give_back()
+            mine[name] = _weighted(made.gradients.pop(name), weight, setup.parameters[name])
     scale = float((weight.double().square() * total).sum().sqrt())
     worst = ("", 0.0)
     for name, difference in _differences(setup, data, weight, mine):
@@ -100,10 +97,10 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> _Gap | None:
     return _Gap(*worst, total.sqrt())
 
 
-def _weighted(of: Contribution, weight: Tensor, parameter: Tensor, pool: Pool) -> Tensor:
+def _weighted(of: Contribution, weight: Tensor, parameter: Tensor) -> Tensor:
     """Σ_i w_i g_i, in single precision if the parameter has it."""
     if parameter.dtype == torch.float32 and parameter.device.type == "cpu":
-        return narrow_sum(of, weight.double(), parameter, pool)
+        return narrow_sum(of, weight.double(), parameter)
     total = torch.zeros(parameter.shape, dtype=torch.float64, device=parameter.device)
     of.add_to(total, weight.double())
     return total
@@ -205,7 +202,6 @@ def _lengths(setup: Setup, data: Data, rows: int) -> Tensor | None:
     with torch.no_grad():
         none = torch.zeros(rows, dtype=torch.float64, device=setup.device)
         total = sum((g.norm2().double() for g in made.gradients.values()), none)
-    setup.pool.give_back()
     return total.sqrt()
 
 

@@ -78,9 +78,9 @@ def contract(tape: Tape, func: Any, x: Tensor, weight: Any, names: tuple[str, st
         m, s = g.shape[:2]
         left, right = a.reshape(m, s, b, k), g.reshape(m, s, b, p)
         if b == 1:
-            return [(slot, outer(left[:, :, 0], right[:, :, 0], frame.pool))]
+            return [(slot, outer(left[:, :, 0], right[:, :, 0]))]
         left, right = (t.transpose(1, 2).flatten(0, 1) for t in (left, right))  # (m · blocks, S, d)
-        return [(slot, Blocks(outer(left, right, frame.pool), b))]
+        return [(slot, Blocks(outer(left, right), b))]
 
     output = torch.einsum(f"{of_x},{of_w}->{of_out}", x, tape.value(weight))
     shape = torch.Size([output.shape[d] for d in of_g])

@@ -22,7 +22,6 @@ from sordino.gradients.gram import PART, gram, gram_by_parts
 from sordino.gradients.memory import (
     CACHE_BYTES,
     DEEPEST,
-    Pool,
     blocked,
     blocked_narrow,
     blocks,
@@ -38,6 +37,7 @@ from sordino.gradients.memory import (
     too_long,
 )
 from sordino.native.kernels import FEW_OUTPUTS
+from sordino.native.pages import buffer
 
 KEEP_RATIO = 2.0  # store products of at most this many times the size of the positions that they were computed from
 MANY = 32  # positions from which on a record's own product is computed in single precision
@@ -232,7 +232,7 @@ class Outer:
         self.left, self.right = masked(self.left, bad), masked(self.right, bad)
 
 
-def outer(left: Tensor, right: Tensor, pool: Pool) -> Contribution:
+def outer(left: Tensor, right: Tensor) -> Contribution:
     """Σ_s left_s ⊗ right_s, stored as the positions or as the product, whichever is smaller.
 
     The product costs as much as the plain weight gradient; norms and the clipped sum are then one pass over it.
@@ -241,7 +241,7 @@ def outer(left: Tensor, right: Tensor, pool: Pool) -> Contribution:
     (m, s, p), q = left.shape, right.shape[2]
     if s == 1 or p * q > KEEP_RATIO * s * (p + q):
         return Outer(left, right)
-    return products(m, (p, q), left, lambda lo, hi: (left[lo:hi], right[lo:hi]), pool)
+    return products(m, (p, q), left, lambda lo, hi: (left[lo:hi], right[lo:hi]))
 
 
 def products(
@@ -249,14 +249,13 @@ def products(
     shape: tuple[int, int],
     like: Tensor,
     factors: Callable[[int, int], tuple[Tensor, Tensor]],
-    pool: Pool,
     working: int = 0,
 ) -> Dense:
     """Σ_s left_s ⊗ right_s of every record, with its norm computed while the product is in the cache.
 
     working: further elements per record that ``factors`` allocates; the block size takes them into account.
     """
-    product, norm2 = pool.borrow((records, *shape), like), like.new_empty(records, dtype=torch.float64)
+    product, norm2 = buffer((records, *shape), like.dtype, like.device), like.new_empty(records, dtype=torch.float64)
     for lo, hi in blocks(records, shape[0] * shape[1] + working, like.element_size(), CACHE_BYTES):
         left, right = factors(lo, hi)
         torch.bmm(left.mT, right, out=product[lo:hi])

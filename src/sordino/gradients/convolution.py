@@ -17,10 +17,11 @@ from torch import Tensor
 from sordino.gradients.contributions import KEEP_RATIO, Contribution, Dense, Outer, outer, products
 from sordino.gradients.depthwise import Window, grouped_gradients
 from sordino.gradients.layout import Frame
-from sordino.gradients.memory import Pool, blocks, by_record, compact, squares
+from sordino.gradients.memory import blocks, by_record, compact, squares
 from sordino.gradients.slots import Slot, Use, hold
 from sordino.gradients.tape import Tape
 from sordino.native.kernels import compiled
+from sordino.native.pages import buffer
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
@@ -122,7 +123,7 @@ def _apply(tape: Tape, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None
         g = frame.fold(gradient, n + 1, gradient=True)  # (m, S, C_out, *o)
         out: list[tuple[Slot, Contribution]] = []
         if w is not None:
-            out.append((w, weight_gradient(g, frame.fold(x, n + 1), geometry, frame.pool)))
+            out.append((w, weight_gradient(g, frame.fold(x, n + 1), geometry)))
         if b is not None:
             out.append((b, Dense(g.flatten(3).sum((1, 3)))))
         return out
@@ -132,7 +133,7 @@ def _apply(tape: Tape, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None
     return tape.tap(output, Use(func, slots, output.shape, (0,), emit, hold(x)), label)
 
 
-def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry, pool: Pool) -> Contribution:
+def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry) -> Contribution:
     """g (m, S, C_out, *o), a (m, S, C_in, *i). Chooses by cost: store the positions, multiply unfolded patches, or
     compute a grouped convolution's gradient (fastest if channels fill vectors and positions outnumber them)."""
     m, c_out, c_in = g.shape[0], geometry.weight[0], geometry.weight[1]
@@ -146,7 +147,7 @@ def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry, pool: Pool) -> Con
         return Convolved(g, a, geometry)
     if geometry.patches and math.prod(geometry.weight[2:]) == 1:
         left, right = (t.flatten(3).transpose(2, 3).flatten(1, 2) for t in (g, a))  # (m, positions, C)
-        return outer(left, right, pool)
+        return outer(left, right)
     if c_in < 4 or positions < c_out or geometry.patches:
         left = g.flatten(3).transpose(2, 3).flatten(1, 2)  # (m, positions, C_out)
         width, a = coordinates // c_out, pad(a, geometry)
@@ -155,21 +156,21 @@ def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry, pool: Pool) -> Con
 
         def factors(lo: int, hi: int) -> tuple[Tensor, Tensor]:
             nonlocal room
-            room = pool.borrow((hi - lo, positions, width), g) if room is None else room
+            room = buffer((hi - lo, positions, width), g.dtype, g.device) if room is None else room
             return left[lo:hi], columns(a[lo:hi], geometry, room[: hi - lo])
 
-        return products(m, (c_out, width), g, factors, pool, working=2 * positions * width)
-    return grouped(g, a, geometry, pool)
+        return products(m, (c_out, width), g, factors, working=2 * positions * width)
+    return grouped(g, a, geometry)
 
 
-def grouped(g: Tensor, a: Tensor, geometry: Geometry, pool: Pool) -> Dense:
+def grouped(g: Tensor, a: Tensor, geometry: Geometry) -> Dense:
     """Large products are computed for some records at a time: the convolution needs twice the memory of its result,
     which the process would keep, and a result that has left the cache must be read again for the norms."""
     m, coordinates = g.shape[0], math.prod(geometry.weight)
     parts = blocks(m, coordinates, g.element_size(), GROUP_BYTES)
     if len(parts) == 1:
         return Dense(per_record(g, a, geometry), owned=True)
-    product, norm2 = pool.borrow((m, *geometry.weight), g), g.new_empty(m, dtype=torch.float64)
+    product, norm2 = buffer((m, *geometry.weight), g.dtype, g.device), g.new_empty(m, dtype=torch.float64)
     for lo, hi in parts:
         product[lo:hi] = per_record(g[lo:hi], a[lo:hi], geometry)
         norm2[lo:hi] = squares(by_record(product[lo:hi]))

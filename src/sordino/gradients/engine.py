@@ -21,7 +21,7 @@ from sordino.gradients.companion_norm import STACKED_ROWS
 from sordino.gradients.contributions import Contribution, Outer, add_dense, held_by
 from sordino.gradients.convolution import Convolved
 from sordino.gradients.measure import NotFinite
-from sordino.gradients.memory import Pool, blocks, by_record, keep_freed_memory, lengths
+from sordino.gradients.memory import blocks, by_record, keep_freed_memory, lengths
 from sordino.gradients.narrow import MOST, narrow_sum
 from sordino.gradients.pass_memory import PassMemory
 from sordino.gradients.passes import Found, Loss, Setup, contributions
@@ -44,7 +44,6 @@ def clipped_sum(
     chunk: int | None = None,
     iterates: Iterates | None = None,
     centre: Mapping[str, Tensor] | None = None,
-    pool: Pool | None = None,
     keys: Tensor | None = None,
     assurance: Assurance | None = None,
     shards: Shards | None = None,
@@ -68,7 +67,6 @@ def clipped_sum(
         iterates: (weights, factor) pairs: a record's gradient is the sum of factor · its gradient at those weights;
             parameters that ``weights`` does not contain are unchanged.
         centre: A public vector by parameter name, subtracted from every record's gradient (DOPE-SGD).
-        pool: Memory that is reused from call to call.
         keys: The number of each record in its data set, in increasing order, such that removing a record does not
             change the others' numbers. With keys some sums may be computed in single precision, by blocks, which is
             faster.
@@ -100,10 +98,9 @@ def clipped_sum(
     found = survey(model)
     parameters = found.parameters
     once = centre is None and not isinstance(clipping, PerLayerClip)
-    pool = Pool() if pool is None else pool
     state = [*found.state, *(survey_loss(loss) if isinstance(loss, nn.Module) else [])]
     memory = PassMemory() if assurance is None else assurance.memory
-    setup = Setup(model, row_loss(loss), parameters, state, pool, once, memory, shards)
+    setup = Setup(model, row_loss(loss), parameters, state, once, memory, shards)
     steps: Iterates = [({}, 1.0)] if iterates is None else iterates
     first = next(iter(parameters.values()))
     kind = accumulate(first.dtype)
@@ -126,15 +123,13 @@ def clipped_sum(
             runs = stable(keys.numpy())
             runs = np.append(runs, records + spare) if spare else runs
         with torch.no_grad():
-            whole = pool if narrow and part.records == records else None
+            whole = narrow and part.records == records
             here, bad = add_clipped(
                 gradients, clipping, parameters, sums, part.records, kind, runs, shards, spare, whole
             )
         norms.put(part.ids, here)
         dropped += bad
-        setup.pool.give_back()
         made.gradients.clear()
-    setup.pool.trim()
     for name, p in parameters.items() if shards is None else ():
         sums[name] = sums.pop(name) if name in sums else _zeros(p)
     norm, loss_values = norms.whole(kind, first.device), losses.whole(kind, first.device)
@@ -176,7 +171,6 @@ def examined(
         if assurance is not None and made.sized and not assurance.sized:
             assurance.sized = True  # from its first chunk on, so that other processes pad the same chunks
             if assurance.room(part) != part.rows:
-                setup.pool.give_back()
                 waiting = [part, *waiting]
                 continue
         yield part, made, full.records - part.records
@@ -228,7 +222,6 @@ def per_record_gradients(
             for name, gradient in made.gradients.items():
                 dense = gradient.dense(0, part.records)
                 whole[name][part.ids] = dense.reshape(part.records, *parameters[name].shape).to(whole[name].dtype)
-        setup.pool.give_back()
     return whole, losses
 
 
@@ -278,7 +271,6 @@ def held_bytes(setup: Setup, rows: Rows, sizes: tuple[int, int], steps: Iterates
             return None
     for gradient in made.gradients.values():
         saved |= held_by(gradient)
-    setup.pool.give_back()
     return sum(size for place, size in saved.items() if place not in known) // few.records
 
 
@@ -335,21 +327,21 @@ def add_clipped(
     runs: npt.NDArray[np.int64] | None = None,
     shards: Shards | None = None,
     spare: int = 0,
-    narrow: Pool | None = None,
+    narrow: bool = False,
 ) -> tuple[Tensor, int]:
     """Add the clipped gradients of the chunk's records to ``sums``; returns (norms, how many were dropped).
 
     Norms, factors and sums are in double precision: docs/guarantees/noise.md, section 6. With `shards` each parameter's
     sum is passed on and not kept. spare: the number of padding gradients at the end, which have weight zero.
-    narrow: these are all records, and sums are in single precision, in the pool's memory.
+    narrow: these are all records, and sums are in single precision.
     """
     total = records + spare
 
     def add_weighted(name: str, weight: Tensor) -> None:
-        if narrow is None:
-            add(name, functools.partial(gradients[name].add_to, weight=weight))
+        if narrow:
+            sums[name] = narrow_sum(gradients[name], weight, parameters[name])
         else:
-            sums[name] = narrow_sum(gradients[name], weight, parameters[name], narrow)
+            add(name, functools.partial(gradients[name].add_to, weight=weight))
 
     def add(name: str, to: Callable[[Tensor], object]) -> None:
         to(_sum(sums, name, parameters[name]))

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sordino.errors import Refused
-from sordino.gradients.memory import Pool
 from sordino.gradients.neutral import Neutral
 from sordino.gradients.passes import Setup
 from sordino.gradients.rows import call, take, tree_map
@@ -260,4 +259,4 @@ def in_double(setup: Setup) -> Setup | None:
     except (RuntimeError, TypeError):
         return None
     found = survey(twin)
-    return replace(setup, model=twin, loss=loss, parameters=found.parameters, state=found.state, pool=Pool())
+    return replace(setup, model=twin, loss=loss, parameters=found.parameters, state=found.state)

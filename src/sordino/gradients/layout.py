@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sordino.gradients.lineage import Axis, Lineage, Owners, along, covers
-from sordino.gradients.memory import Pool
 
 
 def split_dim(t: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
@@ -67,7 +66,6 @@ class Frame:
     records: int
     slots: Tensor | None  # (records, k) as in rows.Chunk
     ragged: bool  # some slots are empty
-    pool: Pool = field(default_factory=Pool)  # memory for what a rule must store
     once: bool = False  # weighted sums are requested once, all with the same weights (single.Scaled)
 
     @functools.cached_property

@@ -53,7 +53,7 @@ def emitter(
             return single(g[:, 0], frame.fold(x, 1)[:, 0], None, frame.once)
         if weight is not None:
             a = frame.fold(x, 1)  # (m, S, d_in)
-            out.append((weight, outer(a, g, frame.pool) if swapped else outer(g, a, frame.pool)))
+            out.append((weight, outer(a, g) if swapped else outer(g, a)))
         if bias is not None:
             out.append((bias, bias_gradient(g)))
         return out

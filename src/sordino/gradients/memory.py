@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from sordino.native.kernels import EVERY, compiled, readable
-from sordino.native.pages import buffer
 
 BLOCK_BYTES = 8 << 20  # dense per-record gradients are made in blocks of about this size
 CACHE_BYTES = 2 << 20  # what stays in a core's cache between a product and its norm
@@ -267,51 +266,3 @@ def compact(t: Tensor) -> Tensor:
     if t.device.type != "cpu" or t.dtype not in _NUMPY:
         return t.contiguous()
     return torch.from_numpy(np.ascontiguousarray(t.detach().numpy()))
-
-
-class Pool:
-    """Buffers that are reused from chunk to chunk, and from sum to sum of the same training, so that mapped memory need
-    not be faulted in again. The pool keeps as much as the largest chunk so far needed for its products."""
-
-    def __init__(self) -> None:
-        self._free: dict[tuple[tuple[int, ...], torch.dtype], list[Tensor]] = {}
-        self._lent: list[Tensor] = []
-        self._work = torch.empty(0, dtype=torch.float64)
-        self._asked: set[tuple[tuple[int, ...], torch.dtype]] = set()
-
-    def borrow(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        key = shape[1:], like.dtype
-        self._asked.add(key)
-        free, whole = self._free.get(key, []), None
-        while free and (whole is None or whole.shape[0] < shape[0]):  # smaller ones are released
-            whole = free.pop()
-        if whole is None or whole.shape[0] < shape[0]:
-            whole = buffer(shape, like.dtype, like.device)
-        self._lent.append(whole)
-        return whole[: shape[0]]
-
-    def work(self, size: int) -> Tensor:
-        """(size,) zeros in double precision, until the next call."""
-        if len(self._work) < size:
-            self._work = torch.empty(size, dtype=torch.float64)
-        return self._work[:size].zero_()
-
-    def free(self, t: Tensor) -> None:
-        """Returns one buffer before the chunk is done, if it came from this pool."""
-        for place, whole in enumerate(self._lent):
-            if whole.data_ptr() == t.data_ptr():
-                del self._lent[place]
-                self._free.setdefault((tuple(whole.shape[1:]), whole.dtype), []).append(whole)
-                return
-
-    def give_back(self) -> None:
-        """The chunk is done: none of its buffers are read any more."""
-        for t in self._lent:
-            self._free.setdefault((tuple(t.shape[1:]), t.dtype), []).append(t)
-        self._lent.clear()
-
-    def trim(self) -> None:
-        """The sum is done: buffers that it did not use (texts of another length, patches of another batch) are
-        released."""
-        self._free = {key: found for key, found in self._free.items() if key in self._asked}
-        self._asked.clear()

@@ -11,25 +11,24 @@ import torch
 from torch import Tensor
 
 from sordino.gradients.contributions import Contribution, Dense, Lookup, Outer
-from sordino.gradients.memory import Pool
 from sordino.gradients.single import Shift
+from sordino.native.pages import buffer
 
 MOST = 2048
 """Records of a sum that may be rounded: this uses 2 · MOST · 2⁻²⁴ clip norms of the margin."""
 
 
-def narrow_sum(of: Contribution, weight: Tensor, parameter: Tensor, pool: Pool) -> Tensor:
+def narrow_sum(of: Contribution, weight: Tensor, parameter: Tensor) -> Tensor:
     """Σ_i weight_i · g_i in the parameter's shape, in single precision.
 
     Args:
         of: the per-record gradients of all records of the sum.
         weight: (records,) in double precision.
         parameter: the parameter that they belong to.
-        pool: provides memory.
     """
     out = torch.empty(parameter.shape, dtype=torch.float32)
     if isinstance(of, (Outer, Dense, Lookup)) and not isinstance(of, Shift) and of.narrow_to(out, weight):
         return out
-    total = pool.work(out.numel()).view(out.shape)
+    total = buffer(out.shape, torch.float64).zero_()
     of.add_to(total, weight)
     return out.copy_(total)

@@ -19,7 +19,6 @@ from sordino.gradients.derived import reached
 from sordino.gradients.layout import Frame, Layout, Whole
 from sordino.gradients.lineage import ROWS
 from sordino.gradients.measure import measured
-from sordino.gradients.memory import Pool
 from sordino.gradients.pass_memory import ModuleTensors, PassMemory
 from sordino.gradients.pulled import Pullback, Pulled, Viewed
 from sordino.gradients.refusals import Aside, early, one_pass
@@ -43,7 +42,6 @@ class Setup:
     loss: Loss
     parameters: Mapping[str, nn.Parameter]
     state: Sequence[Held]
-    pool: Pool = field(default_factory=Pool)
     once: bool = False  # as in Frame
     memory: PassMemory = field(default_factory=PassMemory)
     shards: Shards | None = None  # of a model whose parameters are divided over processes
@@ -240,12 +238,10 @@ class _Gathered:
     def frame(self, layout: Layout | None) -> Frame:
         chunk, setup = self.chunk, self.setup
         if chunk.records == 1:  # all positions belong to the one record
-            return Frame(Whole(), 1, 1, None, False, setup.pool, setup.once)
+            return Frame(Whole(), 1, 1, None, False, setup.once)
         assert layout is not None
         if layout not in self.frames:
-            self.frames[layout] = Frame(
-                layout, chunk.rows, chunk.records, chunk.slots, self.ragged, setup.pool, setup.once
-            )
+            self.frames[layout] = Frame(layout, chunk.rows, chunk.records, chunk.slots, self.ragged, setup.once)
         return self.frames[layout]
 
     def add(self, use: Use, gradient: Tensor, layout: Layout | None) -> None:
@@ -262,7 +258,6 @@ class _Gathered:
         if slot.name is not None and isinstance(part, Dense) and part.owned:
             if slot.name in self.totals:
                 self.totals[slot.name].add(part)
-                self.setup.pool.free(part.gradient)
                 return
             self.totals[slot.name] = part
         self.store[slot].append(part)

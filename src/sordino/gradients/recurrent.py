@@ -62,9 +62,9 @@ def _emit(x: Tensor | None, previous: Callable[[], Tensor] | None, slots: Sequen
         g = frame.fold(gradient, 1, gradient=True)
         out: list[tuple[Slot, Contribution]] = []
         if slots[0] is not None and x is not None:
-            out.append((slots[0], outer(g, frame.fold(x.detach(), 1), frame.pool)))
+            out.append((slots[0], outer(g, frame.fold(x.detach(), 1))))
         if slots[1] is not None and previous is not None:
-            out.append((slots[1], outer(g, frame.fold(previous(), 1), frame.pool)))
+            out.append((slots[1], outer(g, frame.fold(previous(), 1))))
         out.extend((s, bias_gradient(g)) for s in slots[2:] if s is not None)
         return out
 
