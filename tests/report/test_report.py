@@ -15,6 +15,7 @@ from sordino.errors import InputError
 from sordino.report import numbers
 from sordino.report.ledger_table import group_releases
 from sordino.report.plots import PlotAxis, Series, line_plot
+from sordino.shown import up
 
 CLAIM = guarantee()
 
