@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from small_recipes import small_recipe
 from sordino.cli import main
 from sordino.errors import InputError
 from sordino.runs.card import MISSING, undeclared, write_card
+from sordino.runs.declaration import DeclarationSection
 from sordino.runs.recipe import Recipe
 from sordino.runs.run import run_recipe
 
@@ -54,7 +56,8 @@ def test_the_card_states_unit_epsilon_and_what_is_not_declared(run: Path, capsys
     text = (run / "card.md").read_text("utf8")
     first = text.index("**ε = ")
     assert first < text.index(DECLARED["unit"]) < text.index("What undermines it") < text.index("The data")
-    assert "[declaration]: tuning_cost, public_sources" in text.replace("\n", " ")
+    assert "[declaration]: tuning, public_sources, intended_use" in text.replace("\n", " ")
+    assert set(undeclared(fields)) == {one.name for one in dataclasses.fields(DeclarationSection)} - {*DECLARED, "sector"}
     assert main(["verify", str(run)]) == 0, "a card changes nothing that was verified"
 
 

@@ -65,7 +65,7 @@ def card_fields(run: Run) -> dict[str, Any]:
         "data": {
             "source": _recipe_value(run, "data", "name"),
             "domain": _domain(plan),
-            "units": plan.records if plan.examples_per_user is None else None,
+            "units": plan.records if plan.examples_per_user is None else None,  # None: rows are counted, not users
             "collection": said.get("collection", MISSING),
         },
         "unprotected_quantities": _unprotected(run, plan),
@@ -96,14 +96,19 @@ def card_fields(run: Run) -> dict[str, Any]:
         },
         "code": dict(result.get("environment") or {}),
         "contact": said.get("contact", MISSING),
+        **{key: said.get(key, MISSING) for key in ("intended_use", "curator", "curator_type", "region")},
     }
 
 
+DECLARED_AS = {"privacy_unit": "unit", "actors_and_trust": "trust", "tuning_cost": "tuning", "collection": "collection"}
+"""The keys of [declaration] whose fields have another name here."""
+
+
 def undeclared(fields: Mapping[str, Any]) -> list[str]:
-    """The fields that only the owner can fill in, and has not."""
-    inner = [f"{name}.{key}" for name, part in fields.items() if isinstance(part, Mapping) for key in part]
-    values = {**fields, **{path: fields[path.partition(".")[0]][path.partition(".")[2]] for path in inner}}
-    return [name for name, value in values.items() if isinstance(value, str) and value.endswith(MISSING)]
+    """The keys of [declaration] that only the owner can fill in, and has not."""
+    inner = {key: value for part in fields.values() if isinstance(part, Mapping) for key, value in part.items()}
+    missing = [key for key, value in {**fields, **inner}.items() if isinstance(value, str) and value.endswith(MISSING)]
+    return [DECLARED_AS.get(key, key) for key in missing]
 
 
 def as_yaml(value: Any, depth: int = 0) -> str:
@@ -161,6 +166,7 @@ def as_markdown(run: Run, fields: Mapping[str, Any]) -> str:
             }
         ),
         "The data": _bullets({**fields["data"], "public sources": fields["public_sources"]}),
+        "The model": _bullets({key: fields[key] for key in ("intended_use", "curator", "curator_type", "region")}),
         "Where the guarantee comes from": _bullets(
             {
                 "mechanisms": "; ".join(fields["mechanisms"]),
