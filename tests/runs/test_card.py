@@ -57,7 +57,10 @@ def test_the_card_states_unit_epsilon_and_what_is_not_declared(run: Path, capsys
     first = text.index("**ε = ")
     assert first < text.index(DECLARED["unit"]) < text.index("What undermines it") < text.index("The data")
     assert "[declaration]: tuning, public_sources, intended_use" in text.replace("\n", " ")
-    assert set(undeclared(fields)) == {one.name for one in dataclasses.fields(DeclarationSection)} - {*DECLARED, "sector"}
+    assert set(undeclared(fields)) == {one.name for one in dataclasses.fields(DeclarationSection)} - {
+        *DECLARED,
+        "sector",
+    }
     assert main(["verify", str(run)]) == 0, "a card changes nothing that was verified"
 
 
