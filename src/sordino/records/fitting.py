@@ -23,6 +23,7 @@ from sordino.records.precision import refuse_half
 from sordino.records.reading import row_reader, tensors_of
 from sordino.split import Split
 
+_ROWS = 4096  # read at once
 _CLASS_LOSSES = (F.cross_entropy, F.nll_loss)
 
 
@@ -52,16 +53,27 @@ def fitted(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> Any:
     return dataset if same else Split(inputs, targets)
 
 
+SCANNED = 2**28
+"""Numbers up to which a tensor is read completely before the run (about a gigabyte, a fraction of a second)."""
+
+
 def _refuse_infinite(inputs: Any, targets: Any) -> None:
-    """InputError if a number is NaN or infinite: such a record would contribute nothing, in every step."""
+    """InputError if a number is NaN or infinite: such a record would contribute nothing, in every step.
+
+    Larger tensors than SCANNED, which may be maps of files, are not read: their records are dropped one by one.
+    """
     for part, tree in (("inputs", inputs), ("targets", targets)):
         for values in tensors(tree):
-            if (values.is_floating_point() or values.is_complex()) and not bool(values.isfinite().all()):
-                rows = (~values.isfinite()).reshape(len(values), -1).any(1).nonzero().flatten()
+            if not values.ndim or not (values.is_floating_point() or values.is_complex()) or values.numel() > SCANNED:
+                continue
+            for first, rows in enumerate(values.split(_ROWS)):
+                if bool(rows.isfinite().all()):
+                    continue
+                found = (~rows.isfinite()).reshape(len(rows), -1).any(1).nonzero().flatten() + first * _ROWS
                 raise InputError(
                     f"some {part} are NaN or infinite; nothing was spent: fill them with a public constant (and add a "
                     "column that says where), or leave these records out",
-                    private=f"{len(rows)} records, the first are {rows[:8].tolist()}",
+                    private=f"the first of them are the records {found[:8].tolist()}",
                 )
 
 
