@@ -109,23 +109,38 @@ def pld_epsilon(releases: Releases, delta: float, relation: str, tolerance: floa
 
 
 def _unsampled(releases: Releases, delta: float, relation: str) -> float:
-    """ε of Gaussians on all records, which dominate Poisson samples: less where steps are many and noise is huge."""
-    if any(r.mechanism != "gaussian" or (r.records, r.batches, r.group) != (None, None, None) for r, _ in releases):
+    """ε of Gaussians on all records, which dominate every sample: less where steps are many and noise is huge."""
+    if any(release.mechanism != "gaussian" for release, _ in releases):
         return math.inf
-    shift = 1.0 if relation == "add-remove" else 2.0
-    return _closed_form(sum(count * (shift / r.noise_multiplier) ** 2 for r, count in releases) ** -0.5, delta)
+    return _closed_form(sum(count * _shift(r, relation) ** 2 for r, count in releases) ** -0.5, delta)
+
+
+def _shift(release: Release, relation: str) -> float:
+    """By how much a record (or user) can move the released sum, in units of the noise."""
+    one = 1.0 if relation == "add-remove" else 2.0
+    return one * (2.0 if release.cap is not None else 1.0) * (release.group or 1) / release.noise_multiplier
 
 
 def _resolved(release: Release) -> Release:
     """A release whose losses, of the order of q/σ, are not lost beside 1 in double precision; it dominates this one.
 
     Less noise dominates more, and a larger rate a smaller one (a sample of a sample is post-processing of the batch).
+    Truncated batches are dominated by Poisson batches whose records count twice (`Release._truncated`: either case has
+    at most rate q and shift 2). Of random allocation the losses are of the order of √seen/(tσ), and fewer batches with
+    as many seen scale M − 1, which is larger in the convex order.
     """
     noise = min(release.noise_multiplier, _LEAST_LOSS**-1)
-    plain = (release.records, release.batches, release.group) == (None, None, None)
-    rate = max(release.sampling_rate, min(1.0, noise * _LEAST_LOSS)) if plain else release.sampling_rate
+    if release.batches is not None and release.seen is not None:
+        noise = min(noise, (math.sqrt(release.seen) * _LEAST_LOSS) ** -1)
+        batches = max(release.seen, min(release.batches, math.floor(math.sqrt(release.seen) / noise / _LEAST_LOSS)))
+        if (noise, batches) == (release.noise_multiplier, release.batches):
+            return release
+        return replace(release, noise_multiplier=noise, batches=batches, sampling_rate=release.seen / batches)
+    rate = max(release.sampling_rate, min(1.0, noise * _LEAST_LOSS))
     if (noise, rate) == (release.noise_multiplier, release.sampling_rate):
         return release
+    if release.cap is not None:
+        return Release(release.mechanism, noise / 2, rate)
     return replace(release, noise_multiplier=noise, sampling_rate=rate)
 
 
@@ -171,12 +186,11 @@ def _pure_epsilon(releases: Releases, relation: str) -> float:
 def _total_variation(releases: Releases, relation: str) -> float:
     """Σ of the total variations of the releases: if it is at most δ, (0, δ)-DP holds."""
     total = 0.0
-    shift = 1.0 if relation == "add-remove" else 2.0
     for release, count in releases:
         if release.group is not None:
             total += count * GroupPair(release.noise_multiplier, release.sampling_rate, release.group).total_variation()
             continue
-        size = shift * (2.0 if release.cap is not None else 1.0) / release.noise_multiplier
+        size = _shift(release, relation)
         one = math.erf(size / 2 / math.sqrt(2)) if release.mechanism == "gaussian" else -math.expm1(-size / 2)
         total += count * release.sampling_rate * one
     return total
