@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 
 import dp_accounting
@@ -337,7 +338,7 @@ def test_tiny_losses_are_lost_in_no_way_of_sampling(release: Release, relation: 
     """10¹² of them: a Gaussian with this μ, whose ε at δ = μ/10⁶ doubles made 10⁻¹³ (or ∞ for users)."""
     found = composed_epsilon([(release, 10**12)], mu * 1e-6, relation, "pld")[0]
     exact = float(get_epsilon_gaussian(1 / mu, mu * 1e-6))
-    assert exact * (1 - 1e-6) <= found < max(20 * exact, 0.01)
+    assert exact * (1 - 1e-6) <= found < 2
 
 
 @pytest.mark.parametrize(
@@ -356,5 +357,5 @@ def test_a_release_that_stands_for_another_costs_more(
 ) -> None:
     """The rule for tiny losses, applied to losses that are not tiny."""
     before = composed_epsilon([(release, 20)], 1e-6, relation, "pld")[0]
-    monkeypatch.setattr("sordino.accounting.account._LEAST_LOSS", 0.02)
+    monkeypatch.setattr(sys.modules[composed_epsilon.__module__], "_LEAST_LOSS", 0.02)
     assert composed_epsilon([(release, 20)], 1e-6, relation, "pld")[0] > before

@@ -11,7 +11,7 @@ from dp_accounting import get_epsilon_gaussian
 from sordino import checks
 from sordino.accounting.events import DpEvent, Release, flatten
 from sordino.accounting.group import GroupPair
-from sordino.accounting.pairs import MAX_CELLS, GridTooLarge, Pmf
+from sordino.accounting.pairs import MAX_CELLS, MAX_LOSS, GridTooLarge, Pmf
 from sordino.accounting.pld import Composition
 from sordino.accounting.rdp import rdp_epsilon, supports
 from sordino.errors import InputError, Refused
@@ -73,7 +73,7 @@ def epsilon(event: DpEvent, delta: float, relation: str = "add-remove", accounta
 def composed_epsilon(
     releases: Releases, delta: float, relation: str, accountant: str, *, tolerance: float = TOLERANCE
 ) -> tuple[float, str]:
-    """(ε, its accountant) of checked releases. If the loss does not fit on the PLD's grid, RDP is used."""
+    """(ε, its accountant) of checked releases. If no grid fits the loss, RDP is used, or no sampling."""
     if accountant == "rdp":
         if not supports(releases, relation):
             raise Refused(f"there is no Rényi bound for {_describe(releases)} under {relation}; use accountant='pld'")
@@ -83,6 +83,8 @@ def composed_epsilon(
     except GridTooLarge as error:
         if supports(releases, relation):
             return rdp_epsilon(releases, delta, relation), "rdp"
+        if (value := _unsampled(releases, delta, relation)) <= MAX_LOSS:
+            return value, "gaussian"
         raise LossTooLarge(
             f"the privacy loss of {_describe(releases)} is too large for the PLD accountant ({error}), and there is no "
             f"Rényi bound for it: use more noise or fewer steps"

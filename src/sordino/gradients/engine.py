@@ -24,6 +24,7 @@ from sordino.gradients.measure import NotFinite
 from sordino.gradients.memory import Pool, blocks, by_record, keep_freed_memory, lengths
 from sordino.gradients.narrow import MOST, narrow_sum
 from sordino.gradients.passes import Found, Loss, PassMemory, Setup, contributions
+from sordino.gradients.products import whole_products
 from sordino.gradients.rows import Chunk, ClippedSum, Rows, checked, chunks, take, tensors
 from sordino.gradients.runs import stable
 from sordino.gradients.shards import Counting, Shards, reading
@@ -33,6 +34,7 @@ from sordino.gradients.survey import Survey, survey, survey_loss
 Iterates = Sequence[tuple[Mapping[str, Tensor], float]]
 
 
+@whole_products()
 def clipped_sum(
     model: nn.Module,
     loss: Any,
@@ -200,6 +202,7 @@ class Scattered:
         return out
 
 
+@whole_products()
 def per_record_gradients(
     model: nn.Module, loss: Any, rows: Rows, assurance: Assurance | None = None
 ) -> tuple[dict[str, Tensor], Tensor]:
