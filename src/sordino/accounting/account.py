@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from dp_accounting import get_epsilon_gaussian
 
 from sordino import checks
+from sordino.accounting.allocation import COARSEST, Epoch
 from sordino.accounting.events import DpEvent, Release, flatten
 from sordino.accounting.group import GroupPair
 from sordino.accounting.pairs import MAX_CELLS, MAX_LOSS, GridTooLarge, Pmf
@@ -131,6 +132,8 @@ def _resolved(release: Release) -> Release:
     at most rate q and shift 2). Of random allocation the losses are of the order of √seen/(tσ), and fewer batches with
     as many seen scale M − 1, which is larger in the convex order.
     """
+    if release.batches is not None and release.seen == 1:  # an epoch of which one batch was seen is a Poisson sample
+        release = Release(release.mechanism, release.noise_multiplier, 1 / release.batches)
     noise = min(release.noise_multiplier, _LEAST_LOSS**-1)
     if release.batches is not None and release.seen is not None:
         noise = min(noise, (math.sqrt(release.seen) * _LEAST_LOSS) ** -1)
@@ -215,13 +218,20 @@ def _on_grid(releases: Releases, delta: float, relation: str, tolerance: float) 
             return value
         return max(value, Composition(backward, interval, cells).epsilon(delta, tilt))
 
-    interval, tilt = _choose_grid(lambda d: Composition(directions(d)[0], d), delta, tolerance)
+    start = _coarsest(releases)
+    interval, tilt = _choose_grid(lambda d: Composition(directions(d)[0], d), delta, tolerance, start)
     if tilt == 0:
         return 0.0
     value, interval = _on_affordable_grid(lambda d, cells: evaluated(d, tilt, cells), interval, _most_cells(releases))
     if not any(release.batches for release, _ in releases):
         return value
     return _settled(lambda d: evaluated(d, tilt, _FEW_CELLS), value, interval, _SETTLED * tolerance)
+
+
+def _coarsest(releases: Releases) -> float:
+    """The interval to begin with: single summands of random allocation have cells of many intervals."""
+    strides = [Epoch(r.noise_multiplier, r.batches, 1).stride(1) for r, _ in releases if r.batches is not None]
+    return min([0.5, *(COARSEST / stride for stride in strides)])
 
 
 def _most_cells(releases: Releases) -> int:
@@ -254,14 +264,15 @@ def _settled(evaluated: Callable[[float], float], value: float, interval: float,
     return value
 
 
-def _choose_grid(compose: Callable[[float], Composition], delta: float, tolerance: float) -> tuple[float, float]:
+def _choose_grid(
+    compose: Callable[[float], Composition], delta: float, tolerance: float, interval: float
+) -> tuple[float, float]:
     """The coarsest grid whose discretisation error is within the tolerance, and its θ (0 if ε is 0).
 
     Connect-the-Dots adds some v to the variance of the loss and keeps E e^{−L} = 1, so to first order it adds
     θ(θ+1)/2 · v to the cumulant and (θ+1)/2 · v to ε. v is measured on a grid and scales with d² (with d, where the
-    losses are smaller than d).
+    losses are smaller than d). `interval` is the first that is tried.
     """
-    interval = 0.5
     good: float | None = None  # the last interval that fitted
     value = tilt = variance = 0.0
     change = 0.0  # relative change of the interval in the last round; after a small change ε and θ are kept
@@ -323,7 +334,7 @@ def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: f
         return Composition([(build(interval, tail)[0], count) for build, count in above], interval)
 
     try:
-        interval, tilt = _choose_grid(compose, delta, TOLERANCE)
+        interval, tilt = _choose_grid(compose, delta, TOLERANCE, _coarsest(parts))
         if tilt == 0:
             return 0.0
     except GridTooLarge:
