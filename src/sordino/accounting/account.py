@@ -24,15 +24,16 @@ TOLERANCE = 2e-5  # relative increase of ε that the discretisation may cause
 _TAIL = 1e-6  # fraction of δ that truncated tails may use
 _MAX_COUNT = 10**12
 _FEW_CELLS = 1 << 19
-_LEAST_LOSS = 1e-11  # of the order q/σ: smaller losses vanish in rounding beside 1, and ε would be computed as 0
+# lower bound on losses, which are of the order q/σ: smaller ones vanish when added to 1, and ε would come out as 0
+_LEAST_LOSS = 1e-11
 _SMALL, _SLACK = 1e-5, 1e-13  # an ε below the first is raised by the second
 _LEAST_NOISE = 0.1  # for random allocation with less noise, amplification by sampling is ignored
-_NEAR = 0.99  # a lower bound above this fraction of the upper bound needs no finer grid
-_SETTLED = 10  # times the tolerance: finer grids for random allocation are tried while they change ε by more
+_NEAR = 0.99  # if the lower bound exceeds this fraction of the upper bound, no finer grid is needed
+_SETTLED = 10  # in units of the tolerance: finer grids for random allocation are tried while they change ε by more
 
 
 class LossTooLarge(InputError):
-    """ε is larger than the accountants can state; more noise makes it smaller."""
+    """ε is larger than the accountants can compute; more noise makes it smaller."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Account:
     relation: str
     accountant: str
     epsilon_rdp: float | None
-    epsilon_lower: float | None = None  # certified, where the accountant gives it
+    epsilon_lower: float | None = None  # certified, if the accountant gives it
 
 
 def account(event: DpEvent, delta: float, relation: str = "add-remove", accountant: str = "pld") -> Account:
@@ -112,7 +113,8 @@ def pld_epsilon(releases: Releases, delta: float, relation: str, tolerance: floa
 
 
 def _unsampled(releases: Releases, delta: float, relation: str) -> float:
-    """ε of Gaussians on all records, which dominate every sample: less where steps are many and noise is huge."""
+    """ε of Gaussians on all records, which dominate every sample: smaller if there are many steps and the noise is
+    huge."""
     if any(release.mechanism != "gaussian" for release, _ in releases):
         return math.inf
     return _closed_form(sum(count * _shift(r, relation) ** 2 for r, count in releases) ** -0.5, delta)
@@ -125,12 +127,12 @@ def _shift(release: Release, relation: str) -> float:
 
 
 def _resolved(release: Release) -> Release:
-    """A release whose losses, of the order of q/σ, are not lost beside 1 in double precision; it dominates this one.
+    """A dominating release whose losses, of the order of q/σ, are not lost in double precision when added to 1.
 
-    Less noise dominates more, and a larger rate a smaller one (a sample of a sample is post-processing of the batch).
-    Truncated batches are dominated by Poisson batches whose records count twice (`Release._truncated`: either case has
-    at most rate q and shift 2). Of random allocation the losses are of the order of √seen/(tσ), and fewer batches with
-    as many seen scale M − 1, which is larger in the convex order.
+    Less noise dominates, and so does a larger rate (a sample of a sample is post-processing of the batch). Truncated
+    batches are dominated by Poisson batches whose records count twice (`Release._truncated`: either case has at most
+    rate q and shift 2). For random allocation the losses are of the order of √seen/(tσ), and fewer batches with as many
+    seen scale M − 1, which is larger in the convex order.
     """
     if release.batches is not None and release.seen == 1:  # an epoch of which one batch was seen is a Poisson sample
         release = Release(release.mechanism, release.noise_multiplier, 1 / release.batches)
@@ -235,14 +237,14 @@ def _coarsest(releases: Releases) -> float:
 
 
 def _most_cells(releases: Releases) -> int:
-    """Of the composed loss. Hundreds of millions of epochs of random allocation get a coarser grid, and an answer."""
+    """ε of the composed loss. For hundreds of millions of epochs of random allocation a coarser grid is used."""
     return MAX_CELLS // 2 if any(release.batches for release, _ in releases) else MAX_CELLS
 
 
 def _on_affordable_grid(evaluated: Callable[[float, int], float], interval: float, most: int) -> tuple[float, float]:
-    """(ε, interval) on the grid, or on a coarser one where it is too large."""
+    """(ε, interval) on the grid, or on a coarser one if it is too large."""
     for attempt in range(14):
-        # twice the interval costs four times the error: two doublings are cheaper than a huge grid, more are not
+        # doubling the interval multiplies the error by four: up to two doublings are cheaper than a huge grid
         try:
             return evaluated(interval, _FEW_CELLS if attempt < 2 else most), interval
         except GridTooLarge:
@@ -251,7 +253,8 @@ def _on_affordable_grid(evaluated: Callable[[float, int], float], interval: floa
 
 
 def _settled(evaluated: Callable[[float], float], value: float, interval: float, change: float) -> float:
-    """The least ε of finer and finer grids, until it changes by less: how sums over batches err is known roughly."""
+    """The least ε over finer and finer grids, until it hardly changes: the error of sums over batches is known only
+    roughly."""
     for _ in range(8):
         interval /= 2
         try:
@@ -270,8 +273,8 @@ def _choose_grid(
     """The coarsest grid whose discretisation error is within the tolerance, and its θ (0 if ε is 0).
 
     Connect-the-Dots adds some v to the variance of the loss and keeps E e^{−L} = 1, so to first order it adds
-    θ(θ+1)/2 · v to the cumulant and (θ+1)/2 · v to ε. v is measured on a grid and scales with d² (with d, where the
-    losses are smaller than d). `interval` is the first that is tried.
+    θ(θ+1)/2 · v to the cumulant and (θ+1)/2 · v to ε. v is measured on a grid and scales with d² (with d, if the
+    losses are smaller than d). `interval` is the first one tried.
     """
     good: float | None = None  # the last interval that fitted
     value = tilt = variance = 0.0
@@ -301,12 +304,12 @@ def _choose_grid(
 
 
 def _shared(interval: float) -> float:
-    """The next smaller power of √2: what was computed for one δ serves for others."""
+    """The next smaller power of √2: results that were computed for one δ can be reused for others."""
     return float(2.0 ** (math.floor(2 * math.log2(interval)) / 2))
 
 
 def _tail_of(delta: float, total: int) -> float:
-    """The probability of one release that may be cut off, a power of 100 for the same reason."""
+    """The probability of one release that may be truncated, a power of 100 for the same reason."""
     return float(max(100.0 ** math.floor(math.log(delta * _TAIL / total, 100)), 1e-300))
 
 
@@ -348,7 +351,7 @@ def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: f
 
     try:
         best, interval = _on_affordable_grid(from_below, interval, _most_cells(releases))
-        for _ in range(2):  # where the losses have an edge the first grid is too coarse
+        for _ in range(2):  # if the distribution of the losses has an edge, the first grid is too coarse
             if best > _NEAR * upper:
                 break
             interval /= 4
