@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from breaks import lines as break_lines
 from provenance import COMMIT, origin
 from sordino.audit.attack import attack
 from sordino.runs.prepared import work_of
@@ -228,6 +229,10 @@ def page(rows: list[Row]) -> str:
             "## Forgeries",
             "",
             *forgery_lines(),
+            "",
+            "## What was broken, and is held by a test",
+            "",
+            *break_lines(),
             "",
             "## How much of a true ε an audit shows",
             "",

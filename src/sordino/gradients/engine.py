@@ -25,6 +25,7 @@ from sordino.gradients.memory import blocks, by_record, keep_freed_memory, lengt
 from sordino.gradients.narrow import MOST, narrow_sum
 from sordino.gradients.pass_memory import PassMemory
 from sordino.gradients.passes import Found, Loss, Setup, contributions
+from sordino.gradients.products import whole_products
 from sordino.gradients.rows import Chunk, ClippedSum, Rows, checked, chunks, take
 from sordino.gradients.runs import stable
 from sordino.gradients.shards import Shards, reading
@@ -34,6 +35,7 @@ from sordino.gradients.survey import survey, survey_loss
 Iterates = Sequence[tuple[Mapping[str, Tensor], float]]
 
 
+@whole_products()
 def clipped_sum(
     model: nn.Module,
     loss: Any,
@@ -198,6 +200,7 @@ class Scattered:
         return out
 
 
+@whole_products()
 def per_record_gradients(
     model: nn.Module, loss: Any, rows: Rows, assurance: Assurance | None = None
 ) -> tuple[dict[str, Tensor], Tensor]:
