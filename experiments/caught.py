@@ -153,10 +153,8 @@ def markdown(rows: list[dict[str, Any]]) -> list[str]:
     ]
     for row in rows:
         bounds = ", ".join(f"{row[key]:.2f}" for key in ("lower_least", "lower_median", "lower_greatest"))
-        lines.append(
-            f"| {row['case']} | {row['epsilon_claimed']:.2f} | {row['canaries']} | {row['broken']} of {row['audits']} | "
-            f"{bounds} |"
-        )
+        broken = f"{row['broken']} of {row['audits']}"
+        lines.append(f"| {row['case']} | {row['epsilon_claimed']:.2f} | {row['canaries']} | {broken} | {bounds} |")
     return lines
 
 
