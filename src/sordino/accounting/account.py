@@ -83,6 +83,8 @@ def composed_epsilon(
     except GridTooLarge as error:
         if supports(releases, relation):
             return rdp_epsilon(releases, delta, relation), "rdp"
+        if (value := _unsampled(releases, delta, relation)) < math.inf:
+            return value, "gaussian"
         raise LossTooLarge(
             f"the privacy loss of {_describe(releases)} is too large for the PLD accountant ({error}), and there is no "
             f"Rényi bound for it: use more noise or fewer steps"
@@ -109,11 +111,16 @@ def pld_epsilon(releases: Releases, delta: float, relation: str, tolerance: floa
 
 
 def _unsampled(releases: Releases, delta: float, relation: str) -> float:
-    """ε of Gaussians on all records, which dominate Poisson samples: less where steps are many and noise is huge."""
-    if any(r.mechanism != "gaussian" or (r.records, r.batches, r.group) != (None, None, None) for r, _ in releases):
+    """ε of Gaussians on all records, which dominate samples: less where steps are many and noise is huge; else inf.
+
+    By joint convexity the draws may be told to the adversary. Then a step of Poisson sampling shifts by at most one clip
+    norm, an epoch of random allocation by one in one of its steps, and a user with k rows by k.
+    """
+    if any(r.mechanism != "gaussian" or r.records is not None for r, _ in releases):
         return math.inf
     shift = 1.0 if relation == "add-remove" else 2.0
-    return _closed_form(sum(count * (shift / r.noise_multiplier) ** 2 for r, count in releases) ** -0.5, delta)
+    precision = math.fsum(count * (shift * (r.group or 1) / r.noise_multiplier) ** 2 for r, count in releases)
+    return _closed_form(precision**-0.5, delta)
 
 
 def _resolved(release: Release) -> Release:
