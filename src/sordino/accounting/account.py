@@ -113,8 +113,8 @@ def pld_epsilon(releases: Releases, delta: float, relation: str, tolerance: floa
 def _unsampled(releases: Releases, delta: float, relation: str) -> float:
     """ε of Gaussians on all records, which dominate samples: less where steps are many and noise is huge; else inf.
 
-    By joint convexity the draws may be told to the adversary. Then a step of Poisson sampling shifts by at most one clip
-    norm, an epoch of random allocation by one in one of its steps, and a user with k rows by k.
+    By joint convexity the draws may be told to the adversary. Then a step of Poisson sampling shifts by at most one
+    clip norm, an epoch of random allocation by one in one of its steps, and a user with k rows by k.
     """
     if any(r.mechanism != "gaussian" or r.records is not None for r, _ in releases):
         return math.inf
