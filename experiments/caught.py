@@ -1,6 +1,6 @@
 """Audits of random allocation, correlated noise and users: which claims hold, and which broken runs are caught.
 
-    python experiments/caught.py [--seeds 5] [--out FILE]
+    python experiments/caught.py [--seeds 3] [--out FILE]
     python experiments/caught.py --page                 the table of FILE as a page has it
 
 A linear layer with 7,850 weights, 64 made-up records, one short run for each audit. "As claimed" runs the plan; all
@@ -160,7 +160,7 @@ def markdown(rows: list[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--page", action="store_true", help="print the table of FILE as a page has it")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "caught.json")
     arguments = parser.parse_args()

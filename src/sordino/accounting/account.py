@@ -310,8 +310,8 @@ def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: f
     tail = _tail_of(delta, sum(count for _, count in parts))
     above = [(release.discretiser(relation), count) for release, count in parts]
 
-    def compose(interval: float) -> Composition:
-        return Composition([(build(interval, tail)[0], count) for build, count in above], interval)
+    def compose(interval: float, cells: int = MAX_CELLS) -> Composition:
+        return Composition([(build(interval, tail)[0], count) for build, count in above], interval, cells)
 
     try:
         interval, tilt = _choose_grid(compose, delta, TOLERANCE)
@@ -323,6 +323,8 @@ def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: f
     best: float | None = None
 
     def from_below(interval: float, cells: int = _FEW_CELLS) -> float:
+        if any(release.batches for release, _ in parts):  # the epoch from above is known, and as large as from below
+            compose(interval, cells).check_size(tilt)
         built = [(build(interval, tail), count) for build, count in builders]
         return min(upper, Composition(built, interval, cells).epsilon_from_below(delta, tilt))
 
