@@ -210,6 +210,16 @@ def optimizers(document: Document) -> str:
     return f"{verdicts}.\n\n" + table(["task", "optimizer", "test accuracy, %", "control", "gain, points"], rows)
 
 
+def caught(document: Document) -> str:
+    """Audits of runs that are as claimed, and of broken ones."""
+    rows = [
+        [r["case"], f"{r['epsilon_claimed']:.2f}", f"{r['broken']} of {r['audits']}",
+         ", ".join(f"{r[key]:.2f}" for key in ("lower_least", "lower_median", "lower_greatest"))]
+        for r in document["table"]
+    ]  # fmt: skip
+    return table(["run", "ε claimed", "called broken", "lower bounds: least, median, greatest"], rows)
+
+
 def settings(document: Document) -> str:
     """Rows of one task with the setting of each."""
     rows = [
@@ -296,6 +306,7 @@ def figures(name: str, document: Document) -> str:
         "frozen_resolution": resolutions,
         "coupling_monotonicity": monotonicity, "fashion_mnist_scattering_linear": one_recipe,
         "correlated": ways, "optimizers": optimizers, "full_batch": settings,
+        "caught": caught,
     }  # fmt: skip
     if name.startswith("heads_"):
         return heads(document)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "experiments"))  # last, for what the experiment imports of its folder
 
 
 def test_the_tutorial_shows_what_was_measured() -> None:

@@ -12,7 +12,7 @@ from sordino import checks
 from sordino.accounting.allocation import COARSEST, Epoch
 from sordino.accounting.events import DpEvent, Release, flatten
 from sordino.accounting.group import GroupPair
-from sordino.accounting.pairs import MAX_CELLS, MAX_LOSS, GridTooLarge, Pmf
+from sordino.accounting.pairs import MAX_CELLS, GridTooLarge, Pmf
 from sordino.accounting.pld import Composition
 from sordino.accounting.rdp import rdp_epsilon, supports
 from sordino.errors import InputError, Refused
@@ -85,7 +85,7 @@ def composed_epsilon(
     except GridTooLarge as error:
         if supports(releases, relation):
             return rdp_epsilon(releases, delta, relation), "rdp"
-        if (value := _unsampled(releases, delta, relation)) <= MAX_LOSS:
+        if (value := _unsampled(releases, delta, relation)) < math.inf:
             return value, "gaussian"
         raise LossTooLarge(
             f"the privacy loss of {_describe(releases)} is too large for the PLD accountant ({error}), and there is no "
@@ -114,10 +114,14 @@ def pld_epsilon(releases: Releases, delta: float, relation: str, tolerance: floa
 
 def _unsampled(releases: Releases, delta: float, relation: str) -> float:
     """ε of Gaussians on all records, which dominate every sample: smaller if there are many steps and the noise is
-    huge."""
+    huge.
+
+    By joint convexity the draws may be told to the adversary. Then a step of Poisson sampling shifts by at most one
+    clip norm, an epoch of random allocation by one in one of its steps, and a user with k rows by k.
+    """
     if any(release.mechanism != "gaussian" for release, _ in releases):
         return math.inf
-    return _closed_form(sum(count * _shift(r, relation) ** 2 for r, count in releases) ** -0.5, delta)
+    return _closed_form(math.fsum(count * _shift(r, relation) ** 2 for r, count in releases) ** -0.5, delta)
 
 
 def _shift(release: Release, relation: str) -> float:
@@ -333,8 +337,8 @@ def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: f
     tail = _tail_of(delta, sum(count for _, count in parts))
     above = [(release.discretiser(relation), count) for release, count in parts]
 
-    def compose(interval: float) -> Composition:
-        return Composition([(build(interval, tail)[0], count) for build, count in above], interval)
+    def compose(interval: float, cells: int = MAX_CELLS) -> Composition:
+        return Composition([(build(interval, tail)[0], count) for build, count in above], interval, cells)
 
     try:
         interval, tilt = _choose_grid(compose, delta, TOLERANCE, _coarsest(parts))
@@ -346,6 +350,8 @@ def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: f
     best: float | None = None
 
     def from_below(interval: float, cells: int = _FEW_CELLS) -> float:
+        if any(release.batches for release, _ in parts):  # the epoch from above is known, and as large as from below
+            compose(interval, cells).check_size(tilt)
         built = [(build(interval, tail), count) for build, count in builders]
         return min(upper, Composition(built, interval, cells).epsilon_from_below(delta, tilt))
 

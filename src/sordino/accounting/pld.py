@@ -153,6 +153,10 @@ class Composition:
         above = np.flatnonzero((surely > _safe_exp(math.log(delta) - tail.log_scale)) & tail.known)
         return max(0.0, (tail.first + int(above[-1])) * self.interval - self.drift) if len(above) else 0.0
 
+    def check_size(self, tilt: float) -> None:
+        """Raises GridTooLarge if the composed loss has more cells than it may have."""
+        self._window(tilt, self.cumulant(tilt))
+
     def _solve(self, first: int, index: int, shape: tuple[Array, Array], target: float) -> float:
         """Between grid points δ(ε) = A − e^{ε−l}·G exactly (Doroshenko et al., eq. for discrete PLDs)."""
         above, discounted = shape

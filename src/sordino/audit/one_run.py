@@ -136,6 +136,7 @@ def audit_plan(
     public: Any = None,
     runs: int = 1,
     rows_per_canary: int | None = None,
+    scorer: StepScorer | None = None,
 ) -> AuditResult:
     """Trains a copy of `model` for `steps` of the plan's steps with canaries, and guesses their coins.
 
@@ -146,6 +147,8 @@ def audit_plan(
     does not use them. `runs`: the number of independent runs, each with its own canaries; their p-values are combined,
     which shows more than one run with all canaries. `rows_per_canary`: the number of records of a canary (default: as
     many as a user may have under the plan); more than the claim assumes detects users that are counted as rows.
+    `scorer`: scores other than those that suit the plan, of an auditor who suspects that something else is run; the
+    bounds hold for every auditor.
     """
     check_confidence(confidence)
     checks.whole("runs", runs, minimum=1)
@@ -156,7 +159,7 @@ def audit_plan(
     records = _real_records(plan, count_records(dataset), count)
     rows = checks.whole("rows_per_canary", rows_per_canary or plan.examples_per_user or 1, minimum=1)
     claim = _claim(plan, records, count * rows, steps)
-    scorer, family = scorer_of(claim), claim_family(claim)
+    scorer, family = scorer or scorer_of(claim), claim_family(claim)
     if rows > 1:
         if not isinstance(scorer, Scorer) or not isinstance(plan.sampling, Poisson):
             raise InputError("rows_per_canary requires Poisson sampling and independent noise")

@@ -34,7 +34,7 @@ from sordino.accounting.events import compose_events
 from sordino.accounting.schemes import releases_of
 from sordino.errors import InputError
 from sordino.methods.correlated.batches import DIMENSION, batch_noise
-from sordino.methods.correlated.choose import best_setting
+from sordino.methods.correlated.choose import LONGEST, best_setting
 from sordino.methods.correlated.strategies import Strategy
 from sordino.methods.correlated.workloads import Workload, noise_in_weights
 
@@ -62,6 +62,11 @@ class Budget:
         checks.positive("epochs", self.epochs)
         if checks.count("batches", self.batches) > self.records:
             raise InputError(f"{self.batches} batches per epoch are more than the {self.records} records")
+        if self.batches * self.epochs > LONGEST:
+            raise InputError(
+                f"{self.batches} batches in {self.epochs:g} epochs: ways are compared for {LONGEST} steps at most; "
+                "take larger batches or fewer epochs"
+            )
 
     @property
     def steps(self) -> int:
@@ -219,7 +224,8 @@ def compare_batches(
     Raises:
         InputError: a value is wrong.
     """
-    chosen = default_batches(checks.count("records", records)) if batches is None else list(batches)
+    checks.positive("epochs", epochs)
+    chosen = default_batches(checks.count("records", records), epochs) if batches is None else list(batches)
     budgets = [Budget(records, count, epochs, epsilon, delta) for count in sorted(chosen)]
     made = [compare_ways(budget, workload, dimension) for budget in budgets]
     shown = ("recommended", "alike", "why")
@@ -234,7 +240,8 @@ def compare_batches(
     }
 
 
-def default_batches(records: int) -> list[int]:
-    """Steps in an epoch for batches near 4096, 1024 and 256, as far as there are records."""
+def default_batches(records: int, epochs: float = 1.0) -> list[int]:
+    """Steps in an epoch for batches near 4096, 1024 and 256, as far as there are records and not too many steps."""
     sizes = [size for size in (4096, 1024, 256) if size <= records / 2] or [max(1, records // 4)]
-    return [math.ceil(records / size) for size in sizes]
+    found = [math.ceil(records / size) for size in sizes]
+    return [count for count in found if count * epochs <= LONGEST] or [max(1, min(found[0], int(LONGEST / epochs)))]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sordino.errors import Refused
+from sordino.errors import InputError, Refused
 from sordino.methods.correlated.batches import DIMENSION, batch_noise
 from sordino.methods.correlated.mechanism import Pattern, calibrated, moves, pattern_of
 from sordino.methods.correlated.strategies import Strategy
@@ -22,6 +22,8 @@ from sordino.methods.correlated.workloads import Workload, noise_in_weights
 
 MOST_NOISES = 64
 """Largest number of Gaussians per coordinate and step of a chosen strategy; a named one may have more."""
+LONGEST = 10**6
+"""Steps for which a strategy is chosen, some 20 seconds; a named one may have more."""
 _BANDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _LAMBDAS = 1 - np.geomspace(0.5, 2e-3, 14)
 
@@ -44,7 +46,12 @@ class Found:
 
 @functools.lru_cache(128)
 def best_strategy(pattern: Pattern, workload: Workload, steps: int) -> Strategy:
-    """The strategy with the least noise in the weights for this pattern."""
+    """The strategy with the least noise in the weights for this pattern; InputError for more than `LONGEST` steps."""
+    if steps > LONGEST:
+        raise InputError(
+            f"steps = {steps}: a strategy for correlated noise is chosen for {LONGEST} steps at most: take larger "
+            "batches, or name the strategy"
+        )
     return min(_candidates(pattern, workload, steps), key=lambda s: _error(s, pattern, workload, steps))
 
 
@@ -60,7 +67,12 @@ def best_setting(
     relation: str = "add-remove",
     dimension: float = DIMENSION,
 ) -> Found:
-    """The number of groups and the strategy with the least noise in the weights at this ε, sampling noise included."""
+    """The number of groups and the strategy with the least noise in the weights at this ε, sampling noise included.
+
+    Raises:
+        InputError: no strategy is named, and there are more than `LONGEST` steps.
+        Refused: the named strategy goes with no number of groups.
+    """
     found = []
     for pattern in patterns(records, batch):
         try:

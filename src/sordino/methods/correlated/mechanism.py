@@ -27,7 +27,7 @@ from sordino.methods.correlated.sensitivity import column_norm, sensitivity
 from sordino.methods.correlated.strategies import MOST_STEPS, Strategy
 
 _SHARE = 2.0**-20  # share of the variance of Z that accounts for the truncation
-_LARGEST = 1e12  # noise multiplier beyond which a release has no cost in double precision
+_LARGEST = 1e11  # noise multiplier that stands for all larger ones
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,10 @@ def releases(
     count, left = pattern.participations(steps), strategy.residue(total) * pattern.participations(steps)
     main = noise_multiplier * (math.sqrt(1 - _SHARE) if left else 1.0) / moves(strategy, pattern, steps)
     found = [(Release("gaussian", main), 1) if pattern.rate == 1 else (Release("gaussian", main, pattern.rate), count)]
-    further = noise_multiplier * math.sqrt(_SHARE) / left if left else math.inf
-    return found if further > _LARGEST else [*found, (Release("gaussian", further), 1)]
+    if not left:
+        return found
+    further = min(noise_multiplier * math.sqrt(_SHARE) / left, _LARGEST)  # less noise costs more
+    return [*found, (Release("gaussian", further), 1)]
 
 
 def theorem(pattern: Pattern, accountant: str) -> str:

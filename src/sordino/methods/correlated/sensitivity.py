@@ -22,7 +22,7 @@ from sordino.errors import InputError, Refused
 from sordino.methods.correlated.strategies import Array, Strategy, relative_error
 
 _ROUNDED_UP = 1e-9
-"""Relative margin, larger than the rounding of a sum of squares of positive numbers."""
+"""Relative margin beside the bound on the rounding of sums: squares, roots, and the margin itself."""
 
 
 def sensitivity(strategy: Strategy, *, steps: int, separation: int) -> float:
@@ -32,7 +32,8 @@ def sensitivity(strategy: Strategy, *, steps: int, separation: int) -> float:
         Refused: the coefficients of C are not verified to be non-negative and non-increasing.
     """
     column = checked_matrix(strategy, steps)
-    return repeated_norm(column, separation) * (1 + _ROUNDED_UP + relative_error(strategy, steps))
+    rounding = _ROUNDED_UP + 4 * steps * 2.0**-53  # of at most `steps` additions of positive numbers, twice
+    return repeated_norm(column, separation) * (1 + rounding + relative_error(strategy, steps))
 
 
 def column_norm(strategy: Strategy, *, steps: int) -> float:
@@ -56,9 +57,10 @@ def checked_matrix(strategy: Strategy, steps: int) -> Array:
 
 def repeated_norm(column: Array, separation: int) -> float:
     """‖Σ_m shift_{m·separation} c‖, computed."""
-    total = column.copy()
-    for start in range(separation, len(column), separation):
-        total[start:] += column[: len(column) - start]
+    rounds = -(-len(column) // separation)
+    padded = np.zeros(rounds * separation)
+    padded[: len(column)] = column
+    total = np.cumsum(padded.reshape(rounds, separation), axis=0).ravel()[: len(column)]
     return float(np.linalg.norm(total))
 
 

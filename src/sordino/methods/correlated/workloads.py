@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from scipy.signal import lfilter, oaconvolve
 
 from sordino import checks
 from sordino.errors import InputError
@@ -50,21 +51,17 @@ def workload_from(values: Mapping[str, Any]) -> Workload:
 
 @functools.lru_cache(16)
 def _coefficients(workload: Workload, steps: int) -> Array:
-    ages = np.arange(steps)
     alpha, beta = 1.0 - workload.decay, workload.momentum
-    found = np.zeros(steps)
-    power = 0.0
-    for t in ages:
-        power = alpha * power + beta**t
-        found[t] = power
+    impulse = np.zeros(steps)
+    impulse[0] = 1.0
+    found: Array = lfilter([1.0], [1.0, -alpha - beta, alpha * beta], impulse)
     return found
 
 
 def noise_in_weights(strategy: Strategy, workload: Workload, steps: int) -> float:
     """‖A·C⁻¹‖_F/√T: the root mean square, over steps, of the noise in the weights, for z of variance 1."""
-    given = np.zeros(steps)
-    for lag, value in strategy.noise(steps).items():
-        given[lag] = value
-    size = 1 << (2 * steps - 1).bit_length()
-    product = np.fft.irfft(np.fft.rfft(given, size) * np.fft.rfft(workload.coefficients(steps), size), size)[:steps]
+    terms = strategy.noise(steps)
+    given = np.zeros(max(terms) + 1)
+    given[list(terms)] = list(terms.values())
+    product = oaconvolve(given, _coefficients(workload, steps))[:steps]
     return float(np.sqrt((product**2 * np.arange(steps, 0, -1)).sum() / steps))
