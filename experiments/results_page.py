@@ -262,6 +262,15 @@ def resolutions(document: Document) -> str:
     return said + "\n\n" + table(["pixels", "held-out accuracy, %", "core ms for an image"], rows)
 
 
+def steadier(document: Document) -> str:
+    rows = [
+        [r["images"], r["setting"], r["z"], f"{r['error']:.4f}" + ("" if r["spread"] is None else f" ± {r['spread']:.4f}"),
+         str(r["seeds"])]
+        for r in document["table"]
+    ]  # fmt: skip
+    return table(["measured on", "setting", "Z", "squared error", "seeds"], rows)
+
+
 def searched_features(document: Document) -> str:
     """The maps that were compared, and the earlier trials."""
     rows = [
@@ -293,7 +302,7 @@ def figures(name: str, document: Document) -> str:
     shown: dict[str, Callable[[Document], str]] = {
         "hidden_state": hidden_state, "mac": mac, "audit": audits, "bias_audit": audits,
         "coupling_table6": table6, "feature_search": searched_features,
-        "frozen_resolution": resolutions,
+        "frozen_resolution": resolutions, "mac_steady": steadier,
         "coupling_monotonicity": monotonicity, "fashion_mnist_scattering_linear": one_recipe,
         "correlated": ways, "optimizers": optimizers, "full_batch": settings,
     }  # fmt: skip
