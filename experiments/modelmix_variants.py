@@ -10,8 +10,8 @@ add-remove, δ = 1e-5: what experiments/modelmix.py chose on held-out rows for m
     no mixing                Fig. 2: plain descent, with the Gaussian noise of the arm p = 1 and nothing else
     mean of two              the same noise, descending from the mean of the last two iterates: mixing without its noise
 
-The last two have less noise than p = 1 and so a larger ε, which the file states: Fig. 2 compares at equal Gaussian noise.
-Its own setting, ResNet-20 on CIFAR-10, takes hours for a line here.
+The last two have less noise than p = 1 and so a larger ε, which the file states: Fig. 2 compares at equal Gaussian
+noise. Its own setting, ResNet-20 on CIFAR-10, takes hours for a line here.
 """
 
 from __future__ import annotations

@@ -263,11 +263,10 @@ def resolutions(document: Document) -> str:
 
 
 def steadier(document: Document) -> str:
-    rows = [
-        [r["images"], r["setting"], r["z"], f"{r['error']:.4f}" + ("" if r["spread"] is None else f" ± {r['spread']:.4f}"),
-         str(r["seeds"])]
-        for r in document["table"]
-    ]  # fmt: skip
+    def shown(row: Mapping[str, Any]) -> str:
+        return f"{row['error']:.4f}" + ("" if row["spread"] is None else f" ± {row['spread']:.4f}")
+
+    rows = [[r["images"], r["setting"], r["z"], shown(r), str(r["seeds"])] for r in document["table"]]
     return table(["measured on", "setting", "Z", "squared error", "seeds"], rows)
 
 
