@@ -616,8 +616,8 @@ DP_MAC = (
         measured="experiments/results/mac.json",
         published="90 / 95 / 97",
         ours=lambda: _paper_z(),
-        left="the paper's Z-steps (forward, 30) in our recipe, one seed; its own Θ and σ over five seeds are not run (its "
-        "σ have ε = 0.24, 1.10 and 4.47 by our accountant, in the place of 0.5, 2 and 8: docs/guarantees/dp_mac.md)",
+        left="the paper's Z-steps (forward, 30) in our recipe, one seed; its own Θ and σ over five seeds are not run "
+        "(its σ have ε = 0.24, 1.10 and 4.47 by our accountant, in the place of 0.5, 2 and 8: docs/guarantees/dp_mac.md)",
     ),
     Row(
         "Fig. 4 (second-order approximation)",
@@ -684,8 +684,8 @@ COUPLING = (
         "experiments/coupling.py",
         f"{T_CP}/test_coupling_recipes.py",
         "experiments/results/coupling_cifar10.json experiments/results/coupling_imdb.json",
-        left="linear probes on frozen features; ResNet-18 and ViT are not run: ResNet-18 has 14 times the operations of "
-        "ResNet-20, so about 4 core-hours for 5 epochs of one column",
+        left="linear probes on frozen features; ResNet-18 and ViT are not run: ResNet-18 has 14 times the operations "
+        "of ResNet-20, so about 4 core-hours for 5 epochs of one column",
     ),
     Row(
         "Fig. 1 (Δ, the gain over the best single source)",
