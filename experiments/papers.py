@@ -617,7 +617,7 @@ DP_MAC = (
         published="90 / 95 / 97",
         ours=lambda: _paper_z(),
         left="the paper's Z-steps (forward, 30) in our recipe, one seed; its own Θ and σ over five seeds are not run "
-        "(its σ have ε = 0.24, 1.10 and 4.47 by our accountant, in the place of 0.5, 2 and 8: docs/guarantees/dp_mac.md)",
+        "(its σ have ε = 0.24, 1.10 and 4.47 by our accountant, where it prints 0.5, 2, 8: docs/guarantees/dp_mac.md)",
     ),
     Row(
         "Fig. 4 (second-order approximation)",
