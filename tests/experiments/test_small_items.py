@@ -14,6 +14,7 @@ sys.path.append(str(ROOT / "experiments"))
 
 import bias_small  # noqa: E402
 import coupling_maps  # noqa: E402
+import hidden_small  # noqa: E402
 import mac_steady  # noqa: E402
 import modelmix_variants  # noqa: E402
 import step_costs  # noqa: E402
@@ -52,7 +53,7 @@ def test_a_steadier_setting_is_judged_on_training_images_that_do_not_train(monke
     assert not set(trained.tolist()) & set(judged.tolist())
 
 
-@pytest.mark.parametrize("script", [modelmix_variants, mac_steady, bias_small], ids=lambda s: s.__name__)
+@pytest.mark.parametrize("script", [modelmix_variants, mac_steady, bias_small, hidden_small], ids=lambda s: s.__name__)
 def test_a_table_is_that_of_its_runs(script: Any) -> None:
     path = RESULTS / f"{script.__name__}.json"
     if not path.exists():
