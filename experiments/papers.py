@@ -351,8 +351,8 @@ HIDDEN_STATE = (
         f"{T_HS}/test_hidden_training.py",
         measured=_kept("hidden_small.json"),
         ours=lambda: _hidden_small(),
-        left="12,000 images, 729 features, ε = 3; for Algorithm 2 at this length composition has the smaller ε, so every "
-        "iterate may be seen",
+        left="12,000 images, 729 features, ε = 3; for Algorithm 2 at this length composition has the smaller ε, so "
+        "every iterate may be seen",
     ),
     Row("Algorithm 3 (implementation)", f"{HS}/training.py {HS}/losses.py", f"{T_HS}/test_hidden_losses.py"),
     Row(
