@@ -123,7 +123,7 @@ class Assurance:
                 self._look(setup, data, chunk.rows, made, not _draws(setup, data))
             else:
                 if new:
-                    self.programs[made.program] = self._attribute(setup, data, chunk, made.independent)
+                    self.programs[made.program] = self._attribute(setup, data, chunk, made)
                 tested = self._test(setup, data, chunk, made, new=new, due=due, larger=larger)
                 if unseen and not tested:
                     self._look(setup, data, chunk.rows, made, self.programs[made.program])
@@ -131,14 +131,16 @@ class Assurance:
             self._left.clear()
         self._left.add(left)
 
-    def _attribute(self, setup: Setup, data: Data, chunk: Chunk, independent: bool) -> bool:
+    def _attribute(self, setup: Setup, data: Data, chunk: Chunk, made: Found) -> bool:
         """Compares the gradients of a new program with plain autograd; tells whether it draws no random numbers."""
         give_back_freed_memory()
-        still = not _draws(setup, data)
-        with nullcontext() if still and independent else neutral():
+        # a program that follows neither sizes nor values is the same for a few rows
+        few = made.independent and not made.sized and made.numbers is None
+        still = not _draws(setup, _first(data, chunk.rows)[0] if few else data)
+        with nullcontext() if still and made.independent else neutral():
             check_attribution(setup, data, chunk)
             give_back_freed_memory()
-            if not independent:
+            if not made.independent:
                 check_lengths(setup, data, chunk.rows)
         self.attributed += 1
         return still
@@ -148,9 +150,8 @@ class Assurance:
         if not ((new and not made.independent) or due or larger):
             return False
         rows, some = chunk.rows, made.independent and self.programs[made.program]
-        if some and rows > SAMPLE:  # only the labels are tested
-            first = slice(0, SAMPLE)
-            data, rows = (take(data[0], first, rows), take(data[1], first, rows)), SAMPLE
+        if some:  # only the labels are tested
+            data, rows = _first(data, rows)
         variants = EVERY if new and not made.independent else FEW
         for level in (0.5,) if made.independent else LEVELS:
             with nullcontext() if some else neutral(level) as mode:
@@ -179,6 +180,14 @@ class Assurance:
     def _chosen(self) -> bool:
         """Is this batch one of the later ones that are tested? By the run's own randomness."""
         return torch.rand((), generator=generator_of(64 * self.batches)).item() < LATER / self.batches
+
+
+def _first(data: Data, rows: int) -> tuple[Data, int]:
+    """Up to SAMPLE rows of the data, and how many they are."""
+    if rows <= SAMPLE:
+        return data, rows
+    first = slice(0, SAMPLE)
+    return (take(data[0], first, rows), take(data[1], first, rows)), SAMPLE
 
 
 def _draws(setup: Setup, data: Data) -> bool:

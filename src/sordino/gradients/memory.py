@@ -33,6 +33,7 @@ _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 _TINY = torch.finfo(torch.float64).tiny
 
 
+_LITTLE = 32 << 20
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's names for them, in malloc.h
 
 
@@ -51,9 +52,21 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Return to the system what the process holds and does not use: before and after something rare that takes much."""
+    """Return to the system what the process holds and does not use: before and after something rare that takes much.
+
+    Little is kept: to fault it in again would take a small model as long as several steps.
+    """
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+        library = ctypes.CDLL(None)
+        library.mallinfo2.restype = _Mallinfo
+        if library.mallinfo2().fordblks > _LITTLE:
+            library.malloc_trim(0)
+
+
+class _Mallinfo(ctypes.Structure):
+    """What glibc's malloc.h calls mallinfo2; fordblks: bytes that are free."""
+
+    _fields_ = (("others", ctypes.c_size_t * 8), ("fordblks", ctypes.c_size_t), ("keepcost", ctypes.c_size_t))
 
 
 def checksum(t: Tensor) -> int:
