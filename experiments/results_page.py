@@ -371,11 +371,11 @@ def section(path: Path) -> str:
         f"`{document.get('command') or 'no single command'}` · commit {document.get('commit') or '–'} · "
         f"torch {torch_version(document) or '–'} · {day(document) or '–'}"
     )
+    if took := seconds(document):
+        origin += f" · runs took {max(took / 60, 1):.0f} min"
     parts = [f"## [{name}.json](results/{name}.json)", origin]
     if older(name, document):
-        took = seconds(document)
-        cost = f": about {max(took / 60, 1):.0f} minutes of a core, by what its runs took" if took else ""
-        parts.append(f"**Older than today's engine**: measured before it; not run again for lack of time{cost}.")
+        parts.append("**Older than today's engine**: measured before it; not run again for lack of time.")
     if document.get("note"):
         parts.append(f"*{document['note']}*")
     return "\n\n".join([*parts, figures(name, document)])
@@ -385,11 +385,14 @@ def page() -> str:
     """The whole page."""
     paths = sorted(RESULTS.glob("*.json"))
     marked = [path.stem for path in paths if older(path.stem, json.loads(path.read_text(encoding="utf8")))]
+    took = sum(seconds(json.loads(path.read_text(encoding="utf8"))) for path in paths)
     head = (
         "# Results\n\nMade by `python experiments/results_page.py` from the files in `experiments/results`; nothing "
         "here is written by hand. ± is one standard deviation over the seeds unless it says otherwise. Where a file's "
         "commit was not recorded when it was written, it is the commit that added it (`origin_note` in the file).\n\n"
-        f"{len(marked)} of {len(paths)} files were measured before today's engine ({ENGINE}) and are marked."
+        f"{len(marked)} of {len(paths)} files were measured before today's engine ({ENGINE}) and are marked.\n\n"
+        f"By their own entries the runs of all files took {took / 3600:.0f} hours (core time where it was recorded, "
+        "else time on a shared core); each section says what its own took."
     )
     return "\n\n".join([head, goals(), *map(section, paths)]) + "\n"
 
