@@ -38,7 +38,7 @@ class TestWhichMethod:
         assert f"ε = 2: {private:.2f}, against {plain:.2f} without privacy |" in line("a public network")
 
     def test_fixed_features(self) -> None:
-        names = {"compare_fashion_mnist": "Fashion-MNIST", "compare_cifar10": "CIFAR-10"}
+        names = {"compare_fashion_mnist": "Fashion-MNIST", "compare_cifar10": "CIFAR-10", "compare_imdb": "IMDb"}
         for file, name in names.items():
             rows = result(file)["table"]
             own = next(row["method"] for row in rows)
