@@ -25,7 +25,6 @@ from sordino.clipping import Clipping
 from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.gradients.assurance import Assurance
-from sordino.gradients.memory import Pool
 from sordino.gradients.rows import placed
 from sordino.gradients.spectral import advance
 from sordino.methods.coupling.estimates import Gradient, gradient_and_norms, mean_gradient, quantile_of_norms
@@ -222,7 +221,6 @@ class CoupledGradients:
 
     update: CoupledUpdate
     fetch: Any
-    pool: Pool = field(default_factory=Pool, repr=False)
     assurance: Assurance = field(default_factory=Assurance, repr=False)
 
     @property
@@ -255,7 +253,7 @@ class CoupledGradients:
                 rows = replace(rows, coefficient=torch.full((len(indices),), scale))
             rows = placed(rows, update.model)
             return clipped_sum(
-                update.model, update.loss, rows, self.clipping, centre=centre, pool=self.pool,
+                update.model, update.loss, rows, self.clipping, centre=centre,
                 assurance=self.assurance, keys=keys,
             )  # fmt: skip
 
