@@ -326,11 +326,20 @@ def goals() -> str:
         own = next(r for r in document["table"] if (r["method"], r["epsilon"]) == (method, epsilon))
         free = [r for r in document["table"] if kinds[r["method"]] == "plain" and r["seeds"]]
         ceiling = percent(max(float(r["mean"]) for r in free)) if free else "–"
-        verdict = "yes" if 100 * own["mean"] >= wanted else "no"
+        verdict = (
+            "no" if 100 * own["mean"] < wanted else "yes" if own["seeds"] >= 3 else "above, fewer than three seeds"
+        )
         reached, source = percent(own["mean"], own["spread"]), f"[{name}](results/{name}.json)"
         rows.append([what, f"{epsilon:g}", f"{wanted:g}", reached, str(own["seeds"]), ceiling, f"{verdict} ({source})"])
     heads = ["what", "ε", "goal, %", "reached, %", "seeds", "no privacy, same features, %", "met"]
-    return "## Goals\n\nAdd/remove, δ = 1e-5, all training records, true Poisson sampling.\n\n" + table(heads, rows)
+    probe = next(r for r in json.loads((RESULTS / "coupling_cifar10.json").read_text("utf8"))["table"]
+                 if r["column"] == "NonPriv")  # fmt: skip
+    said = (
+        "Add/remove, δ = 1e-5, all training records, true Poisson sampling. EfficientNet-Lite0's features of CIFAR-10 at "
+        f"128 pixels reach {percent(probe['mean'])} % without privacy ([coupling_cifar10](results/coupling_cifar10.json)), "
+        "so 90 % is out of their reach."
+    )
+    return f"## Goals\n\n{said}\n\n" + table(heads, rows)
 
 
 def plain(document: Document) -> str:
