@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
 
-from sordino.accounting.account import account, epsilon
+from sordino.accounting.account import account, composed_epsilon, epsilon
 from sordino.accounting.allocation import Epoch, epoch_pmfs
 from sordino.accounting.calibration import calibrate
 from sordino.accounting.events import AllocatedDpEvent, Release, allocated, compose_events, flatten
@@ -240,3 +241,35 @@ def test_a_ledger_whose_batches_do_not_fit_its_steps_is_an_error() -> None:
         spent(lines)
     with pytest.raises(InputError, match="twice"):
         spent(entries([0, 0]))
+
+
+@pytest.mark.parametrize("epochs", [1, 100])
+@pytest.mark.parametrize("batches", [10**5, 10**7, 10**9])
+@pytest.mark.parametrize("sigma", [0.35, 1.0, 20.0])
+def test_an_epoch_of_which_one_batch_was_seen_costs_what_a_poisson_sample_does(
+    sigma: float, batches: int, epochs: int
+) -> None:
+    one = Release("gaussian", sigma, 1 / batches, batches=batches, seen=1)
+    sample = Release("gaussian", sigma, 1 / batches)
+    assert composed_epsilon([(one, epochs)], 1e-12, "add-remove", "pld") == composed_epsilon(
+        [(sample, epochs)], 1e-12, "add-remove", "pld"
+    )
+
+
+@pytest.mark.parametrize("batches", [10**5, 10**7, 10**9])
+@pytest.mark.parametrize("sigma", [0.35, 1.0, 20.0])
+def test_an_epoch_that_was_hardly_begun_takes_little_memory_and_costs_more_than_its_half(
+    sigma: float, batches: int
+) -> None:
+    """Cells of many intervals overflowed, and grids before their tails were cut took 16 GB."""
+    tracemalloc.start()
+    found, half = (
+        composed_epsilon(
+            [(Release("gaussian", sigma, seen / batches, batches=batches, seen=seen), 1)], 1e-12, "add-remove", "pld"
+        )[0]
+        for seen in (2, 1)
+    )
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert half <= found < 1.6 * half + 0.5
+    assert peak < 1 << 29

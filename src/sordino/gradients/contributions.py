@@ -23,12 +23,10 @@ from sordino.gradients.memory import (
     CACHE_BYTES,
     DEEPEST,
     blocked,
-    blocked_narrow,
     blocks,
     by_record,
     cross,
     gather,
-    gather_narrow,
     merge,
     scaled,
     scatter,
@@ -36,8 +34,8 @@ from sordino.gradients.memory import (
     squares,
     too_long,
 )
+from sordino.gradients.products import are_whole
 from sordino.native.kernels import FEW_OUTPUTS
-from sordino.native.pages import buffer
 
 KEEP_RATIO = 2.0  # store products of at most this many times the size of the positions that they were computed from
 MANY = 32  # positions from which on a record's own product is computed in single precision
@@ -90,10 +88,6 @@ class Dense:
 
     def add_to(self, total: Tensor, weight: Tensor) -> None:
         gather(total.view(-1), by_record(self.gradient), weight)
-
-    def narrow_to(self, total: Tensor, weight: Tensor) -> bool:
-        """See `narrow.narrow_sum`."""
-        return gather_narrow(total.view(-1), by_record(self.gradient), weight)
 
     def dense(self, lo: int, hi: int) -> Tensor:
         return self.gradient[lo:hi]
@@ -148,7 +142,7 @@ class Outer:
         left, right = self.left, self.right
         (m, s, p), q = left.shape, right.shape[2]
         double = (p + q + s * s + 8) * 2.0**-52
-        if left.dtype != torch.float32 or torch.get_float32_matmul_precision() != "highest":
+        if left.dtype != torch.float32 or not are_whole():
             parts = [gram(left[lo:hi], right[lo:hi]) for lo, hi in blocks(m, s * (2 * s + p + q), 8)]
             return torch.cat(parts) + double * lengths2
         parts = [gram_by_parts(left[lo:hi], right[lo:hi]) for lo, hi in blocks(m, 4 * s * s, 8)]
@@ -195,16 +189,6 @@ class Outer:
             cross(part, left, self.right[lo:hi].reshape(-1, q))
             if part is not whole:
                 whole += part
-
-    def narrow_to(self, total: Tensor, weight: Tensor) -> bool:
-        """See `narrow.narrow_sum`."""
-        (m, s, p), q = self.left.shape, self.right.shape[2]
-        if self._in_blocks():
-            return blocked_narrow(total.view(p, q), *self._blocks(weight), s)
-        bounds = np.arange(0, (m + 1) * s, s, dtype=np.int64)
-        return self._by_record() and blocked_narrow(
-            total.view(p, q), self.left.reshape(m * s, p), self.right.reshape(m * s, q), bounds, weight
-        )
 
     def _in_blocks(self) -> bool:
         """May records be summed in single precision, block by block? Not if weight · left could underflow."""
@@ -255,7 +239,7 @@ def products(
 
     working: further elements per record that ``factors`` allocates; the block size takes them into account.
     """
-    product, norm2 = buffer((records, *shape), like.dtype, like.device), like.new_empty(records, dtype=torch.float64)
+    product, norm2 = like.new_empty((records, *shape)), like.new_empty(records, dtype=torch.float64)
     for lo, hi in blocks(records, shape[0] * shape[1] + working, like.element_size(), CACHE_BYTES):
         left, right = factors(lo, hi)
         torch.bmm(left.mT, right, out=product[lo:hi])
