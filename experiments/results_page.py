@@ -335,9 +335,9 @@ def goals() -> str:
     probe = next(r for r in json.loads((RESULTS / "coupling_cifar10.json").read_text("utf8"))["table"]
                  if r["column"] == "NonPriv")  # fmt: skip
     said = (
-        "Add/remove, δ = 1e-5, all training records, true Poisson sampling. EfficientNet-Lite0's features of CIFAR-10 at "
-        f"128 pixels reach {percent(probe['mean'])} % without privacy ([coupling_cifar10](results/coupling_cifar10.json)), "
-        "so 90 % is out of their reach."
+        "Add/remove, δ = 1e-5, all training records, true Poisson sampling. EfficientNet-Lite0's features of CIFAR-10 "
+        f"at 128 pixels reach {percent(probe['mean'])} % without privacy "
+        "([coupling_cifar10](results/coupling_cifar10.json)), so 90 % is out of their reach."
     )
     return f"## Goals\n\n{said}\n\n" + table(heads, rows)
 
