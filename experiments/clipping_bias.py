@@ -7,7 +7,8 @@
 One process, results in experiments/results/clipping_bias_{part}.json after every run; what is there is not made again.
 The step size of a column is found by the same climb (×2, ×½ from the same start) on rows of the *training* split that
 no run trains on or, for IMDb, that runs of the climb do not train on; on images every column is searched for itself,
-on IMDb columns with inner momentum take that of the column they are made of ("lr_of").
+but columns with more than four views, and on IMDb those with inner momentum, take that of the column they are made of
+("lr_of").
 Then the seeds run on the test split. Images: all records, for a step costs its batch whatever their number.
 Readings (Figs. 6, 11): E‖∇f_i − ∇F‖² over public rows of the test split.
 """
@@ -54,6 +55,7 @@ class Column:
 
     model: Mapping[str, Any]
     inner: float = 0.0  # γ₀; 0: no inner momentum
+    outer: float = OUTER  # what is kept of the outer momentum
     augmentation: Augmentation | None = None
     average: bool = True
     scattering: bool = False
@@ -179,13 +181,19 @@ def ablation() -> dict[str, Column]:
     base = Column({"name": "mnist-cnn"}, average=False)
     better, shifted = {"name": "mnist-cnn", "form": "enhanced"}, Augmentation(views=4, crop=2, flip=True)
     scattered = replace(base, model={"name": "scatter-cnn"}, scattering=True)
+    four = "+ self-augmentation 4"  # the step size of columns with more views
     return {
         "base": base,
+        "base, no momentum": replace(base, outer=0.0),
         "+ EMA": replace(base, average=True),
         "+ enhanced normalisation": replace(base, model=better),
         "+ inner-outer momentum": replace(base, inner=INNER_DECAY),
         "+ inner-outer momentum, γ₀ = 0.3": replace(base, inner=0.3),
         "+ self-augmentation 4": replace(base, augmentation=shifted),
+        "+ self-augmentation 8": replace(base, augmentation=replace(shifted, views=8), lr_of=four),
+        "+ self-augmentation 16": replace(base, augmentation=replace(shifted, views=16), lr_of=four),
+        "+ self-augmentation 4, erase": replace(base, augmentation=replace(shifted, erase=0.5), lr_of=four),
+        "+ self-augmentation 4, mixup": replace(base, augmentation=replace(shifted, mixup=0.5), lr_of=four),
         "+ scattering": scattered,
         "EMA + enhanced": replace(base, model=better, average=True),
         "EMA + scattering": replace(scattered, average=True),
@@ -282,7 +290,7 @@ def run(part: Part, job: Job) -> dict[str, Any]:
         optimizer=torch.optim.SGD,
         lr=job.lr,
         settings=Settings(
-            optimizer_options={"momentum": OUTER},
+            optimizer_options={"momentum": column.outer},
             scheduler=partial(LinearLR, start_factor=1.0, end_factor=1e-3, total_iters=plan.steps),
             averaging=Averaging("ema", decay=0.9) if column.average else Averaging(),
             chunk=part.chunk,

@@ -20,8 +20,10 @@ from sordino.report.plots import Series
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "experiments" / "results" / "modelmix.json", ROOT / "docs" / "modelmix.md"
 TABLE1 = ROOT / "experiments" / "results" / "modelmix_table1.json"
+VARIANTS = ROOT / "experiments" / "results" / "modelmix_variants.json"
 AUDIT = ROOT / "experiments" / "results" / "modelmix_audit.json"
 FIGURE = ROOT / "docs" / "figures" / "modelmix_accuracy.svg"
+FIGURE2 = ROOT / "docs" / "figures" / "modelmix_fig2.svg"
 NAMES = {
     "dpsgd": "DP-SGD, momentum 0.9",
     "averaging": "averaging control, same ε",
@@ -153,6 +155,30 @@ def audit(runs: list[Mapping[str, Any]]) -> str:
     return table(head, rows)
 
 
+def variants(document: Mapping[str, Any]) -> str:
+    """Algorithm 2 at one ε, then Fig. 2 at one Gaussian noise."""
+    rows = [
+        [row["arm"], accuracy(row), f"{row['epsilon']:.3f}", f"{row['noise_multiplier']:.3f}", str(row["seeds"])]
+        for row in document["table"]
+    ]
+    return table(["arm", "test accuracy in %", "ε", "noise multiplier", "seeds"], rows)
+
+
+def figure2(document: Mapping[str, Any]) -> str:
+    """Fig. 2: accuracy over the steps at equal Gaussian noise, the mean of the seeds."""
+    names = {"p = 1": "mixing", "mean of two": "mean of two iterates, no mixing noise", "no mixing": "plain descent"}
+    curves, steps = {}, []
+    for arm, name in names.items():
+        own = [dict(map(tuple, run["curve"])) for run in document["runs"].values() if run["arm"] == arm]
+        steps = sorted(own[0])
+        curves[name] = [sum(run[step] for run in own) / len(own) for step in steps]
+    last = ", ".join(f"{name} {100 * values[-1]:.1f} %" for name, values in curves.items())
+    series = Series(
+        "Equal Gaussian noise, with and without mixing", f"At the end: {last}.", "step", "accuracy", percent=True
+    )
+    return curves_svg([float(step) for step in steps], curves, series, from_zero=False)
+
+
 def blocks(document: Mapping[str, Any]) -> dict[str, str]:
     return {
         "audit": audit(json.loads(AUDIT.read_text())["runs"]),
@@ -161,7 +187,7 @@ def blocks(document: Mapping[str, Any]) -> dict[str, str]:
         "differences": differences(document),
         "noise": noise(document),
         "sizes": sizes(document),
-    }
+    } | ({"variants": variants(json.loads(VARIANTS.read_text("utf8")))} if VARIANTS.exists() else {})
 
 
 def filled(text: str, found: Mapping[str, str]) -> str:
@@ -176,6 +202,8 @@ def main() -> int:
     document = json.loads(RESULTS.read_text())
     PAGE.write_text(filled(PAGE.read_text("utf8"), blocks(document)), "utf8")
     FIGURE.write_text(figure(document), "utf8")
+    if VARIANTS.exists():
+        FIGURE2.write_text(figure2(json.loads(VARIANTS.read_text("utf8"))), "utf8")
     return 0
 
 

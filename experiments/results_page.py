@@ -21,7 +21,7 @@ ENGINE = (
     "2026-11-17"  # sums in double precision, rows followed by version: trainings before this day used another engine
 )
 NO_TRAINING = (
-    "allocation", "coupling_table6", "hidden_state_figures", "kernel_errors", "mac_fig4", "modelmix_fig3",
+    "allocation", "coupling_table6", "hidden_state_figures", "kernel_errors", "mac_fig4", "modelmix_fig3", "step_costs",
 )  # fmt: skip
 
 Document = Mapping[str, Any]
@@ -178,6 +178,8 @@ def monotonicity(document: Document) -> str:
 
 def ways(document: Document) -> str:
     """Poisson sampling, allocation and correlated noise by task and budget, and how the planner did."""
+    if isinstance(document["table"], list):  # the file of the comparison before its design was fixed
+        return plain(document)
     names = document["table"]["design"]["ways"]
     rows = [
         [r["task"], f"{r['batches']} × {r['epochs']}", f"{r['epsilon']:g}",
@@ -272,6 +274,25 @@ def resolutions(document: Document) -> str:
     return said + "\n\n" + table(["pixels", "held-out accuracy, %", "core ms for an image"], rows)
 
 
+def steadier(document: Document) -> str:
+    def shown(row: Mapping[str, Any]) -> str:
+        return f"{row['error']:.4f}" + ("" if row["spread"] is None else f" ± {row['spread']:.4f}")
+
+    rows = [[r["images"], r["setting"], r["z"], shown(r), str(r["seeds"])] for r in document["table"]]
+    return table(["measured on", "setting", "Z", "squared error", "seeds"], rows)
+
+
+def costs(document: Document) -> str:
+    rows = [[r["what"], f"{1000 * r['seconds_per_record']:.3g}"] for r in document["networks"]]
+    larger = [[r["item"], r["network"], f"{r['gradients']:,}", f"{r['core_hours']:.3g}"] for r in document["items"]]
+    return (
+        "Core milliseconds for the clipped gradient of one record, on random rows:\n\n"
+        + table(["network", "ms"], rows)
+        + "\n\nWhat items of the papers would take at their full size, one run:\n\n"
+        + table(["item", "network", "gradients", "core hours"], larger)
+    )
+
+
 def searched_features(document: Document) -> str:
     """The maps that were compared, and the earlier trials."""
     rows = [
@@ -285,6 +306,50 @@ def searched_features(document: Document) -> str:
     )
     heads = ["dataset", "patches", "rows", "dimensions", "held out, ε = 1, %", "held out, ε = 3, %"]
     return said + "\n\n" + table(heads, rows)
+
+
+GOALS = (  # what, ε, per cent, file, method
+    ("Fashion-MNIST", 1.0, 88.5, "compare_fashion_mnist", "patches, linear"),
+    ("Fashion-MNIST", 3.0, 90.2, "compare_fashion_mnist", "patches, linear"),
+    ("MNIST", 1.0, 98.2, "compare_mnist", "patches, linear"),
+    ("MNIST", 3.0, 99.0, "compare_mnist", "patches, linear"),
+    ("CIFAR-10 from scratch", 1.0, 62.0, "compare_cifar10", "patches, linear"),
+    ("CIFAR-10 from scratch", 3.0, 70.0, "compare_cifar10", "patches, linear"),
+    ("CIFAR-10 from scratch", 8.0, 74.0, "compare_cifar10", "patches, linear"),
+    ("CIFAR-10, public ImageNet features", 1.0, 90.0, "compare_cifar10_frozen", "EfficientNet-Lite0 features, linear"),
+    ("IMDb (the goal allows public sentence features)", 1.0, 80.0, "compare_imdb", "words, linear"),
+    ("IMDb without public data (the goal is for ε = 4)", 3.0, 81.0, "compare_imdb", "words, linear"),
+    ("Adult (goal: 0.5 below no privacy)", 1.0, 84.09, "compare_adult", "linear"),
+)
+
+
+def goals() -> str:
+    """Each goal of the suites, what was reached, and what the same features reach without privacy."""
+    rows = []
+    for what, epsilon, wanted, name, method in GOALS:
+        path = RESULTS / f"{name}.json"
+        if not path.exists():
+            rows.append([what, f"{epsilon:g}", f"{wanted:g}", "not run", "–", "–", "–"])
+            continue
+        document = json.loads(path.read_text(encoding="utf8"))
+        kinds = {one["name"]: one["kind"] for one in document["methods"]}
+        own = next(r for r in document["table"] if (r["method"], r["epsilon"]) == (method, epsilon))
+        free = [r for r in document["table"] if kinds[r["method"]] == "plain" and r["seeds"]]
+        ceiling = percent(max(float(r["mean"]) for r in free)) if free else "–"
+        verdict = (
+            "no" if 100 * own["mean"] < wanted else "yes" if own["seeds"] >= 3 else "above, fewer than three seeds"
+        )
+        reached, source = percent(own["mean"], own["spread"]), f"[{name}](results/{name}.json)"
+        rows.append([what, f"{epsilon:g}", f"{wanted:g}", reached, str(own["seeds"]), ceiling, f"{verdict} ({source})"])
+    heads = ["what", "ε", "goal, %", "reached, %", "seeds", "no privacy, same features, %", "met"]
+    probe = next(r for r in json.loads((RESULTS / "coupling_cifar10.json").read_text("utf8"))["table"]
+                 if r["column"] == "NonPriv")  # fmt: skip
+    said = (
+        "Add/remove, δ = 1e-5, all training records, true Poisson sampling. EfficientNet-Lite0's features of CIFAR-10 "
+        f"at 128 pixels reach {percent(probe['mean'])} % without privacy "
+        "([coupling_cifar10](results/coupling_cifar10.json)), so 90 % is out of their reach."
+    )
+    return f"## Goals\n\n{said}\n\n" + table(heads, rows)
 
 
 def plain(document: Document) -> str:
@@ -303,7 +368,7 @@ def figures(name: str, document: Document) -> str:
     shown: dict[str, Callable[[Document], str]] = {
         "hidden_state": hidden_state, "mac": mac, "audit": audits, "bias_audit": audits,
         "coupling_table6": table6, "feature_search": searched_features,
-        "frozen_resolution": resolutions,
+        "frozen_resolution": resolutions, "mac_steady": steadier, "step_costs": costs,
         "coupling_monotonicity": monotonicity, "fashion_mnist_scattering_linear": one_recipe,
         "correlated": ways, "optimizers": optimizers, "full_batch": settings,
         "caught": caught,
@@ -326,11 +391,11 @@ def section(path: Path) -> str:
         f"`{document.get('command') or 'no single command'}` · commit {document.get('commit') or '–'} · "
         f"torch {torch_version(document) or '–'} · {day(document) or '–'}"
     )
+    if took := seconds(document):
+        origin += f" · runs took {max(took / 60, 1):.0f} min"
     parts = [f"## [{name}.json](results/{name}.json)", origin]
     if older(name, document):
-        took = seconds(document)
-        cost = f": about {max(took / 60, 1):.0f} minutes of a core, by what its runs took" if took else ""
-        parts.append(f"**Older than today's engine**: measured before it; not run again for lack of time{cost}.")
+        parts.append("**Older than today's engine**: measured before it; not run again for lack of time.")
     if document.get("note"):
         parts.append(f"*{document['note']}*")
     return "\n\n".join([*parts, figures(name, document)])
@@ -340,13 +405,16 @@ def page() -> str:
     """The whole page."""
     paths = sorted(RESULTS.glob("*.json"))
     marked = [path.stem for path in paths if older(path.stem, json.loads(path.read_text(encoding="utf8")))]
+    took = sum(seconds(json.loads(path.read_text(encoding="utf8"))) for path in paths)
     head = (
         "# Results\n\nMade by `python experiments/results_page.py` from the files in `experiments/results`; nothing "
         "here is written by hand. ± is one standard deviation over the seeds unless it says otherwise. Where a file's "
         "commit was not recorded when it was written, it is the commit that added it (`origin_note` in the file).\n\n"
-        f"{len(marked)} of {len(paths)} files were measured before today's engine ({ENGINE}) and are marked."
+        f"{len(marked)} of {len(paths)} files were measured before today's engine ({ENGINE}) and are marked.\n\n"
+        f"By their own entries the runs of all files took {took / 3600:.0f} hours (core time where it was recorded, "
+        "else time on a shared core); each section says what its own took."
     )
-    return "\n\n".join([head, *map(section, paths)]) + "\n"
+    return "\n\n".join([head, goals(), *map(section, paths)]) + "\n"
 
 
 def main() -> int:
