@@ -75,9 +75,14 @@ class Rank:
         return [values.view(tensor.shape).to(tensor.device) for tensor, values in shapes]
 
 
+def grouped() -> bool:
+    """Whether there is an initialised process group, of any size."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def current() -> Rank | None:
-    """This process's rank in the initialised process group; None if there is no group."""
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+    """This process's rank in the initialised process group; None if there is no group, or no other rank in it."""
+    if not grouped() or dist.get_world_size() == 1:
         return None
     return Rank(dist.get_rank(), dist.get_world_size())
 

@@ -8,7 +8,7 @@ process that divides its batches into the same chunks: chunk sums are on a grid 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,8 @@ from sordino.ranks.group import Rank
 from sordino.ranks.run import heard
 from sordino.ranks.store import Store
 from sordino.ranks.sums import Share, own_chunks
-from sordino.records.gradients import GradientSum, RecordGradients, grid_spacing
+from sordino.records.chunks import LONGEST_SUM
+from sordino.records.gradients import GradientSum, Shardable, grid_spacing
 from sordino.records.momentum import PastIterates
 from sordino.release import Entry, Ledger, Shard, release_shard
 from sordino.sampling import LogicalBatch
@@ -43,13 +44,13 @@ class Done:
     """The leader's message: there are no more batches."""
 
 
-def sharded(gradient_sum: GradientSum, plan: Plan, store: Store) -> RecordGradients:
+def sharded(gradient_sum: GradientSum, plan: Plan, store: Store) -> Shardable:
     """The gradient sum that reads parameters from the store and adds its sums to it.
 
     Raises:
         Refused: the plan's sum, or the model, can't be divided over ranks.
     """
-    if type(gradient_sum) is not RecordGradients:
+    if not isinstance(gradient_sum, Shardable):
         raise Refused(
             f"this plan of the method {plan.method.name} sums its records in one process "
             f"({type(gradient_sum).__name__}): train a model that is not sharded, without torchrun"
@@ -66,11 +67,11 @@ def sharded(gradient_sum: GradientSum, plan: Plan, store: Store) -> RecordGradie
         raise Refused("spectral_norm of a sharded model is not supported: its power iteration needs whole parameters")
     rows = gradient_sum.rows(torch.arange(1), 0)
     most = most_records(store.model, survey(store.model), rows)
-    return replace(gradient_sum, shards=store, most=gradient_sum.most if most is None else min(most, gradient_sum.most))
+    return gradient_sum.over(store, LONGEST_SUM if most is None else most)
 
 
 def sum_batch(
-    inner: RecordGradients, store: Store, batch: LogicalBatch, seed: int, past: PastIterates
+    inner: Shardable, store: Store, batch: LogicalBatch, seed: int, past: PastIterates
 ) -> tuple[Mapping[str, Tensor], int]:
     """This rank's rows of the sum, by parameter; and at the leader the number of dropped records."""
     rank = store.rank

@@ -102,11 +102,11 @@ def train(
     if first is not None and plan.unit == "user":
         raise Refused("statistics of single rows are not bounded for a user who has several: leave out `first`")
     with ranks.leading(ranks.current()):
-        job, source = _job(
+        job, source, guarantee = _job(
             model, loss, dataset, plan, optimizer=optimizer, lr=lr, settings=settings, evaluate=evaluate, out=out,
             resume=resume, watch=watch, public=public, callbacks=callbacks,
         )  # fmt: skip
-        return fit(job, source, plan.guarantee(), resume=resume, first=first)
+        return fit(job, source, guarantee, resume=resume, first=first)
 
 
 def _job(
@@ -124,8 +124,8 @@ def _job(
     watch: Reader | None,
     public: Any,
     callbacks: Sequence[Any],
-) -> tuple[Job, RandomSource]:
-    """The checked arguments of `train`; nothing has been written yet."""
+) -> tuple[Job, RandomSource, Guarantee]:
+    """The checked arguments of `train`, and the plan's guarantee; nothing has been written yet."""
     settings = settings or Settings()
     folder = Path(out) if out is not None else None
     checks.refuse_empty_delta(plan.delta, plan.records)
@@ -145,6 +145,8 @@ def _job(
     fingerprint = fingerprint_of(plan, settings, update, public)
     source = plan.source()
     store = Store(model, ranks.of_group()) if is_sharded(model) else None
+    if store is not None:
+        update.divide(store)
     job = Job(
         model, dataset, plan, update, settings, evaluate, folder, fingerprint, watch=watch, callbacks=watching,
         store=store,
@@ -158,7 +160,7 @@ def _job(
     rank, seconds = ranks.current(), None
     if rank is None or rank.leads:
         seconds = check_first_batch(model, loss, dataset, plan, source, settings, store)
-    return replace(job, said=header(plan, guarantee, seconds)), source
+    return replace(job, said=header(plan, guarantee, seconds)), source, guarantee
 
 
 def fit(job: Job, source: RandomSource, guarantee: Guarantee, *, resume: bool, first: First | None = None) -> Result:

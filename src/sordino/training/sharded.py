@@ -23,7 +23,7 @@ from sordino.ranks.layout import reshard, shard_of, whole_of
 from sordino.ranks.run import heard
 from sordino.ranks.sharded import Batch, Done, release_batch, sum_batch
 from sordino.ranks.store import Store
-from sordino.records.gradients import Counted, RecordGradients
+from sordino.records.gradients import Counted, Shardable
 from sordino.release.ledger import Ledger
 from sordino.release.ledger_lines import Head
 from sordino.sampling import LogicalBatch
@@ -33,7 +33,7 @@ from sordino.training.sealed import open_sealed, write_sealed
 from sordino.training.state import TrainState, remove_older, require_fingerprint
 from sordino.training.steps import PrivateStep, mask_seed
 from sordino.training.stopping import Stopping
-from sordino.training.updates import Average, AveragingSGD, Update
+from sordino.training.updates import Average, AveragingSGD
 
 BY_COORDINATE = (SGD, Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Adagrad, Adadelta, AveragingSGD)
 """Optimizers that update each coordinate from its own gradient only, so that shards can be updated separately."""
@@ -61,7 +61,7 @@ class ShardedLoop(Loop):
             callbacks if rank.leads else (), **more,
         )  # fmt: skip
         self.store, self.rank, self.keeps = store, rank, folder is not None
-        if type(update) is not Update or type(self.optimizer) not in BY_COORDINATE:
+        if type(self.optimizer) not in BY_COORDINATE:
             raise Refused(
                 f"{type(self.optimizer).__name__} may combine coordinates on different ranks: with a sharded "
                 f"model use one of {', '.join(kind.__name__ for kind in BY_COORDINATE)}"
@@ -169,7 +169,7 @@ def _newest(folder: Path | None, fingerprint: str, ledger: Ledger | None) -> Any
 
 def led_steps(
     plan: Plan,
-    inner: RecordGradients,
+    inner: Shardable,
     store: Store,
     drawn: Iterator[LogicalBatch],
     source: RandomSource,
@@ -188,7 +188,7 @@ def led_steps(
 
 
 def followed_steps(
-    plan: Plan, inner: RecordGradients, store: Store, source: RandomSource, loop: Loop
+    plan: Plan, inner: Shardable, store: Store, source: RandomSource, loop: Loop
 ) -> Iterator[PrivateStep]:
     """The same steps at another rank. Its `source` is not used, only the leader's."""
     while isinstance(work := heard(store.rank), Batch):
