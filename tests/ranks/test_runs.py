@@ -174,7 +174,7 @@ def _weights(out: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def command_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import torch.distributed.fsdp  # noqa: F401 (once, before the ranks are forked)
+    import torch.distributed.fsdp
 
     folder = tmp_path_factory.mktemp("command")
     (folder / "r.toml").write_text(small_toml(train={"chunk": 8}))

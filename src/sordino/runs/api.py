@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -21,6 +22,7 @@ from sordino.files import write_atomically
 from sordino.gradients.rows import tensors
 from sordino.plan.core import Plan
 from sordino.ranks.layout import shard_of, whole_of
+from sordino.records.mapped import Mapped, mapped
 from sordino.records.reading import tensors_of
 from sordino.release.ledger import read_ledger
 from sordino.runs.finished import read_result
@@ -135,10 +137,14 @@ def _read_back(folder: Path, model: nn.Module, plan: Plan) -> Result:
 def _inputs(dataset: Any, labels: Sequence[str] | None) -> dict[str, Any]:
     """What is public about the form of the records, if they are one tensor."""
     named = {"labels": list(labels) if labels is not None else None}
-    pair = tensors_of(dataset)
-    if pair is None or not isinstance(pair[0], Tensor):
+    found = mapped(dataset)
+    pair = tensors_of(found)
+    if isinstance(found, Mapped):
+        inputs = found.rows(torch.arange(0)).inputs
+    elif pair is None or not isinstance(pair[0], Tensor):
         return named
-    (inputs,) = tensors(pair[0])
+    else:
+        (inputs,) = tensors(pair[0])
     return {"input_shape": list(inputs.shape[1:]), "input_type": str(inputs.dtype).removeprefix("torch."), **named}
 
 

@@ -21,7 +21,6 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import default_collate
 
 from sordino import checks, ranks
 from sordino.errors import InputError, Refused
@@ -37,7 +36,8 @@ from sordino.ranks.store import Store
 from sordino.records.companions import companions_of, refuse_shared_companions, refuse_undeclared
 from sordino.records.fitting import check_fits, fitted
 from sordino.records.gradients import Counted, Divisible, GradientSum
-from sordino.records.reading import Collated, count_records, splits
+from sordino.records.mapped import mapped
+from sordino.records.reading import collated, count_records, splits
 from sordino.release.ledger import Ledger
 from sordino.release.mechanisms import choose_lattice
 from sordino.sampling import Partition, cycle
@@ -96,8 +96,9 @@ def train(
     check_asked(
         model, loss, dataset, plan, optimizer=optimizer, lr=lr, settings=settings, callbacks=callbacks
     )  # fmt: skip
+    dataset = mapped(dataset)
     if collate is not None or num_workers:
-        dataset = Collated(dataset, collate or default_collate, checks.whole("num_workers", num_workers))
+        dataset = collated(dataset, collate, checks.whole("num_workers", num_workers))
     dataset = unit_dataset(plan, dataset, users)
     if first is not None and plan.unit == "user":
         raise Refused("statistics of single rows are not bounded for a user who has several: leave out `first`")
