@@ -21,7 +21,7 @@ from sordino.plan.method import Method
 from sordino.randomness import RandomSource
 from sordino.randomness.masks import masks_of
 from sordino.ranks.group import Rank
-from sordino.ranks.run import heard
+from sordino.ranks.run import Failure, heard
 from sordino.ranks.store import Store
 from sordino.ranks.sums import Share, own_chunks
 from sordino.records.chunks import LONGEST_SUM
@@ -105,15 +105,15 @@ def release_batch(
     return {name: one.like(noisy[name].to(one.parameter.dtype)) for name, one in store.trained.items()}
 
 
-def agreed(rank: Rank, error: Exception | None) -> None:
+def agreed(rank: Rank, error: Failure | None) -> None:
     """Raises the leader's error at the leader; the other ranks learn that the run has ended."""
     if rank.leads and error is not None:
-        raise error
+        raise error.error
     heard(rank)
 
 
 def _all_agree(rank: Rank, error: SordinoError | None) -> None:
-    found = rank.collect(error)
+    found = rank.collect(None if error is None else Failure.of(error, rank))
     agreed(rank, next((one for one in found if one is not None), None))
 
 

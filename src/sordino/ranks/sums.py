@@ -12,7 +12,6 @@ threads per process on every rank.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,7 @@ from sordino.gradients import ClippedSum
 from sordino.plan.contribution import Contribution
 from sordino.randomness.masks import masks_of
 from sordino.ranks.group import Lost, Rank
+from sordino.ranks.run import Failure
 from sordino.records.ahead import one_ahead
 from sordino.records.gradients import Divisible, RecordGradients, add_sums, empty_sum, stated_unit
 from sordino.records.momentum import PastIterates
@@ -52,7 +52,7 @@ class Share:
 
     chunks: tuple[tuple[int, Tensor, Tensor], ...]
     dropped: int
-    error: Exception | None = None
+    error: Failure | None = None
     narrow: bool = False
 
 
@@ -90,7 +90,9 @@ def shared_sum(inner: Divisible, model: nn.Module, rank: Rank, work: Work) -> Cl
     shares = rank.collect(share)
     failed = next((one.error for one in shares if one.error is not None), None)
     if rank.tell(failed is not None):
-        raise failed or share.error or SordinoError("another rank could not sum its records: the leader reports why")
+        if (known := failed or share.error) is not None:
+            raise known.error
+        raise SordinoError("another rank could not sum its records: the leader reports why")
     added = rank.add_up([value.double() for value in total.sums.values()])
     if any(one.narrow for one in shares):  # the other ranks added zeros: this is the precision of one process
         added = [value.float() for value in added]
@@ -123,18 +125,9 @@ def own_chunks(inner: Divisible, rank: Rank, batch: LogicalBatch, seed: int) -> 
     except Lost:
         raise
     except Exception as error:  # any error must be reported, or the other ranks would wait forever
-        return None, Share((), 0, _sendable(error))
+        return None, Share((), 0, Failure.of(error, rank))
     narrow = total is not None and any(value.dtype == torch.float32 for value in total.sums.values())
     return total, Share(tuple(chunks), dropped, narrow=narrow)
-
-
-def _sendable(error: Exception) -> Exception:
-    """The error itself if it can be sent, else its message."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return SordinoError(f"{type(error).__name__}: {error}")
-    return error
 
 
 def follow(inner: Divisible, model: nn.Module, rank: Rank, past: SentPast) -> Any:

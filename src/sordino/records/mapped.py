@@ -59,7 +59,8 @@ def mapped(dataset: Any) -> Any:
     """A pair of arrays as `Mapped` if one of them is memory-mapped; other datasets as they are."""
     pair = isinstance(dataset, tuple | list) and len(dataset) == 2
     if pair and any(isinstance(part, np.memmap) for part in dataset):
-        return Mapped(*(part if isinstance(part, np.memmap | Tensor) else np.asarray(part) for part in dataset))
+        inputs, targets = (part if isinstance(part, np.memmap | Tensor) else np.asarray(part) for part in dataset)
+        return Mapped(inputs, targets)
     return dataset
 
 
