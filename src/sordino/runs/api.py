@@ -108,7 +108,22 @@ def train(
             return _read_back(folder, model, plan)
         earlier.unlink()  # it describes the model before the steps that now follow
     result = fit.train(model, loss, dataset, plan, out=folder, resume=resume, users=users, **given)
-    rank = ranks.current()
+    with ranks.noticing_closed(ranks.current()):
+        return _written(folder, model, loss, dataset, plan, result, labels, given)
+
+
+def _written(
+    folder: Path,
+    model: nn.Module,
+    loss: Loss,
+    dataset: Any,
+    plan: Plan,
+    result: Result,
+    labels: Sequence[str] | None,
+    given: Mapping[str, Any],
+) -> Result:
+    """The result, after the leader has written the run directory; all ranks call this together."""
+    rank, settings = ranks.current(), given["settings"]
     if rank is not None and not rank.leads:
         for tensor in model_tensors(result.model).values():
             whole_of(tensor)  # for the leader, which writes the directory

@@ -102,7 +102,8 @@ def train(
     dataset = unit_dataset(plan, dataset, users)
     if first is not None and plan.unit == "user":
         raise Refused("statistics of single rows are not bounded for a user who has several: leave out `first`")
-    with ranks.leading(ranks.current()):
+    rank = ranks.current()
+    with ranks.leading(rank), ranks.noticing_closed(rank):
         job, source, guarantee = _job(
             model, loss, dataset, plan, optimizer=optimizer, lr=lr, settings=settings, evaluate=evaluate, out=out,
             resume=resume, watch=watch, public=public, callbacks=callbacks,
