@@ -20,6 +20,7 @@ import torch.distributed.fsdp  # once, before the ranks are forked
 from processes import in_ranks
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
 
 from sordino.clipping import PerLayerClip
 from sordino.data import Split
@@ -83,6 +84,7 @@ CASES: dict[str, Case] = {
     "per layer": lambda: {"plan": _plan(clipping=PerLayerClip(1.0)), "optimizer": torch.optim.Adam},
     "views": lambda: {"plan": _plan(augmentation=Augmentation(views=2, flip=True, crop=1)), "images": True},
     "inner momentum": lambda: {"plan": _plan(inner=InnerMomentum(length=2, decay=0.5)), "options": {"momentum": 0.9}},
+    "read by threads": lambda: {"plan": _plan(), "data": TensorDataset(*_data()), "num_workers": 1},
     "coupling": lambda: {"plan": _coupled(), "public": PublicUse(_public(), Constant(0.3), 7, WarmUp(2, 0.1))},
 }
 
@@ -121,7 +123,8 @@ def _made(case: str, out: Path, shard: bool) -> dict[str, Any]:
     net = shard_blocks(_net(images)) if shard else _net(images)
     released: list[str] = []
     with _noting(released):
-        model = train(net, cross_entropy, _data(images), lr=0.3, settings=settings, out=out, **given).model
+        data = given.pop("data", None) or _data(images)
+        model = train(net, cross_entropy, data, lr=0.3, settings=settings, out=out, **given).model
     return {"released": released, "weights": _digest(whole_of(p) for p in model.parameters())}
 
 

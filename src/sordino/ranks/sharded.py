@@ -33,10 +33,11 @@ from sordino.sampling import LogicalBatch
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The leader's message: a batch, and the seed of its masks."""
+    """The leader's message: a batch, the seed of its masks, and the next batch if records are read in advance."""
 
     batch: LogicalBatch
     seed: int
+    after: LogicalBatch | None = None
 
 
 @dataclass(frozen=True)
@@ -70,15 +71,13 @@ def sharded(gradient_sum: GradientSum, plan: Plan, store: Store) -> Shardable:
     return gradient_sum.over(store, LONGEST_SUM if most is None else most)
 
 
-def sum_batch(
-    inner: Shardable, store: Store, batch: LogicalBatch, seed: int, past: PastIterates
-) -> tuple[Mapping[str, Tensor], int]:
+def sum_batch(inner: Shardable, store: Store, work: Batch, past: PastIterates) -> tuple[Mapping[str, Tensor], int]:
     """This rank's rows of the sum, by parameter; and at the leader the number of dropped records."""
-    rank = store.rank
+    rank, batch = store.rank, work.batch
     spacing = grid_spacing(inner.clipping.clip_norm, len(batch)) if len(inner.pieces(batch)) > 1 else None
     store.begin(past, spacing)
-    with masks_of(seed):
-        share = own_chunks(inner, rank, batch, seed)[1]
+    with masks_of(work.seed):
+        share = own_chunks(inner, rank, batch, work.seed, work.after)[1]
     store.flush()
     shares = rank.collect(share)
     agreed(rank, next((one.error for one in shares if one.error is not None), None))

@@ -101,8 +101,9 @@ class Counted:
 
     def expect(self, batch: LogicalBatch) -> None:
         """Announces the next batch to a gradient sum that reads ahead."""
-        if isinstance(self._gradient_sum, RecordGradients):
-            self._gradient_sum.expect(batch)
+        expect = getattr(self._gradient_sum, "expect", None)
+        if expect is not None:
+            expect(batch)
 
 
 def record_gradients(

@@ -23,6 +23,7 @@ from sordino.ranks.layout import reshard, shard_of, whole_of
 from sordino.ranks.run import heard
 from sordino.ranks.sharded import Batch, Done, release_batch, sum_batch
 from sordino.ranks.store import Store
+from sordino.ranks.sums import reads_ahead
 from sordino.records.gradients import Counted, Shardable
 from sordino.release.ledger import Ledger
 from sordino.release.ledger_lines import Head
@@ -178,12 +179,15 @@ def led_steps(
     counted: Counted,
 ) -> Iterator[PrivateStep]:
     """The leader's private steps; each step involves all ranks."""
-    for batch in drawn:
-        work = Batch(batch, mask_seed(source, batch.step))
+    ahead, batch = reads_ahead(inner), next(drawn, None)
+    while batch is not None:
+        after = next(drawn, None)
+        work = Batch(batch, mask_seed(source, batch.step), after if ahead else None)
         heard(store.rank, work)
-        sums, bad = sum_batch(inner, store, work.batch, work.seed, loop.past)
+        sums, bad = sum_batch(inner, store, work, loop.past)
         counted.dropped += bad
         yield PrivateStep(batch.step, release_batch(store, sums, plan, source, ledger, batch.step))
+        batch = after
     heard(store.rank, Done())
 
 
@@ -192,6 +196,6 @@ def followed_steps(
 ) -> Iterator[PrivateStep]:
     """The same steps at another rank. Its `source` is not used, only the leader's."""
     while isinstance(work := heard(store.rank), Batch):
-        sums, _ = sum_batch(inner, store, work.batch, work.seed, loop.past)
+        sums, _ = sum_batch(inner, store, work, loop.past)
         step = work.batch.step
         yield PrivateStep(step, release_batch(store, sums, plan, source, None, step))
