@@ -1,6 +1,7 @@
 """A model divided over ranks (fully_shard): that it trains where one process can't, and what a private step costs.
 
     python benchmarks/sharded.py --json benchmarks/results/sharded.json
+    python benchmarks/sharded.py --only time --rounds 3 --json benchmarks/results/sharded_time.json
 
 Memory: every process gets RLIMIT_DATA, what it has after importing torch plus a budget in which neither the model, its
 sums and its optimizer's state fit into one process. One process has to fail, two have to make their steps.
@@ -20,6 +21,7 @@ import multiprocessing
 import os
 import resource
 import statistics
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -34,8 +36,10 @@ from torch.nn.functional import cross_entropy
 import wire
 from sordino.plan import Plan
 from sordino.ranks.layout import shard_blocks, whole_of
+from sordino.records.chunks import stable_chunks
 from sordino.runs.results import environment
 from sordino.training import Settings, train
+from sordino.training.steps import plan_batches
 
 WORDS, LENGTH, CLASSES = 1000, 64, 10
 
@@ -144,11 +148,19 @@ def _steps(rank: int, kind: str, size: Size) -> dict[str, Any]:
             settings=settings, evaluate=evaluate,
         )  # fmt: skip
     weights = b"".join(whole_of(p).detach().numpy().tobytes() for p in result.model.parameters())
-    steps = list(itertools.pairwise(seen[1:]))  # without the first step, in which new programs are checked
     return {
-        "seconds": [b[0] - a[0] for a, b in steps],
-        "bytes": [b[1] - a[1] for a, b in steps],
+        **_each(seen),
         "digest": hashlib.sha256(weights).hexdigest(),
+    }
+
+
+def _each(seen: list[tuple[float, int]]) -> dict[str, Any]:
+    """Of the second half of the steps: in the first one, chunks of new sizes are checked. Bytes on average, because
+    some of them wait in the system's buffers between two steps."""
+    last = seen[len(seen) // 2 :]
+    return {
+        "seconds": [b[0] - a[0] for a, b in itertools.pairwise(last)],
+        "bytes": (last[-1][1] - last[0][1]) / (len(last) - 1),
     }
 
 
@@ -164,8 +176,7 @@ def _plain(net: nn.Module, size: Size) -> dict[str, Any]:
             cross_entropy(net(x[part]), y[part], reduction="sum").backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
-    steps = list(itertools.pairwise(seen[1:]))
-    return {"seconds": [b[0] - a[0] for a, b in steps], "bytes": [b[1] - a[1] for a, b in steps]}
+    return _each(seen)
 
 
 def _process(number: int, size: int, place: str, function: Any, arguments: Any, queue: Any) -> None:
@@ -210,7 +221,7 @@ def main() -> int:
     chosen = parser.parse_args()
     import torch.distributed.fsdp  # noqa: F401 (before the ranks are forked)
 
-    document: dict[str, Any] = {"command": "python benchmarks/sharded.py --json benchmarks/results/sharded.json"}
+    document: dict[str, Any] = {"command": " ".join(["python benchmarks/sharded.py", *sys.argv[1:]])}
     if chosen.only != "time":
         memory = {f"{n or 1} of 1 process" if n == 0 else f"{n} ranks": together(n, _limited, chosen.megabytes,
                   chosen.width, chosen.blocks) for n in (0, 2)}  # fmt: skip
@@ -228,11 +239,11 @@ def main() -> int:
 class Size:
     """What is timed."""
 
-    width: int = 256
+    width: int = 128
     blocks: int = 4
     batch: int = 64
     chunk: int = 16
-    steps: int = 8
+    steps: int = 20
 
 
 KINDS = {"plain": 0, "private": 0, "plain sharded": 2, "private sharded": 2, "private ranks": 2}
@@ -246,11 +257,11 @@ def _timed(rounds: int) -> dict[str, Any]:
             rows[kind].append(together(ranks, _steps, kind, size))
     slowest = {kind: [max(statistics.median(one["seconds"]) for one in found) for found in made]
                for kind, made in rows.items()}  # fmt: skip
-    sent = {kind: statistics.median(sum(statistics.median(one["bytes"]) for one in found) for found in rows[kind])
+    sent = {kind: statistics.median(sum(one["bytes"] for one in found) for found in rows[kind])
             for kind in ("plain sharded", "private sharded", "private ranks")}  # fmt: skip
     digests = {one["digest"] for made in rows.values() for found in made for one in found if "digest" in one}
     return {
-        **vars(size), "parameters": _count(size), "rounds": rounds,
+        **vars(size), "parameters": _count(size), "chunks": _chunks(size), "rounds": rounds,
         "processor_seconds_of_the_slowest_rank": slowest,
         "over_plain": {
             "one process": _ratios(slowest["private"], slowest["plain"]),
@@ -277,10 +288,18 @@ def _count(size: Size) -> int:
 
 def formula(kind: str, size: Size) -> float | None:
     """Bytes that two ranks send in a step (docs/howto/many_ranks.md), all parameters trained, single precision."""
-    count, chunks = _count(size), size.batch / size.chunk
+    count = _count(size)
     if kind == "private ranks":
-        return 12 * count + 8 * size.batch
-    return 0.5 * chunks * 16 * count if kind == "private sharded" else None
+        return 4 * count + 16 * count + 8 * size.batch
+    return 0.5 * _chunks(size) * 16 * count if kind == "private sharded" else None
+
+
+def _chunks(size: Size) -> float:
+    """Chunks of a batch, on average over the steps that are timed: they are cut by the records' numbers."""
+    plan = _plan(8 * size.batch, size.batch, size.steps)
+    drawn = plan_batches(plan, records=8 * size.batch, source=plan.source(), chunk=size.chunk)
+    numbers = [len(stable_chunks(batch)) for batch in drawn]
+    return statistics.mean(numbers[size.steps // 2 :])
 
 
 if __name__ == "__main__":
