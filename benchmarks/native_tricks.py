@@ -101,11 +101,6 @@ TRICKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         {"sordino.gradients.single.alone": _no, "sordino.release.noise.alone": _no},
         ("mlp10", "W2", "logistic"),
     ),
-    "pool": (
-        "memory of products handed from step to step",
-        {"sordino.gradients.memory.Pool.give_back": lambda pool: pool._lent.clear()},
-        ("W4-64", "W5"),
-    ),
     "pulled-once": (
         "gradients of derived tensors held from norms to sums",
         {"sordino.gradients.pulled.PULLED_BYTES": -1},

@@ -18,6 +18,7 @@ exclude_patterns = ["_ext"]
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+pygments_dark_style = "github-dark"
 html_show_copyright = False
 html_title = f"sordino {release}"
 smartquotes = False  # it would turn the -- of options into dashes

@@ -19,7 +19,7 @@ from sordino.gradients.linear import _with_squares
 from sordino.gradients.memory import keep_freed_memory, scaled, squares
 from sordino.randomness import RandomSource
 from sordino.release import Gaussian
-from sordino.release.mechanisms import choose_lattice
+from sordino.release.mechanisms import release_grid
 from workloads import RowLoss
 
 Sums = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor, Tensor], None]
@@ -32,14 +32,14 @@ def by_hand(model: nn.Module, inputs: Tensor, targets: Tensor, loss: RowLoss) ->
     flat = torch.zeros(sum(p.numel() for p in parameters))
     sizes = [p.numel() for p in parameters]
     totals = [part.view(p.shape) for part, p in zip(torch.split_with_sizes(flat, sizes), parameters, strict=True)]
-    lattice = choose_lattice(Gaussian(NOISE_MULTIPLIER), CLIP_NORM, len(flat))
+    grid = release_grid(Gaussian(NOISE_MULTIPLIER), CLIP_NORM, len(flat))
     source, taken = RandomSource.from_os(), 0
     keep_freed_memory()
 
     def step() -> Mapping[str, float]:
         nonlocal taken
         sums(parameters, totals, inputs, targets)
-        source.stream("floor", taken).rounded_sum(flat, lattice.scale, lattice.spacing)
+        source.stream("floor", taken).rounded_sum(flat, grid.scale, grid.spacing)
         for parameter, total in zip(parameters, totals, strict=True):
             parameter.sub_(total, alpha=LEARNING_RATE / len(targets))
         taken += 1

@@ -12,7 +12,6 @@ from peers import CLIP_NORM, LEARNING_RATE, NOISE_MULTIPLIER, Step
 from sordino.clipping import FlatClip
 from sordino.gradients import Rows, clipped_sum
 from sordino.gradients.assurance import Assurance
-from sordino.gradients.memory import Pool
 from sordino.randomness import RandomSource
 from sordino.release import Entry, Gaussian, release
 from sordino.release.ledger import Ledger
@@ -33,13 +32,13 @@ def stepping(
     optimizer = torch.optim.SGD(parameters.values(), lr=LEARNING_RATE)
     clipping, noise, source = FlatClip(CLIP_NORM), Gaussian(NOISE_MULTIPLIER), RandomSource.from_os()
     ledger = Ledger.open(None, {"kind": "plan"})
-    pool, taken, factor = Pool(), 0, 1.0 / expected
+    taken, factor = 0, 1.0 / expected
 
     def step(inputs: Tensor, targets: Tensor) -> Mapping[str, float]:
         nonlocal taken
         start = time.perf_counter()
         rows, keys = Rows(inputs, targets), torch.arange(len(targets))
-        total = clipped_sum(model, loss, rows, clipping, pool=pool, keys=keys, assurance=assurance, narrow=True)
+        total = clipped_sum(model, loss, rows, clipping, keys=keys, assurance=assurance, narrow=True)
         summed = time.perf_counter()
         sampling = {"name": "poisson", "sampling_rate": 0.01}
         entry = Entry(purpose="gradient", step=taken, sampling=sampling, relation="add-remove")

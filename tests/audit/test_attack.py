@@ -58,7 +58,7 @@ def test_a_divisor_from_the_batch_is_found(work: Work, monkeypatch: pytest.Monke
         return replace(total, sums={n: 20 * v / max(1, len(batch)) for n, v in total.sums.items()})
 
     monkeypatch.setattr(steps, "summed", averaged)
-    with pytest.raises(ClaimBroken, match="what the accountant counts"):
+    with pytest.raises(ClaimBroken, match="what the accountant assumes"):
         attack(work, quick=True, only=["neighbours"]).check()
 
 

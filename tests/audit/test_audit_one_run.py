@@ -139,7 +139,7 @@ class TestResult:
 
     def test_replace_one_needs_more_records_than_canaries(self) -> None:
         plan = small_plan(sampling="without-replacement", expected_batch=16, noise_multiplier=1.0)
-        with pytest.raises(InputError, match="take the place of records"):
+        with pytest.raises(InputError, match="they replace records"):
             audit(plan, canaries=RECORDS)
 
     def test_a_model_without_trainable_parameters_is_refused(self) -> None:

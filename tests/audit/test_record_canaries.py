@@ -55,5 +55,5 @@ def test_canaries_are_vectors_in_the_audit_of_any_model_and_it_takes_past_iterat
 
 
 def test_views_that_move_a_canary_to_another_s_place_are_refused() -> None:
-    with pytest.raises(InputError, match="stay in place"):
+    with pytest.raises(InputError, match="do not move pixels"):
         audit(plan_of(augmentation=Augmentation(views=2, flip=True)))

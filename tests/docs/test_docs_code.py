@@ -8,18 +8,18 @@ import io
 import re
 import runpy
 import shlex
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from models.conftest import _OPERATORS
 from small_recipes import small_toml
 from sordino.cli import _parser
 from sordino.runs.compare_suite import Suite
 from sordino.runs.recipe import Recipe
 
-sys.modules.setdefault("torchvision", None)  # a build for another torch fails to import, and transformers tries it
+OPERATORS = _OPERATORS  # transformers imports torchvision: tests/models/conftest.py
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]

@@ -63,5 +63,5 @@ def test_ranks_need_a_list_of_words_and_a_level(tmp_path: Path) -> None:
 
 
 def test_numbers_are_no_texts() -> None:
-    with pytest.raises(InputError, match="texts as UTF-8"):
+    with pytest.raises(InputError, match="texts must be UTF-8"):
         WordBag(64)(torch.zeros(2, 3))

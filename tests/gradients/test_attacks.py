@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gradients.cases import Fn, agree, noise
 from sordino.clipping import FlatClip
 from sordino.errors import Refused
-from sordino.gradients import Rows, assurance, brute_force, clipped_sum
+from sordino.gradients import Rows, attribution, brute_force, clipped_sum
 from sordino.gradients.assurance import Assurance
 from sordino.gradients.neutral import Neutral
 from sordino.gradients.passes import Pass, Setup
@@ -210,12 +210,12 @@ def _setup(model: nn.Module, loss: Any) -> Setup:
 def test_the_weights_of_the_attribution_check_differ_from_record_to_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under neutral random numbers they were once all the same, and any attribution passed."""
     seen: list[Tensor] = []
-    compared = assurance._differences
+    compared = attribution._differences
     noted = lambda s, d, w, *more: (seen.append(w), compared(s, d, w, *more))[1]  # noqa: E731
-    monkeypatch.setattr(assurance, "_differences", noted)
+    monkeypatch.setattr(attribution, "_differences", noted)
     model, chunk = nn.Linear(N, N).double(), Chunk(slice(0, N), slice(0, N), N, N, None, None)
     with Neutral():
-        assurance.check_attribution(_setup(model, squared), (noise(N, N), noise(N)), chunk)
+        attribution.check_attribution(_setup(model, squared), (noise(N, N), noise(N)), chunk)
     assert len(set(seen[0].tolist())) == N
 
 

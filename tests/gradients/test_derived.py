@@ -119,7 +119,7 @@ def test_a_tensor_that_is_written_to_after_its_use_is_refused() -> None:
 def test_a_custom_function_at_past_weights_is_refused_and_not_run_at_the_present_ones() -> None:
     model = Fn(lambda s, x: F.linear(x, Hadamard.apply(s.a, s.b, s.c, s.d)), **four())
     past = [({"a": noise(3, 2)}, 1.0), ({}, 0.5)]
-    with pytest.raises(Refused, match="an operation that sordino can't look into"):
+    with pytest.raises(Refused, match="an operation that sordino can't intercept"):
         clipped_sum(model, squared, Rows(noise(5, 4), noise(5)), FlatClip(1.0), iterates=past)
 
 

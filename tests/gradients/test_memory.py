@@ -11,7 +11,7 @@ from torch import nn
 from gradients.cases import agree, noise, squared
 from sordino.clipping import FlatClip
 from sordino.gradients import Rows, brute_force, clipped_sum, convolution
-from sordino.gradients.memory import Pool, blocks, compact, lengths, scaled, squares
+from sordino.gradients.memory import blocks, compact, lengths, scaled, squares
 
 
 @pytest.mark.parametrize("records", [0, 1, 7, 64])
@@ -53,26 +53,6 @@ def test_a_grouped_convolution_in_parts_equals_the_loop(
     agree(clipped_sum(model, squared, rows, FlatClip(0.5), chunk=5), brute_force(model, squared, rows, FlatClip(0.5)))
 
 
-def test_a_pool_lends_again_what_was_given_back_and_gives_up_what_is_too_small() -> None:
-    pool, like = Pool(), torch.zeros(1)
-    small = pool.borrow((4, 3), like)
-    assert pool.borrow((2, 3), like).data_ptr() != small.data_ptr(), "lent out"
-    pool.give_back()
-    again = [pool.borrow((2, 3), like).data_ptr() for _ in range(2)]
-    assert small.data_ptr() in again
-    pool.give_back()
-    assert pool.borrow((9, 3), like).shape == (9, 3)
-    assert not pool._free[(3,), torch.float32], "two small ones were given up for a large one"
-
-
-def test_a_pool_does_not_grow_with_every_length_of_text() -> None:
-    model, pool = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Tanh(), nn.AdaptiveAvgPool1d(4), nn.Flatten()).double(), Pool()
-    for length in range(8, 40):
-        rows = Rows(noise(5, 2, length), noise(5))
-        clipped_sum(model, squared, rows, FlatClip(0.5), pool=pool)
-    assert sum(len(found) for found in pool._free.values()) <= 2
-
-
 def test_views_that_negate_and_zeros_without_memory_are_not_read_where_they_lie() -> None:
     negative, weight = torch._neg_view(torch.arange(6.0).reshape(3, 2)), torch.ones(3)
     assert squares(negative).tolist() == pytest.approx([1.0, 13.0, 41.0])
@@ -83,11 +63,11 @@ def test_views_that_negate_and_zeros_without_memory_are_not_read_where_they_lie(
 
 
 @pytest.mark.parametrize("record", [None, torch.tensor([0, 0, 1, 2, 2, 3, 4])])
-def test_a_pool_that_goes_from_call_to_call_changes_nothing(record: torch.Tensor | None) -> None:
+def test_calls_after_one_another_give_the_same(record: torch.Tensor | None) -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(48, 5), nn.Linear(5, 2)).double()
-    pool, clipping = Pool(), FlatClip(0.5)
+    clipping = FlatClip(0.5)
     for _ in range(3):
         rows = Rows(noise(7, 2, 6, 6), noise(7), record)
         oracle = brute_force(model, squared, rows, clipping)
-        agree(clipped_sum(model, squared, rows, clipping, pool=pool), oracle)
-        agree(clipped_sum(model, squared, rows, clipping, pool=pool, chunk=3), oracle)
+        agree(clipped_sum(model, squared, rows, clipping), oracle)
+        agree(clipped_sum(model, squared, rows, clipping, chunk=3), oracle)

@@ -73,7 +73,7 @@ class Scaled(torch.autograd.Function):
 
 
 def test_parameters_inside_operations_that_cannot_be_seen() -> None:
-    with pytest.raises(Refused, match=r"^p: it is used inside an operation that sordino can't look into"):
+    with pytest.raises(Refused, match=r"^p: it is used inside an operation that sordino can't intercept"):
         run(Fn(lambda s, x: Scaled.apply(s.l(x), s.p), l=nn.Linear(4, 3), p=noise(3)))
 
 

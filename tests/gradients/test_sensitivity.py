@@ -22,10 +22,11 @@ from sordino.gradients import contributions as forms
 from sordino.gradients.contributions import Contribution
 from sordino.gradients.convolution import Convolved, Geometry, weight_gradient
 from sordino.gradients.engine import add_clipped
-from sordino.gradients.memory import Pool, blocked, blocked_narrow
+from sordino.gradients.memory import blocked, blocked_narrow
 from sordino.gradients.runs import RUN, stable
 from sordino.gradients.single import Scaled, Shift, Single
 from sordino.gradients.standardisation import Mapped, standardised_weight
+from sordino.gradients.totals import Total
 from sordino.plan import ROUNDING_MARGIN
 from sordino.records.gradients import record_gradients
 from sordino.sampling import LogicalBatch
@@ -253,7 +254,7 @@ def _forms() -> dict[str, Callable[[Tensor, Tensor], Contribution]]:
         return Single(Scaled(a), b, forms.squares(b, forms.squares(a)))
 
     def total(left: Tensor, right: Tensor) -> Contribution:
-        return forms.Total([forms.Outer(left, right), forms.Dense(torch.bmm(left.mT, right))])
+        return Total([forms.Outer(left, right), forms.Dense(torch.bmm(left.mT, right))])
 
     return {
         "dense": lambda a, b: forms.Dense(torch.bmm(a.mT, b)), "outer": forms.Outer, "lookup": lookup,
@@ -290,7 +291,7 @@ def test_zero_times_a_number_that_is_not_finite_is_zero(name: str, positions: in
 def test_the_many_weights_of_a_convolution_are_held_as_activations() -> None:
     """So that the models above are what they are called."""
     geometry = Geometry((64, 32, 3, 3), (1, 1), (1, 1), (1, 1), 1)
-    found = weight_gradient(torch.randn(2, 1, 64, 2, 2), torch.randn(2, 1, 32, 2, 2), geometry, Pool())
+    found = weight_gradient(torch.randn(2, 1, 64, 2, 2), torch.randn(2, 1, 32, 2, 2), geometry)
     assert isinstance(found, Convolved)
 
 

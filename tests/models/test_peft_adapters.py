@@ -66,7 +66,7 @@ def test_adapters_match_the_loop(
     ("config", "reason"),
     [
         (lambda: peft.LilyConfig(target_modules=TARGETS), "records interact"),
-        (lambda: peft.C3AConfig(target_modules=TARGETS, block_size=8), "an operation that sordino can't look into"),
+        (lambda: peft.C3AConfig(target_modules=TARGETS, block_size=8), "an operation that sordino can't intercept"),
         (lambda: peft.OSFConfig(target_modules=TARGETS), "a hook on this parameter"),
     ],
     ids=["Lily", "C3A", "OSF"],

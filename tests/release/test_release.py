@@ -21,7 +21,7 @@ from sordino.randomness import RandomSource
 from sordino.release import Entry, Gaussian, Laplace, Noise, release
 from sordino.release import noise as noise_module
 from sordino.release.ledger import Ledger
-from sordino.release.mechanisms import Norm, choose_lattice
+from sordino.release.mechanisms import Norm, release_grid
 
 SAMPLING = {"name": "poisson", "sampling_rate": 0.01}
 LEVEL = 1e-4
@@ -193,30 +193,30 @@ def test_the_noise_covers_the_rounding_and_the_grid_is_a_public_power_of_two(
 ) -> None:
     noise = kind(multiplier)
     try:
-        lattice = choose_lattice(noise, sensitivity, coordinates)
+        grid = release_grid(noise, sensitivity, coordinates)
     except Refused:
         assert kind is Laplace
         assert multiplier * coordinates > 2.0**noise.grid_bits
         return
     width = multiplier * sensitivity
-    assert math.frexp(lattice.spacing)[0] == 0.5
-    assert width * 2.0 ** -(noise.grid_bits + 1) < lattice.spacing <= width * 2.0**-noise.grid_bits
-    moved = lattice.spacing * coordinates if kind is Laplace else 0.0  # the Gaussian sum is rounded after the noise
-    assert lattice.scale * lattice.spacing >= multiplier * (sensitivity + moved)
-    assert lattice.scale * lattice.spacing <= multiplier * (sensitivity + moved) * (1 + 1e-12)
+    assert math.frexp(grid.spacing)[0] == 0.5
+    assert width * 2.0 ** -(noise.grid_bits + 1) < grid.spacing <= width * 2.0**-noise.grid_bits
+    moved = grid.spacing * coordinates if kind is Laplace else 0.0  # the Gaussian sum is rounded after the noise
+    assert grid.scale * grid.spacing >= multiplier * (sensitivity + moved)
+    assert grid.scale * grid.spacing <= multiplier * (sensitivity + moved) * (1 + 1e-12)
 
 
 def test_the_grid_adds_less_than_a_fiftieth_of_a_thousandth_to_the_variance() -> None:
     for multiplier in (0.5, 0.7, 1.0, 1.999):
-        lattice = choose_lattice(Gaussian(multiplier), 1.0, 10**6)
-        assert lattice.spacing**2 / 12 < 2.1e-5 * multiplier**2
+        grid = release_grid(Gaussian(multiplier), 1.0, 10**6)
+        assert grid.spacing**2 / 12 < 2.1e-5 * multiplier**2
 
 
 @pytest.mark.parametrize(("noise", "norm"), [(Gaussian(0.8), "l2"), (Laplace(0.8), "l1")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_result_lies_on_the_grid(noise: Noise, norm: str, dtype: torch.dtype) -> None:
     """Mironov's attack reads the value from the low digits of the sum. Here there are none."""
-    spacing = choose_lattice(noise, 1.0, 3_000).spacing
+    spacing = release_grid(noise, 1.0, 3_000).spacing
     value = torch.randn(3_000, dtype=dtype)
     steps = send({"w": value.double()}, noise=noise, norm=norm)["w"] / spacing
     assert torch.equal(steps.round(), steps)
@@ -224,7 +224,7 @@ def test_every_result_lies_on_the_grid(noise: Noise, norm: str, dtype: torch.dty
 
 
 def test_values_in_one_cell_are_indistinguishable_under_laplace_noise() -> None:
-    spacing = choose_lattice(Laplace(0.8), 1.0, 3_000).spacing
+    spacing = release_grid(Laplace(0.8), 1.0, 3_000).spacing
     value = torch.randn(3_000, dtype=torch.float64)
     moved = (value / spacing).round() * spacing + (torch.rand(3_000, dtype=torch.float64) - 0.5) * 0.999 * spacing
     noisy, other = (send({"w": v}, noise=Laplace(0.8), norm="l1")["w"] for v in (value, moved))
@@ -238,11 +238,11 @@ def test_a_gaussian_release_is_the_rounded_sum_of_the_value_and_the_noise(
     sensitivity: float, dtype: torch.dtype
 ) -> None:
     value = (torch.randn(5_000, dtype=torch.float64) * 30 * sensitivity).to(dtype)
-    lattice = choose_lattice(Gaussian(1.3), sensitivity, 5_000)
-    expected = value.double() / lattice.spacing
-    RandomSource.seeded(0).stream("release/gradient", 0).rounded_sum(expected, lattice.scale)
+    grid = release_grid(Gaussian(1.3), sensitivity, 5_000)
+    expected = value.double() / grid.spacing
+    RandomSource.seeded(0).stream("release/gradient", 0).rounded_sum(expected, grid.scale)
     noisy = send({"w": value}, sensitivity=sensitivity, noise=Gaussian(1.3))["w"]
-    assert torch.equal(noisy, (expected * lattice.spacing).to(dtype))
+    assert torch.equal(noisy, (expected * grid.spacing).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -308,7 +308,7 @@ def test_two_negative_zeros_of_laplace_noise_make_a_positive_one(monkeypatch: py
 def test_a_sum_far_above_the_noise_is_the_true_sum_of_integers_rounded_once(size: float) -> None:
     value = torch.tensor([size, -3 * size, 0.0, size * (1 + 2.0**-52)], dtype=torch.float64)
     big, noise = send({"w": value})["w"], send({"w": torch.zeros(4, dtype=torch.float64)})["w"]
-    spacing = choose_lattice(Gaussian(1.0), 1.0, 4).spacing
+    spacing = release_grid(Gaussian(1.0), 1.0, 4).spacing
     for total, drawn, sent in zip(big.tolist(), noise.tolist(), value.tolist(), strict=True):
         steps = round(Fraction(sent) / Fraction(spacing)) + int(drawn / spacing)  # exact: Python's integers
         assert total == float(steps) * spacing
@@ -434,7 +434,7 @@ def test_a_sum_that_is_not_finite_is_refused_before_anything_is_recorded(bad: fl
 
 def test_too_many_coordinates_for_the_grid_are_refused() -> None:
     with pytest.raises(Refused, match="to cover the rounding"):
-        choose_lattice(Laplace(10.0), 1.0, 10**10)
+        release_grid(Laplace(10.0), 1.0, 10**10)
 
 
 def test_an_empty_batch_releases_noise_alone_and_is_recorded() -> None:

@@ -13,7 +13,7 @@ from sordino.errors import InputError, Refused
 from sordino.randomness import RandomSource
 from sordino.release import Entry, Gaussian, Laplace, fine_rounding, release
 from sordino.release.ledger import Ledger
-from sordino.release.mechanisms import choose_lattice
+from sordino.release.mechanisms import release_grid
 
 ENTRY = Entry("gradient", 0, {"name": "poisson", "sampling_rate": 0.1}, "add-remove")
 
@@ -78,7 +78,7 @@ def test_laplace_noise_takes_uniform_noise_too() -> None:
 def test_a_fine_release_lies_on_its_grid_and_moves_a_value_by_no_more_than_it_says() -> None:
     values = {"w": torch.linspace(-50, 50, 10_001, dtype=torch.float64)}
     noise = Gaussian(0.5)
-    spacing = choose_lattice(noise, 1.0, 10_001, fine=True).spacing
+    spacing = release_grid(noise, 1.0, 10_001, fine=True).spacing
     assert 0.5 * 2.0**-33 < spacing <= 0.5 * 2.0**-32
     once = send(values, fine=True)["w"]
     assert torch.equal(once, torch.round(once / spacing) * spacing)

@@ -15,6 +15,7 @@ from sordino.errors import InputError
 from sordino.report import numbers
 from sordino.report.ledger_table import group_releases
 from sordino.report.plots import PlotAxis, Series, line_plot
+from sordino.shown import up
 
 CLAIM = guarantee()
 
@@ -70,7 +71,7 @@ def test_the_guarantee_stands_first_with_all_that_it_depends_on(tmp_path: Path) 
 def test_epsilon_recomputed_from_the_ledger_stands_beside_the_plans(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path))
     assert "The ledger agrees with the plan" in page.text
-    assert f"Ledger alone: ε = {CLAIM['epsilon']:.6g}; plan: ε = {CLAIM['epsilon']:.6g}" in page.text
+    assert f"Ledger alone: ε = {up(CLAIM['epsilon'], 6)}; plan: ε = {up(CLAIM['epsilon'], 6)}" in page.text
 
 
 def test_a_ledger_with_one_release_too_many_is_called_out(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_rows_are_not_taken_for_users_by_any_way_of_training() -> None:
         hand_written(plan_of(), users_of(data, USERS, None), KEPT)
     with pytest.raises(Refused, match="protects users"):
         hand_written(plan_of(examples_per_user=2), rows_of_users(data, USERS, 3), KEPT)
-    with pytest.raises(Refused, match="whose the rows are"):
+    with pytest.raises(Refused, match="the rows have no owners"):
         sordino.train(torch.nn.Linear(4, 2), LOSS, rows_of_users(data, USERS, 3), drawn, lr=0.1)
     few = plan_of(examples_per_user=None, records=7, expected_batch=3)
     hand_written(few, users_of(data, USERS, None), 7)

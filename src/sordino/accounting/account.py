@@ -23,15 +23,16 @@ TOLERANCE = 2e-5  # relative increase of ε that the discretisation may cause
 _TAIL = 1e-6  # fraction of δ that truncated tails may use
 _MAX_COUNT = 10**12
 _FEW_CELLS = 1 << 19
-_LEAST_LOSS = 1e-11  # of the order q/σ: smaller losses vanish in rounding beside 1, and ε would be computed as 0
+# lower bound on losses, which are of the order q/σ: smaller ones vanish when added to 1, and ε would come out as 0
+_LEAST_LOSS = 1e-11
 _SMALL, _SLACK = 1e-5, 1e-13  # an ε below the first is raised by the second
 _LEAST_NOISE = 0.1  # for random allocation with less noise, amplification by sampling is ignored
-_NEAR = 0.99  # a lower bound above this fraction of the upper bound needs no finer grid
-_SETTLED = 10  # times the tolerance: finer grids for random allocation are tried while they change ε by more
+_NEAR = 0.99  # if the lower bound exceeds this fraction of the upper bound, no finer grid is needed
+_SETTLED = 10  # in units of the tolerance: finer grids for random allocation are tried while they change ε by more
 
 
 class LossTooLarge(InputError):
-    """ε is larger than the accountants can state; more noise makes it smaller."""
+    """ε is larger than the accountants can compute; more noise makes it smaller."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Account:
     relation: str
     accountant: str
     epsilon_rdp: float | None
-    epsilon_lower: float | None = None  # certified, where the accountant gives it
+    epsilon_lower: float | None = None  # certified, if the accountant gives it
 
 
 def account(event: DpEvent, delta: float, relation: str = "add-remove", accountant: str = "pld") -> Account:
@@ -109,7 +110,8 @@ def pld_epsilon(releases: Releases, delta: float, relation: str, tolerance: floa
 
 
 def _unsampled(releases: Releases, delta: float, relation: str) -> float:
-    """ε of Gaussians on all records, which dominate Poisson samples: less where steps are many and noise is huge."""
+    """ε of Gaussians on all records, which dominate Poisson samples: smaller if there are many steps and the noise is
+    huge."""
     if any(r.mechanism != "gaussian" or (r.records, r.batches, r.group) != (None, None, None) for r, _ in releases):
         return math.inf
     shift = 1.0 if relation == "add-remove" else 2.0
@@ -117,9 +119,9 @@ def _unsampled(releases: Releases, delta: float, relation: str) -> float:
 
 
 def _resolved(release: Release) -> Release:
-    """A release whose losses, of the order of q/σ, are not lost beside 1 in double precision; it dominates this one.
+    """A dominating release whose losses, of the order of q/σ, are not lost in double precision when added to 1.
 
-    Less noise dominates more, and a larger rate a smaller one (a sample of a sample is post-processing of the batch).
+    Less noise dominates, and so does a larger rate (a sample of a sample is post-processing of the batch).
     """
     noise = min(release.noise_multiplier, _LEAST_LOSS**-1)
     plain = (release.records, release.batches, release.group) == (None, None, None)
@@ -209,14 +211,14 @@ def _on_grid(releases: Releases, delta: float, relation: str, tolerance: float) 
 
 
 def _most_cells(releases: Releases) -> int:
-    """Of the composed loss. Hundreds of millions of epochs of random allocation get a coarser grid, and an answer."""
+    """ε of the composed loss. For hundreds of millions of epochs of random allocation a coarser grid is used."""
     return MAX_CELLS // 2 if any(release.batches for release, _ in releases) else MAX_CELLS
 
 
 def _on_affordable_grid(evaluated: Callable[[float, int], float], interval: float, most: int) -> tuple[float, float]:
-    """(ε, interval) on the grid, or on a coarser one where it is too large."""
+    """(ε, interval) on the grid, or on a coarser one if it is too large."""
     for attempt in range(14):
-        # twice the interval costs four times the error: two doublings are cheaper than a huge grid, more are not
+        # doubling the interval multiplies the error by four: up to two doublings are cheaper than a huge grid
         try:
             return evaluated(interval, _FEW_CELLS if attempt < 2 else most), interval
         except GridTooLarge:
@@ -225,7 +227,8 @@ def _on_affordable_grid(evaluated: Callable[[float, int], float], interval: floa
 
 
 def _settled(evaluated: Callable[[float], float], value: float, interval: float, change: float) -> float:
-    """The least ε of finer and finer grids, until it changes by less: how sums over batches err is known roughly."""
+    """The least ε over finer and finer grids, until it hardly changes: the error of sums over batches is known only
+    roughly."""
     for _ in range(8):
         interval /= 2
         try:
@@ -242,7 +245,7 @@ def _choose_grid(compose: Callable[[float], Composition], delta: float, toleranc
     """The coarsest grid whose discretisation error is within the tolerance, and its θ (0 if ε is 0).
 
     Connect-the-Dots adds some v to the variance of the loss and keeps E e^{−L} = 1, so to first order it adds
-    θ(θ+1)/2 · v to the cumulant and (θ+1)/2 · v to ε. v is measured on a grid and scales with d² (with d, where the
+    θ(θ+1)/2 · v to the cumulant and (θ+1)/2 · v to ε. v is measured on a grid and scales with d² (with d, if the
     losses are smaller than d).
     """
     interval = 0.5
@@ -274,12 +277,12 @@ def _choose_grid(compose: Callable[[float], Composition], delta: float, toleranc
 
 
 def _shared(interval: float) -> float:
-    """The next smaller power of √2: what was computed for one δ serves for others."""
+    """The next smaller power of √2: results that were computed for one δ can be reused for others."""
     return float(2.0 ** (math.floor(2 * math.log2(interval)) / 2))
 
 
 def _tail_of(delta: float, total: int) -> float:
-    """The probability of one release that may be cut off, a power of 100 for the same reason."""
+    """The probability of one release that may be truncated, a power of 100 for the same reason."""
     return float(max(100.0 ** math.floor(math.log(delta * _TAIL / total, 100)), 1e-300))
 
 
@@ -321,7 +324,7 @@ def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: f
 
     try:
         best, interval = _on_affordable_grid(from_below, interval, _most_cells(releases))
-        for _ in range(2):  # where the losses have an edge the first grid is too coarse
+        for _ in range(2):  # if the distribution of the losses has an edge, the first grid is too coarse
             if best > _NEAR * upper:
                 break
             interval /= 4

@@ -37,7 +37,7 @@ _Item = TypeVar("_Item")
 
 ROUNDING = 1e-12
 """Bound on the relative error of a value of M by rounding: less than 60 additions, each within 2⁻⁴⁶."""
-_MOST_WORK = 40000  # of additions on geometric grids, in convolutions of few points (some 20 µs each)
+_MOST_WORK = 40000  # limit on additions on geometric grids, in convolutions of few points (about 20 µs each)
 _MASS_ROUNDING = 1e-10  # bound on the relative error of a probability: sums of positive numbers
 
 
@@ -80,7 +80,8 @@ def epoch_pmfs(epoch: Epoch, interval: float, tail: float) -> tuple[Pmf, Pmf]:
 
 
 def _on_lattice(epoch: Epoch, interval: float, tail: float) -> tuple[Spread, Array]:
-    """M from above by one sum on a lattice, spread onto the geometric grid once; and the variance that this added."""
+    """An upper bound on M: one sum on a lattice, spread onto the geometric grid once; and the variance that this
+    adds."""
     share, step = tail / 4, _lattice_step(epoch, interval)
     law = cells(epoch.noise_multiplier, step, share / epoch.seen)
     total = summed(spread(law), epoch.seen, share, above=True)
@@ -96,7 +97,7 @@ def _on_lattice(epoch: Epoch, interval: float, tail: float) -> tuple[Spread, Arr
     masses += np.bincount(places - first + 1, up, size)
     lost = epoch.seen / epoch.batches * law.excess + total.over / epoch.batches
     if epoch.seen < epoch.batches:
-        lost += total.over / float(total.first + len(values)) / step  # P[S above the points], for the batches unseen
+        lost += total.over / float(total.first + len(values)) / step  # P[S above the points], for the remaining batches
     zero = epoch.seen * law.below + total.under + float(total.masses[~there].sum())
     grid = np.exp((first + np.arange(len(masses), dtype=np.float64)) * interval)
     added = 1 / 6 + epoch.seen * (step / epoch.batches / interval / grid) ** 2 / 6
@@ -104,12 +105,12 @@ def _on_lattice(epoch: Epoch, interval: float, tail: float) -> tuple[Spread, Arr
 
 
 def _lattice_step(epoch: Epoch, interval: float) -> float:
-    """Spreading L onto the lattice then adds as much to the variance of M as spreading M onto the grid."""
+    """The step at which spreading L onto the lattice adds as much to the variance of M as spreading M onto the grid."""
     return interval * math.sqrt(epoch.batches)
 
 
 def _means(epoch: Epoch, first: int, count: int, step: float) -> Array:
-    """The values of M at so many points of the lattice of the sum."""
+    """The values of M at that many points of the lattice of the sum."""
     points = (first + np.arange(count, dtype=np.float64)) * step
     return (points + (epoch.batches - epoch.seen)) / epoch.batches
 
@@ -139,7 +140,7 @@ def _sum(epoch: Epoch, interval: float, share: float) -> Spread:
 
 
 def _check_work(epoch: Epoch, interval: float, share: float, most: float) -> None:
-    """Raises GridTooLarge where the additions on geometric grids would take much more than a second."""
+    """Raises GridTooLarge if the additions on geometric grids would take much more than a second."""
     doublings = [1 << shift for shift in range(1, epoch.seen.bit_length())]
     partial = [epoch.seen & (2 * bit - 1) for bit in doublings if epoch.seen & bit and epoch.seen & (bit - 1)]
     convolutions = sum(math.log(2) / (epoch.stride(count) * interval) for count in doublings + partial)
@@ -218,7 +219,7 @@ def epoch_from_below(epoch: Epoch, interval: float, tail: float) -> Pmf:
 def _lattice_from_below(epoch: Epoch, interval: float, tail: float) -> Pmf:
     share, step = tail / 4, _lattice_step(epoch, interval)
     law = contracted(cells(epoch.noise_multiplier, step, share / epoch.seen))
-    # further out, since what the transform folds in is subtracted
+    # further out, because what the transform aliases is subtracted
     total = summed(law, epoch.seen, share**2, above=False)
     values = _means(epoch, total.first, len(total.masses), step)
     there = (total.masses > 0) & (values > 0)

@@ -9,9 +9,9 @@ MixtureOfGaussiansDpEvent), and a user with fewer rows is a user some of whose r
 
 dominates a step, in units of the clip norm, for adding or removing a user with all rows. k equal rows attain it.
 
-Of the k + 1 shifts only those matter that are likely. From above (`from_above`), larger shifts are an infinite loss of
-removing and are left out of P for adding, which makes both divergences larger; smaller ones are raised to the least
-that is kept (Lemma 4.5 again: larger shifts dominate). From below, all others are left out of P.
+Only the likely ones of the k + 1 shifts are used. For an upper bound (`from_above`), larger shifts become an infinite
+loss of removing and are left out of P for adding, which increases both divergences; smaller ones are raised to the
+smallest one that is kept (Lemma 4.5 again: larger shifts dominate). For a lower bound, all others are left out of P.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from sordino.accounting.pairs import Array, Pmf, discretise
 
 MOST_ROWS = 1000
 _ROUNDS = 100
-_NODES = 4096  # of the table that inverting the loss starts from
-_BLOCK = 1 << 19  # numbers of a block of points × shifts
-_BINOMIAL = 1e-9  # relative error that binomial tails may have
+_NODES = 4096  # size of the table from which the inversion of the loss starts
+_BLOCK = 1 << 19  # size of a block of points × shifts
+_BINOMIAL = 1e-9  # bound on the relative error of binomial tails
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,13 @@ class GroupPair:
     rows: int
 
     def total_variation(self) -> float:
-        """At most the total variation of P and Q: that of the largest shift, with the probability of any row."""
+        """An upper bound on the total variation of P and Q: that of the largest shift, times the probability of any
+        row."""
         touched = -math.expm1(self.rows * math.log1p(-self.rate)) if self.rate < 1 else 1.0
         return touched * math.erf(self.rows / self.scale / 2 / math.sqrt(2))
 
     def from_above(self, interval: float, tail: float) -> tuple[Pmf, Pmf]:
-        """The PLDs by removing and by adding the user; at most `tail` becomes an infinite loss."""
+        """The PLDs for removing and for adding the user; at most `tail` becomes an infinite loss."""
         low, high, weights = self._likely(tail / 4)
         beyond = float(binom.sf(high, self.rows, self.rate)) * (1 + _BINOMIAL)
         below = float(binom.cdf(low - 1, self.rows, self.rate)) * (1 + _BINOMIAL)
@@ -56,12 +57,12 @@ class GroupPair:
         return Pmf(forward.lower, forward.probs, forward.infinity + beyond, forward.split), backward
 
     def attained(self, tail: float) -> Mixture:
-        """A mixture with no more mass than P has anywhere."""
+        """A mixture that nowhere has more mass than P."""
         low, _, weights = self._likely(tail)
         return Mixture(self.scale, low, weights * (1 - _BINOMIAL))
 
     def _likely(self, tail: float) -> tuple[int, int, Array]:
-        """(least, largest, probabilities) of the numbers of rows, outside of which there is less than `tail`."""
+        """(least, largest, probabilities) of the number of rows; less than `tail` lies outside."""
         counts = np.arange(self.rows + 1)
         high = int(np.argmax(binom.sf(counts, self.rows, self.rate) <= tail))
         low = min(int(np.argmax(binom.cdf(counts, self.rows, self.rate) > tail)), high)
@@ -71,7 +72,7 @@ class GroupPair:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """P = Σ weights[i]·N(least + i, σ²), perhaps of less mass than 1, against Q = N(0, σ²)."""
+    """P = Σ weights[i]·N(least + i, σ²), whose mass may be below 1, against Q = N(0, σ²)."""
 
     scale: float
     least: int
@@ -103,7 +104,7 @@ class Mixture:
     def edges(self, losses: Array) -> Array:
         """The smallest x whose loss is at least l; −∞ below the range of losses.
 
-        Newton's method from a point of a table whose loss is too large: on a convex function it does not step over the
+        Newton's method from a table point whose loss is too large: on a convex function it does not overshoot the
         solution.
         """
         inside = np.full(losses.shape, True)
@@ -153,7 +154,7 @@ class Mixture:
         return np.where(a > 0, ndtr(-a) - ndtr(-b), ndtr(b) - ndtr(a))
 
     def range(self, tail: float) -> tuple[float, float]:
-        """Losses between which all but `tail` of P (above) and of Q (below) lies."""
+        """An interval of losses that contains all of P (above) and of Q (below) except `tail`."""
         share = np.minimum(0.5, tail / len(self.weights) / np.maximum(self.weights, 1e-300))
         high = float(np.max(self.shifts - self.scale * ndtri(share)))
         low = self.scale * float(ndtri(tail / 2))

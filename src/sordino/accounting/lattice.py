@@ -1,16 +1,19 @@
-"""The sum of n independent copies of L on a lattice of multiples of Δ: one FFT for all n summands.
+"""The sum of n independent copies of L on a grid of equally spaced points kΔ (a lattice): one FFT for all n summands.
 
-L is log-normal with mean 1 (allocation.py). On a lattice a sum stays on the lattice, so L alone has to be put on it:
+L is log-normal with mean 1 (allocation.py). Sums of lattice variables stay on the lattice, so only L must be moved to
+it:
 
-- `spread` moves the mass of a cell [kΔ, (k+1)Δ] to its two ends with the mean kept: larger in the convex order;
-- `contracted` merges parts of neighbouring cells so that the mean of what is merged is kΔ or a little more, and counts
-  it as kΔ: smaller in the increasing convex order, which is the one of E(M − c)₊.
+- `spread` moves the mass of a cell [kΔ, (k+1)Δ] to its two ends and preserves the mean: larger in the convex order;
+- `contracted` merges parts of neighbouring cells so that the mean of each merged part is kΔ or slightly more, and
+  counts
+  it as kΔ: smaller in the increasing convex order, which is the order of E(M − c)₊.
 
-The n-th power of the transform has a rounding error that is bounded in absolute terms, so the law of the sum is
-computed under several exponential tilts e^{λS}. Each gives a bound on the probability of every point; the best one is
-taken, and near the centre of a tilt it is precise to a relative error of some n·10⁻¹⁵.
+The n-th power of the transform has a bounded absolute rounding error, so the distribution of the sum is computed
+under several exponential tilts e^{λS}. Each gives a bound on the probability of every point; the best one is
+used, and near the centre of a tilt its relative error is about n·10⁻¹⁵.
 
-A lattice suits a narrow L (much noise). With little noise L reaches far beyond Δ: then geometric.py is cheaper.
+A lattice is efficient if L is narrow (much noise). With little noise L is much wider than Δ, and geometric.py is
+faster.
 """
 
 from __future__ import annotations
@@ -29,17 +32,17 @@ from sordino.accounting.pairs import Array, GridTooLarge
 MOST_POINTS = 1 << 18
 _LAW_POINTS = 1 << 15
 _UNIT = 2.0**-52
-_LEAST_LOG = -600.0  # numbers below e^−700 are slow to compute with, and far below every error bound
-_TILTS = 5  # over the range of the sum
-_ORDERS = np.geomspace(1 / 64, 4, 13)  # of Chernoff bounds, in units of the order that suits a normal law
+_LEAST_LOG = -600.0  # numbers below e^−700 are slow to compute with and far below every error bound
+_TILTS = 5  # number of tilts over the range of the sum
+_ORDERS = np.geomspace(1 / 64, 4, 13)  # of Chernoff bounds, in units of the best order for a normal distribution
 
 
 @dataclass(frozen=True)
 class Law:
     """A variable on the lattice: masses[i] at the point first + i, in units of `step` (Δ).
 
-    Orders of exponential moments are in units of 1/Δ, and points count from `centre`, near the mean: products of an
-    order and a point are then small, and so is their rounding, which the sum of n summands repeats n times.
+    Orders of exponential moments are in units of 1/Δ, and points are counted from `centre`, near the mean: products of
+    an order and a point are then small, and so are their rounding errors, which a sum of n summands multiplies by n.
     """
 
     step: float
@@ -53,7 +56,7 @@ class Law:
 
     @functools.cached_property
     def points(self) -> Array:
-        """From the centre, in units of Δ: whole numbers."""
+        """The points relative to the centre, in units of Δ: whole numbers."""
         return (self.first - self.centre) + np.arange(len(self.masses), dtype=np.float64)
 
     @functools.cached_property
@@ -88,7 +91,7 @@ def _log_sum(logs: Array) -> float:
 
 @dataclass(frozen=True)
 class Cells:
-    """L cut into the cells of a lattice: P[L in cell], E[L; cell], and what lies below and above them."""
+    """L divided into the cells of a lattice: P[L in cell], E[L; cell], and the parts below and above them."""
 
     step: float
     first: int
@@ -100,7 +103,7 @@ class Cells:
 
 
 def cells(sigma: float, step: float, share: float) -> Cells:
-    """The cells between which all but `share` of L lies, and of its expectation above them.
+    """Cells outside of which at most `share` of the mass lies, and above which at most `share` of the expectation.
 
     Raises:
         GridTooLarge: there are too many of them.
@@ -119,7 +122,7 @@ def cells(sigma: float, step: float, share: float) -> Cells:
 
 
 def interval_masses(points: Array) -> Array:
-    """The masses below, between and above the points of the normal distribution, precise in both tails."""
+    """The masses of the normal distribution below, between and above the points, precise in both tails."""
     edges = np.concatenate([[-np.inf], points, [np.inf]])
     a, b = edges[:-1], edges[1:]
     result: Array = np.where(a > 0, ndtr(-a) - ndtr(-b), ndtr(b) - ndtr(a))
@@ -136,7 +139,8 @@ def _shares_above(found: Cells) -> Array:
 
 
 def spread(found: Cells) -> Law:
-    """L with each cell's mass at its two ends, the mean kept. Below the cells L is raised, above them it is cut."""
+    """L with each cell's mass moved to its two ends, mean preserved. Below the cells L is raised, above it is
+    truncated."""
     up = _shares_above(found)
     masses = np.append(found.masses - up, 0.0)
     masses[1:] += up
@@ -146,7 +150,8 @@ def spread(found: Cells) -> Law:
 
 
 def contracted(found: Cells) -> Law:
-    """L smaller in the increasing convex order. Below the cells it is left out, above them it is cut."""
+    """A variable below L in the increasing convex order. Mass below the cells is left out, above them it is
+    truncated."""
     up = _shares_above(found)
     masses = balanced(up, found.masses - up, found.masses)
     masses[-1] += found.above
@@ -155,7 +160,7 @@ def contracted(found: Cells) -> Law:
 
 @dataclass(frozen=True)
 class Sum:
-    """A bound on P[S = (first + i)·Δ], masses[i], for a sum of n; from above or from below.
+    """Bounds masses[i] on P[S = (first + i)·Δ] for a sum of n: upper or lower ones.
 
     `over` bounds E[S; S above the points], `under` bounds P[S below the points].
     """
@@ -167,13 +172,14 @@ class Sum:
 
 
 def summed(law: Law, count: int, share: float, *, above: bool) -> Sum:
-    """The law of the sum of `count` copies, on the points outside of which its mass and expectation are `share`.
+    """The distribution of the sum of `count` copies, on points outside of which mass and expectation are at most
+    `share`.
 
     Args:
-        law: of one of them.
-        count: how many there are.
-        share: what may lie outside.
-        above: whether the masses are bounds from above.
+        law: the distribution of one copy.
+        count: the number of copies.
+        share: the bound on what lies outside of the points.
+        above: whether the masses are upper bounds.
 
     Raises:
         GridTooLarge: there are too many points.
@@ -190,7 +196,7 @@ def summed(law: Law, count: int, share: float, *, above: bool) -> Sum:
         scale = count * law.log_moment(order) - order * points
         if above:
             best = np.minimum(best, np.log(power + error) + scale)
-        else:  # what the transform folds into the points is taken off as well
+        else:  # what the transform aliases onto the points is subtracted as well
             surely = np.maximum(power - error - _outside(law, count, order, variance, (first, last)), 0.0)
             with np.errstate(divide="ignore"):
                 best = np.maximum(best, np.log(surely) + scale)
@@ -214,7 +220,7 @@ def _window(law: Law, count: int, share: float) -> tuple[int, int, float, float]
 
 
 def _tilts(law: Law, count: int, first: int, last: int) -> list[float]:
-    """Orders whose tilted sums have their means at equal distances over the points; 0 is one of them."""
+    """Orders whose tilted sums have means at equal distances over the points; 0 is one of them."""
     _, mean, variance = law.tilted(0.0)
     found = [0.0]
     for end in (last / count, first / count):
@@ -226,7 +232,7 @@ def _tilts(law: Law, count: int, first: int, last: int) -> list[float]:
 
 
 def _order_with_mean(law: Law, aim: float, start: float, step: float) -> float:
-    """The order, from `start` on in the direction of `step`, whose tilted mean is near `aim`; any order would do."""
+    """An order, from `start` on in the direction of `step`, whose tilted mean is near `aim`; any order is valid."""
     near, far, gap = start, start, abs(aim - law.tilted(start)[1])
     order = start
     for _ in range(40):
@@ -244,7 +250,8 @@ def _order_with_mean(law: Law, aim: float, start: float, step: float) -> float:
 
 
 def _outside(law: Law, count: int, order: float, variance: float, ends: tuple[int, int]) -> float:
-    """At most the mass of the sum, tilted by `order`, outside of the points; `variance` is that of the tilted law."""
+    """A bound on the mass of the sum, tilted by `order`, outside of the points; `variance`: of the tilted
+    distribution."""
     here = law.log_moment(order)
     unit = 8.0 / math.sqrt(count * max(variance, 0.25))
     sides = [0.0, 0.0]
@@ -257,11 +264,11 @@ def _outside(law: Law, count: int, order: float, variance: float, ends: tuple[in
 
 
 def _power(weights: Array, start: int, count: int, size: int, first: int, points: int) -> tuple[Array, float]:
-    """The law of the sum of `count` variables with these weights, modulo `size`, and a bound on each error.
+    """The distribution of the sum of `count` variables with these weights, modulo `size`, and a bound on each error.
 
-    An output of the transform is off by at most log₂(size) + 6 units of the l1 norm of its input; the logarithm of a
-    number near 1 by 4 units, its argument by 2π units. The exponent n·log has n times these errors, and an error of
-    the product Y in one frequency moves a probability by 1/size of it.
+    An output of the transform has an error of at most log₂(size) + 6 units of the l1 norm of its input; the logarithm
+    of a number near 1 of 4 units, its argument of 2π units. The exponent n·log has n times these errors, and an error
+    of the product Y in one frequency changes a probability by 1/size of it.
     """
     top = int(weights.argmax())
     folded = np.zeros(-(-len(weights) // size) * size)

@@ -15,8 +15,8 @@ import numpy as np
 
 from sordino.accounting.pairs import Array, Bins, DominatingPair, GridTooLarge, Pmf, sort_into_bins
 
-_CELLS = 1 << 17  # the shares are found one after the other
-_ROUNDING = 1e-12  # of a cell, by which a point may be worth less than it counts
+_CELLS = 1 << 17  # the shares are computed one after the other
+_ROUNDING = 1e-12  # relative to a cell: by how much the mean of a point may be below its value
 
 
 def coarsen(pair: DominatingPair, interval: float, tail: float) -> Pmf:
@@ -36,9 +36,9 @@ def coarsened(bins: Bins, interval: float) -> Pmf:
 def merged(q_mass: Array, ratio: Array, interval: float, drift: float) -> Pmf:
     """A PLD that is dominated by the pair of these atoms, whose masses are `q_mass` and ratio·q_mass.
 
-    An atom between the points v_k = e^{kh} and v_{k+1}, at the share u of the way, goes to v_{k+1} with probability u.
-    What comes together at a point has a mean near v_k: with V_k = Σ q·u(1−u) over the atoms of a cell of width d_k it
-    exceeds v_k by d_k·V_k − d_{k−1}·V_{k−1} in all. Neighbours make up for the rest, so that every mean is v_k.
+    An atom between the points v_k = e^{kh} and v_{k+1}, at fraction u of the way, goes to v_{k+1} with probability u.
+    The atoms at a point then have a mean near v_k: with V_k = Σ q·u(1−u) over the atoms of a cell of width d_k it
+    exceeds v_k by d_k·V_k − d_{k−1}·V_{k−1} in total. Mass is exchanged between neighbours so that every mean is v_k.
     """
     logs = np.log(ratio)
     places = np.floor(logs / interval).astype(np.int64)
@@ -57,9 +57,10 @@ def merged(q_mass: Array, ratio: Array, interval: float, drift: float) -> Pmf:
 
 
 def _evened(masses: list[float], excess: list[float], points: list[float]) -> list[float]:
-    """Parts of each point's mass given to a neighbour, so that nothing exceeds its point, and nothing falls short.
+    """Parts of each point's mass that are given to a neighbour, so that no mean is above or below its point.
 
-    What falls short takes from the point above it, and then what exceeds takes from the point below it.
+    A point whose mean is too low takes mass from the point above it; then one whose mean is too high from the point
+    below.
     """
     for k in range(len(masses) - 1):
         if excess[k] < 0:
@@ -70,7 +71,7 @@ def _evened(masses: list[float], excess: list[float], points: list[float]) -> li
             masses[k + 1] *= 1 - part
             excess[k + 1] *= 1 - part
     for k in range(len(masses) - 1, 0, -1):
-        if excess[k] < 0:  # nothing above it was left: it counts one point lower
+        if excess[k] < 0:  # the point above has nothing left: it counts one point lower
             masses[k - 1] += masses[k]
             masses[k] = excess[k] = 0.0
         elif excess[k] > 0:
@@ -84,16 +85,16 @@ def _evened(masses: list[float], excess: list[float], points: list[float]) -> li
 
 
 def balanced(above: Array, below: Array, masses: Array) -> Array:
-    """The masses of cells sent to the points between them, so that no point is worth more than what was sent to it.
+    """Distributes the masses of cells to the points between them, such that no point has a larger value than its mass.
 
-    Cell k lies between the points k and k+1; `above[k]` is by how much its mass exceeds the point k, `below[k]` by how
-    much it falls short of the point k+1. A share of each cell goes to the point below it, the rest to the one above; at
-    almost every point what exceeds and what falls short cancel. Points that fall short count one point lower.
+    Cell k lies between the points k and k+1; `above[k]` is the excess of its mass over point k, `below[k]` its deficit
+    relative to point k+1. A share of each cell goes to the point below it, the rest to the one above; at
+    almost every point excess and deficit cancel. Points with a deficit count one point lower.
     """
     keep = _shares(above, below)
     probs = np.append(keep * masses, 0.0)
     probs[1:] += (1 - keep) * masses
-    short = np.ones(len(probs), dtype=bool)  # the last one has nothing above it
+    short = np.ones(len(probs), dtype=bool)  # there is nothing above the last one
     short[0] = False
     short[1:-1] = keep[1:] * above[1:] < (1 - keep[:-1]) * below[:-1] * (1 - _ROUNDING)
     moved = np.where(short, probs, 0.0)
@@ -103,9 +104,10 @@ def balanced(above: Array, below: Array, masses: Array) -> Array:
 
 
 def _shares(above: Array, below: Array) -> Array:
-    """a_k in [0, 1] with a_k·above_k = (1 − a_{k−1})·below_{k−1}, from both ends to the middle, where one may exceed.
+    """a_k in [0, 1] with a_k·above_k = (1 − a_{k−1})·below_{k−1}, from both ends to the middle, where there may be an
+    excess.
 
-    Solved upwards while the masses grow and downwards while they fall, an error of a share shrinks from cell to cell.
+    Solved upwards while the masses increase and downwards while they decrease, so that errors of a share shrink.
     """
     middle = int(np.argmax(above))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -119,7 +121,8 @@ def _shares(above: Array, below: Array) -> Array:
     for ratio in downward:
         right.append(max(0.0, 1 - right[-1] * ratio))
     shares = np.array(left[:-1] + right[::-1])
-    if middle:  # at the point `middle` the two meet: the cell below it gives no more than the one above it can lift
+    # the two solutions meet at `middle`: the cell below it gives at most what the one above it can compensate
+    if middle:
         lifted = shares[middle] * above[middle] / max(float(below[middle - 1]), 1e-300)
         shares[middle - 1] = max(float(shares[middle - 1]), 1 - lifted)
     return shares

@@ -1,8 +1,8 @@
-"""Trust by measuring: an empirical lower bound on ε that every method's claim has to stay above.
+"""Empirical lower bounds on ε, which must not exceed the claim of any method.
 
     audit_plan(plan, model, loss, dataset)    a short training with canaries, and the verdict
     run_audit(…, out=DIR)                     the same, with audit.json; ClaimBroken when the claim is broken
-    one_run_epsilon(correct, guesses, …)      the bound of Steinke, Nasr and Jagielski by itself
+    one_run_epsilon(correct, guesses, …)      the bound of Steinke, Nasr and Jagielski alone
     check_neighbouring(plan, gradient_sum, …) the same step on neighbouring datasets
 
 What is tested and why it is sound: docs/guarantees/audit.md.

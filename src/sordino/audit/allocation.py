@@ -1,8 +1,8 @@
-"""A test of random allocation itself: does the sampler draw what the accountant counts on?
+"""Tests random allocation: does the sampler draw from the distribution that the accountant assumes?
 
-Under the claim the batches of different records and epochs are independent and uniform. Three things break it while a
-batch still looks like one: an order that is the same in every epoch, batches of fixed sizes (shuffle and cut), and a
-record that is left out or comes twice. The last is found for certain; of the others the test gives a p-value.
+Under the claim the batches of different records and epochs are independent and uniform. Three faults violate it
+although each batch looks correct: the same order in every epoch, batches of fixed sizes (shuffle and cut), and a record
+that is left out or drawn twice. The last one is found with certainty; for the others the test gives a p-value.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from sordino.sampling import LogicalBatch
 
 @dataclass(frozen=True)
 class AllocationCheck:
-    """What was found in the batches of some epochs."""
+    """What the batches of some epochs showed."""
 
     once: bool  # was every record in exactly one batch of every epoch?
-    repeated_p_value: float  # of records coming back to the batch of the epoch before no oftener than by chance
-    sizes_p_value: float  # of the sizes of batches varying as binomial ones do
+    repeated_p_value: float  # of the hypothesis that records return to the same batch no more often than by chance
+    sizes_p_value: float  # of the hypothesis that batch sizes vary as binomial ones do
 
     def holds(self, level: float = 1e-6) -> bool:
-        """False where random allocation is rejected at this level."""
+        """False if random allocation is rejected at this level."""
         return self.once and min(self.repeated_p_value, self.sizes_p_value) >= level / 2
 
 
@@ -37,9 +37,9 @@ def check_allocation(drawn: Iterable[LogicalBatch], *, batches: int, records: in
     """Tests the logical batches of two or more whole epochs of random allocation.
 
     Args:
-        drawn: the batches of steps 0, 1, …; a last epoch that is not whole is left out.
-        batches: per epoch, as the plan has it.
-        records: how many there are.
+        drawn: the batches of steps 0, 1, …; an incomplete last epoch is ignored.
+        batches: the number per epoch, as in the plan.
+        records: the number of records.
 
     Returns:
         The check; `holds()` is False for a fixed order, for shuffle and cut, and for records that are left out.
@@ -58,7 +58,7 @@ def check_allocation(drawn: Iterable[LogicalBatch], *, batches: int, records: in
             places.append(place)
             epoch = []
     if len(places) < 2:
-        raise InputError("two whole epochs at least are needed to see whether they are drawn independently")
+        raise InputError("at least two complete epochs are needed to test whether they are drawn independently")
     same = sum(int((a == b).sum()) for a, b in pairwise(places))
     pairs = (len(places) - 1) * records
     repeated = float(binomtest(same, pairs, 1 / batches).pvalue)

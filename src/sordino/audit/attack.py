@@ -1,20 +1,20 @@
-"""The adversary in the box: everything we know how to try against a recipe, whatever its method.
+"""All attacks of this package against one recipe, whatever its method.
 
-| check         | what is tried                                                                                     |
-|---------------|---------------------------------------------------------------------------------------------------|
-| neighbours    | made-up records through the whole pipeline: no release moves by more than the accountant counts    |
-| outputs       | other records under the same releases: nothing that leaves the run, and nothing that a release is  |
-|               | told, may change                                                                                   |
+| check         | what is tried                                                                                      |
+|---------------|----------------------------------------------------------------------------------------------------|
+| neighbours    | made-up records through the whole pipeline: no release changes by more than the accountant assumes |
+| outputs       | other records with the same releases: no output of the run and no argument of a release            |
+|               | may change                                                                                         |
 | noise         | the noise of every release is what the plan states, independent over steps, coordinates and runs   |
-| ledger        | every entry is there before its noise is drawn; values lie on a public grid; the noise is the plan's |
-| sampling      | batches follow the law that is accounted                                                           |
-| participation | a record moves exactly those steps whose batch holds it                                            |
-| resume        | a run that is cut and resumed makes no step twice and repeats no noise                             |
-| contraction   | where a guarantee counts on it: releases forced to other values, whose change must shrink          |
+| ledger        | entries are written before noise is drawn; values lie on a public grid; the noise is the plan's    |
+| sampling      | batches follow the distribution that is accounted                                                  |
+| participation | a record changes exactly those steps whose batch contains it                                       |
+| resume        | a run that is killed and resumed makes no step twice and repeats no noise                          |
+| contraction   | if a guarantee relies on it: releases are forced to other values, whose change must shrink         |
 | one run       | the audit with canaries: a lower bound on ε that must not exceed the claim                         |
 
-False alarms: the tests of noise and sampling have level 10⁻⁶, the audit 5 % as it says; the others are exact. Nothing
-found proves nothing; each finding is a counter-example.
+False alarms: the tests of noise and sampling have level 10⁻⁶, the audit 5 %; the others are exact. If nothing is
+found, nothing is proven; each finding is a counter-example.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Checked:
-    """One kind of attack: how many things were tried, and what was found."""
+    """One kind of attack: the number of trials, and the findings."""
 
     name: str
     tried: int
@@ -58,7 +58,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class AttackResult:
-    """What an attack on a recipe found. `holds`: nothing."""
+    """What an attack on a recipe found. `holds`: it found nothing."""
 
     name: str
     method: str
@@ -77,15 +77,15 @@ class AttackResult:
         return not self.found
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able: the fields, what was found, and the audit."""
+        """JSON-able: the fields, the findings, and the audit."""
         plain = {key: value for key, value in asdict(self).items() if key != "audit"}
         audit = None if self.audit is None else self.audit.to_dict()
         return plain | {"holds": self.holds, "found": list(self.found), "audit": audit}
 
     def check(self) -> AttackResult:
-        """Itself; ClaimBroken (exit code 3) where something was found."""
+        """Returns itself; raises ClaimBroken (exit code 3) if something was found."""
         if self.found:
-            raise ClaimBroken(f"the attack found {len(self.found)}: " + "; ".join(self.found[:5]))
+            raise ClaimBroken(f"the attack found {len(self.found)} violation(s): " + "; ".join(self.found[:5]))
         return self
 
 
@@ -99,19 +99,19 @@ def attack(
     first: bool = False,
     say: Say | None = None,
 ) -> AttackResult:
-    """Tries everything against a recipe's work.
+    """Runs all checks against a recipe.
 
     Args:
-        work: what the recipe comes to (`sordino.runs.prepared.work_of`).
+        work: the recipe's data, model and plan (`sordino.runs.prepared.work_of`).
         name: shown with the result.
-        quick: fewer records and steps: seconds.
+        quick: fewer records and steps: takes seconds.
         seed: of the search and of the audit's coins.
-        only: names of checks; all of them where it is empty.
+        only: names of checks; empty: all of them.
         first: stop at the first check that finds something.
         say: called with a line of progress.
 
     Returns:
-        What was found; `check()` raises ClaimBroken if that is anything.
+        What was found; `check()` raises ClaimBroken if it is not empty.
 
     Raises:
         InputError: `only` names a check that does not exist.
@@ -144,19 +144,20 @@ Outcome = tuple[int, list[str], str]
 
 
 def _guarded(made: Callable[..., Outcome], work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Outcome:
-    """A run that fails its own checks has been caught by them: that counts as found; a refusal does not."""
+    """A run that fails one of the library's own checks counts as a finding; a refusal does not."""
     try:
         return made(work, quick, seed, audits)
     except (Refused, InputError) as error:
         return 0, [], f"not applicable: {error}"
-    except RuntimeError as error:  # of torch: rows that the network does not take
+    except RuntimeError as error:  # raised by torch: rows that the network does not accept
         return 0, [], f"not applicable: {error}"
     except SordinoError as error:
         return 1, [f"the run fails: {error}"], "stopped by a check of the library itself"
 
 
 def neighbours(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Outcome:
-    """Candidates, then a search from what moved most; several batch sizes that collide with the network's own."""
+    """Candidates, then a search from the record with the largest effect; several batch sizes that equal sizes of the
+    network."""
     wrong: list[str] = []
     tried, refused, worst = 0, 0, 0.0
     for records, dtype in _sizes(work, quick):
@@ -164,11 +165,12 @@ def neighbours(work: Work, quick: bool, seed: int, audits: list[AuditResult]) ->
         tried, refused, worst, wrong = tried + count, refused + lost, max(worst, share), wrong + found
         if wrong:
             break
-    return tried, wrong[:3], f"{tried} pairs, {refused} refused; the largest move is {worst:.3f} of what is allowed"
+    return tried, wrong[:3], f"{tried} pairs, {refused} refused; the largest change is {worst:.3f} of what is allowed"
 
 
 def _sizes(work: Work, quick: bool) -> list[tuple[int, torch.dtype | None]]:
-    """Numbers of records: equal to the classes, to a dimension of the data, to neither; rows in double precision."""
+    """Numbers of records: equal to the number of classes, to a dimension of the data, to neither; rows in double
+    precision."""
     wide = work.dataset.train.inputs.is_floating_point()
     classes, width = work.dataset.classes, int(work.dataset.train.inputs.shape[-1])
     double: list[tuple[int, torch.dtype | None]] = [(6, torch.float64)] if wide else []
@@ -207,7 +209,7 @@ def _neighbours_of(
 
 
 class _Pairs:
-    """Neighbouring datasets against one trace; under replace-one every two candidates are neighbours."""
+    """Neighbouring datasets against one trace; under replace-one any two candidates are neighbours."""
 
     def __init__(self, base: Work, first: Trace, removed: bool) -> None:
         self.base, self.first, self.removed = base, first, removed
@@ -234,15 +236,15 @@ class _Pairs:
         for call, share in moved(earlier, run):
             if not share <= 1.0 + 1e-9:
                 self.wrong.append(
-                    f"a record ({record.kind}) moves {call.purpose!r}, step {call.step}, by {share:.4g} times what the "
-                    f"accountant counts under {call.relation}"
+                    f"a record ({record.kind}) changes {call.purpose!r}, step {call.step}, by {share:.4g} times what "
+                    f"the accountant assumes under {call.relation}"
                 )
             if share > self.worst or self.best is None:
                 self.worst, self.best = max(self.worst, share), record
 
 
 def outputs(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Outcome:
-    """All records exchanged, the releases kept."""
+    """Exchanges all records and keeps the releases."""
     base = small(work, max(4, work.dataset.classes), 2 if quick else 4)
     split = base.dataset.train
     first = trace(base)
@@ -259,7 +261,7 @@ def outputs(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Ou
 
 
 def participation(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Outcome:
-    """Records in several places, at the plan's own size: exactly the steps whose batch holds them may move."""
+    """Records at several indices, at the plan's own size: exactly the steps whose batch contains them may change."""
     base = short(work, 4 if quick else 8, seed=seed + 11)
     first, count = trace(base), len(base.dataset.train)
     record = next(r for r in candidates(base.dataset.train, base.dataset.classes, quick=True) if r.kind != "zeros")
@@ -274,12 +276,12 @@ def participation(work: Work, quick: bool, seed: int, audits: list[AuditResult])
             inside = bool((batch == index).any())
             drawn += inside
             if share > 0 and not inside:
-                wrong.append(f"record {index} moves step {call.step}, whose batch does not hold it")
+                wrong.append(f"record {index} changes step {call.step}, whose batch does not contain it")
     return len(places), wrong[:3], f"{len(places)} records, {len(first.batches)} steps, drawn {drawn} times"
 
 
 def resume(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Outcome:
-    """Cut after the second step with secret noise, then resumed."""
+    """Killed after the second step with secret noise, then resumed."""
     base = short(work, 4 if quick else 6, seed=None)
     calls: list[Call] = []
     with tempfile.TemporaryDirectory(prefix="sordino-attack-") as folder:
@@ -292,7 +294,7 @@ def resume(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Out
                 except Cut:
                     pass
                 except (Refused, InputError) as error:
-                    return 1, [], f"refused, as it must where a key or an iterate would have to be kept: {error}"[:150]
+                    return 1, [], f"refused, as required if a key or an iterate would have to be kept: {error}"[:150]
                 finally:
                     calls += seen.calls
     keys = [(call.purpose, call.step) for call in calls]
@@ -304,9 +306,9 @@ def resume(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Out
 
 
 def contraction(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Outcome:
-    """Releases forced to other values: where the guarantee counts on it, a change shrinks as it claims."""
+    """Forces releases to other values: if the guarantee relies on contraction, a change must shrink as claimed."""
     if work.plan.method.contraction(replace(work.plan, steps=2), 1) is None:
-        return 0, [], "not applicable: the guarantee does not count on contraction"
+        return 0, [], "not applicable: the guarantee does not rely on contraction"
     base = small(work, max(4, work.dataset.classes), 2)
     split, purpose = base.dataset.train, base.plan.method.purpose
     generator = torch.Generator().manual_seed(seed)
@@ -333,8 +335,8 @@ def contraction(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -
             seen = float(torch.linalg.vector_norm(run.calls[after].values - first.calls[after].values))
             tried, worst = tried + 1, max(worst, seen / change / (allowed or 1.0))
             if allowed is not None and seen > change * allowed * (1 + 1e-6) + 1e-9:
-                wrong.append(f"a change of the iterate grows by {seen / change:.6f}; the proof counts on {allowed:.6f}")
-    return tried, wrong[:2], f"{tried} changes of the iterate; the most is {worst:.4f} of what the proof counts on"
+                wrong.append(f"a change of the iterate grows by {seen / change:.6f}; the proof assumes {allowed:.6f}")
+    return tried, wrong[:2], f"{tried} changes of the iterate; the largest is {worst:.4f} of what the proof assumes"
 
 
 def sampling(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Outcome:

@@ -1,4 +1,4 @@
-"""The attack's looks at noise and ledger, from the releases of watched runs."""
+"""The attack's checks of noise and ledger, on the recorded releases of runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _FINE_BITS = 34  # no grid of a release is finer than its noise by more than thi
 
 
 def noise(work: Work, quick: bool, seed: int, audits: list[Any]) -> tuple[int, list[str], str]:
-    """Two runs with secret keys, with as many steps as noise × 0.9 needs to be seen; three where the plan is short."""
+    """Two runs with secret keys and as many steps as are needed to detect noise × 0.9; three runs if the plan is
+    short."""
     steps = 2
     calls = list(trace(short(work, steps, seed=None)).calls)
     wanted = enough(0.9)
@@ -31,7 +32,7 @@ def noise(work: Work, quick: bool, seed: int, audits: list[Any]) -> tuple[int, l
     )
     calls += trace(short(work, more, seed=None)).calls
     found, count = tests(calls)
-    note = "" if count >= wanted else f"; too few to see noise × 0.9, which takes {wanted}"
+    note = "" if count >= wanted else f"; too few to detect noise × 0.9, which needs {wanted}"
     name, p = worst(found)
     return (
         count,
@@ -41,18 +42,18 @@ def noise(work: Work, quick: bool, seed: int, audits: list[Any]) -> tuple[int, l
 
 
 def tests(calls: Sequence[Call]) -> tuple[dict[str, float], int]:
-    """(p-values, values tested) of the noise of these releases, of all runs together."""
+    """(p-values, number of tested values) of the noise of these releases, of all runs together."""
     generator = torch.Generator().manual_seed(0)
     places, values = [], []
-    own: dict[tuple[str, int], Tensor] = {}  # the noise of its own that each step of the present run added
+    own: dict[tuple[str, int], Tensor] = {}  # the new noise that each step of the present run added
     for call in calls:
         residue = call.observed - call.values
-        if call.earlier is not None:  # what a step adds again of earlier noise is known to whoever knows that noise
+        if call.earlier is not None:  # earlier noise that a step adds again is known to anyone who knows that noise
             for step, coefficient in call.earlier.items():
                 residue = residue - coefficient * own[call.purpose, step]
             own[call.purpose, call.step] = residue
         gaussian = isinstance(call.noise, Gaussian)
-        if gaussian and not call.fine:  # rounding to the grid is smoothed by as much uniform noise again
+        if gaussian and not call.fine:  # rounding to the grid is smoothed by uniform noise of the same width
             residue = residue + grid(call) * (torch.rand(residue.shape, generator=generator, dtype=torch.float64) - 0.5)
         widths = torch.zeros_like(residue) if call.widths is None else call.widths
         places.append(distribution(residue / call.scale, widths / call.scale, not gaussian))
@@ -66,32 +67,32 @@ def wrong(found: Mapping[str, float], where: str) -> list[str]:
 
 
 def grid(call: Call) -> float:
-    """The public grid that a Gaussian release is documented to have: a power of two, σ·2⁻⁷ < g ≤ σ·2⁻⁶."""
+    """The public grid of a Gaussian release according to its documentation: a power of two, σ·2⁻⁷ < g ≤ σ·2⁻⁶."""
     return 2.0 ** (math.frexp(call.scale)[1] - 1 - 6)
 
 
 def ledger(work: Work, quick: bool, seed: int, audits: list[Any]) -> tuple[int, list[str], str]:
-    """Entries before noise, values on a grid, and the noise of every step no less than the plan's."""
+    """Entries are written before noise, values lie on a grid, and the noise of every step is at least the plan's."""
     plan = short(work, 3, seed=seed + 3)
     calls = trace(plan).calls
     found: list[str] = []
     for call in calls:
         where = f"{call.purpose!r}, step {call.step}"
         if not call.entry_first:
-            found.append(f"{where}: noise was drawn before the ledger held the entry")
+            found.append(f"{where}: noise was drawn before the ledger contained the entry")
         if call.purpose == plan.plan.method.purpose:
             stated = plan.plan.noise_at(call.step)
             if call.noise.name != stated.name or call.noise.noise_multiplier < stated.noise_multiplier * (1 - 1e-12):
-                found.append(f"{where}: {call.noise}, where the plan states {stated}")
+                found.append(f"{where}: {call.noise}, but the plan states {stated}")
         if off_grid(call) > 0.0:
             found.append(
-                f"{where}: {off_grid(call):.1%} of the values lie on no public grid: low digits tell of the sum"
+                f"{where}: {off_grid(call):.1%} of the values lie on no public grid: low digits reveal the sum"
             )
     return len(calls), found[:4], f"{len(calls)} releases"
 
 
 def off_grid(call: Call) -> float:
-    """The share of released values that are no multiple of a public power of two below the noise."""
+    """The share of released values that are not multiples of a public power of two below the noise."""
     gaussian = isinstance(call.noise, Gaussian)
     spacing = grid(call) if gaussian and not call.fine else 2.0 ** (math.frexp(call.scale)[1] - _FINE_BITS)
     places: Tensor = call.observed / spacing

@@ -1,12 +1,12 @@
-"""A black-box audit: many trained models, with and without one record, told apart by its loss alone.
+"""A black-box audit: many models are trained with and without one record, and distinguished by its loss alone.
 
 After Nasr et al. 2021 and Annamalai and De Cristofaro, "Nearly tight black-box auditing of differentially private
 machine learning", 2024: the adversary sees the final model and may choose the dataset and the *initial* weights, since
-the guarantee holds for all of them. Weights at which the other records have next to no gradient leave the audited
-record's share of each step undisturbed, and its loss at the end is a function of the sum of its clipped gradients and
+the guarantee holds for all of them. If the other records have almost no gradient at these weights, they do not disturb
+the audited record's contribution to each step, and its final loss is a function of the sum of its clipped gradients and
 the noise.
 
-Formal guarantee. Runs are independent. A first part of them only chooses the threshold; in the rest the share of true
+Formal guarantee. Runs are independent. A first part of them only chooses the threshold; in the rest the numbers of true
 and of false alarms are binomial, each bounded at half of the level (Clopper and Pearson). If the mechanism has the
 plan's privacy profile, `holds` is False with probability at most 1 − confidence.
 """
@@ -34,14 +34,14 @@ from sordino.shown import down, up
 from sordino.training.steps import private_steps
 
 PILOT = 0.2
-"""The share of the runs that chooses the threshold."""
+"""The share of the runs that is used to choose the threshold."""
 
 Loss = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
 class BlackBoxResult:
-    """What the losses of one record gave away. `false_alarms` and `hits` are counts among `without` and `inside`."""
+    """What the losses of one record revealed. `false_alarms` and `hits` are counts among `without` and `inside`."""
 
     epsilon_lower: float
     epsilon_claimed: float
@@ -60,7 +60,7 @@ class BlackBoxResult:
         verdict = "does not contradict" if self.holds else "CONTRADICTS"
         return (
             f"The black-box audit {verdict} the claim: ε ≥ {down(self.epsilon_lower)} at "
-            f"{down(100 * self.confidence)} % confidence from {self.runs} models, claimed is "
+            f"{down(100 * self.confidence)} % confidence from {self.runs} models; the claim is "
             f"ε ≤ {up(self.epsilon_claimed)} (δ = {up(self.delta)})."
         )
 
@@ -82,19 +82,19 @@ def audit_black_box(
     seed: int | None = None,
     say: Callable[[str], None] | None = None,
 ) -> BlackBoxResult:
-    """Trains `runs` copies of `model` by the plan, half of them with the record, and tells them apart by its loss.
+    """Trains `runs` copies of `model` by the plan, half of them with the record, and distinguishes them by its loss.
 
     Args:
         plan: for as many records as the dataset and the record have together; add-remove.
-        model: its weights are those that every run starts from, the adversary's choice.
+        model: every run starts from its weights, which the adversary chooses.
         loss: `loss(outputs, targets)`, one value per row.
         dataset: the other records, inputs and targets.
         record: the audited record, input and target.
         runs: the number of models, at least 50.
         lr: the step size of plain SGD.
         confidence: of the bound.
-        seed: makes it repeatable.
-        say: called with a line of progress now and then.
+        seed: makes the audit repeatable.
+        say: called with a line of progress at intervals.
 
     Raises:
         InputError: the relation is not add-remove, or there are too few runs.
@@ -102,7 +102,7 @@ def audit_black_box(
     check_confidence(confidence)
     checks.whole("runs", runs, minimum=50)
     if plan.relation != "add-remove":
-        raise InputError("the black-box audit takes one record out: make the plan under add-remove")
+        raise InputError("the black-box audit removes one record: make the plan under add-remove")
     whole = tuple(torch.cat([part, one[None]]) for part, one in zip(dataset, record, strict=True))
     scores = np.empty(runs)
     coins = np.arange(runs) % 2 == 0  # as many with the record as without
@@ -119,7 +119,7 @@ def audit_black_box(
 
 
 def _score(plan: Plan, model: nn.Module, loss: Loss, data: Any, record: Any, lr: float, seed: int | None) -> float:
-    """Minus the record's loss at the end of one run."""
+    """The negative loss of the record at the end of one run."""
     run = replace(plan, insecure_seed=seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     gradient_sum = plan_gradients(run, model, loss, data)
@@ -133,7 +133,7 @@ def _score(plan: Plan, model: nn.Module, loss: Loss, data: Any, record: Any, lr:
 
 
 def _threshold(scores: Any, coins: Any, level: float, left: int) -> float:
-    """The threshold that promises most, were the scores normal: where expected bounds on both errors sum up best."""
+    """The threshold with the largest expected bound if the scores were normal."""
     spread = max(float(np.sqrt(0.5 * (scores[coins].var() + scores[~coins].var()))), 1e-300)
     best, found = -np.inf, float(np.median(scores))
     for t in np.quantile(scores, np.linspace(0.02, 0.98, 49)):
@@ -168,7 +168,8 @@ def _judged(plan: Plan, alarms: Any, coins: Any, confidence: float, runs: int) -
 def fitted(
     model: nn.Module, loss: Loss, dataset: tuple[Tensor, Tensor], *, steps: int = 2000, lr: float = 0.1
 ) -> nn.Module:
-    """A copy of the model whose loss on the (public) dataset is next to nothing: an adversary's initial weights."""
+    """A copy of the model whose loss on the (public) dataset is almost zero: initial weights that an adversary may
+    choose."""
     copied = copy.deepcopy(model)
     optimizer = torch.optim.Adam(copied.parameters(), lr=lr)
     for _ in range(steps):

@@ -8,7 +8,7 @@ Two tests of "the mechanism is private", both valid for every mechanism and ever
 * `p_value`: (ε, δ)-DP. Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run", 2023,
   Thm 5.2.
 * `p_value_curve`: f-DP. After Mahloujifar, Melis and Chaudhuri, "Auditing f-differential privacy in one run",
-  2024. The whole trade-off curve of the claim is put to the test, which is stronger. The inequality and the
+  2024. The whole trade-off curve of the claim is tested, which is stronger. The inequality and the
   recursion are proved in docs/guarantees/audit.md; the proof allows abstentions.
 
 Edge cases: no guess or no right guess gives the p-value 1 and the lower bound 0.
@@ -28,14 +28,14 @@ from scipy import optimize, special, stats
 
 from sordino.errors import InputError
 
-_SAYS_NOTHING = 500.0  # an ε of a profile whose exponential is near the end of double precision
+_SAYS_NOTHING = 500.0  # an ε of a profile whose exponential is close to the largest double
 
 EPSILON_LIMIT = 60.0
-"""No audit can show more: it would take e^60 canaries."""
+"""No audit can show more: that would need e^60 canaries."""
 
 
 def one_run_epsilon(correct: int, guesses: int, canaries: int, delta: float, confidence: float = 0.95) -> float:
-    """Largest ε such that (ε', δ)-DP is rejected for every ε' < ε, at this confidence; 0 when nothing is.
+    """Largest ε such that (ε', δ)-DP is rejected for every ε' < ε, at this confidence; 0 if none is rejected.
 
     If the mechanism is (ε*, δ)-DP, the value exceeds ε* with probability at most 1 − confidence.
     """
@@ -68,7 +68,7 @@ def p_value(correct: int, guesses: int, canaries: int, epsilon: float, delta: fl
 
 
 class Curve(Protocol):
-    """A claim in the language of hypothesis tests (f-DP)."""
+    """A claim as a trade-off function (f-DP)."""
 
     def least_false(self, true: float) -> float:
         """Least probability, without the record, of an event that has probability `true` with it.
@@ -78,7 +78,7 @@ class Curve(Protocol):
         ...
 
     def __hash__(self) -> int:
-        """A value: what is computed from it is kept."""
+        """A frozen value, so that results computed from it can be cached."""
         ...
 
 
@@ -94,7 +94,7 @@ class GaussianCurve:
 
 @dataclass(frozen=True)
 class ProfileCurve:
-    """All of (ε_k, δ_k)-DP at once: any finite part of a privacy profile. More points, a stronger claim.
+    """All of (ε_k, δ_k)-DP at once: any finite part of a privacy profile. More points make a stronger claim.
 
     By Wasserman and Zhou: P(B) ≤ δ + e^ε Q(B), applied to B and to its complement, in both directions.
     """
@@ -111,7 +111,7 @@ class ProfileCurve:
         """(breakpoints, lines) of the largest of x ≥ 0, x ≥ e^−ε(y−δ) and x ≥ 1−δ−e^ε(1−y)."""
         lines = [(0.0, 0.0)]
         for epsilon, delta in zip(self.epsilons, self.deltas, strict=True):
-            if epsilon > _SAYS_NOTHING:  # a point left out makes the claim weaker, and the test stays valid
+            if epsilon > _SAYS_NOTHING:  # leaving out a point weakens the claim, and the test stays valid
                 continue
             grow = math.exp(epsilon)
             lines += [(1.0 / grow, -delta / grow), (grow, 1.0 - delta - grow)]
@@ -124,7 +124,7 @@ class ProfileCurve:
 
 
 def upper_envelope(lines: Sequence[tuple[float, float]]) -> tuple[list[float], list[tuple[float, float]]]:
-    """The lines (slope, offset) that are largest somewhere, by slope, and where each gives way to the next."""
+    """The lines (slope, offset) that are largest somewhere, by slope, and the points where one meets the next."""
     kept: list[tuple[float, float]] = []
     breaks: list[float] = []
     for slope, offset in sorted(lines):  # of equal slopes the later has the larger offset
@@ -169,7 +169,7 @@ def rejects(curve: Curve, correct: int, guesses: int, canaries: float, level: fl
         (r−j)·t_j ≥ Σ_{i>j} t_i + m·g( ((j+1)·t_{j+1} + Σ_{i>j+1} t_i)/m ),     g = curve.least_false.
 
     The right-hand side grows with every t_i, so the least sequence with t_v = level is found greedily, from
-    v down to 0; when it passes 1 no distribution of N exists. Where all guesses say the same, m is half of the canaries
+    v down to 0; if it exceeds 1, no distribution of N exists. If all guesses are the same, m is half of the canaries
     (`Guesses.places`).
     """
     if correct == 0:
@@ -187,7 +187,7 @@ def rejects(curve: Curve, correct: int, guesses: int, canaries: float, level: fl
 
 
 def one_run_mu(correct: int, guesses: int, canaries: int, confidence: float = 0.95) -> float:
-    """Largest μ such that μ'-GDP is rejected for every μ' < μ; 0 when nothing is."""
+    """Largest μ such that μ'-GDP is rejected for every μ' < μ; 0 if none is rejected."""
     check_counts(correct, guesses, canaries)
     level = 1.0 - check_confidence(confidence)
 
@@ -253,7 +253,8 @@ def check_confidence(confidence: float) -> float:
 
 
 def _first_crossing(rejected: Callable[[float], bool], limit: float, *, monotone: bool) -> float:
-    """inf of the values not rejected. Where the p-value may dip again, the first on a fine grid counts."""
+    """The infimum of the values that are not rejected. If the p-value may decrease again, the first one on a fine
+    grid."""
     if not rejected(0.0):
         return 0.0
     grid: Sequence[float] = [limit] if monotone else np.linspace(0.0, limit, 1201)[1:].tolist()

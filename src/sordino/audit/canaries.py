@@ -1,12 +1,12 @@
 """White-box canaries: made-up records whose clipped gradient is as large as the plan allows.
 
-Each canary owns a few coordinates of the gradient, shared with no other canary, and puts a vector there whose
-norm is the clipping bound. So canaries do not disturb each other, and given the coins their scores are
-independent. For Gaussian noise every orthonormal system is as good as the coordinates; for Laplace noise and
-l1 clipping a single coordinate is the worst case; and coordinates cost no memory.
+Each canary has a few coordinates of the gradient for itself, and its vector there has the clipping bound as norm.
+So canaries do not disturb each other, and given the coins their scores are
+independent. For Gaussian noise every orthonormal system is equivalent to the coordinates; for Laplace noise and
+l1 clipping a single coordinate is the worst case; and coordinates need no memory.
 
-The canaries enter the training loop through its own `gradient_sum`: an index beyond the real records stands
-for a canary, the plan's sampler draws it like any other record, and its vector is added to the clipped sum.
+The canaries enter the training loop through its own `gradient_sum`: an index beyond the real records denotes
+a canary, the plan's sampler draws it like any other record, and its vector is added to the clipped sum.
 
     add-remove    in: the canary is a record of the dataset.     out: it is not.
     replace-one   in: a record whose gradient is +c·v.           out: one whose gradient is −c·v in its place.
@@ -41,31 +41,31 @@ class Canaries:
     values: Tensor  # (m, s) float64
     coins: Tensor  # (m,) bool
     relation: str
-    rows: int = 1  # records of each canary: a user with several rows
+    rows: int = 1  # records per canary: a user with several rows
 
     def __len__(self) -> int:
         return len(self.coins)
 
     @property
     def members(self) -> Tensor:
-        """Which canary the i-th record after the real ones is."""
+        """The canary that the i-th record after the real ones is."""
         everyone = torch.arange(len(self))
         chosen = everyone if self.relation == "replace-one" else everyone[self.coins]
         return chosen.repeat_interleave(self.rows)
 
     def flat(self, gradient: Mapping[str, Tensor]) -> Tensor:
-        """All parameters as one vector, whatever order they come in."""
+        """All parameters as one vector, in the order of `names`."""
         return torch.cat([gradient[name].detach().flatten().double() for name in self.names])
 
     def contribution(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """(flat coordinates, values) that the chosen canaries, all of them members, add to the clipped sum."""
+        """(flat coordinates, values) that the chosen canaries, all of which are in, add to the clipped sum."""
         sign = 2.0 * self.coins[chosen].double()[:, None] - 1.0
         return self.coordinates[chosen].flatten(), (sign * self.values[chosen]).flatten()
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Coordinates start, …, stop − 1, of which each canary owns `each`, with `value` (up to its sign) on each."""
+    """Coordinates start, …, stop − 1, of which each canary has `each`, with `value` (up to its sign) on each."""
 
     start: int
     stop: int
@@ -91,7 +91,7 @@ def make_canaries(
 
 
 def most_canaries(shapes: Mapping[str, torch.Size], clipping: Clipping) -> int:
-    """How many canaries with coordinates of their own fit into the gradient."""
+    """The number of canaries with their own coordinates that fit into the gradient."""
     sizes = [math.prod(shape) for shape in shapes.values()]
     if isinstance(clipping, PerLayerClip):
         return max(stop - start for start, stop in _layers(shapes))
@@ -99,15 +99,15 @@ def most_canaries(shapes: Mapping[str, torch.Size], clipping: Clipping) -> int:
 
 
 def _pattern(shapes: Mapping[str, torch.Size], clipping: Clipping, count: int) -> list[_Block]:
-    """What a clipped record of the largest norm may look like, so that `count` of them do not overlap."""
+    """The form of a clipped record of the largest norm such that `count` of them do not overlap."""
     most = most_canaries(shapes, clipping)
     if count > most:
         raise InputError(
-            f"canaries = {count}: the model has room for {most} with coordinates of their own; "
+            f"canaries = {count}: the model's gradient has coordinates for {most} of them; "
             f"give at most {most}, or audit a larger model with the same plan"
         )
     if isinstance(clipping, PerLayerClip):
-        # layers that are too small for all canaries are left out: the bound stays valid and gets weaker
+        # layers that are too small for all canaries are left out: the bound stays valid and becomes weaker
         layers = _layers(shapes)
         bounds = clipping.bounds([stop - start for start, stop in layers])
         return [
@@ -135,10 +135,10 @@ def _layers(shapes: Mapping[str, torch.Size]) -> list[tuple[int, int]]:
 
 
 class CanaryGradients:
-    """The real gradient sum with the canaries' vectors added. `real` is the last sum over real records alone.
+    """The real gradient sum plus the canaries' vectors. `real` is the last sum over the real records alone.
 
     `silent`: the other records contribute zero, as records of zero gradient would. The claim holds for those too.
-    `protects`: what a canary stands for; the other records are nobody's, whatever they are.
+    `protects`: the unit of privacy that a canary represents; the other records need no protection.
     """
 
     def __init__(

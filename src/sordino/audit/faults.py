@@ -1,6 +1,6 @@
-"""Deliberate faults, to test audits with: what a record adds is not bounded once but several times over.
+"""Deliberate faults to test audits with: a record's contribution is bounded not once but several times.
 
-Each stands in for `plan_gradients` and breaks the plan's guarantee. Nothing in the library uses them.
+Each replaces `plan_gradients` and violates the plan's guarantee. Nothing in the library uses them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def iterates_clipped_apart(
 def views_by_place(
     plan: Plan, model: nn.Module, loss: Any, dataset: Any, *, past: Callable[[], PastIterates] = PastIterates
 ) -> GradientSum:
-    """Clipped once, but a record's views depend on its place in the batch: taking one out redraws all after it."""
+    """Clipped once, but a record's views depend on its position in the batch: removing a record redraws all later
+    ones."""
 
     def gradient_sum(batch: LogicalBatch) -> ClippedSum:
         inputs, targets = (t[batch.indices] for t in dataset)

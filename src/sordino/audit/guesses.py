@@ -1,10 +1,10 @@
-"""How many coins an auditor guesses, chosen before the run, and the test that the right guesses are put to.
+"""The number of coins that an auditor guesses, chosen before the run, and the tests of the right guesses.
 
-Two tests of a claim are made from the same scores, with numbers of guesses of their own (docs/guarantees/audit.md):
+Two tests of a claim use the same scores, each with its own number of guesses (docs/guarantees/audit.md):
 
 * `Guesses`: f-DP in one run, valid for every mechanism that has the claim's trade-off curve.
-* `OrderedGuesses`: order statistics, valid where the plan's own mechanism makes canaries independent. Much stronger; it
-  may call a claim broken at a level of 10⁻⁴ alone, so that a mechanism that lies exactly on its claim is left in peace.
+* `OrderedGuesses`: order statistics, valid if the plan's own mechanism makes canaries independent. Much stronger; it
+  may reject a claim at level 10⁻⁴ only, so that a mechanism exactly at its claim is not rejected.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from sordino.audit.ordered import p_value_ordered
 from sordino.audit.scores import SIMULATED, StepScorer
 
 MOST_SHARE = 0.2
-"""Of the canaries that may be guessed. Guesses in the middle are nearly coin tosses."""
+"""The largest share of the canaries that may be guessed. Guesses in the middle are almost coin tosses."""
 
 LEAST_GUESSES = 350
-"""Where there are canaries enough. Fewer guesses show hardly more, and then a verdict hangs on a handful of coins: a
-mechanism at its claim is called broken once in 600 runs with 156 guesses of 7,800, once in 280,000 with 390."""
+"""The least number of guesses if there are enough canaries. With fewer a verdict depends on a handful of coins: a
+mechanism exactly at its claim is rejected once in 600 runs with 156 guesses of 7,800, once in 280,000 with 390."""
 
 MOST_GUESSES = 12_000
 """The bound is a recursion over the right guesses; more of them are weaker anyway."""
 
 ALARM = 1e-4
-"""The level at which order statistics may call a claim broken: one false alarm in ten thousand audits."""
+"""The level at which order statistics may reject a claim: one false alarm in ten thousand audits."""
 
 Family = Callable[[float], Curve]
 """The claim's curve with the noise multiplied by 2ˣ: a stronger claim for larger x."""
@@ -42,7 +42,7 @@ G = TypeVar("G", bound="Guesses")
 
 @dataclass(frozen=True)
 class Guesses:
-    """How many canaries of a run are guessed to be in (those with the highest scores) and to be out (the lowest)."""
+    """The numbers of canaries that are guessed to be in (the highest scores) and to be out (the lowest)."""
 
     inside: int
     outside: int
@@ -52,11 +52,11 @@ class Guesses:
         return self.inside + self.outside
 
     def places(self, canaries: int) -> float:
-        """The m of the bound: half of the canaries where all guesses say the same (docs/guarantees/audit.md)."""
+        """The m of the bound: half of the canaries if all guesses are the same (docs/guarantees/audit.md)."""
         return canaries if self.inside and self.outside else canaries / 2
 
     def rejects(self, curve: Curve, correct: Sequence[int], canaries: int, level: float) -> bool:
-        """Whether so many right guesses, in each of some independent runs, are too many for the curve."""
+        """Are so many right guesses, in each of several independent runs, too many for the curve?"""
         if len(correct) == 1:
             return rejects(curve, correct[0], self.total, self.places(canaries), level)
         values = {v: p_value_curve(curve, v, self.total, self.places(canaries)) for v in set(correct)}
@@ -70,10 +70,10 @@ class Guesses:
 
 @dataclass(frozen=True)
 class OrderedGuesses(Guesses):
-    """Guesses about independent canaries, which may be those of several runs together."""
+    """Guesses about independent canaries, possibly of several runs together."""
 
     def rejects(self, curve: Curve, correct: Sequence[int], canaries: int, level: float) -> bool:
-        """Whether so many right guesses are too many for the curve and independent canaries."""
+        """Are so many right guesses too many for the curve and independent canaries?"""
         (right,) = correct
         return p_value_ordered(curve, right, self.total, canaries, one_sided=not self.outside) < level
 
@@ -86,7 +86,7 @@ class Chosen:
     ordered: OrderedGuesses | None
 
     def levels(self, confidence: float) -> tuple[float, float]:
-        """(of `any`, of `ordered`): together 1 − confidence, so both may enter one verdict."""
+        """(of `any`, of `ordered`): together 1 − confidence, so both may be used in one verdict."""
         level = 1.0 - confidence
         apart = min(ALARM, level / 2) if self.ordered is not None else 0.0
         return level - apart, apart
@@ -95,10 +95,11 @@ class Chosen:
 def choose_guesses(
     scorer: StepScorer, values: Tensor, steps: int, canaries: int, family: Family, confidence: float, runs: int = 1
 ) -> Chosen:
-    """The numbers of guesses in each run that promise the largest bounds, by a simulation of public constants only.
+    """The numbers of guesses per run with the largest expected bounds, from a simulation that uses public constants
+    only.
 
-    Fixed before the run and independent of it, so the tests stay valid without a correction. What they promise is
-    the bound itself, for the claim's own curves, at a standard deviation below the expected right guesses.
+    They are fixed before the run and independent of it, so the tests stay valid without a correction. The expected
+    bound is computed for the claim's own curves, one standard deviation below the expected number of right guesses.
     """
     simulated = scorer.simulate(values, steps, min(max(SIMULATED[0], runs * canaries), SIMULATED[1]))
     few = Guesses(max(1, canaries // 20), max(1, canaries // 20))
@@ -114,7 +115,7 @@ def choose_guesses(
 def _best(
     simulated: tuple[Tensor, Tensor], numbers: Iterable[G], canaries: int, family: Family, level: float, runs: int
 ) -> G | None:
-    """Those that promise the largest bound; None where none promises any."""
+    """The guesses with the largest expected bound; None if no bound is positive."""
     coins, scores = simulated
     best, found = math.inf, None
     for guesses in numbers:
@@ -130,7 +131,7 @@ def _best(
 
 
 def _numbers(canaries: int, runs: int) -> Iterator[Guesses]:
-    """Numbers of guesses, each √2 times the one before: all `in`, or half of them `out`."""
+    """Numbers of guesses, each √2 times the previous one: all `in`, or half of them `out`."""
     least = min(max(10, LEAST_GUESSES // runs), max(10, canaries // 10))
     total = float(least)
     while total <= max(least, min(MOST_SHARE * canaries, MOST_GUESSES)):
@@ -140,7 +141,7 @@ def _numbers(canaries: int, runs: int) -> Iterator[Guesses]:
 
 
 def _ordered_numbers(canaries: int) -> Iterator[OrderedGuesses]:
-    """From a hundredth of the canaries to nearly half of them."""
+    """From a hundredth of the canaries to almost half of them."""
     total = max(5.0, canaries / 100)
     while total <= 0.45 * canaries:
         yield OrderedGuesses(round(total), 0)
@@ -164,7 +165,7 @@ def least_noise(rejected: Callable[[Curve], bool], family: Family, halvings: int
 
 def least_rejected(curve: Curve, guesses: int, canaries: int, level: float) -> int:
     """The smallest number of right guesses that rejects the curve; guesses + 1 if none does."""
-    low = min(math.floor(most_correct(curve, guesses, canaries)), guesses)  # never rejected: it can happen
+    low = min(math.floor(most_correct(curve, guesses, canaries)), guesses)  # never rejected: it is possible
     high = guesses + 1
     while high - low > 1:
         middle = (low + high) // 2

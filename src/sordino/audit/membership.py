@@ -3,13 +3,13 @@
 Carlini et al., "Membership inference attacks from first principles", 2022, the online attack: `shadows` models are
 trained by the recipe, two on each of some random splits into halves; for each record the losses of the models with and
 without it are fitted by two normal distributions, and a further model's loss is scored by their log-likelihood ratio.
-The curve of true over false alarms is what this adversary achieves over all records together; no adversary whatever
-achieves more than 1 − f(false alarms) on one record, f the trade-off function of the guarantee.
+The curve of true against false alarms is what this adversary achieves over all records together; no adversary can
+achieve more than 1 − f(false alarms) on one record, where f is the trade-off function of the guarantee.
 
-It is a reading of an ordinary adversary on ordinary records: it may lie far below the curve that is allowed, and is no
-bound on anything. **Whose records.** What it measures is a function of the records without noise. So the models are
-trained on the recipe's *test* rows, which are taken to be public, by the recipe's own pipeline with the plan's noise,
-sampling rate and steps; the private records, and the model that was trained on them, are not looked at.
+This measures an ordinary adversary on ordinary records: the result may lie far below the allowed curve and is not a
+bound. **Which records.** The measurement is a function of the records without noise. So the models are
+trained on the recipe's *test* rows, which are assumed to be public, by the recipe's own pipeline with the plan's noise,
+sampling rate and steps; the private records, and the model that was trained on them, are not used.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FALSE = tuple(float(x) for x in np.concatenate([np.geomspace(1e-3, 0.1, 21), np.
 
 @dataclass(frozen=True)
 class Membership:
-    """True alarms at each of the false alarms, of the attack and of the best that the guarantee allows."""
+    """True alarm rates at several false alarm rates, of the attack and of the best attack that the guarantee allows."""
 
     false: tuple[float, ...]
     true: tuple[float, ...]
@@ -70,9 +70,9 @@ def membership(
     """Trains `shadows` + `targets` models as the recipe says, each on a random half of its first test rows.
 
     Args:
-        work: what the recipe comes to.
-        rows: test rows that are told apart, at most.
-        shadows: models that the adversary fits its distributions to, at least 8.
+        work: the recipe's data, model and plan.
+        rows: the largest number of test rows to attack.
+        shadows: models to which the adversary fits its distributions, at least 8.
         targets: models that are attacked.
         seed: of the halves; the noise stays secret.
         say: called with a line of progress.
@@ -87,12 +87,12 @@ def membership(
     if count < 20:
         raise InputError(f"the recipe has {count} public test rows: membership inference needs at least 20")
     if work.plan.statistics or work.plan.public is not None or work.plan.unit != "record":
-        raise InputError("membership inference is made for plans without statistics, public rows and users")
+        raise InputError("membership inference supports plans without statistics, public rows and users only")
     split = Split(split.inputs[:count], split.targets[:count])
     plan = _sized(work.plan, count // 2)
     generator = np.random.default_rng(seed)
     halves = [generator.permutation(count) < count // 2 for _ in range((models + 1) // 2)]
-    inside = np.stack([side for half in halves for side in (half, ~half)])[:models]  # each record as often in as out
+    inside = np.stack([side for half in halves for side in (half, ~half)])[:models]  # each record is in as often as out
     scores = []
     for number in range(models):
         scores.append(_scores(work, plan, split, inside[number]))
@@ -116,7 +116,7 @@ def _scores(work: Work, plan: Plan, split: Split, inside: npt.NDArray[np.bool_])
     """The logit of the probability exp(−loss) of each record under one model trained on some of them."""
     rows = torch.from_numpy(np.flatnonzero(inside))
     some = Split(split.inputs[rows], split.targets[rows])
-    few = Split(split.inputs[:1], split.targets[:1])  # what is evaluated on the way does not count
+    few = Split(split.inputs[:1], split.targets[:1])  # the evaluation during training is not used
     with tempfile.TemporaryDirectory(prefix="sordino-membership-") as folder:
         made = work.changed(plan, replace(work.dataset, train=some, test=few))
         model = made.train(Path(folder), resume=False).model.eval()
@@ -127,25 +127,25 @@ def _scores(work: Work, plan: Plan, split: Split, inside: npt.NDArray[np.bool_])
 
 
 def _ratios(scores: Floats, inside: npt.NDArray[np.bool_], shadows: int) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """Log-likelihood ratios of the attacked models' scores, and who was in."""
+    """Log-likelihood ratios of the attacked models' scores, and the true membership."""
     known, member = scores[:shadows], inside[:shadows]
     whole = np.where(member, known, np.nan), np.where(member, np.nan, known)
     (mean_in, mean_out), spread = (np.nanmean(part, 0) for part in whole), [np.nanstd(part, 0) for part in whole]
-    sd = np.maximum(np.sqrt(np.mean(np.square(spread), 0)), 1e-9)  # one for both: few shadows
+    sd = np.maximum(np.sqrt(np.mean(np.square(spread), 0)), 1e-9)  # one for both, because there are few shadows
     seen = scores[shadows:]
     ratios = ((seen - mean_out) ** 2 - (seen - mean_in) ** 2) / (2 * sd**2)
     return ratios.ravel(), inside[shadows:].ravel()
 
 
 def _true(ratios: Floats, members: npt.NDArray[np.bool_]) -> tuple[float, ...]:
-    """The share of members above the threshold that lets through at most this share of the others."""
+    """The share of members above the threshold that at most this share of non-members exceeds."""
     others = np.sort(ratios[~members])[::-1]
     places = [min(int(rate * len(others)), len(others) - 1) for rate in FALSE]
     return tuple(float((ratios[members] > others[place]).mean()) for place in places)
 
 
 def allowed(curve: Curve, false: tuple[float, ...]) -> tuple[float, ...]:
-    """1 − f at each rate of false alarms: the largest rate of true alarms that the guarantee allows."""
+    """1 − f at each false alarm rate: the largest true alarm rate that the guarantee allows."""
     found = []
     for rate in false:
         low, high = rate, 1.0
@@ -157,7 +157,7 @@ def allowed(curve: Curve, false: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def write_membership(found: Membership, out: Path | str) -> Path:
-    """Writes `out/membership.json`, whole or not at all; a report of that directory then shows it."""
+    """Writes `out/membership.json` atomically; a report of that directory then shows it."""
     path = Path(out) / "membership.json"
     make_folder(path.parent)
     write_atomically(path, json_bytes(found.to_dict()))

@@ -1,8 +1,8 @@
 """Grey-box check: the same step on neighbouring datasets, with the same randomness.
 
-What leaves the gradient stage on two neighbouring datasets must differ, before noise, by at most the sensitivity
-that the plan declares, for every record and every batch. One run can't prove that, but one counter-example
-refutes it; tests of every method search for one.
+The output of the gradient stage on two neighbouring datasets must differ, before noise, by at most the sensitivity
+that the plan declares, for every record and every batch. A run can't prove this, but one counter-example
+refutes it; the tests of every method search for one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sordino.training.steps import DEFAULT_CHUNK
 
 @dataclass(frozen=True)
 class Neighbouring:
-    """How far the sums of two neighbouring datasets lie apart, and how far they may."""
+    """The distance between the sums of two neighbouring datasets, and the distance that is allowed."""
 
     difference: float
     sensitivity: float
@@ -31,7 +31,7 @@ class Neighbouring:
 
     @property
     def holds(self) -> bool:
-        """Within what the noise is calibrated to: the sensitivity and the margin for rounding that plans declare."""
+        """Is the distance within what the noise is calibrated to: the sensitivity and the margin for rounding?"""
         return self.difference <= self.sensitivity * (1 + ROUNDING_MARGIN)
 
 
@@ -79,11 +79,11 @@ def check_neighbouring(
     replaced: GradientSum | None = None,
     step: int = 0,
 ) -> Neighbouring:
-    """`neighbouring`, with ClaimBroken when the sums differ by more than the declared sensitivity."""
+    """`neighbouring`, but raises ClaimBroken if the sums differ by more than the declared sensitivity."""
     found = neighbouring(plan, gradient_sum, record, others=others, replaced=replaced, step=step)
     if not found.holds:
         raise ClaimBroken(
-            f"record {record} moves the clipped sum by {found.difference:.6g} in {found.norm}, more than the "
+            f"record {record} changes the clipped sum by {found.difference:.6g} in {found.norm}, more than the "
             f"sensitivity {found.sensitivity:.6g} that the plan declares under {found.relation}: the clipping does not "
             "bound this record, or records influence each other"
         )

@@ -1,8 +1,8 @@
-"""Records made to break a bound: what an adversary who may choose one record would try.
+"""Made-up records that may violate a bound: the choices of an adversary who controls one record.
 
-Every candidate is one record of the dataset's own shape. A bound on what one record contributes holds for all of them,
-so one counter-example refutes it. They come in families: extreme, tiny, huge, not finite, cancelling or repeating the
-other records, and random search around what moved the release most.
+Every candidate is one record of the dataset's own shape. A bound on one record's contribution holds for all of them,
+so one counter-example refutes it. There are several families: extreme, tiny, huge, not finite, cancelling or repeating
+the other records, and a random search around the record with the largest effect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sordino.split import Split
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """One made-up record and what kind it is."""
+    """One made-up record and a description of it."""
 
     kind: str
     inputs: Tensor
@@ -27,7 +27,7 @@ class Record:
 
 
 def candidates(split: Split, classes: int, *, quick: bool, seed: int = 0) -> list[Record]:
-    """Made-up records in the dtype of the split, the likeliest to break something first."""
+    """Made-up records in the dtype of the split, those most likely to violate a bound first."""
     made = list(_floats(split, quick) if split.inputs.is_floating_point() else _words(split, seed))
     labels = _labels(split, classes, quick)
     kept = [
@@ -37,7 +37,7 @@ def candidates(split: Split, classes: int, *, quick: bool, seed: int = 0) -> lis
 
 
 def mutated(record: Record, generator: torch.Generator) -> Record:
-    """A neighbour of a record in the search: scaled, or with some entries exchanged by extreme ones."""
+    """A variant of a record for the search: scaled, or with some entries replaced by extreme ones."""
     row = record.inputs.clone()
     if not row.is_floating_point():
         place = torch.randint(0, row.numel(), (1,), generator=generator)
@@ -62,7 +62,7 @@ def _floats(split: Split, quick: bool) -> Iterator[tuple[str, Tensor]]:
     least, most = torch.finfo(dtype).smallest_normal / 2**20, torch.finfo(dtype).max
     single = torch.zeros_like(some)
     single.view(-1)[some.numel() // 2] = 1.0
-    # the two gentle ones are opposite under one label: replace-one may move a sum by twice the bound
+    # these two moderate records are opposite under one label: replace-one may change a sum by twice the bound
     yield "gentle", 0.3 * ones
     yield "extreme", 1e3 * ones
     yield "gentle, negative", -0.3 * ones
@@ -93,7 +93,7 @@ def _floats(split: Split, quick: bool) -> Iterator[tuple[str, Tensor]]:
 
 
 def _words(split: Split, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Token ids that occur: others may have no vector."""
+    """Token ids that occur in the data: others may have no vector."""
     some, generator = split.inputs[0], torch.Generator().manual_seed(seed)
     known = torch.unique(split.inputs)
     for name, token in (("the first word only", known[0]), ("the last word only", known[-1])):
@@ -116,13 +116,13 @@ def _some(labels: list[Tensor], number: int, quick: bool) -> list[Tensor]:
 
 
 def with_last(split: Split, record: Record) -> Split:
-    """The split with the record as its last one, in the split's place of it."""
+    """The split with the record appended, or as its last record."""
     inputs = torch.cat([split.inputs[:-1], record.inputs[None].to(split.inputs.dtype)])
     return Split(inputs, torch.cat([split.targets[:-1], record.target[None]]))
 
 
 def at(split: Split, index: int, record: Record) -> Split:
-    """The split with the record in the place of another."""
+    """The split with the record in the place of another one."""
     inputs, targets = split.inputs.clone(), split.targets.clone()
     inputs[index], targets[index] = record.inputs, record.target
     return Split(inputs, targets)

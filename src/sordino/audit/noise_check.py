@@ -1,25 +1,26 @@
-"""Is the noise what the plan says it is? Tests of its distribution, for whoever may look at the sums before noise.
+"""Tests whether the noise has the distribution that the plan states, for an auditor who knows the sums before noise.
 
-An audit's lower bound on ε is blunt: it compares with a *bound* on the mechanism's privacy, which has slack, and can't
-see noise of 0.9 times the scale. But the auditor makes the run and knows every sum before noise, so it can look at the
-noise itself: with F the distribution that the plan states, the values F(noise) are uniform on [0, 1], independent over
-coordinates and steps. With z = Φ⁻¹(F(noise)), standard normal under the claim, each test looks at another kind of lie:
+An audit's lower bound on ε is imprecise: it compares with an upper *bound* on the privacy loss, which has slack, and
+can't detect noise of 0.9 times the scale. But the auditor runs the training and knows every sum before noise, so it can
+test the noise itself: with F the distribution that the plan states, the values F(noise) are uniform on [0, 1],
+independent over coordinates and steps. With z = Φ⁻¹(F(noise)), standard normal under the claim, each test detects
+another kind of fault:
 
-| test        | statistic                                         | sees                                    |
+| test        | statistic                                         | detects                                 |
 |-------------|---------------------------------------------------|-----------------------------------------|
 | fit         | Kolmogorov and Smirnov's                          | any other distribution                  |
 | scale       | Σz² against χ²                                    | noise × 0.9, from `enough()` values on  |
-| tails       | how many |z| exceed 2 and 3.5 (binomial)          | noise that is cut off                   |
+| tails       | how many |z| exceed 2 and 3.5 (binomial)          | truncated noise                         |
 | mean        | Σz of each release                                | a shift that all coordinates share      |
-| steps       | Σ z_s z_t for every two releases of one size      | noise used twice, carried over          |
+| steps       | Σ z_s z_t for every two releases of one size      | noise that is used twice                |
 | coordinates | the autocorrelation of a release, every lag (FFT) | blocks, layers or neighbours that share |
 | values      | Σ z·v of each release                             | noise that depends on the values        |
 
-A release that adds noise of earlier steps again (`release`, `earlier`) is tested by what is left without it.
+A release that adds noise of earlier steps again (`release`, `earlier`) is tested after that noise is subtracted.
 
-Every p-value is valid for independent normal z (the FFT's and the products' by a normal approximation in the far tail,
-for which `LEVEL` leaves room) and is multiplied by the number of tests. False alarms have probability at most `LEVEL`.
-Noise that passes may still be of a generator that someone can predict.
+Every p-value is valid for independent normal z (those of the FFT and of the products by a normal approximation in the
+far tail, for which `LEVEL` has a margin) and is multiplied by the number of tests. The false alarm probability is at
+most `LEVEL`. Noise that passes may still come from a generator that an adversary can predict.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from scipy import special, stats
 from torch import Tensor
 
 LEVEL = 1e-6
-"""The p-value from which on the noise is said not to be what the plan states."""
+"""The p-value below which the noise is reported as different from the plan's."""
 
 MOST = 400_000
-"""Values that are tested of one release: the tests of the distribution need no more."""
+"""The largest number of values per release that are tested: tests of the distribution need no more."""
 
 PAIRS = 600
 """Pairs of releases that are compared."""
@@ -53,33 +54,34 @@ class NoiseCheck:
     values: list[Tensor] = field(default_factory=list)
 
     def add(self, noise: Tensor, widths: Tensor, values: Tensor | None = None, scale: float | None = None) -> None:
-        """The noise of one step on every coordinate, the widths that the plan states for it, the values below it."""
+        """Adds the noise of one step on every coordinate, the widths that the plan states for it, and the values before
+        noise."""
         unit = self.scale if scale is None else scale
         kept = min(len(noise), MOST)
         self.places.append(distribution(noise[:kept] / unit, widths[:kept] / unit, self.laplace))
         self.values.append(torch.zeros(0) if values is None else values[:kept])
 
     def tests(self) -> dict[str, float]:
-        """The p-value of each kind of test, corrected for how often it was made."""
+        """The p-value of each kind of test, corrected for the number of tests."""
         return noise_tests(self.places, self.values)
 
     def p_value(self) -> float:
-        """Small where the noise is not what was stated, in its distribution or in being independent."""
+        """Small if the noise has another distribution than stated, or is not independent."""
         found = self.tests()
         return min(1.0, len(found) * min(found.values()))
 
 
 def enough(factor: float = 0.9, level: float = LEVEL, power: float = 0.999) -> int:
-    """How many values the test of the scale needs to find noise of `factor` times its scale with this probability.
+    """How many values the test of the scale needs to detect noise of `factor` times its scale with this probability.
 
-    Σz² is about N(n, 2n) under the claim and factor²·N(n, 2n) otherwise; the two quantiles must be apart.
+    Σz² is about N(n, 2n) under the claim and factor²·N(n, 2n) otherwise; the two quantiles must not overlap.
     """
     reach = float(-special.ndtri(level / 16) - special.ndtri(1 - power) * factor**2)
     return math.ceil(2.0 * (reach / (1.0 - factor**2)) ** 2)
 
 
 def noise_tests(places: Sequence[Tensor], values: Sequence[Tensor] = ()) -> dict[str, float]:
-    """p-values by the kind of test, from the places F(noise) of each release."""
+    """p-values by the kind of test, from the values F(noise) of each release."""
     normal = [torch.special.ndtri(place.double().clamp(1e-15, 1 - 1e-15)) for place in places if len(place)]
     pooled = torch.cat(normal)
     count = len(pooled)

@@ -3,13 +3,13 @@
 Formal guarantee. If the mechanism that is run is the plan's, `holds` is False with probability at most
 1 − confidence, whatever the model, the data and the scores are. The bound `epsilon_lower_any` needs less: that what is
 run has the privacy profile that the plan claims.
-The canaries are made up and need no protection. The real records take part, though: what the result says of
-them is post-processing of another private run (with Poisson sampling or a partition it is nothing at all, for the
-real sums are subtracted), so audit with public records, or count the run in, where that matters.
+The canaries are made up and need no protection. The real records participate, however: what the result reveals about
+them is post-processing of another private run (with Poisson sampling or a partition it is nothing, because the
+real sums are subtracted). So audit with public records, or add the audit's ε to the total, if that matters.
 
-The reverse is not promised: an audit that finds nothing proves nothing. It does see noise that is too small
-and sampling that is too frequent; it does not see clipping that fails on real records, for canaries come
-clipped. That is what `sordino.audit.neighbouring` is for.
+The converse does not hold: an audit that finds nothing proves nothing. It detects noise that is too small
+and sampling that is too frequent; it does not detect clipping that fails on real records, because canaries are
+clipped already. `sordino.audit.neighbouring` tests that.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ DEFAULT_CANARIES = 5000
 BOUND = "f-DP in one run (Mahloujifar et al. 2024), against the claim's privacy profile"
 ORDERED = "order statistics of independent canaries, against the claim's privacy profile"
 _DELTAS = tuple(10.0**exponent for exponent in torch.linspace(-5, -0.2, 33).tolist())
-"""Where the claim's profile is looked at: thousands of canaries see nothing rarer than this."""
-_HALVINGS = 8  # of the search for the least noise that is rejected: within 1 % of it
+"""The δ at which the claim's profile is evaluated: thousands of canaries can't detect rarer events."""
+_HALVINGS = 8  # steps of the search for the least noise that is rejected: within 1 % of it
 _TOLERANCE = 0.005
-"""Relative excess of ε that a coarse grid may cost there. It makes the claim weaker, never too strong."""
+"""The relative excess of ε from a coarse grid that is tolerated there. It makes the claim weaker, never too strong."""
 
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit found. `epsilon_lower` is at `confidence`; `holds` means that it does not exceed the claim.
+    """The result of an audit. `epsilon_lower` is at `confidence`; `holds` means that it does not exceed the claim.
 
     `epsilon_lower` is the ε of the largest claim of the plan's own kind (the plan with another noise multiplier) that
     is rejected by one of two tests whose levels add up to 1 − confidence (`bound` says which):
 
     * f-DP in one run, valid for every mechanism with the claim's privacy profile: `epsilon_lower_any`;
-    * order statistics, where the plan's own mechanism makes canaries independent, at the level 10⁻⁴.
+    * order statistics, if the plan's own mechanism makes canaries independent, at the level 10⁻⁴.
 
-    These do not enter the verdict: `epsilon_lower_independent`, what order statistics alone show at `confidence` (above
-    the truth in one audit of twenty where that is 0.95), and `epsilon_lower_point`, the bound of Steinke et al. for
+    These are not part of the verdict: `epsilon_lower_independent`, what order statistics alone show at `confidence`
+    (above the truth in one audit of twenty if that is 0.95), and `epsilon_lower_point`, the bound of Steinke et al. for
     (ε, δ)-DP alone, which assumes nothing about the shape of the mechanism and is weaker.
     """
 
@@ -85,7 +85,8 @@ class AuditResult:
     epsilon_lower_point: float
     epsilon_lower_any: float
     epsilon_lower_independent: float | None = None  # None: canaries are not independent
-    noise_p_value: float | None = None  # of the noise being what the plan states, where it has a uniform part
+    # of the hypothesis that the noise is what the plan states, if it has a uniform part
+    noise_p_value: float | None = None
 
     @property
     def noise_fits(self) -> bool:
@@ -97,7 +98,7 @@ class AuditResult:
         noise = "" if self.noise_fits else f" The noise is NOT what the plan states (p = {self.noise_p_value:.2g})."
         return (
             f"The audit {verdict} the claim: ε ≥ {down(self.epsilon_lower)} at {down(100 * self.confidence)} % "
-            f"confidence for mechanisms of this kind, claimed is ε ≤ {up(self.epsilon_claimed)} "
+            f"confidence for mechanisms of this kind; the claim is ε ≤ {up(self.epsilon_claimed)} "
             f"(δ = {up(self.delta)}, {self.relation}). {self.correct} of "
             f"{self.guesses} guesses about {self.canaries} canaries were right after {self.steps} steps with "
             f"{self.sampler} sampling.{noise}"
@@ -108,7 +109,7 @@ class AuditResult:
         return {**asdict(self), "noise_fits": self.noise_fits, "sentence": self.sentence}
 
     def check(self) -> AuditResult:
-        """Itself; ClaimBroken when the claim does not hold, or the noise is not what the plan states."""
+        """Returns itself; raises ClaimBroken if the claim does not hold or the noise is not what the plan states."""
         if not (self.holds and self.noise_fits):
             raise ClaimBroken(
                 f"{self.sentence} Do not release models of this plan; look for noise that is too small or "
@@ -138,14 +139,13 @@ def audit_plan(
 ) -> AuditResult:
     """Trains a copy of `model` for `steps` of the plan's steps with canaries, and guesses their coins.
 
-    The update is plain SGD with `lr`, or the plan's own where it holds one. `canaries`: default 5000, or as many as
-    the model has room for. `seed`: repeatable (and then insecure). `noise_scale`, `width_scale` (of uniform noise,
-    where the method adds some; 0: the gap is not enforced) and `tamper` break the run without the accountant's
-    knowledge: they test the audit, not the plan. `public`: public rows, for what they do before the noise; the update
-    does without them. `runs`: so many independent runs, each with its own canaries; their p-values are combined, which
-    shows more than one run with all canaries.
-    `rows_per_canary`: how many records a canary has (default: as many as a user may have under the plan); more than the
-    claim counts shows users that are counted as rows.
+    The update is plain SGD with `lr`, or the plan's own if it has one. `canaries`: default 5000, or as many as
+    the model has coordinates for. `seed`: repeatable (and then insecure). `noise_scale`, `width_scale` (of uniform
+    noise, if the method adds some; 0: the gap is not enforced) and `tamper` change the run without the accountant's
+    knowledge: they test the audit, not the plan. `public`: public rows, for their effect before the noise; the update
+    does not use them. `runs`: the number of independent runs, each with its own canaries; their p-values are combined,
+    which shows more than one run with all canaries. `rows_per_canary`: the number of records of a canary (default: as
+    many as a user may have under the plan); more than the claim assumes detects users that are counted as rows.
     """
     check_confidence(confidence)
     checks.whole("runs", runs, minimum=1)
@@ -159,9 +159,9 @@ def audit_plan(
     scorer, family = scorer_of(claim), claim_family(claim)
     if rows > 1:
         if not isinstance(scorer, Scorer) or not isinstance(plan.sampling, Poisson):
-            raise InputError("rows_per_canary belongs to Poisson sampling and independent noise")
+            raise InputError("rows_per_canary requires Poisson sampling and independent noise")
         scorer = replace(scorer, rows=rows)
-    # the values of all canaries are alike up to their signs, so any run's will do
+    # the values of all canaries are equal up to their signs, so those of any run can be used
     like = make_canaries(shapes, plan.clipping, count, plan.relation, RandomSource.seeded(0)).values
     chosen = choose_guesses(scorer, like, claim.steps, count, family, confidence, runs)
     parts: list[Played] = []
@@ -185,9 +185,9 @@ def audit_plan(
 
 
 Played = tuple[Tensor, Tensor, float | None]
-"""Scores, coins, and the p-value of the noise of one run."""
+"""Scores, coins, and the p-value of the noise, of one run."""
 
-_APART = 1_000_003  # between the seeds of the runs of one audit
+_APART = 1_000_003  # the difference between the seeds of an audit's runs
 
 
 class Trail:
@@ -198,7 +198,7 @@ class Trail:
         self.past = PastIterates()
 
     def present(self) -> PastIterates:
-        """As `plan_gradients` asks for them."""
+        """In the form that `plan_gradients` expects."""
         return self.past
 
     def keep(self) -> None:
@@ -209,7 +209,8 @@ class Trail:
 def run_audit(
     plan: Plan, model: nn.Module, loss: Callable[..., Tensor], dataset: Any, *, out: Path | None = None, **options: Any
 ) -> AuditResult:
-    """`audit_plan`, written to `out/audit.json` if `out` is given; ClaimBroken (exit code 3) if the claim is broken."""
+    """`audit_plan`, written to `out/audit.json` if `out` is given; raises ClaimBroken (exit code 3) if the claim is
+    broken."""
     result = audit_plan(plan, model, loss, dataset, **options)
     if out is not None:
         write_audit(result, out)
@@ -217,7 +218,7 @@ def run_audit(
 
 
 def write_audit(result: AuditResult, out: Path | str) -> Path:
-    """Writes `out/audit.json`, whole or not at all; a report of that directory then shows it."""
+    """Writes `out/audit.json` atomically; a report of that directory then shows it."""
     path = Path(out) / "audit.json"
     make_folder(path.parent)
     write_atomically(path, json_bytes(result.to_dict()))
@@ -240,9 +241,10 @@ def play(
 ) -> tuple[Tensor, float | None]:
     """Runs the plan, with its own releases, with canaries among the records.
 
-    The score of each canary, and where noise has a uniform part the p-value of its being what the plan states."""
+    Returns the score of each canary and, if the noise has a uniform part, the p-value of the test of the noise."""
     drawn_rows = plan.examples_per_user is not None
-    unit = ("row", plan.examples_per_user) if drawn_rows else (plan.unit, None)  # what a canary stands for
+    # the unit of privacy that a canary represents
+    unit = ("row", plan.examples_per_user) if drawn_rows else (plan.unit, None)
     wrapped = CanaryGradients(gradient_sum, canaries, records, silent=not scorer.knows_sum, protects=unit)
     noise = scorer.noise_check()
     plan, update = audited_update(plan, model, lr, width_scale)
@@ -356,7 +358,7 @@ def _epsilon_at(claim: Plan, log_scale: float) -> float:
 
 
 def _epsilon_beside(claim: Plan, log_scale: float) -> float:
-    """The same without the comparison with Rényi's bound, which takes most of the time."""
+    """The same without the comparison with the Rényi bound, which takes most of the time."""
     if math.isinf(log_scale):
         return 0.0
     scaled = _scaled(claim, 2.0**log_scale)
@@ -370,20 +372,20 @@ def _scaled(plan: Plan, factor: float) -> Plan:
 
 
 def _real_records(plan: Plan, available: int, canaries: int) -> int:
-    """How many real records take part. Under replace-one the canaries take the place of the last ones."""
+    """The number of real records that participate. Under replace-one the canaries replace the last ones."""
     if plan.relation == "add-remove":
         return available
     if available != plan.records:
         raise InputError(f"the plan is for {plan.records} records but the dataset has {available}")
     if canaries >= available:
         raise InputError(
-            f"canaries = {canaries}: under replace-one they take the place of records, and there are only {available}"
+            f"canaries = {canaries}: under replace-one they replace records, and there are only {available}"
         )
     return available - canaries
 
 
 def _claim(plan: Plan, records: int, canaries: int, steps: int | None) -> Plan:
-    """What is claimed of the audited part: these steps, no statistics, and room for every canary."""
+    """The claim about the audited part: these steps, no statistics, and enough records for every canary."""
     if steps is not None and not 1 <= steps <= plan.steps:
         raise InputError(f"steps = {steps}: the plan has {plan.steps}, and an audit runs some or all of them")
     return replace(plan, records=records + canaries, steps=steps or plan.steps, statistics=(), insecure_seed=None)

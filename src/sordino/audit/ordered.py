@@ -1,15 +1,15 @@
-"""Right guesses among the surest canaries, when canaries are independent: the exact law of the best auditor.
+"""Right guesses about the surest canaries, if canaries are independent: the exact distribution for the best auditor.
 
-The f-DP bound of `sordino.audit.bounds` holds for every mechanism, also for one that publishes all coins at once with a
-small probability. Where the plan's own mechanism makes canaries independent (each has coordinates of its own, with
-noise of its own, and is drawn by itself), no such conspiracy is part of the claim, and the order statistics of m
-independent posteriors say how many of the k surest guesses can be right (after Xiang, Wang, Xiao, Tian and Wang, "Tight
-privacy audit in one run", 2025; theorem and proof in docs/guarantees/audit.md).
+The f-DP bound of `sordino.audit.bounds` holds for every mechanism, also for one that publishes all coins with a
+small probability. If the plan's own mechanism makes canaries independent (each has its own coordinates, its own noise
+and its own draws), the claim does not allow that, and the order statistics of m
+independent posteriors determine how many of the k surest guesses can be right (after Xiang, Wang, Xiao, Tian and Wang,
+"Tight privacy audit in one run", 2025; theorem and proof in docs/guarantees/audit.md).
 
 Let F = 1 − f for the claim's trade-off function f, symmetric, and g = F⁻¹ (`Curve.least_false`). Of a canary whose
 coin is fair, the surest guesses "in" that have probability y under `in` have probability g(y) under `out`: (g(y) + y)/2
-in all, and p(y) = y/(g(y) + y) of them are right. Given that the (k+1)-st surest of the m canaries stands at y, the k
-above it are independent, and their right guesses are Bin(k, p(y)).
+in all, and p(y) = y/(g(y) + y) of them are right. Given that the (k+1)-st surest of the m canaries is at y, the k
+surer ones are independent, and their number of right guesses is Bin(k, p(y)).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from sordino.audit.bounds import Curve, check_counts
 Array = npt.NDArray[np.float64]
 
 _FINE = 6_000
-"""Points between 0 and 1 at which a curve is looked at. Fewer make the p-value larger, never too small."""
+"""The number of points between 0 and 1 at which a curve is evaluated. Fewer make the p-value larger, never too
+small."""
 
 
 def p_value_ordered(curve: Curve, correct: int, guesses: int, canaries: int, *, one_sided: bool) -> float:
@@ -34,10 +35,10 @@ def p_value_ordered(curve: Curve, correct: int, guesses: int, canaries: int, *, 
 
     Args:
         curve: the claim, the same in both directions (f = f⁻¹).
-        correct: how many guesses are right.
-        guesses: how many were made, fixed before the run.
-        canaries: among how many.
-        one_sided: whether all guesses say `in`; otherwise each says what it likes.
+        correct: the number of right guesses.
+        guesses: the number of guesses, fixed before the run.
+        canaries: the number of canaries.
+        one_sided: whether all guesses are `in`; otherwise each may be either.
 
     Returns:
         P[N* ≥ correct] for the auditor who guesses the surest canaries of the worst such mechanism, rounded up by the
@@ -50,15 +51,16 @@ def p_value_ordered(curve: Curve, correct: int, guesses: int, canaries: int, *, 
     if correct == 0:
         return 1.0
     true, false = _curve_points(curve)
-    share = (true + false) / 2 if one_sided else np.minimum(true + false, 1.0)  # of all canaries that are this sure
-    # the (k+1)-st of m uniform shares is Beta(k+1, m−k); 13 standard deviations away there is nothing to count
+    # of the canaries that are at least this sure
+    share = (true + false) / 2 if one_sided else np.minimum(true + false, 1.0)
+    # the (k+1)-st of m uniform shares is Beta(k+1, m−k); beyond 13 standard deviations its probability is negligible
     middle, left = (guesses + 1) / (canaries + 1), canaries - guesses
     spread = 13 * math.sqrt(middle / canaries) + 100 / canaries
     first = max(0, int(np.searchsorted(share, middle - spread)) - 1)
     last = int(np.searchsorted(share, middle + spread)) + 1
     true, false, share = true[first:last], false[first:last], share[first:last]
     accuracy = np.divide(true, true + false, out=np.ones_like(true), where=true + false > 0)
-    # the accuracy falls with the share, so each cell counts with the accuracy of its lower end
+    # the accuracy decreases with the share, so each cell uses the accuracy of its lower end
     reached = betainc(guesses + 1, left, share) if left else np.where(share < 1.0, 0.0, 1.0)
     reached[0] = 0.0
     mass = np.diff(np.append(reached, 1.0))

@@ -1,4 +1,5 @@
-"""A recipe's whole pipeline as a function from records to releases and outputs, to be run again on other records."""
+"""A recipe's whole pipeline as a function from records to releases and outputs, so that it can be run on other
+records."""
 
 from __future__ import annotations
 
@@ -23,12 +24,13 @@ if TYPE_CHECKING:
     from sordino.runs.work import Work
 
 TIMES = ("seconds",)  # of metrics
-NOT_PUBLISHED = ("ledger.jsonl", "metrics.jsonl", "not_private")  # ledgers hold times; metrics are compared row by row
+# ledgers contain times; metrics are compared row by row
+NOT_PUBLISHED = ("ledger.jsonl", "metrics.jsonl", "not_private")
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """The releases of a run, the batches of its steps, and everything that leaves it."""
+    """The releases of a run, the batches of its steps, and all of its outputs."""
 
     calls: tuple[Call, ...]
     batches: Mapping[int, Tensor]
@@ -36,7 +38,8 @@ class Trace:
 
 
 def trace(work: Work, split: Split | None = None, forced: Sequence[Call] | None = None) -> Trace:
-    """Trains as the work says, on `split` if given; with `forced` the releases are those of another run."""
+    """Trains as the recipe says, on `split` if given; with `forced` the releases are replaced by those of another
+    run."""
     if split is not None:
         work = work.changed(work.plan, replace(work.dataset, train=split))
     with tempfile.TemporaryDirectory(prefix="sordino-attack-") as folder:
@@ -57,7 +60,7 @@ def trace(work: Work, split: Split | None = None, forced: Sequence[Call] | None 
 
 
 def _files(out: Path) -> dict[str, str]:
-    """What lies in a run directory but for times and what says that it is not private; by its bytes."""
+    """The files of a run directory by content, without times and without those that are marked as not private."""
     found = {}
     for path in sorted(out.rglob("*")):
         name = str(path.relative_to(out))
@@ -67,7 +70,7 @@ def _files(out: Path) -> dict[str, str]:
 
 
 def small(work: Work, records: int, steps: int, dtype: torch.dtype | None = None) -> Work:
-    """The same pipeline with the first few records, all of them in every step; few public test rows."""
+    """The same pipeline with the first few records, all of them in every step, and few public test rows."""
     plan, data = work.plan, work.dataset
     train = Split(data.train.inputs[:records].clone(), data.train.targets[:records].clone())
     if dtype is not None:
@@ -95,14 +98,14 @@ def short(work: Work, steps: int, *, seed: int | None) -> Work:
 
 
 def everyone(sampling: Sampling, records: int) -> Sampling:
-    """The same sampler, told to draw every record in every step as far as it can."""
+    """The same sampler, set to draw every record in every step as far as it can."""
     known = {field.name for field in fields(sampling)}
     wanted: dict[str, Any] = {"sampling_rate": 1.0, "batch": records, "batches": 1, "cap": max(records, 1)}
     return replace(sampling, **{name: value for name, value in wanted.items() if name in known})
 
 
 def told_apart(ours: Trace, theirs: Trace) -> str | None:
-    """What the releases were told that depends on the records; None where nothing does."""
+    """Arguments of the releases that depend on the records; None if there are none."""
     if len(ours.calls) != len(theirs.calls):
         return f"{len(ours.calls)} releases on one dataset, {len(theirs.calls)} on its neighbour"
     for mine, yours in zip(ours.calls, theirs.calls, strict=True):
@@ -118,14 +121,14 @@ def told_apart(ours: Trace, theirs: Trace) -> str | None:
 
 
 def leaked(ours: Trace, theirs: Trace) -> str | None:
-    """What left the run though no release explains it: it differs between runs with the same releases."""
+    """Outputs that the releases do not explain: they differ between runs with the same releases."""
     names = set(ours.outputs) | set(theirs.outputs)
     wrong = sorted(name for name in names if ours.outputs.get(name) != theirs.outputs.get(name))
-    return f"with the same releases, other records give another {', '.join(wrong[:3])}" if wrong else None
+    return f"with the same releases, other records change {', '.join(wrong[:3])}" if wrong else None
 
 
 def moved(ours: Trace, theirs: Trace) -> list[tuple[Call, float]]:
-    """How far each release's values lie apart, as a share of what is allowed."""
+    """The distance between the values of each release, as a share of what is allowed."""
     return [
         (mine, float(torch.linalg.vector_norm(mine.values - yours.values, mine.norm_order)) / mine.allowed)
         for mine, yours in zip(ours.calls, theirs.calls, strict=False)

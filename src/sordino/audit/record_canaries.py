@@ -1,10 +1,10 @@
-"""Canaries that are records: they go through views, iterates, clipping and noise like everybody else.
+"""Canaries that are records: they pass through views, iterates, clipping and noise like any other record.
 
-The canaries of `sordino.audit.one_run` are vectors that come clipped, so they see noise that is too small and not
-clipping that fails. Here a canary is a picture with one bright pixel, the model is one linear map and the loss is
-linear in its output, so the canary's gradient is that pixel, at every iterate, and its clipped vector is
-± clip_norm on one coordinate of its own. A mechanism that clips each view, or each iterate, and then sums gives a
-canary more than that, and its guesses show it.
+The canaries of `sordino.audit.one_run` are vectors that are clipped already, so they detect noise that is too small but
+not clipping that fails. Here a canary is a picture with one bright pixel, the model is one linear map and the loss is
+linear in its output, so the canary's gradient is that pixel, at every iterate, and its clipped vector is ± clip_norm on
+one coordinate of its own. If a mechanism clips each view, or each iterate, before it sums, a canary contributes more
+than that, and the guesses show it.
 
 Formal guarantee, as for `audit_plan`: if what is run has the plan's privacy profile, `holds` is False with
 probability at most 1 − confidence.
@@ -32,7 +32,7 @@ from sordino.release.ledger import Ledger
 from sordino.training.steps import private_steps
 
 BRIGHT = 8.0
-"""A pixel over the clip norm: its gradient is clipped also when seven of eight views have erased it."""
+"""A pixel's value over the clip norm: its gradient is clipped even if seven of eight views have erased it."""
 
 Gradients = Callable[..., GradientSum]
 """As `plan_gradients`: (plan, model, loss, dataset, past=…) → gradient sum."""
@@ -50,15 +50,15 @@ def audit_record_vectors(
 ) -> AuditResult:
     """Runs the plan with height × width canaries, each a record or not by a fair coin, and guesses the coins.
 
-    Views may not move pixels (crop, flip) nor read words: erase and mixup serve. `gradients` stands in for the plan's
-    own gradient sum to test the audit. No other records take part: they would be noise that the auditor takes off.
+    Views must not move pixels (crop, flip) or read words: use erase and mixup. `gradients` replaces the plan's
+    own gradient sum to test the audit. There are no other records: the auditor would subtract them anyway.
     """
     check_confidence(confidence)
     augmentation = plan.contribution.augmentation
     if augmentation is not None and (augmentation.crop or augmentation.flip or augmentation.word_dropout):
-        raise InputError("the audit's canaries are single pixels: audit views that stay in place (erase, mixup)")
+        raise InputError("the audit's canaries are single pixels: audit views that do not move pixels (erase, mixup)")
     if plan.relation != "add-remove" or plan.clipping.norm != "l2":
-        raise InputError("canaries that are records are made for add-remove and l2 clipping: use audit_plan")
+        raise InputError("canaries that are records need add-remove and l2 clipping: use audit_plan")
     source = RandomSource.from_os() if seed is None else RandomSource.seeded(seed)
     canaries = _marked(plan, height * width, source)
     members = torch.nonzero(canaries.coins).flatten()
@@ -73,7 +73,7 @@ def audit_record_vectors(
 
 
 def _marked(plan: Plan, count: int, source: RandomSource) -> Canaries:
-    """Canary i owns weight i; its sign and its coin are fair."""
+    """Canary i has weight i; its sign and its coin are fair."""
     signs = torch.from_numpy(source.stream("audit/signs", 0).bernoulli(0.5, count)).double() * 2 - 1
     coins = torch.from_numpy(source.stream("audit/coins", 0).bernoulli(0.5, count))
     values = (plan.clipping.clip_norm * signs)[:, None]

@@ -1,16 +1,17 @@
-"""Does the sampler follow the law that the accountant was told of? Tests on many batches drawn with secret keys.
+"""Tests whether the sampler follows the distribution that the accountant assumes, on many batches drawn with secret
+keys.
 
-With X the (steps, records) table of who is in which batch, each test looks at another kind of lie:
+With X the (steps, records) table of which record is in which batch, each test detects another kind of fault:
 
-| test       | statistic                                       | sees                                           |
+| test       | statistic                                       | detects                                        |
 |------------|-------------------------------------------------|------------------------------------------------|
 | records    | each record's number of batches                 | a record that is always, or never, drawn       |
 | sizes      | variance and mean of the batch sizes            | fixed-size batches called Poisson, other rates |
 | together   | how often two records are drawn together        | records that are drawn as a group              |
-| successive | how often a record is in two successive batches | batches that are drawn once and used again     |
+| successive | how often a record is in two successive batches | batches that are drawn once and used twice     |
 
-The laws of a partition and of a fixed size are checked exactly (each record once per epoch; sizes equal). p-values are
-corrected for the number of tests; false alarms have probability at most `LEVEL`.
+Partitions and fixed sizes are checked exactly (each record once per epoch; equal sizes). p-values are
+corrected for the number of tests; the false alarm probability is at most `LEVEL`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def sampling_findings(plan: Plan, steps: int = STEPS, seed: int | None = None) -
         found = _tests(table, float(table.mean()), None if rate * records > sampling.cap / 2 else rate)
     elif type(sampling).name == Poisson.name:
         wrong, found = [], _tests(table, plan.sampling_rate, plan.sampling_rate)
-    else:  # a sampler that has come since: no record may stand out
+    else:  # a sampler without its own test: all records must be drawn equally often
         wrong, found = [], _tests(table, float(table.mean()), None)
     corrected = {name: min(1.0, p * len(found)) for name, p in found.items()}
     wrong += [f"the test of {name} fails (p = {p:.2g})" for name, p in corrected.items() if p < LEVEL]
@@ -82,7 +83,8 @@ def _allocation(
 
 
 def _cyclic(sampling: Cyclic, records: int, source: RandomSource) -> tuple[dict[str, float], list[str]]:
-    """Each record in the steps of one group alone; within it, Poisson samples; groups of binomial sizes."""
+    """Each record participates in the steps of one group only; within it, Poisson samples; groups have binomial
+    sizes."""
     rounds = max(2, min(STEPS, 4000 // sampling.batches))
     group = np.full(records, -1)
     table = np.zeros((rounds, records), dtype=np.bool_)
@@ -91,7 +93,7 @@ def _cyclic(sampling: Cyclic, records: int, source: RandomSource) -> tuple[dict[
         turn, place = divmod(batch.step, sampling.batches)
         drawn = batch.indices.numpy()
         if ((group[drawn] >= 0) & (group[drawn] != place)).any():
-            return {}, ["a record takes part in the steps of two groups"]
+            return {}, ["a record participates in the steps of two groups"]
         group[drawn] = place
         table[turn, drawn] = True
     if sampling.sampling_rate == 1 and not table.all():
@@ -120,7 +122,8 @@ def _tests(table: Table, rate: float, independent: float | None) -> dict[str, fl
         total = 2 * min(
             stats.binom.cdf(sizes.sum(), steps * records, rate), stats.binom.sf(sizes.sum() - 1, steps * records, rate)
         )
-        # for small means the sizes' squares are wider than a normal's: their variance is 2 + (1 − 6q(1−q))/(nq(1−q))
+        # for small means the squares of the sizes are wider than for a normal: their variance is 2 + (1 −
+        # 6q(1−q))/(nq(1−q))
         excess = 2.0 + (1.0 - 6.0 * rate * (1.0 - rate)) / spread
         z = (square - steps) / math.sqrt(steps * excess)
         # the upper tail is that of a gamma variable; a fixed size gives square ≈ 0, many deviations below
@@ -148,7 +151,8 @@ def _extreme(sums: npt.NDArray[np.float64], terms: int, rate: float) -> float:
 
 
 def _partition(sampling: Partition, records: int, seed: int | None) -> list[str]:
-    """Two epochs under each of many keys: disjoint batches, the same in both epochs; each record anywhere."""
+    """Two epochs under each of many keys: disjoint batches, the same in both epochs; each record in a uniform
+    position."""
     keys, count = 200, records // sampling.batch
     firsts = np.zeros(records)
     for key in range(keys):
@@ -158,11 +162,11 @@ def _partition(sampling: Partition, records: int, seed: int | None) -> list[str]
         ]
         epoch = np.concatenate(drawn[:count])
         if len(np.unique(epoch)) != len(epoch) or any(len(batch) != sampling.batch for batch in drawn):
-            return ["a record is in two batches of an epoch, or a batch is not of the size that is claimed"]
+            return ["a record is in two batches of an epoch, or a batch does not have the claimed size"]
         if any((a != b).any() for a, b in zip(drawn[:count], drawn[count:], strict=True)):
             return ["the second epoch's batches are not those of the first"]
         firsts[drawn[0]] += 1
     tail = stats.binom.sf(firsts - 1, keys, sampling.batch / records)
     low = stats.binom.cdf(firsts, keys, sampling.batch / records)
     p = 2 * records * float(np.minimum(tail, low).min()) if count > 1 else 1.0
-    return [f"a record's place in the shuffle is not uniform (p = {p:.2g})"] if p < LEVEL else []
+    return [f"a record's position in the shuffle is not uniform (p = {p:.2g})"] if p < LEVEL else []

@@ -1,18 +1,19 @@
-"""How likely is it that a canary was in? The log-likelihood ratio of everything released, canary by canary.
+"""Log-likelihood ratio of all releases for each canary: was it in or out?
 
-Given what the auditor knows, a release shows a canary's coordinates o = mean + noise, where the mean is 0 when
+Given what the auditor knows, a release shows a canary's coordinates o = mean + noise, where the mean is 0 if
 the sampler did not draw the canary, and otherwise a = +c·v (in) or b (out: 0 under add-remove, −c·v under
 replace-one). With ℓ(x) = log p(o | mean x) − log p(o | mean 0) the score of a step is
 
     log((1−q) + q·e^ℓ(a)) − log((1−q) + q·e^ℓ(b))      (the optimal test, by Neyman and Pearson)
 
-which at small q is far stronger than the inner product Σ_t ⟨o_t, v⟩: a few large terms count, not all.
+which at small q is much stronger than the inner product Σ_t ⟨o_t, v⟩: a few large terms dominate it.
 
-What the auditor may know without stepping outside the claim (docs/guarantees/audit.md):
+What the auditor may know under the claim (docs/guarantees/audit.md):
 
     poisson            the sum over the real records of each step: it is independent of the canaries' draws
-    partition          that, and in which batch each canary lies: the claim does not count on the shuffle
-    other samplers     nothing: real draws tell of canary draws there, and the amplification is part of the claim; the
+    partition          the same, and each canary's batch: the claim does not rely on the shuffle
+    other samplers     nothing: there the real draws depend on the canary draws, and the amplification is part of the
+    claim; the
                        other records of such an audit have zero gradients (the claim holds for every dataset)
 """
 
@@ -32,24 +33,24 @@ from sordino.release import Laplace
 from sordino.sampling import Allocation, Cyclic, Partition, Poisson
 
 SIMULATED = 20_000, 1_000_000
-"""Canaries that are simulated, at least and at most: as many as there are, between these."""
+"""Bounds on the number of simulated canaries, which is otherwise that of the audit."""
 
 ALTERNATIVE = 1.0
-"""The number of guesses is chosen to show the most of a mechanism whose noise is this factor of the claim's."""
+"""The number of guesses is chosen for the largest bound if the noise is this factor of the claim's."""
 
 
 class StepScorer:
-    """How one step is scored, canary by canary. Nothing in it depends on the records."""
+    """Scores one step, canary by canary. It does not depend on the records."""
 
     scale: float
     laplace: bool
     knows_sum: bool
     knows_draws: bool
     independent: bool = False
-    """Whether the plan's own mechanism makes canaries independent, given their coins (docs/guarantees/audit.md)."""
+    """Does the plan's own mechanism make canaries independent, given their coins (docs/guarantees/audit.md)?"""
 
     def step(self, observed: Tensor, values: Tensor, drawn: Tensor | None, gaps: Tensor, step: int) -> Tensor:
-        """(m, s) observed coordinates, canary values and gaps → what `final` makes scores of, summed over steps."""
+        """(m, s) observed coordinates, canary values and gaps → terms that are summed over steps, for `final`."""
         raise NotImplementedError
 
     def final(self, total: Tensor) -> Tensor:
@@ -57,11 +58,11 @@ class StepScorer:
         raise NotImplementedError
 
     def simulate(self, values: Tensor, steps: int, count: int) -> tuple[Tensor, Tensor]:
-        """Coins and scores of `count` simulated canaries under the alternative that guesses are chosen for."""
+        """Coins and scores of `count` simulated canaries under the alternative for which the guesses are chosen."""
         raise NotImplementedError
 
     def noise_check(self) -> NoiseCheck | None:
-        """A test of the noise itself, where it has a uniform part."""
+        """A test of the noise itself, if it has a uniform part."""
         return None
 
     def widths(self, gaps: Tensor, step: int) -> Tensor:
@@ -71,20 +72,20 @@ class StepScorer:
 
 @dataclass(frozen=True)
 class Scorer(StepScorer):
-    """The score of one step under a plan. Nothing in it depends on the records."""
+    """The score of one step under a plan. It does not depend on the records."""
 
     scale: float  # of the noise on each coordinate
     laplace: bool
-    rate: float  # that a step draws a given canary
-    replace: bool  # replace-one: out means −c·v instead of nothing
+    rate: float  # the probability that a step draws a given canary
+    replace: bool  # replace-one: out means −c·v instead of 0
     knows_sum: bool
     knows_draws: bool
-    rows: int = 1  # records of each canary, each of which a step draws by itself
+    rows: int = 1  # records per canary, each drawn separately
     independent: bool = False
 
     @classmethod
     def of(cls, plan: Plan) -> Scorer:
-        # each record is drawn by itself, or its draws are known
+        # each record is drawn separately, or its draws are known
         apart = isinstance(plan.sampling, Poisson | Partition | Allocation | Cyclic)
         return cls(
             scale=plan.noise.noise_multiplier * plan.sensitivity,
@@ -115,7 +116,7 @@ class Scorer(StepScorer):
         return self._mixed(present) - self._mixed(absent)
 
     def final(self, total: Tensor) -> Tensor:
-        """From the sum over the steps to the score: it is that sum."""
+        """From the sum over the steps to the score: the sum itself."""
         return total
 
     def simulate(self, values: Tensor, steps: int, count: int = SIMULATED[0]) -> tuple[Tensor, Tensor]:
@@ -127,7 +128,7 @@ class Scorer(StepScorer):
         return ((observed * mean - mean.square() / 2) / self.scale**2).sum(1)
 
     def _of_rows(self, observed: Tensor, values: Tensor) -> Tensor:
-        """log Σ_j Bin(rows, q)(j)·e^ℓ(j·v): so many of the canary's rows were drawn."""
+        """log Σ_j Bin(rows, q)(j)·e^ℓ(j·v), where j of the canary's rows are drawn."""
         weights = binom.logpmf(np.arange(self.rows + 1), self.rows, self.rate)
         terms = [float(w) + self._likelihood(observed, j * values) for j, w in enumerate(weights)]
         return torch.logsumexp(torch.stack(terms), 0)
@@ -141,20 +142,20 @@ class Scorer(StepScorer):
 
 
 def scorer_of(plan: Plan) -> StepScorer:
-    """The score that fits what the plan releases."""
+    """The scorer for what the plan releases."""
     return plan.method.scorer(plan) or Scorer.of(plan)
 
 
 def simulate(
     scorer: Scorer, values: Tensor, steps: int, count: int = SIMULATED[0], noise: float = ALTERNATIVE
 ) -> tuple[Tensor, Tensor]:
-    """Coins and scores of independent canaries when the noise is `noise` times what it should be."""
+    """Coins and scores of independent canaries if the noise is `noise` times the claimed noise."""
     generator = np.random.default_rng(20231)
     coins = torch.from_numpy(generator.random(count) < 0.5)
     own = values[:1].expand(count, -1)
     mean = torch.where(coins[:, None], own, -own if scorer.replace else torch.zeros_like(own))
     scores = torch.zeros(count, dtype=torch.float64)
-    if scorer.knows_draws:  # a canary's own steps are all that counts
+    if scorer.knows_draws:  # only the canary's own steps matter
         steps = max(1, round(steps * scorer.rate))
     draw = generator.laplace if scorer.laplace else generator.normal
     for _ in range(steps):

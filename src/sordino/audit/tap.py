@@ -1,13 +1,13 @@
-"""Watches the release function from outside, and plays a run again with its releases forced.
+"""Records the calls of the release function, and repeats a run with its releases forced.
 
-A guarantee by adaptive composition says: *given the same earlier releases*, what is released next moves by at most the
-sensitivity when one record changes, everything else that the release is told (noise, factor, widths, shapes) does not
-depend on the records, and whatever leaves the run is a function of the releases. `watched` makes all three visible for
-any method: it records each call of `release`, and where `forced` is given it hands the recorded values to the caller,
-so two runs on neighbouring datasets have the same history at every step.
+A guarantee by adaptive composition states: *given the same earlier releases*, the next release changes by at most the
+sensitivity if one record changes, all other arguments of the release (noise, factor, widths, shapes) do not
+depend on the records, and every output of the run is a function of the releases. `watched` makes all three testable for
+any method: it records each call of `release`, and with `forced` it returns recorded values to the caller,
+so that two runs on neighbouring datasets have the same history at every step.
 
-The release itself knows nothing of this: no hook in it could be left switched on. The function is replaced in the
-modules that hold it, for the duration of a `with` block, by the process that attacks itself.
+The release function itself has no hook for this, so none could be left active. The function is replaced in the
+modules that refer to it, for the duration of a `with` block, by the process that attacks itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sordino.release.mechanisms import Gaussian, Noise
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One release: what it was told, the values before noise, and what came back (divided by the factor again)."""
+    """One release: its arguments, the values before noise, and the result (divided by the factor again)."""
 
     purpose: str
     step: int
@@ -44,17 +44,17 @@ class Call:
     values: Tensor  # (d,) float64
     widths: Tensor | None  # (d,) float64
     returned: Mapping[str, Tensor]
-    entry_first: bool  # the ledger held the entry before noise was drawn
+    entry_first: bool  # the ledger contained the entry before noise was drawn
     earlier: Mapping[int, float] | None = None  # coefficients of the noise of earlier steps
 
     @property
     def scale(self) -> float:
-        """What the noise's standard deviation (Laplace: its scale) has to be, at least."""
+        """The least allowed standard deviation of the noise (Laplace: its scale)."""
         return self.noise.noise_multiplier * self.sensitivity
 
     @property
     def allowed(self) -> float:
-        """How far neighbouring datasets may move the values: what the accountants count under this relation."""
+        """How far neighbouring datasets may change the values: what the accountants assume under this relation."""
         return self.sensitivity * (2.0 if self.relation == "replace-one" else 1.0)
 
     @property
@@ -63,11 +63,11 @@ class Call:
 
     @property
     def observed(self) -> Tensor:
-        """What came back, in the units of the values."""
+        """The result, in the units of the values."""
         return flat(self.returned) / self.factor
 
     def told(self) -> dict[str, Any]:
-        """All that must not depend on the records."""
+        """All arguments that must not depend on the records."""
         told = {
             name: getattr(self, name)
             for name in ("purpose", "step", "noise", "sensitivity", "relation", "fine", "factor", "shapes", "dtypes")
@@ -77,7 +77,7 @@ class Call:
 
 @dataclass(eq=False)
 class Watch:
-    """What was seen. `forced`: returned in the place of fresh releases; `stop_after`: Cut is raised after so many."""
+    """What was recorded. `forced`: returned instead of fresh releases; `stop_after`: Cut is raised after so many."""
 
     forced: Sequence[Call] | None = None
     stop_after: int | None = None
@@ -86,7 +86,7 @@ class Watch:
 
 
 class Cut(BaseException):
-    """Ends a run in the middle, as a kill would: nothing in the library catches it."""
+    """Ends a run as a kill would: nothing in the library catches it."""
 
 
 @contextlib.contextmanager
@@ -155,13 +155,13 @@ def _release(
         return returned
     wanted = watch.forced[number - 1].returned
     if {n: v.shape for n, v in wanted.items()} != {n: v.shape for n, v in returned.items()}:
-        return returned  # the comparison of what the releases were told shows it
+        return returned  # the comparison of the releases' arguments shows it
     return {name: value.clone() for name, value in wanted.items()}
 
 
 @contextlib.contextmanager
 def _replaced(original: Any, stand_in: Any) -> Iterator[None]:
-    """In every module of the package that holds the function, by whatever name."""
+    """In every module of the package that refers to the function, under whatever name."""
     _swap(original, stand_in)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The update of an audited run: the plan's own where it holds one, else plain SGD."""
+"""The update of an audited run: the plan's own if it has one, else plain SGD."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sordino.training.updates import Update
 
 @dataclass(frozen=True)
 class AuditedUpdate:
-    """Moves the model by a released gradient. `widths` is what `private_steps` is told, None without uniform noise."""
+    """Moves the model by a released gradient. `widths` is passed to `private_steps`; None without uniform noise."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -53,7 +53,7 @@ def audited_update(plan: Plan, model: nn.Module, lr: float, width_scale: float =
     if own is not None:
         return own
     if width_scale != 1.0:
-        raise InputError(f"width_scale belongs to uniform noise, which {plan.method.name} does not add")
+        raise InputError(f"width_scale requires uniform noise, which {plan.method.name} does not add")
     prescribed = plan.method.update(plan, model, _no_loss) if plan.method.holds_update else None
     if prescribed is not None:
         optimizer = prescribed.make_optimizer(list(trainable(model).values()), {})
@@ -63,4 +63,4 @@ def audited_update(plan: Plan, model: nn.Module, lr: float, width_scale: float =
 
 
 def _no_loss(*_: Tensor) -> Tensor:
-    raise InputError("an audited update moves the model by released steps and takes no loss")
+    raise InputError("an audited update moves the model by released steps and can't use a loss")

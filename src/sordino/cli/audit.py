@@ -71,7 +71,7 @@ def _audit(arguments: argparse.Namespace) -> int:
         write_audit(result, arguments.out)
     sure = f"{down(100 * result.confidence)} % confidence"
     rows = {
-        "verdict": "the claim stands" if result.holds and result.noise_fits else "THE CLAIM IS BROKEN",
+        "verdict": "the claim is not contradicted" if result.holds and result.noise_fits else "THE CLAIM IS BROKEN",
         "ε, lower bound": f"{down(result.epsilon_lower)} at {sure} ({result.bound})",
         "ε, claimed": f"{up(result.epsilon_claimed)} at δ = {up(result.delta)}, {result.relation}",
         "guesses": f"{result.correct} of {result.guesses} right, {result.canaries} canaries, {result.steps} steps",

@@ -46,7 +46,7 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="runs at a time, each on one core (default: 1)"
     )
-    parser.add_argument("--collect", action="store_true", help="run nothing: the result of the runs that are there")
+    parser.add_argument("--collect", action="store_true", help="run nothing; write the result of the finished runs")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/NAME-compare")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the datasets are (default: $SORDINO_DATA)")
     add_code(parser)

@@ -61,7 +61,7 @@ class NpzSource(Source):
         arrays = _arrays(path, [self.user, self.target])
         ids = arrays[self.user]
         if ids.shape != arrays[self.target].shape or ids.dtype.kind not in "iuU":
-            raise InputError(f"{path}: {self.user} must hold one id for each record: whole numbers or texts")
+            raise InputError(f"{path}: {self.user} must contain one id for each record: whole numbers or texts")
         return named([str(one).strip() for one in ids.tolist()], f"data.user: the array {self.user!r}")
 
     def _inputs(self, path: Path, values: np.ndarray[Any, Any], problems: Problems) -> Tensor:
@@ -106,7 +106,7 @@ class ImagesSource(Source):
     kind: ClassVar[str] = "images"
     size: Any  # [height, width], public: every image is scaled to it separately
     channels: int = 3  # 3: colour, 1: grey
-    user: str | None = None  # a regular expression with one group: whose a picture is, from its name (unit = "user")
+    user: str | None = None  # a regular expression whose one group finds the user in a file's name (unit = "user")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -144,7 +144,7 @@ class ImagesSource(Source):
         return images, torch.tensor([at for at, _ in files]) if labelled else None, None
 
     def _files(self, path: Path) -> list[tuple[int, Path]]:
-        """(class, picture), folder by folder."""
+        """(class, picture) of all pictures, folder by folder."""
         return [(at, file) for at, name in enumerate(self.labels) for file in pictures(path / name)]
 
     def users(self, path: Path) -> tuple[str, ...] | None:

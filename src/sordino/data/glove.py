@@ -95,14 +95,14 @@ def standardised(words: WordVectors) -> WordVectors:
 
 
 def glove_file(root: Path) -> Path:
-    """The file that lists the words, by their frequency, from the first layout that is in `root`."""
+    """The file that lists the words by their frequency, in the first layout that is found in `root`."""
     text = next((root / name for name in TEXTS if (root / name).is_file()), None)
     if text is None and (root / TABLE).is_file() and (root / INDEX).is_file():
         return root / INDEX
     if text is None:
         raise InputError(
             f"no GloVe vectors in {root}: put {TEXTS[0]} there (glove.6B.zip of nlp.stanford.edu/projects/glove), or "
-            f"set {VARIABLE} (or --data-dir) to the folder that holds it"
+            f"set {VARIABLE} (or --data-dir) to the folder that contains it"
         )
     return text
 

@@ -218,7 +218,7 @@ def made(kinds: Mapping[str, type[Source]], name: str, options: Mapping[str, Any
 def named(ids: Sequence[str], where: str) -> tuple[str, ...]:
     """The ids of all rows; InputError where one is missing."""
     if any(one.lower() in ("", "nan", "none") for one in ids):
-        raise InputError(f"{where} has rows without an id: whose they are must be known")
+        raise InputError(f"{where} has rows without an id: the user of every row must be known")
     return tuple(ids)
 
 

@@ -1,10 +1,10 @@
-"""A text as the set of its words, hashed: a public function of one text at a time, so it costs no privacy.
+"""A text as the set of its words, hashed: a public function of one text at a time, so it has no privacy cost.
 
-A vocabulary or frequencies counted from private texts would be a release. So a word's place and sign are its CRC-32
-(feature hashing, Weinberger et al. 2009), which never saw a text. A word that occurs k times counts k^power. Frequent
-words say little; with `ranks` = a a word is weighted by a/(a + f) (Arora, Liang and Ma 2017), where f = 0.1/rank is
-Zipf's law and the rank is its place in GloVe's list of words, which others counted in public text; words that are not
-in the list count fully. The vector is scaled to length one; a text without words gives zeros.
+A vocabulary or frequencies counted from private texts would be a release. So a word's index and sign are its CRC-32
+(feature hashing, Weinberger et al. 2009), which depends on no text. A word that occurs k times counts k^power. Frequent
+words carry little information; with `ranks` = a, a word is weighted by a/(a + f) (Arora, Liang and Ma 2017), where
+f = 0.1/rank is Zipf's law and the rank is that of GloVe's word list, which was counted in public text; words that are
+not in the list have weight 1. The vector is scaled to length one; a text without words gives zeros.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class WordBag:
     """Texts as bytes (n, bytes) → (n, dimensions), each of length one.
 
     Attributes:
-        dimensions: places that words are hashed to.
-        power: of a word's count; 0 counts a word once.
+        dimensions: the number of indices that words are hashed to.
+        power: the exponent of a word's count; 0: each word counts once.
         weights: word → factor; a word that is not in it has factor one.
     """
 
@@ -69,12 +69,12 @@ class WordBag:
         return normalize(out, dim=1)
 
     def _place(self, word: str) -> tuple[int, float]:
-        """(place, signed factor): the hash's highest bit is the sign, the rest is the place."""
+        """(index, signed factor): the hash's highest bit is the sign, the rest is the index."""
         hashed = zlib.crc32(word.encode())
         sign = 1.0 if hashed >> 31 else -1.0
         return (hashed & 0x7FFFFFFF) % self.dimensions, sign * self.weights.get(word, 1.0)
 
 
 def by_rank(ids: Mapping[str, int], level: float) -> dict[str, float]:
-    """Factors of words from their places in a list of words by frequency, from 1 on: level/(level + 0.1/rank)."""
+    """Factors of words from their ranks, from 1 on, in a list of words by frequency: level/(level + 0.1/rank)."""
     return {word: level / (level + ZIPF / rank) for word, rank in ids.items()}

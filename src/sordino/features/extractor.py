@@ -101,7 +101,7 @@ class Extractor:
         return maps if self.frequencies is None else low_frequencies(maps, self.frequencies)
 
     def _whitening(self, plain: Extractor, shape: tuple[int, ...], folder: Path | None) -> Whitening:
-        """The map from synthetic pictures: a public constant that is kept as features are."""
+        """The map from synthetic pictures: a public constant that is cached like features."""
         made = {**self.spec, "map": self.whiten, "frequencies": self.frequencies}
 
         def compute(_: Tensor) -> Tensor:
@@ -122,9 +122,9 @@ class Extractor:
                     say(f"{self.spec['name']}: {start:,} of {len(inputs):,} records")
                 out.append(cached(self._maps, self.spec, inputs[start : start + PART], folder))
             return self._last(torch.cat(out), inputs.shape[1:], folder)
-        if self.spec["name"] == "word-bag":  # made in seconds, and large
+        if self.spec["name"] == "word-bag":  # computed in seconds, and large
             return self._maps(inputs)
-        if self.spec["name"] == "patches":  # so many numbers that whitening them takes longer than reading them
+        if self.spec["name"] == "patches":  # so large that whitening takes longer than reading it
             made = {**self.spec, "whiten": self.whiten}
             return cached(lambda rows: self._last(self._maps(rows), inputs.shape[1:], folder), made, inputs, folder)
         return self._last(cached(self._maps, self.spec, inputs, folder), inputs.shape[1:], folder)
@@ -176,7 +176,7 @@ def build(spec: Mapping[str, Any], data_dir: Path | None = None) -> Extractor:
 
 
 def _check_bag(spec: dict[str, Any], data_dir: Path | None) -> None:
-    """The words' list is part of the specification, by its hash."""
+    """The word list is part of the specification, by its hash."""
     WordBag(spec["dimensions"], spec["power"])
     if "ranks" in spec:
         level = spec["ranks"]

@@ -148,5 +148,5 @@ def private_statistics(
 
 
 def _clip(vectors: Tensor, bound: float) -> Tensor:
-    """Rows of norm `bound` at most, whatever the floats, in double precision; one that is not finite becomes zero."""
+    """Rows of norm at most `bound` for all floats, in double precision; a row that is not finite becomes zero."""
     return in_unit_ball(vectors, bound) * bound

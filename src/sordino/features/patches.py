@@ -1,15 +1,15 @@
-"""Convolutional features whose filters are patches of pictures that nobody took.
+"""Convolutional features whose filters are patches of synthetic pictures.
 
-Every patch of an image is centred, whitened and compared with a fixed set of patches ("atoms") that were cut out of
-synthetic pictures (sordino.features.synthetic); what exceeds a threshold is averaged over the cells of a coarse grid.
-Coates, Lee and Ng (2011) learn the atoms from the records, for which a private method would have to pay; here whitening
-and atoms come from a fixed public seed. No record and no public dataset enters: the map is a public constant.
+Every patch of an image is centred, whitened and compared with a fixed set of patches ("atoms") that were cut from
+synthetic pictures (sordino.features.synthetic); the similarity above a threshold is averaged over the cells of a coarse
+grid. Coates, Lee and Ng (2011) learn the atoms from the records, which would have a privacy cost; here whitening
+and atoms come from a fixed public seed. No record and no public dataset is used: the map is a public constant.
 
     patch p ↦ q = W(p − mean p);    similarity to atom a: z = ⟨a, q⟩ / (‖q‖ + soften)
     maps: max(z − threshold, 0) and max(−z − threshold, 0), averaged over each of the grid × grid cells
 
-NumPy's legacy generator has a frozen stream, and W is symmetric, so a model meets the same features on another machine,
-to rounding.
+NumPy's legacy generator has a frozen stream, and W is symmetric, so a model gets the same features on another machine,
+up to rounding.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from sordino.errors import InputError
 from sordino.features.synthetic import pictures
 
 PICTURES, EACH, SEED = 4000, 20, 7
-"""Synthetic pictures, and how many patches are cut out of each."""
+"""The number of synthetic pictures, and of patches cut from each."""
 FLOOR = 0.1
-"""Of the mean eigenvalue of the patches' covariance: added to all, so that noise of single pixels is not blown up."""
+"""Added to all eigenvalues of the patches' covariance, relative to their mean: limits the noise of single pixels."""
 LARGEST = 16384
-"""Atoms: more would be more memory than features are worth."""
+"""The largest number of atoms, which bounds the memory of the features."""
 
 
 @dataclass(frozen=True)
 class Patches:
-    """Images (n, channels, height, width) → (n, 2·atoms, grid, grid), each image by itself.
+    """Images (n, channels, height, width) → (n, 2·atoms, grid, grid), each image separately.
 
     Attributes:
-        side: of a patch, in pixels.
-        atoms: how many patches of synthetic pictures every patch is compared with.
-        grid: cells in each direction over which similarities are averaged.
-        threshold: what a similarity must exceed to count; similarities are at most one.
+        side: the side of a patch, in pixels.
+        atoms: the number of synthetic patches with which every patch is compared.
+        grid: the number of cells in each direction over which similarities are averaged.
+        threshold: the part of a similarity above it counts; similarities are at most one.
         soften: added to a patch's length before it is divided by it, so that flat patches count little.
-        mirror: the mean of an image's features and those of its mirror image (left and right).
-        chunk: images in one pass: few, so that their maps stay in the cache; the result does not depend on it beyond
-            rounding.
+        mirror: use the mean of the features of an image and of its mirror image (left and right).
+        chunk: the number of images in one pass: few, so that their maps stay in the cache; the result does not depend
+            on it, up to rounding.
     """
 
     side: int = 6
@@ -61,7 +61,7 @@ class Patches:
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
                 raise InputError(f"patches: {name} must be an integer from 1 to {most}, not {value!r}")
         if self.side < 2:
-            raise InputError("patches: side must be at least 2: a patch of one pixel has nothing beside its mean")
+            raise InputError("patches: side must be at least 2: a patch of one pixel is equal to its mean")
         for name, largest in (("threshold", 1.0), ("soften", 1e6)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < largest:
@@ -124,6 +124,6 @@ class Patches:
             raise InputError(f"patches takes floating-point images, not {images.dtype}; divide bytes by 255 first")
         if min(images.shape[2:]) - self.side + 1 < self.grid:
             raise InputError(
-                f"patches: images of {images.shape[2]}×{images.shape[3]} have fewer than {self.grid} places for "
+                f"patches: images of {images.shape[2]}×{images.shape[3]} have fewer than {self.grid} positions for "
                 f"patches of {self.side} pixels in a direction: give a smaller side or grid"
             )

@@ -1,4 +1,4 @@
-"""Per-record gradient norms and clipped sums: rows go in with the record they belong to."""
+"""Per-record gradient norms and clipped sums of rows that are assigned to records."""
 
 from __future__ import annotations
 

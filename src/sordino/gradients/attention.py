@@ -1,7 +1,7 @@
-"""nn.MultiheadAttention: its functional form is run as it is written in torch, with the tape looking at its parts.
+"""nn.MultiheadAttention: torch's functional form runs unchanged, and the tape intercepts the operations inside it.
 
-Attention with a learned bias (relative positions in windows) or learned queries: a stretched leaf in the place of each
-parameter, so that autograd brings its gradient for every row.
+Attention with a learned bias (relative positions in windows) or learned queries: each such parameter is replaced by a
+leaf that is expanded over the rows, so that autograd computes its gradient for every row.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from sordino.gradients.flow import contracted_over
 from sordino.gradients.lineage import MANY, Lineage, Many, aligned, merged
 from sordino.gradients.tape import Tape
 
-# F.multi_head_attention_forward hands itself over whole when a mode is active. The same code with that one question
-# answered "no" runs through, and its linear maps and products are seen one by one. Torch's own function is untouched.
+# F.multi_head_attention_forward dispatches itself as one call if a mode is active. We run the same code with that check
+# answered by "no", so that its linear maps and products are intercepted one by one. Torch's own function is not
+# changed.
 _forward = types.FunctionType(
     F.multi_head_attention_forward.__code__,
     {**F.multi_head_attention_forward.__globals__, "has_torch_function": lambda *_: False},
@@ -42,7 +43,7 @@ def scaled_dot_product(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     try:
         batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])  # type: ignore[no-untyped-call]
-    except RuntimeError:  # fewer heads for keys than for queries
+    except RuntimeError:  # keys have fewer heads than queries
         return NotImplemented
     shapes = {name: (*batch, *call[name].shape[-2:]) for name in names[:3]}
     shapes["attn_mask"] = (*batch, query.shape[-2], key.shape[-2])
@@ -58,7 +59,7 @@ def scaled_dot_product(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _label(tape: Tape, data: Sequence[Tensor], ndim: int) -> Lineage:
-    """The rows among the leading dimensions, which all arguments have in common."""
+    """The rows' dimensions among the leading dimensions that all arguments share."""
     labels: list[Lineage] = []
     for t in data:
         label = tape.lineage(t)

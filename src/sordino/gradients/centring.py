@@ -1,8 +1,9 @@
-"""Gradients minus a common, public vector, before they are clipped: what DOPE-SGD bounds.
+"""Per-record gradients minus a public vector, computed before clipping (DOPE-SGD clips this difference).
 
-‖g − v‖² is not taken as ‖g‖² − 2⟨g, v⟩ + ‖v‖². Where g is close to v that difference cancels: the norm comes out too
-small, and "clipped" records would exceed the bound. The difference itself is made, coordinate by coordinate, in blocks
-of records: norms and sums are then those of its rounded coordinates, as for any other gradient. Memory is one block.
+‖g − v‖² is not computed as ‖g‖² − 2⟨g, v⟩ + ‖v‖²: if g is close to v that expression cancels, the norm comes out too
+small, and "clipped" records would exceed the bound. Instead the difference is computed coordinate by coordinate, in
+blocks of records; norms and sums are then those of its rounded coordinates, as for any other gradient. Memory: one
+block.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sordino.gradients.contributions import Contribution, add_dense, dense_norm2
 
 
 class Centred:
-    """g_i − v for the records of a chunk; `of` is None where the loss does not reach the parameter (g = 0)."""
+    """g_i − v for the records of a chunk; `of` is None if the loss does not depend on the parameter (g = 0)."""
 
     def __init__(self, of: Contribution | None, centre: Tensor, records: int) -> None:
         self.of, self.centre, self.records = of, centre, records
@@ -41,7 +42,7 @@ class Centred:
         return difference.masked_fill(self._dropped[lo:hi].reshape(-1, *([1] * self.centre.ndim)), 0)
 
     def drop(self, bad: Tensor) -> None:
-        """A record without a finite gradient contributes zero, and not −v."""
+        """A record whose gradient is not finite contributes zero, not −v."""
         self._dropped = bad if self._dropped is None else self._dropped | bad
         if self.of is not None:
             self.of.drop(bad)
@@ -53,7 +54,7 @@ class Centred:
 def centred(
     gradients: Mapping[str, Contribution], centre: Mapping[str, Tensor], parameters: Mapping[str, Tensor], records: int
 ) -> dict[str, Contribution]:
-    """Every record's gradient minus the centre, for all parameters that it names."""
+    """Every record's gradient minus the centre, for all parameters that the centre contains."""
     found: dict[str, Contribution] = {}
     for name, parameter in parameters.items():
         mine = gradients.get(name)

@@ -1,4 +1,5 @@
-"""Trust by measuring: a plain loop over records as the oracle, and the comparison that starts every training run."""
+"""A plain loop over records (``brute_force``), and the comparison of the engine with it at the start of a training
+run."""
 
 from __future__ import annotations
 
@@ -31,19 +32,19 @@ def brute_force(
     chunk: int | None = None,
     iterates: Iterates | None = None,
 ) -> ClippedSum:
-    """The definition of ``clipped_sum``, one row at a time with plain autograd.
+    """What ``clipped_sum`` must return, computed one row at a time with plain autograd.
 
     Args:
-        model: As for ``clipped_sum``, like all that follow.
+        model: As for ``clipped_sum``, like all arguments below.
         loss: A loss of outputs and targets.
         rows: The rows and the record of each.
-        clipping: How a record is bounded.
+        clipping: How a record's gradient is bounded.
         reduction: "sum" or "mean" over a record's rows.
         chunk: Accepted and ignored.
-        iterates: (weights, factor) pairs to take the gradient at.
+        iterates: (weights, factor) pairs at which gradients are computed.
 
     Returns:
-        The clipped sum, in the model's own precision.
+        The clipped sum, in the model's precision.
     """
     parameters = checked_parameters(model)
     n, records = checked(rows)
@@ -139,27 +140,27 @@ def verify(
 ) -> None:
     """Compares the engine with ``brute_force`` on the first few records.
 
-    Checked: that each row's loss is the same alone and within the batch (else records interact); that norms and
-    clipped sums agree to ``tolerance``, relative to the largest entry; that every trainable parameter received
-    a gradient. Random numbers are neutral during the comparison (``neutral.py``), which is
-    made in float64 so that a ReLU's kink can't decide.
+    It checks three things: each row's loss is the same alone and within the batch (otherwise records interact); norms
+    and clipped sums agree to ``tolerance``, relative to the largest entry; every trainable parameter received a
+    gradient. Random numbers are replaced by fixed values during the comparison (``neutral.py``), which runs in float64
+    so that the kink of a ReLU does not cause a difference.
 
     Args:
-        model: The model, left as it is.
+        model: The model; it is not changed.
         loss: A loss of outputs and targets.
         rows: The rows and the record of each.
-        clipping: How a record is bounded.
+        clipping: How a record's gradient is bounded.
         records: How many records to compare.
         tolerance: The largest relative difference.
         reduction: "sum" or "mean" over a record's rows.
-        iterates: (weights, factor) pairs to take the gradient at.
+        iterates: (weights, factor) pairs at which gradients are computed.
 
     Raises:
-        Refused: they differ, or a trainable parameter takes no part.
+        Refused: the results differ, or a trainable parameter receives no gradient.
     """
     some = _first(rows, records)
     n, _ = checked(some)
-    survey(model)  # what is refused is refused before a copy is made of it
+    survey(model)  # refuse an unsupported model before it is copied
     if n == 0:
         return
     try:
@@ -169,7 +170,7 @@ def verify(
         some = wide
     except Refused:
         raise
-    except (RuntimeError, TypeError):  # a model that can't be copied or does not run in float64: in its own precision
+    except (RuntimeError, TypeError):  # it can't be copied or does not run in float64: compare in its own precision
         twin = model
         engine, oracle = _both(model, loss, some, clipping, reduction, iterates, tolerance)
     silent = [k for k, s in engine.sums.items() if not bool(s.any()) and not bool(oracle.sums[k].any())]
@@ -190,7 +191,7 @@ def _both(
     iterates: Iterates | None,
     tolerance: float,
 ) -> tuple[ClippedSum, ClippedSum]:
-    """The engine's and the loop's sums; Refused where they differ."""
+    """The engine's and the loop's sums; raises Refused if they differ."""
     with neutral(), torch.random.fork_rng(devices=[]):
         engine = clipped_sum(model, loss, rows, clipping, reduction=reduction, iterates=iterates)
         oracle = brute_force(model, loss, rows, clipping, reduction=reduction, iterates=iterates)
@@ -232,7 +233,7 @@ def _compare(engine: ClippedSum, oracle: ClippedSum, tolerance: float) -> None:
         )
     if engine.dropped != oracle.dropped:
         raise Refused(
-            "the engine drops other records as not finite than a plain loop does",
+            "the engine drops other non-finite records than a plain loop does",
             private=f"{engine.dropped} records, the plain loop {oracle.dropped}",
         )
     largest = max((float(s.abs().max()) for s in oracle.sums.values()), default=0.0)
@@ -241,7 +242,7 @@ def _compare(engine: ClippedSum, oracle: ClippedSum, tolerance: float) -> None:
         if off > tolerance:
             raise Refused(
                 f"{name}: the engine's clipped sum differs from a plain loop over the records by more than "
-                f"{tolerance:.0e}; the layer is not supported as it is used, freeze it or write it in plain PyTorch",
+                f"{tolerance:.0e}; the layer is not supported in this use: freeze it or write it in plain PyTorch",
                 private=f"it differs by {off:.1e}",
             )
     off = gap(engine.norms, oracle.norms)
@@ -253,7 +254,7 @@ def _compare(engine: ClippedSum, oracle: ClippedSum, tolerance: float) -> None:
 
 
 def _never_used(model: nn.Module, loss: Any, rows: Rows, names: Sequence[str]) -> list[str]:
-    """Those of the named parameters that autograd itself finds no way to from any row's loss."""
+    """Those of the named parameters on which no row's loss depends, according to autograd."""
     n, _ = checked(rows)
     unused = set(names)
     for r in range(n):
@@ -263,25 +264,26 @@ def _never_used(model: nn.Module, loss: Any, rows: Rows, names: Sequence[str]) -
 
 
 class _Unsummed:
-    """Shards that take no sums: for a comparison, whose sums go nowhere."""
+    """Shards that discard the sums: for a comparison that does not use them."""
 
     def __init__(self, shards: Shards) -> None:
         self.groups, self.whole, self.reading = shards.groups, shards.whole, shards.reading
 
     def put(self, name: str, total: Tensor) -> None:
-        """Lets go of it."""
+        """Discards the sum."""
 
 
 def verify_shards(
     model: nn.Module, loss: Any, rows: Rows, clipping: Clipping, shards: Shards, *, records: int = 3
 ) -> None:
-    """`verify` for a model whose parameters are divided over processes: losses and norms of the first few records.
+    """`verify` for a model whose parameters are divided over processes: compares losses and norms of the first few
+    records.
 
-    The plain loop takes one group of parameters at a time, so that no more is whole at once. Sums are compared with
-    plain autograd for every new program (``assurance.py``). In the model's own precision: no copy of it is made.
+    The plain loop gathers one group of parameters at a time. Sums are compared with plain autograd for every new
+    program (``assurance.py``). The comparison runs in the model's own precision, because no copy of the model is made.
 
     Raises:
-        Refused: they differ, or a trainable parameter takes no part.
+        Refused: the results differ, or a trainable parameter receives no gradient.
     """
     some = _first(rows, records)
     n, count = checked(some)

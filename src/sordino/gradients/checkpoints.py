@@ -1,10 +1,10 @@
-"""Gradient checkpointing inside a pass: the function is called as it is, and nothing is computed a second time.
+"""Gradient checkpointing inside a pass: the checkpointed function is called directly, and nothing is recomputed.
 
-A second computation would run while autograd goes back, with the parameters themselves in place of the slots, and the
-kind with use_reentrant=True does not run under torch.autograd.grad at all. Neither kind changes a value or a gradient,
-so a pass holds the activations instead; who has too little memory for them takes smaller chunks. What
-torch.utils.checkpoint calls by name is replaced for the time of the forward pass. Another thread's checkpoints then
-hold their activations too, and have the same results.
+A recomputation would run during the backward pass with the parameters themselves instead of the slots, and the variant
+with use_reentrant=True does not run under torch.autograd.grad at all. Neither variant changes a value or a gradient, so
+a pass stores the activations instead; if memory is too small for them, use smaller chunks. The names that
+torch.utils.checkpoint looks up are replaced during the forward pass. Checkpoints of another thread then also store
+their activations; their results are the same.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 import torch.utils.checkpoint as checkpointing
 
 _lock = threading.Lock()
-_torchs: dict[str, Any] = {}  # what stood there before, while a pass runs
+_torchs: dict[str, Any] = {}  # torch's own objects, while a pass has replaced them
 _passes = 0
 
 
 class _Called:
-    """In the place of CheckpointFunction (use_reentrant=True)."""
+    """Replaces CheckpointFunction (use_reentrant=True)."""
 
     @staticmethod
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
@@ -30,7 +30,7 @@ class _Called:
 
 
 def _surrounding(*args: Any, **kwargs: Any) -> Iterator[None]:
-    """In the place of what torch runs around the function (use_reentrant=False)."""
+    """Replaces the context that torch runs around the function (use_reentrant=False)."""
     yield
 
 
@@ -39,7 +39,7 @@ _OURS = {"CheckpointFunction": _Called, "_checkpoint_without_reentrant_generator
 
 @contextlib.contextmanager
 def without_checkpoints() -> Iterator[None]:
-    """Checkpoints hold their activations meanwhile."""
+    """Inside this context checkpoints store their activations."""
     global _passes
     with _lock:
         if not _passes:

@@ -1,8 +1,8 @@
-"""Batch normalisation within each record: a private row and its public companions, and nobody else's.
+"""Batch normalisation within each record: over a private row and its public companions, and over no other record.
 
-The rows of a pass lie as (rows_per_record, records, …), the private rows first, flattened into one dimension: row r
-belongs to record r mod records. A record's batch statistics over its own rows and positions are then those of a
-channel of its own, of the same memory seen as (rows_per_record, records · channels, …): one call, no copy.
+The rows of a pass are ordered as (rows_per_record, records, …), private rows first, flattened into one dimension: row r
+belongs to record r mod records. The same memory viewed as (rows_per_record, records · channels, …) has one channel for
+each channel of each record, so one batch_norm call computes each record's statistics over its own rows, without a copy.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from sordino.gradients.lineage import MANY, ROWS, Axis
 from sordino.gradients.tape import Tape
 
 STACKED_ROWS = 128
-"""Rows, companions included, of one pass: measured on ResNet-8, where larger ones take longer (out of cache)."""
+"""Rows, companions included, of one pass. Measured on ResNet-8: larger passes leave the cache and are slower."""
 
 
 def companion_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, rows_per_record: int, eps: float = 1e-5
 ) -> Tensor:
-    """What nn.BatchNorm in training mode makes of each record's ``rows_per_record`` rows alone.
+    """nn.BatchNorm in training mode, applied to each record's ``rows_per_record`` rows separately.
 
     No running statistics are read or written. x: (rows_per_record · records, channels, …), interleaved as above.
     """
@@ -38,7 +38,8 @@ def companion_norm(
 
 
 def rule(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
-    """Scale and shift as (records, channels), one for each record: autograd's own kernel keeps them apart."""
+    """Scale and shift as (records, channels), one for each record: autograd's own kernel returns their gradients
+    separately."""
     x, weight, bias, rows_per_record, eps = args
     if tape.slot(x) is not None:
         return NotImplemented

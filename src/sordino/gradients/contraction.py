@@ -1,8 +1,8 @@
 """Products of data with a parameter of any number of dimensions: bmm, baddbmm, matmul, mv, einsum of two.
 
-Each is written as an einsum. Dimensions of both factors and of the result are *blocks* (heads, experts), those of both
-and not of the result are summed over, those of the data alone are positions, the rows among them. Then a record's
-gradient is, block by block, Σ_s a_s ⊗ g_s as for a linear map.
+Each is written as an einsum. Dimensions of both factors and of the result are *blocks* (heads, experts); dimensions of
+both factors that are absent from the result are summed over; dimensions of the data alone are positions, and rows are
+among them. Within each block a record's gradient is Σ_s a_s ⊗ g_s, as for a linear map.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class Blocks:
-    """Contributions (records · blocks, …) of the same record in several blocks of a parameter (blocks, …)."""
+    """Contributions (records · blocks, …), in which each record has one entry per block, to a parameter (blocks, …)."""
 
     def __init__(self, through: Contribution, blocks: int) -> None:
         self.through, self.blocks = through, blocks
@@ -78,19 +78,19 @@ def contract(tape: Tape, func: Any, x: Tensor, weight: Any, names: tuple[str, st
         m, s = g.shape[:2]
         left, right = a.reshape(m, s, b, k), g.reshape(m, s, b, p)
         if b == 1:
-            return [(slot, outer(left[:, :, 0], right[:, :, 0], frame.pool))]
+            return [(slot, outer(left[:, :, 0], right[:, :, 0]))]
         left, right = (t.transpose(1, 2).flatten(0, 1) for t in (left, right))  # (m · blocks, S, d)
-        return [(slot, Blocks(outer(left, right, frame.pool), b))]
+        return [(slot, Blocks(outer(left, right), b))]
 
     output = torch.einsum(f"{of_x},{of_w}->{of_out}", x, tape.value(weight))
     shape = torch.Size([output.shape[d] for d in of_g])
-    label = f"{getattr(func, '__name__', func)} by blocks"  # the fallback's use has its dimensions in another order
+    label = f"{getattr(func, '__name__', func)} by blocks"  # the fallback's use orders its dimensions differently
     use = Use(label, (slot,), shape, tuple(range(len(lead))), emit, hold(x), permute=tuple(of_g))
     return tape.tap(output, use, _label(tape, x, of_x, of_out))
 
 
 def _label(tape: Tape, x: Tensor, of_x: str, of_out: str) -> Lineage:
-    """The rows of x, found again in the result by their letters."""
+    """The label of the result: the rows of x, located by their letters."""
     label = tape.lineage(x)
     if tape.rows == 1 or label is None or isinstance(label, Many):
         return MANY
@@ -102,12 +102,12 @@ def _label(tape: Tape, x: Tensor, of_x: str, of_out: str) -> Lineage:
 
 
 def _may_be_rows(tape: Tape, x: Tensor, of_x: str, lead: Sequence[str]) -> bool:
-    """Could the rows be among the blocks? Then the slot has a part for each row, and this is no rule for it."""
+    """Could the rows be among the blocks? Then the slot has one part for each row, and this rule does not apply."""
     return tape.rows > 1 and not covers(tape.lineage(x) or MANY, [of_x.index(c) for c in lead])
 
 
 def _ordered(tape: Tape, weight: Tensor, of_w: str, order: Sequence[str]) -> Slot:
-    """The slot with its dimensions in this order: a view of it."""
+    """A view of the slot with its dimensions in this order."""
     places = [of_w.index(c) for c in order]
     if places != sorted(places):
         weight = tape.derive(torch.permute, (weight, places), {})
@@ -117,7 +117,7 @@ def _ordered(tape: Tape, weight: Tensor, of_w: str, order: Sequence[str]) -> Slo
 
 
 def _two(tape: Tape, func: Any, first: Any, second: Any, names: tuple[str, str, str]) -> Any:
-    """One of the two is a slot and the other is data."""
+    """True if one of the two is a slot and the other is data."""
     slots = tape.slot(first), tape.slot(second)
     if (slots[0] is None) == (slots[1] is None):
         return NotImplemented
@@ -130,7 +130,7 @@ def _two(tape: Tape, func: Any, first: Any, second: Any, names: tuple[str, str, 
 
 
 def _unrepeated(tape: Tape, t: Tensor, names: str, other: dict[str, int]) -> tuple[Tensor, str]:
-    """Without the dimensions of length one that are repeated for the other factor."""
+    """Removes the dimensions of length one that are broadcast against the other factor."""
     gone = tuple(d for d, c in enumerate(names) if t.shape[d] == 1 and other.get(c, 1) > 1)
     if not gone:
         return t, names
@@ -151,7 +151,8 @@ def bmm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _tiled(tape: Tape, func: Any, x: Tensor, weight: Tensor) -> Any:
-    """x (rows · P, s, k) with a slot (P, k, p) that is repeated for every row: one product for each of the P blocks."""
+    """x (rows · P, s, k) times a slot (P, k, p) that is repeated for every row: one product for each of the P
+    blocks."""
     slot, label = tape.slot(weight), tape.lineage(x)
     if slot is None or slot.tiled is None or not isinstance(label, Axis) or label.dim or label.before > 1:
         return None
@@ -187,7 +188,7 @@ def baddbmm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def matmul(tape: Tape, func: Any, first: Tensor, second: Tensor) -> Any:
-    """Any two factors whose batch dimensions are equal, or missing in one of them."""
+    """Any two factors whose batch dimensions are equal, or absent in one of them."""
     if first.ndim == 0 or second.ndim == 0:
         return NotImplemented
     batch = _LETTERS[: max(first.ndim, second.ndim, 2) - 2]
@@ -208,7 +209,7 @@ def einsum(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _spelled(equation: str, dims: Sequence[int]) -> tuple[str, str, str] | None:
-    """The letters of two operands and of the result, with the dots written out; None for anything else."""
+    """The letters of two operands and of the result, with the ellipsis expanded; None for any other equation."""
     given, arrow, result = equation.partition("->")
     parts = given.split(",")
     if len(parts) != 2 or len(dims) != 2:

@@ -1,11 +1,11 @@
-"""What a record adds to one parameter's gradient, in the form in which it is cheapest to hold.
+"""A record's gradient of one parameter, stored in the form that is cheapest for that parameter.
 
-Each form knows three things: the squared l2 norm per record, the sum over records with given weights, and the
-dense per-record gradient of a range of records. Nothing else of the engine depends on the form.
+Each form provides three things: the squared l2 norm per record, the sum over records with given weights, and the
+dense per-record gradients of a range of records. Nothing else in the engine depends on the form.
 
 Two rules make the sensitivity of the sums a theorem (docs/guarantees/noise.md, section 6). What a form adds for a
-record is, up to the rounding of double precision, its weight times a vector that is a function of the record alone;
-and the norm that it states is never below the norm of *that* vector by more than 2⁻¹⁶ of it.
+record is, up to the rounding of double precision, its weight times a vector that is a function of that record alone;
+and the norm that the form returns is at most 2⁻¹⁶ (relative) below the norm of *that* vector.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from sordino.gradients.gram import PART, gram, gram_by_parts
 from sordino.gradients.memory import (
     CACHE_BYTES,
     DEEPEST,
-    Pool,
     blocked,
     blocked_narrow,
     blocks,
@@ -38,13 +37,14 @@ from sordino.gradients.memory import (
     too_long,
 )
 from sordino.native.kernels import FEW_OUTPUTS
+from sordino.native.pages import buffer
 
-KEEP_RATIO = 2.0  # hold products of at most this many times the size of the positions they came from
-MANY = 32  # positions, from which on a product of a record's own is made in single precision
-RAISED = 2.0**-7  # of a squared norm, that the rounding of inner products in single precision may add to it
-CANCELLED = 2.0**-12  # of the lengths of positions that are added up one by one: a norm counts as this much at least
-_UNIT = 2.0**-24  # of rounding to single precision
-_LARGEST = 2.0**126  # longer sums of positions may overflow on the way
+KEEP_RATIO = 2.0  # store products of at most this many times the size of the positions that they were computed from
+MANY = 32  # positions from which on a record's own product is computed in single precision
+RAISED = 2.0**-7  # the largest relative increase of a squared norm that single-precision inner products may cause
+CANCELLED = 2.0**-12  # of the lengths of positions that are summed one by one: the least value that is used for a norm
+_UNIT = 2.0**-24  # the unit roundoff of single precision
+_LARGEST = 2.0**126  # longer sums of positions may overflow in between
 
 
 class Contribution(Protocol):
@@ -54,7 +54,7 @@ class Contribution(Protocol):
         """(records,) squared l2 norms in double precision; not finite for a record that is to be dropped."""
 
     def slack(self) -> Tensor | float:
-        """(records,) how far, in l2, what is added for a record may be from its ``dense`` gradient."""
+        """(records,) an l2 bound on the difference between what is added for a record and its ``dense`` gradient."""
 
     def add_to(self, total: Tensor, weight: Tensor) -> None:
         """total += Σ_i weight_i · g_i, for a contiguous total in the parameter's shape; both in double precision."""
@@ -71,9 +71,9 @@ def masked(t: Tensor, bad: Tensor) -> Tensor:
 
 
 class Dense:
-    """The gradients themselves: (records, *shape), with their squared norms where these came for free.
+    """The gradients themselves: (records, *shape), with their squared norms if these were a by-product.
 
-    owned: the memory is this object's alone, so that another's gradients may be added in place.
+    owned: nothing else refers to the memory, so other gradients may be added in place.
     """
 
     def __init__(self, gradient: Tensor, norm2: Tensor | None = None, *, owned: bool = False) -> None:
@@ -102,7 +102,7 @@ class Dense:
         self.gradient = masked(self.gradient, bad)
 
     def keep(self) -> None:
-        """See the function of this name."""
+        """See `totals.keep`."""
 
     def add(self, other: Dense) -> None:
         more = other.gradient.reshape(self.gradient.shape)
@@ -113,9 +113,9 @@ class Dense:
 class Outer:
     """g_i = Σ_s left_s ⊗ right_s: the weight of a linear map, left (records, S, d_out), right (records, S, d_in).
 
-    The sum over many positions is made record by record, in single precision, and added up in double precision; that
-    over few positions in double precision altogether. runs: bounds of blocks of records that may be added up in single
-    precision as well (`runs.stable`); None if there are none.
+    A sum over many positions is computed for each record in single precision, and these are summed in double precision;
+    a sum over few positions is computed in double precision altogether. runs: bounds of blocks of records that may also
+    be summed in single precision (`runs.stable`); None if there are none.
     """
 
     def __init__(self, left: Tensor, right: Tensor) -> None:
@@ -137,13 +137,14 @@ class Outer:
             norm = torch.cat(parts).sqrt() + self.slack()
         if not self._by_record():
             norm = torch.maximum(norm, CANCELLED * lengths)
-        if left.dtype != torch.float64:  # a NaN is not less, either
+        if left.dtype != torch.float64:  # not finite if lengths is NaN
             norm = torch.where(lengths < _LARGEST, norm, torch.inf)
         return norm.square()
 
     def _gram_norm2(self, lengths2: Tensor) -> Tensor:
-        """Never too small: the rounding, in terms of the squared lengths of positions, is added. In single precision
-        where that raises no norm by much; records whose positions cancel, or are out of range, in double precision."""
+        """Never too small: a bound on the rounding error, in terms of the positions' squared lengths, is added.
+        Computed in single precision if that raises no norm by much; records whose positions cancel or are out of range
+        in double."""
         left, right = self.left, self.right
         (m, s, p), q = left.shape, right.shape[2]
         double = (p + q + s * s + 8) * 2.0**-52
@@ -164,14 +165,14 @@ class Outer:
         return self.left.shape[1] >= MANY and self.left.dtype != torch.float64
 
     def lengths(self) -> Tensor:
-        """(records,) Σ_s ‖l_s‖·‖r_s‖, in double precision and not below it."""
+        """(records,) Σ_s ‖l_s‖·‖r_s‖ in double precision, rounded up."""
         m, s, p = self.left.shape
         flat = squares(self.right.reshape(m * s, -1), squares(self.left.reshape(m * s, p)))
         return flat.sqrt().view(m, s).sum(1) * (1 + 2.0**-15)
 
     def slack(self) -> Tensor | float:
-        """A sum of S products in any order, of rows that may be rounded, twice: what `dense` makes and what is added
-        need not be rounded alike."""
+        """The rounding error of a sum of S products in any order, with rows that may be rounded, counted twice: `dense`
+        and `add_to` may round differently."""
         s = self.left.shape[1]
         if s == 1 and self.left.dtype == torch.float64:
             return 0.0
@@ -188,7 +189,7 @@ class Outer:
             bounds = np.arange(0, (m + 1) * s, s, dtype=np.int64)
             blocked(whole, self.left.reshape(m * s, p), self.right.reshape(m * s, q), bounds, weight)
             return
-        for lo, hi in blocks(m, s, 1, DEEPEST):  # some positions at a time: fewer roundings for each
+        for lo, hi in blocks(m, s, 1, DEEPEST):  # some positions at a time: each sum has fewer roundings
             left = (self.left[lo:hi].double() * weight[lo:hi, None, None]).flatten(0, 1)
             part = whole if hi - lo == m else torch.zeros_like(whole)
             cross(part, left, self.right[lo:hi].reshape(-1, q))
@@ -206,21 +207,21 @@ class Outer:
         )
 
     def _in_blocks(self) -> bool:
-        """May records be added up in single precision, block by block? Not where weight · left could underflow."""
+        """May records be summed in single precision, block by block? Not if weight · left could underflow."""
         (_, s, p), right = self.left.shape, self.right
         if self.runs is None or s < 2 or p <= FEW_OUTPUTS or self.left.dtype != torch.float32:
             return False
         return not too_long(squares(right.reshape(-1, right.shape[2])))
 
     def _blocks(self, weight: Tensor) -> tuple[Tensor, Tensor, npt.NDArray[np.int64], Tensor]:
-        """weight_i · left, right, the bounds of the blocks among their rows, and a factor of one for each."""
+        """weight_i · left, right, the bounds of the blocks among their rows, and a factor of one for each block."""
         assert self.runs is not None
         (m, s, p), q = self.left.shape, self.right.shape[2]
         left = scaled(self.left.reshape(m * s, p), weight.repeat_interleave(s))[0]
         return left, self.right.reshape(m * s, q), self.runs * s, torch.ones(len(self.runs) - 1, dtype=torch.float64)
 
     def keep(self) -> None:
-        """See the function of this name."""
+        """See `totals.keep`."""
 
     def dense(self, lo: int, hi: int) -> Tensor:
         if self.left.shape[1] == 1:
@@ -231,16 +232,16 @@ class Outer:
         self.left, self.right = masked(self.left, bad), masked(self.right, bad)
 
 
-def outer(left: Tensor, right: Tensor, pool: Pool) -> Contribution:
-    """Σ_s left_s ⊗ right_s, held as the positions or as the product, whichever is less.
+def outer(left: Tensor, right: Tensor) -> Contribution:
+    """Σ_s left_s ⊗ right_s, stored as the positions or as the product, whichever is smaller.
 
-    The product costs what the plain weight gradient costs, and then both the norms and the clipped sum are one pass
-    over it; the positions need S²·(d_out + d_in) work for the norms and a matrix product for the sum.
+    The product costs as much as the plain weight gradient; norms and the clipped sum are then one pass over it.
+    The positions need S²·(d_out + d_in) work for the norms and a matrix product for the sum.
     """
     (m, s, p), q = left.shape, right.shape[2]
     if s == 1 or p * q > KEEP_RATIO * s * (p + q):
         return Outer(left, right)
-    return products(m, (p, q), left, lambda lo, hi: (left[lo:hi], right[lo:hi]), pool)
+    return products(m, (p, q), left, lambda lo, hi: (left[lo:hi], right[lo:hi]))
 
 
 def products(
@@ -248,14 +249,13 @@ def products(
     shape: tuple[int, int],
     like: Tensor,
     factors: Callable[[int, int], tuple[Tensor, Tensor]],
-    pool: Pool,
     working: int = 0,
 ) -> Dense:
-    """Σ_s left_s ⊗ right_s of every record, with its norm taken while the product is still in the cache.
+    """Σ_s left_s ⊗ right_s of every record, with its norm computed while the product is in the cache.
 
-    working: elements per record that ``factors`` makes on the way; a block of records is chosen to fit them too.
+    working: further elements per record that ``factors`` allocates; the block size takes them into account.
     """
-    product, norm2 = pool.borrow((records, *shape), like), like.new_empty(records, dtype=torch.float64)
+    product, norm2 = buffer((records, *shape), like.dtype, like.device), like.new_empty(records, dtype=torch.float64)
     for lo, hi in blocks(records, shape[0] * shape[1] + working, like.element_size(), CACHE_BYTES):
         left, right = factors(lo, hi)
         torch.bmm(left.mT, right, out=product[lo:hi])
@@ -264,10 +264,10 @@ def products(
 
 
 class Lookup:
-    """Row-sparse: record owner[j]'s gradient has value[j] at row index[j]; every (owner, index) pair is there once."""
+    """Row-sparse: record owner[j]'s gradient has value[j] at row index[j]; every (owner, index) pair occurs once."""
 
     def __init__(self, index: Tensor, gradient: Tensor, size: int, skip: int | None = None) -> None:
-        """index (records, S), gradient (records, S, d): the row of the table and the gradient of each position."""
+        """index (records, S), gradient (records, S, d): the row of the table and the gradient for each position."""
         found = merge(index, gradient, size, skip)
         if found is not None:
             self.records, self.size = index.shape[0], size
@@ -318,74 +318,8 @@ class Lookup:
         self.value = masked(self.value, bad[self.owner])
 
 
-class Total:
-    """The sum of several contributions to the same parameter (tied weights, modules called more than once,
-    past iterates). Norms need the cross terms between them."""
-
-    def __init__(self, parts: Sequence[Contribution], orthogonal: bool = False) -> None:
-        """orthogonal: the parts touch different coordinates, so that there are no cross terms."""
-        self.parts, self.orthogonal = list(parts), orthogonal
-        self.records = self.parts[0].records
-
-    def norm2(self) -> Tensor:
-        if self.orthogonal:
-            return torch.stack([part.norm2() for part in self.parts]).sum(0)
-        squared = torch.stack([part.norm2() for part in self.parts])
-        lengths = squared.sqrt().sum(0)
-        kinds = [_kind(part) for part in self.parts if isinstance(part, (Outer, Lookup))]
-        if kinds:
-            error = 2.0**-36 if all(kind == torch.float64 for kind in kinds) else 2.0**-16  # of squares and products
-            total = squared.sum(0)
-            for i, first in enumerate(self.parts):
-                for second in self.parts[:i]:
-                    total = total + 2 * inner(first, second)
-            apart = 2 * self.slack() * lengths  # where a part enters one product rounded, and another one exactly
-            norm = (total.clamp_min(0) + error * lengths.square() + apart).sqrt()
-        else:
-            norm = self._dense_norm2().sqrt()
-        return torch.maximum(norm + self.slack(), CANCELLED * lengths).square()
-
-    def slack(self) -> Tensor | float:
-        total: Tensor | float = 0.0
-        for part in self.parts:
-            total = total + part.slack()
-        return total
-
-    def _dense_norm2(self) -> Tensor:
-        """Each part is made dense once, where inner products would make it so once for every other part."""
-        found = []
-        for lo, hi in blocks(self.records, self.parts[0].dense(0, 1).numel(), 8):
-            found.append(squares(sum((by_record(part.dense(lo, hi)).double() for part in self.parts), torch.zeros(()))))
-        return torch.cat(found)
-
-    def add_to(self, total: Tensor, weight: Tensor) -> None:
-        for part in self.parts:
-            part.add_to(total, weight)
-
-    def dense(self, lo: int, hi: int) -> Tensor:
-        total = self.parts[0].dense(lo, hi)
-        for part in self.parts[1:]:
-            total = total + part.dense(lo, hi).reshape(total.shape)
-        return total
-
-    def drop(self, bad: Tensor) -> None:
-        for part in self.parts:
-            part.drop(bad)
-
-
-def _kind(part: Outer | Lookup) -> torch.dtype:
-    return part.left.dtype if isinstance(part, Outer) else part.value.dtype
-
-
-def keep(of: Contribution) -> None:
-    """Its gradients will be asked for one by one: rows that it shares with another must not be overwritten."""
-    for part in of.parts if isinstance(of, Total) else [of]:
-        if isinstance(part, (Outer, Dense)):
-            part.keep()
-
-
 def held_by(of: Contribution) -> dict[int, int]:
-    """The memory that holds it, activations included: bytes by address, each storage once."""
+    """The memory that the contribution occupies, activations included: bytes by address, each storage once."""
     found: dict[int, int] = {}
     waiting: list[Any] = [of]
     while waiting:
@@ -403,58 +337,12 @@ def held_by(of: Contribution) -> dict[int, int]:
 
 
 def dense_norm2(of: Contribution, coordinates: int) -> Tensor:
-    """Squared norms of gradients that are made dense, some records at a time."""
+    """Squared norms of dense gradients, computed for some records at a time."""
     parts = [squares(by_record(of.dense(lo, hi))) for lo, hi in blocks(of.records, coordinates)]
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
 
 def add_dense(of: Contribution, total: Tensor, weight: Tensor, coordinates: int) -> None:
-    """`add_to` by the same blocks of records, so that what is added is what the norm was taken of."""
+    """`add_to` in the same blocks of records as `dense_norm2`, so that exactly the normed values are added."""
     for lo, hi in blocks(of.records, coordinates):
         gather(total.view(-1), by_record(of.dense(lo, hi)), weight[lo:hi])
-
-
-def inner(a: Contribution, b: Contribution) -> Tensor:
-    """(records,) the inner products of two contributions' gradients."""
-    if isinstance(a, Lookup) and isinstance(b, Outer):
-        return _lookup_outer(a, b)
-    if isinstance(b, Lookup) and isinstance(a, Outer):
-        return _lookup_outer(b, a)
-    coordinates = a.dense(0, 1).numel()
-    out = []
-    for lo, hi in blocks(a.records, coordinates, 8):
-        x, y = by_record(a.dense(lo, hi)).double(), by_record(b.dense(lo, hi)).double()
-        out.append((x * y).sum(1))
-    return torch.cat(out)
-
-
-def _lookup_outer(a: Lookup, b: Outer) -> Tensor:
-    """An embedding tied to an output layer: Σ_j Σ_s (value_j · right_s) · left_s[index_j], record by record."""
-    out = b.left.new_zeros(a.records, dtype=torch.float64)
-    bounds = torch.searchsorted(a.owner, torch.arange(a.records + 1, device=a.owner.device)).tolist()
-    for i in range(a.records):
-        here = slice(bounds[i], bounds[i + 1])
-        rows = a.value[here].double() @ b.right[i].double().mT
-        out[i] = (rows * b.left[i][:, a.index[here]].mT.double()).sum()
-    return out
-
-
-def merged(parts: Sequence[Contribution]) -> Contribution:
-    """One contribution out of several: positions joined where the forms allow it, else a Total."""
-    if len(parts) == 1:
-        return parts[0]
-    outers = [p for p in parts if isinstance(p, Outer)]
-    denses = [p for p in parts if isinstance(p, Dense)]
-    lookups = [p for p in parts if isinstance(p, Lookup)]
-    joined: list[Contribution] = [p for p in parts if not isinstance(p, (Outer, Dense, Lookup))]
-    if lookups:
-        joined.append(lookups[0] if len(lookups) == 1 else Lookup.join(lookups))
-    if len(outers) > 1:
-        joined.append(Outer(torch.cat([o.left for o in outers], 1), torch.cat([o.right for o in outers], 1)))
-    else:
-        joined += outers
-    if denses:
-        for other in denses[1:]:
-            denses[0].add(other)
-        joined.append(denses[0])
-    return joined[0] if len(joined) == 1 else Total(joined)

@@ -17,17 +17,18 @@ from torch import Tensor
 from sordino.gradients.contributions import KEEP_RATIO, Contribution, Dense, Outer, outer, products
 from sordino.gradients.depthwise import Window, grouped_gradients
 from sordino.gradients.layout import Frame
-from sordino.gradients.memory import Pool, blocks, by_record, compact, squares
+from sordino.gradients.memory import blocks, by_record, compact, squares
 from sordino.gradients.slots import Slot, Use, hold
 from sordino.gradients.tape import Tape
 from sordino.native.kernels import compiled
+from sordino.native.pages import buffer
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
 
 _COMPILED = (torch.float32, torch.float64)
-_WIDE_GROUP = 8  # channels of a group from which on torch's own grouped kernel is faster: 1.4 ms against 8.7 (ResNeXt)
-GROUP_BYTES = 5 << 20  # products of one grouped convolution; smaller ones take longer, 9 MB as well
+_WIDE_GROUP = 8  # channels per group from which torch's own grouped kernel is faster: 1.4 ms against 8.7 (ResNeXt)
+GROUP_BYTES = 5 << 20  # products of one grouped convolution; smaller ones are slower, and so are 9 MB
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Geometry:
 
     @property
     def patches(self) -> bool:
-        """Kernel and stride agree and nothing overlaps (1×1 kernels, patch embeddings): a linear map."""
+        """Kernel and stride are equal and windows do not overlap (1×1 kernels, patch embeddings): a linear map."""
         kernel = self.weight[2:]
         return (
             not self.transposed
@@ -122,7 +123,7 @@ def _apply(tape: Tape, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None
         g = frame.fold(gradient, n + 1, gradient=True)  # (m, S, C_out, *o)
         out: list[tuple[Slot, Contribution]] = []
         if w is not None:
-            out.append((w, weight_gradient(g, frame.fold(x, n + 1), geometry, frame.pool)))
+            out.append((w, weight_gradient(g, frame.fold(x, n + 1), geometry)))
         if b is not None:
             out.append((b, Dense(g.flatten(3).sum((1, 3)))))
         return out
@@ -132,9 +133,9 @@ def _apply(tape: Tape, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None
     return tape.tap(output, Use(func, slots, output.shape, (0,), emit, hold(x)), label)
 
 
-def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry, pool: Pool) -> Contribution:
-    """g (m, S, C_out, *o), a (m, S, C_in, *i). By cost: positions held as they are, products of unfolded patches, or
-    a grouped convolution's gradient (fastest where channels fill vectors and positions outnumber them)."""
+def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry) -> Contribution:
+    """g (m, S, C_out, *o), a (m, S, C_in, *i). Chooses by cost: store the positions, multiply unfolded patches, or
+    compute a grouped convolution's gradient (fastest if channels fill vectors and positions outnumber them)."""
     m, c_out, c_in = g.shape[0], geometry.weight[0], geometry.weight[1]
     positions, coordinates = g.shape[1] * math.prod(g.shape[3:]), math.prod(geometry.weight)
     if geometry.groups > 1 and not geometry.transposed and c_in < _WIDE_GROUP:
@@ -146,30 +147,30 @@ def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry, pool: Pool) -> Con
         return Convolved(g, a, geometry)
     if geometry.patches and math.prod(geometry.weight[2:]) == 1:
         left, right = (t.flatten(3).transpose(2, 3).flatten(1, 2) for t in (g, a))  # (m, positions, C)
-        return outer(left, right, pool)
+        return outer(left, right)
     if c_in < 4 or positions < c_out or geometry.patches:
         left = g.flatten(3).transpose(2, 3).flatten(1, 2)  # (m, positions, C_out)
         width, a = coordinates // c_out, pad(a, geometry)
 
-        room: Tensor | None = None  # for the patches of a block, the first being the largest
+        room: Tensor | None = None  # memory for the patches of a block; the first block is the largest
 
         def factors(lo: int, hi: int) -> tuple[Tensor, Tensor]:
             nonlocal room
-            room = pool.borrow((hi - lo, positions, width), g) if room is None else room
+            room = buffer((hi - lo, positions, width), g.dtype, g.device) if room is None else room
             return left[lo:hi], columns(a[lo:hi], geometry, room[: hi - lo])
 
-        return products(m, (c_out, width), g, factors, pool, working=2 * positions * width)
-    return grouped(g, a, geometry, pool)
+        return products(m, (c_out, width), g, factors, working=2 * positions * width)
+    return grouped(g, a, geometry)
 
 
-def grouped(g: Tensor, a: Tensor, geometry: Geometry, pool: Pool) -> Dense:
-    """Some records at a time where the products are large: the convolution works in twice the memory of its result,
-    which would otherwise stay with the process, and a result that leaves the cache is read again for the norms."""
+def grouped(g: Tensor, a: Tensor, geometry: Geometry) -> Dense:
+    """Large products are computed for some records at a time: the convolution needs twice the memory of its result,
+    which the process would keep, and a result that has left the cache must be read again for the norms."""
     m, coordinates = g.shape[0], math.prod(geometry.weight)
     parts = blocks(m, coordinates, g.element_size(), GROUP_BYTES)
     if len(parts) == 1:
         return Dense(per_record(g, a, geometry), owned=True)
-    product, norm2 = pool.borrow((m, *geometry.weight), g), g.new_empty(m, dtype=torch.float64)
+    product, norm2 = buffer((m, *geometry.weight), g.dtype, g.device), g.new_empty(m, dtype=torch.float64)
     for lo, hi in parts:
         product[lo:hi] = per_record(g[lo:hi], a[lo:hi], geometry)
         norm2[lo:hi] = squares(by_record(product[lo:hi]))
@@ -183,7 +184,7 @@ def pad(a: Tensor, geometry: Geometry) -> Tensor:
 def columns(a: Tensor, geometry: Geometry, room: Tensor | None = None) -> Tensor:
     """Padded (m, S, C, *i) → (m, S·P, C·k): the patch under the kernel at each output position.
 
-    room: memory of that shape, which the result may lie in."""
+    room: memory of that shape, into which the result may be written."""
     n, kernel = geometry.spatial, geometry.weight[2:]
     if room is not None and n == 2 and _by_kernel(a, geometry, room):
         return room
@@ -201,7 +202,7 @@ def columns(a: Tensor, geometry: Geometry, room: Tensor | None = None) -> Tensor
 
 
 def _by_kernel(a: Tensor, geometry: Geometry, room: Tensor) -> bool:
-    """`columns` of images by the compiled loop: False where it is not there, or does not know the memory."""
+    """`columns` of images by the compiled loop; returns False if it is absent or does not support the memory layout."""
     kernels = compiled()
     if kernels is None or a.device.type != "cpu" or a.dtype != room.dtype or a.dtype not in _COMPILED:
         return False
@@ -212,8 +213,8 @@ def _by_kernel(a: Tensor, geometry: Geometry, room: Tensor) -> bool:
 
 
 class Convolved:
-    """Many more weights than activations: hold the activations. Norms and sums are those of a linear map of the
-    patches, which are made for some records at a time."""
+    """For kernels with many more weights than activations: stores the activations. Norms and sums are those of a linear
+    map of the patches, which are unfolded for some records at a time."""
 
     def __init__(self, g: Tensor, a: Tensor, geometry: Geometry) -> None:
         self.g, self.a, self.geometry = g, a, geometry
@@ -222,7 +223,7 @@ class Convolved:
         self.runs: npt.NDArray[np.int64] | None = None  # as in Outer
 
     def _maps(self) -> Iterator[tuple[int, int, Outer]]:
-        """Some records at a time; where blocks may be added up in single precision, within one of these."""
+        """Some records at a time; blocks that may be summed in single precision are not cut."""
         positions, inputs = self.g.shape[1] * math.prod(self.g.shape[3:]), math.prod(self.geometry.weight[1:])
         for first, last in itertools.pairwise([0, self.records] if self.runs is None else self.runs.tolist()):
             for lo, hi in blocks(last - first, positions * inputs, self.g.element_size()):
@@ -261,7 +262,7 @@ def per_record(g: Tensor, a: Tensor, geometry: Geometry) -> Tensor:
 
 
 def backward(g: Tensor, a: Tensor, geometry: Geometry, copies: int) -> Tensor:
-    """The weight gradient of ``copies`` convolutions side by side."""
+    """The weight gradient of ``copies`` independent convolutions, as one grouped convolution."""
     weight = g.new_empty(()).expand(copies * geometry.weight[0], *geometry.weight[1:])
     gradient: Tensor = torch.ops.aten.convolution_backward(
         g,

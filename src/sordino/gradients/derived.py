@@ -1,6 +1,6 @@
 """Tensors that were computed from several parameters: F.linear(x, U @ V), a bias b + c, a weight-normalised kernel.
 
-Which parameters these are, autograd's graph tells.
+Autograd's graph tells which parameters these are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sordino.gradients.tape import Tape
 
 
 def leaves(tensor: Tensor) -> list[Tensor]:
-    """What autograd's graph of the tensor begins with."""
+    """The leaves of the tensor's autograd graph."""
     if tensor.grad_fn is None:
         return [tensor]
     found: dict[int, Tensor] = {}
@@ -28,19 +28,19 @@ def leaves(tensor: Tensor) -> list[Tensor]:
 
 
 def reached(tensor: Tensor, candidates: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the candidates that the tensor was computed from, by autograd's graph.
+    """Those of the candidates from which the tensor was computed, according to autograd's graph.
 
-    The arguments alone do not tell: a parameter may have given its shape (u.expand_as(v)), have gone into another of
-    several results (torch.broadcast_tensors), or have been written into the tensor through a view of it.
+    The call's arguments do not suffice: a parameter may only have given its shape (u.expand_as(v)), may have entered
+    another of several results (torch.broadcast_tensors), or may have been written into the tensor through a view.
     """
     found = {id(leaf) for leaf in leaves(tensor)}
     return {name: leaf for name, leaf in candidates.items() if id(leaf) in found}
 
 
 def adopt(tape: Tape, t: Tensor) -> bool:
-    """Is this tensor, which no operation was seen to make, computed from parameters alone? Then it becomes a slot.
+    """Was this tensor, whose operation was not intercepted, computed from parameters alone? Then it becomes a slot.
 
-    Such are tensors that a parameter was written into (matrix[rows, columns] = p) and results of a custom
+    Examples are tensors into which a parameter was written (matrix[rows, columns] = p) and results of a custom
     autograd.Function. The latter are connected to the parameters themselves, which then serve as leaves.
     """
     parents = [tape.slot(leaf) for leaf in leaves(t)]
@@ -52,6 +52,6 @@ def adopt(tape: Tape, t: Tensor) -> bool:
             assert parent.name is not None
             parent.tensor = tape.leaves[parent.name] = leaf
         if parent.tensor is not leaf:
-            return False  # a leaf of the tape's own is in use already, or other weights than the parameter's
+            return False  # a leaf of the tape is in use already, or the weights are not the parameter's
     tape.add_slot(t, frozenset(p.name for p in parents if p is not None and p.name is not None))
     return True

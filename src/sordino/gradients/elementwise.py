@@ -1,10 +1,10 @@
-"""Parameters that meet data element by element (position tables, LayerScale, scales and shifts), or are joined with it
-(cls_token.expand(B, …) in torch.cat).
+"""Parameters that are combined with data element by element (position tables, LayerScale, scales and shifts), or
+concatenated with it (cls_token.expand(B, …) in torch.cat).
 
-The parameter's place is taken by a leaf of the result's shape that costs no memory; autograd itself then gives the
-gradient of every element, and a record's share is the sum over the dimensions that were stretched. A parameter that was
-stretched before, or a table that was looked up at constant places, is the same for all rows until it meets data; there
-the data's label says which of its positions belong to whom.
+The parameter is replaced by a leaf of the result's shape that needs no memory. Autograd then computes the gradient of
+every element, and a record's part is the sum over the dimensions that were expanded. A parameter that was expanded
+before, or a table that was indexed with constants, is the same for all rows until it is combined with data; there the
+data's label tells which positions belong to which row.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def stretched_dims(source: Sequence[int], shape: Sequence[int]) -> tuple[int, ..
 
 
 def stand_in(tape: Tape, func: Any, slot: Slot, shape: Sequence[int], label: Lineage) -> Tensor:
-    """A leaf of the given shape in the slot's place, as a use. label: the rows of that shape."""
+    """Replaces the slot by a leaf of the given shape and registers the use. label: the rows of that shape."""
     if slot.looked_up is not None:
         return _looked_up(tape, func, slot, shape, label)
     while slot.stretched is not None:
@@ -66,7 +66,7 @@ def stand_in(tape: Tape, func: Any, slot: Slot, shape: Sequence[int], label: Lin
 
 
 def _looked_up(tape: Tape, func: Any, slot: Slot, shape: Sequence[int], label: Lineage) -> Tensor:
-    """table[ids] with constant ids, (…, d), stretched to ``shape``: gradients stay row-sparse."""
+    """table[ids] with constant ids, (…, d), expanded to ``shape``: gradients stay row-sparse."""
     assert slot.looked_up is not None
     table, ids = slot.looked_up
     ids = ids.expand(tuple(shape[:-1]))
@@ -81,7 +81,7 @@ def _looked_up(tape: Tape, func: Any, slot: Slot, shape: Sequence[int], label: L
 
 
 def placeable(slot: Slot, shape: Sequence[int], label: Lineage) -> bool:
-    """Can the slot's place be taken by a leaf of this shape: is it the same along the dimension of the rows?"""
+    """Can a leaf of this shape replace the slot, that is, is the slot constant along the dimension of the rows?"""
     if slot.looked_up is not None:
         return shape[-1] == slot.value.shape[-1]
     while slot.stretched is not None:
@@ -91,8 +91,9 @@ def placeable(slot: Slot, shape: Sequence[int], label: Lineage) -> bool:
 
 
 def as_data(tape: Tape, slot: Slot, shape: Sequence[int], label: Lineage) -> Tensor | None:
-    """A tensor made of parameters and a constant that holds the rows (positions encoded for every row of a mask): the
-    operation once more, with the constant taken for data of these rows. None where the result is not theirs."""
+    """For a tensor made of parameters and a constant that contains the rows (positions encoded for every row of a
+    mask): repeats the operation with the constant treated as data of these rows. None if the result does not belong to
+    them."""
     if slot.made is None or not isinstance(label, Axis) or tuple(slot.value.shape) != tuple(shape):
         return None
     again = _once_more(tape, slot)
@@ -100,7 +101,8 @@ def as_data(tape: Tape, slot: Slot, shape: Sequence[int], label: Lineage) -> Ten
 
 
 def _once_more(tape: Tape, slot: Slot) -> Tensor | None:
-    """The operations that made the slot, with rows in dimension 0 of the constant: a label that the result confirms."""
+    """Repeats the operations that made the slot, with rows in dimension 0 of the constant; the result confirms the
+    label."""
     assert slot.made is not None
     func, args, kwargs = slot.made
     inner = tape.slot(args[0])
@@ -174,7 +176,7 @@ def _assign(tape: Tape, func: Any, args: Any) -> Any:
 
 
 def cat(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
-    """torch.cat of slots with data: what is joined belongs to the rows of the data beside it."""
+    """torch.cat of slots with data: what is concatenated belongs to the rows of the neighbouring data."""
     parts = list(args[0] if args else kwargs["tensors"])
     dim = (args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))) % max(1, parts[0].ndim)
     labels = [label for t in parts if (label := tape.lineage(t)) is not None]
@@ -191,7 +193,7 @@ def cat(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def stretch(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
-    """expand, repeat and the like of a slot: still the same for all rows, and known to repeat it."""
+    """expand, repeat and the like of a slot: the result is the same for all rows and is recorded as a repetition."""
     slot = tape.slot(args[0])
     assert slot is not None
     shape = func(slot.value, *args[1:], **kwargs).shape

@@ -43,7 +43,7 @@ def embedding(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def constant_places(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
-    """A table at ids that hold no data (position ids): the same for all rows, and known to be looked up."""
+    """A table indexed with constants (position ids): the same for all rows, and recorded as a lookup."""
     call = {**dict(zip(_EMBEDDING, args, strict=False)), **kwargs}
     slot, ids = tape.slot(call["weight"]), call["input"]
     if slot is None or tape.slot(ids) is not None or call.get("padding_idx") is not None:
@@ -65,7 +65,7 @@ def _lookup(tape: Tape, func: Any, slot: Slot, ids: Tensor, skip: int | None) ->
 
 
 def getitem(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
-    """table[ids] with a table of two dimensions and one tensor of indices; table[i] with a single one, which is a part
+    """table[ids] with a table of two dimensions and one index tensor; table[i] with one integer, which is a part
     of the parameter (the weights of one expert)."""
     table, ids = args
     slot = tape.slot(table)
@@ -82,7 +82,7 @@ def getitem(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def bag(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
-    """Sums and means of bags given as a matrix of ids (bags, L); other forms fall back."""
+    """Sums and means of bags given as a matrix of ids (bags, L); other forms use the fallback."""
     call = {**dict(zip(_BAG, args, strict=False)), **kwargs}
     slot, ids = tape.slot(call["weight"]), call["input"]
     if slot is None or ids.ndim != 2 or call.get("mode", "mean") not in ("sum", "mean"):

@@ -21,9 +21,10 @@ from sordino.gradients.companion_norm import STACKED_ROWS
 from sordino.gradients.contributions import Contribution, Outer, add_dense, held_by
 from sordino.gradients.convolution import Convolved
 from sordino.gradients.measure import NotFinite
-from sordino.gradients.memory import Pool, blocks, by_record, keep_freed_memory, lengths
+from sordino.gradients.memory import blocks, by_record, keep_freed_memory, lengths
 from sordino.gradients.narrow import MOST, narrow_sum
-from sordino.gradients.passes import Found, Loss, PassMemory, Setup, contributions
+from sordino.gradients.pass_memory import PassMemory
+from sordino.gradients.passes import Found, Loss, Setup, contributions
 from sordino.gradients.rows import Chunk, ClippedSum, Rows, checked, chunks, take, tensors
 from sordino.gradients.runs import stable
 from sordino.gradients.shards import Counting, Shards, reading
@@ -43,7 +44,6 @@ def clipped_sum(
     chunk: int | None = None,
     iterates: Iterates | None = None,
     centre: Mapping[str, Tensor] | None = None,
-    pool: Pool | None = None,
     keys: Tensor | None = None,
     assurance: Assurance | None = None,
     shards: Shards | None = None,
@@ -51,38 +51,40 @@ def clipped_sum(
 ) -> ClippedSum:
     """Σ over records of clip(gradient of the record), for every parameter that requires a gradient.
 
-    A record's gradient is the sum (or mean) over its rows of coefficient · ∇loss. Every record's share is within
-    ``clipping.clip_norm`` (in ``clipping.norm``), whatever the data: records whose gradient is not finite contribute
-    zero and are counted. No rows, or records without rows: they contribute zero. The model, its parameters and their
-    .grad are left as they were. Nothing here adds noise.
+    A record's gradient is the sum (or mean) over its rows of coefficient · ∇loss. Every record's contribution is at
+    most ``clipping.clip_norm`` (in ``clipping.norm``) for all data: records whose gradient is not finite contribute
+    zero and are counted. Records without rows contribute zero. The model, its parameters and their .grad are not
+    changed. Nothing here adds noise.
 
     Args:
         model: Any torch module whose records do not interact.
         loss: `loss(outputs, targets)` gives one value per row.
         rows: The rows and the record of each.
-        clipping: How a record is bounded.
+        clipping: How a record's gradient is bounded.
         reduction: "sum" or "mean" over a record's rows.
-        chunk: Bounds the records held at once and does not change the result; None: ``default_chunk``.
+        chunk: The largest number of records in memory at once; the result does not depend on it; None:
+            ``default_chunk``.
         iterates: (weights, factor) pairs: a record's gradient is the sum of factor · its gradient at those weights;
-            parameters that ``weights`` does not name stay as they are.
+            parameters that ``weights`` does not contain are unchanged.
         centre: A public vector by parameter name, subtracted from every record's gradient (DOPE-SGD).
-        pool: Memory that one call leaves to the next.
-        keys: The number of each record in its data set, in rising order, for which the others' numbers do not change
-            when a record is taken out. With them, some sums may be made in single precision, by blocks: faster.
-        assurance: Checks the engine against plain autograd, and records for interaction, wherever the program of a pass
-            is new, and remembers it.
-        shards: Of a model whose parameters are divided over processes: gathers them, and takes the sums of each chunk,
-            so that none are returned.
-        narrow: The sum is released as it is, nothing is added to it: then one over few records of parameters in single
-            precision is rounded to that (``narrow.MOST``).
+        keys: The number of each record in its data set, in increasing order, such that removing a record does not
+            change the others' numbers. With keys some sums may be computed in single precision, by blocks, which is
+            faster.
+        assurance: Checks the engine against plain autograd, and records for interaction, whenever the program of a pass
+            is new, and remembers what was checked.
+        shards: For a model whose parameters are divided over processes: gathers them, and receives the sums of each
+            chunk, so that none are returned.
+        narrow: The sum is released without another one being added: then a sum over few records of parameters in single
+            precision is rounded to single precision (``narrow.MOST``).
 
     Returns:
-        The sums by parameter name, in double precision but for ``narrow``; norms and losses of single records, which
-        are private.
+        The sums by parameter name, in double precision except with ``narrow``; norms and losses of single records,
+        which
+            are private.
 
     Raises:
         Refused: a scalar loss, BatchNorm in training mode, compiled modules, buffers written in the forward pass, or
-            records that interact; the message has the remedy.
+            records that interact; the message says what to do instead.
         InputError: a value is wrong.
     """
     if reduction not in ("sum", "mean"):
@@ -91,15 +93,14 @@ def clipped_sum(
         raise InputError(f"chunk must be at least 1 record, got {chunk}")
     n, records = checked(rows)
     if keys is not None and keys.shape != (records,):
-        raise InputError(f"keys has one number for each of {records} records, got {tuple(keys.shape)}")
+        raise InputError(f"keys must have one number for each of {records} records, got {tuple(keys.shape)}")
     keep_freed_memory()
     found = survey(model)
     parameters = found.parameters
     once = centre is None and not isinstance(clipping, PerLayerClip)
-    pool = Pool() if pool is None else pool
     state = [*found.state, *(survey_loss(loss) if isinstance(loss, nn.Module) else [])]
     memory = PassMemory() if assurance is None else assurance.memory
-    setup = Setup(model, row_loss(loss), parameters, state, pool, once, memory, shards)
+    setup = Setup(model, row_loss(loss), parameters, state, once, memory, shards)
     steps: Iterates = [({}, 1.0)] if iterates is None else iterates
     first = next(iter(parameters.values()))
     kind = accumulate(first.dtype)
@@ -122,15 +123,13 @@ def clipped_sum(
             runs = stable(keys.numpy())
             runs = np.append(runs, records + spare) if spare else runs
         with torch.no_grad():
-            whole = pool if narrow and part.records == records else None
+            whole = narrow and part.records == records
             here, bad = add_clipped(
                 gradients, clipping, parameters, sums, part.records, kind, runs, shards, spare, whole
             )
         norms.put(part.ids, here)
         dropped += bad
-        setup.pool.give_back()
         made.gradients.clear()
-    setup.pool.trim()
     for name, p in parameters.items() if shards is None else ():
         sums[name] = sums.pop(name) if name in sums else _zeros(p)
     norm, loss_values = norms.whole(kind, first.device), losses.whole(kind, first.device)
@@ -146,12 +145,12 @@ def examined(
     powers: Sequence[Any],
     assurance: Assurance | None,
 ) -> Iterator[tuple[Chunk, Found, int]]:
-    """Every chunk with its contributions and how many of them, the last ones, are nobody's; and what the assurance
-    finds once the caller has summed them.
+    """Yields every chunk with its contributions and the number of padding records among them (the last ones); then runs
+    the assurance's checks after the caller has summed them.
 
-    sizes: how many rows and records there are. A chunk whose rows can't be told apart because one of them is not
-    finite is taken record by record. One of a model that asks for the number of rows is filled up to a number that many
-    chunks share (``Assurance.room``).
+    sizes: the numbers of rows and records. A chunk whose rows can't be told apart because one of them is not
+    finite is processed record by record. For a model that queries the number of rows a chunk is padded to a number that
+    many chunks share (``Assurance.room``).
     """
     n, records = sizes
     if assurance is not None:
@@ -170,9 +169,8 @@ def examined(
                 waiting = [*part.by_record(n, records), *waiting]
                 continue
         if assurance is not None and made.sized and not assurance.sized:
-            assurance.sized = True  # from its first chunk on, so that other processes fill up the same chunks
+            assurance.sized = True  # from its first chunk on, so that other processes pad the same chunks
             if assurance.room(part) != part.rows:
-                setup.pool.give_back()
                 waiting = [part, *waiting]
                 continue
         yield part, made, full.records - part.records
@@ -182,7 +180,7 @@ def examined(
 
 
 class Scattered:
-    """A vector that arrives in pieces; places that none of them covers are zero."""
+    """A vector that is given in pieces; coordinates that no piece covers are zero."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -205,8 +203,8 @@ def per_record_gradients(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Every record's own gradient, (records, *shape) per trainable parameter, and the losses of the rows.
 
-    Nothing is clipped: private values, for those who clip them after (the momentum of single records). Memory is
-    records × weights. A parameter that the loss does not reach has zeros.
+    Nothing is clipped: these are private values for callers that clip later (the momentum of single records). Memory is
+    records × weights. A parameter on which the loss does not depend has zeros.
     """
     found = survey(model)
     parameters = found.parameters
@@ -224,7 +222,6 @@ def per_record_gradients(
             for name, gradient in made.gradients.items():
                 dense = gradient.dense(0, part.records)
                 whole[name][part.ids] = dense.reshape(part.records, *parameters[name].shape).to(whole[name].dtype)
-        setup.pool.give_back()
     return whole, losses
 
 
@@ -233,7 +230,7 @@ def _all_single(parameters: Iterable[Tensor]) -> bool:
 
 
 def narrowest(parameters: Iterable[Tensor]) -> torch.dtype | None:
-    """float32 where no parameter is wider."""
+    """float32 if no parameter is wider."""
     return torch.float32 if all(p.dtype.itemsize <= 4 for p in parameters) else None
 
 
@@ -242,17 +239,17 @@ def accumulate(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
-PRODUCT_BYTES = 192 << 20  # what the per-record gradients of a chunk may take when no chunk is given
-CHUNK_BYTES = 384 << 20  # what a chunk may take where that was measured
+PRODUCT_BYTES = 192 << 20  # memory for the per-record gradients of a chunk if no chunk size is given
+CHUNK_BYTES = 384 << 20  # memory for a chunk if its need was measured
 SMALLEST_CHUNK = 16
 
 
 def default_chunk(model: nn.Module, found: Survey, rows: Rows, records: int, held: int | None = None) -> int:
     """Equal chunks whose per-record weight gradients take about PRODUCT_BYTES, at least SMALLEST_CHUNK records each.
 
-    Vectors of features have one position per row, and nothing of a record is held but its activations: no chunks.
-    held: bytes that a record takes, where that was measured (`held_bytes`): a chunk may also have as many records as
-    take CHUNK_BYTES.
+    With vectors of features as inputs there is one position per row, and only a record's activations are stored: no
+    chunks. held: bytes per record, if they were measured (`held_bytes`): a chunk may also have as many records as fit
+    into CHUNK_BYTES.
     """
     limit = most_records(model, found, rows, held)
     parts = 1 if limit is None else -(-records // limit)
@@ -260,8 +257,8 @@ def default_chunk(model: nn.Module, found: Survey, rows: Rows, records: int, hel
 
 
 def held_bytes(setup: Setup, rows: Rows, sizes: tuple[int, int], steps: Iterates, powers: Sequence[Any]) -> int | None:
-    """What a chunk takes for each record, from what autograd saves and what the gradients are held in, measured on the
-    first two records; None where that can't be done. Nothing is drawn from the run's random numbers."""
+    """Bytes per record of a chunk, for what autograd saves and for the stored gradients, measured on the
+    first two records; None if that is not possible. Nothing is drawn from the run's random numbers."""
     n, records = sizes
     few = next(iter(chunks(rows, n, records, 2, False)))
     data = take(rows.inputs, few.index, n), take(rows.targets, few.index, n)
@@ -274,12 +271,11 @@ def held_bytes(setup: Setup, rows: Rows, sizes: tuple[int, int], steps: Iterates
             return None
     for gradient in made.gradients.values():
         saved |= held_by(gradient)
-    setup.pool.give_back()
     return sum(size for place, size in saved.items() if place not in known) // few.records
 
 
 def most_records(model: nn.Module, found: Survey, rows: Rows, held: int | None = None) -> int | None:
-    """How many records a chunk has at most where the caller does not say; None: any number. held: as above."""
+    """The largest number of records in a chunk if the caller gives none; None: any number. held: as above."""
     first = next((t for t in tensors(rows.inputs) if t.ndim), None)
     if first is None or (first.ndim <= 2 and first.is_floating_point()):
         return None
@@ -299,7 +295,7 @@ def layers(parameters: Mapping[str, Tensor]) -> dict[str, list[str]]:
 
 
 def row_loss(loss: Any) -> Loss:
-    """The loss with one value per row: torch's losses are asked for reduction='none'. The argument is not changed."""
+    """The loss with one value per row: torch's losses are called with reduction='none'. The argument is not changed."""
     if isinstance(loss, nn.Module):
         if getattr(loss, "reduction", "none") != "none":
             loss = copy.copy(loss)
@@ -308,7 +304,7 @@ def row_loss(loss: Any) -> Loss:
         return module
     try:
         takes = _takes_reduction(loss)
-    except TypeError:  # it can't be remembered
+    except TypeError:  # it can't be cached
         takes = _takes_reduction.__wrapped__(loss)
     return functools.partial(loss, reduction="none") if takes else loss
 
@@ -331,21 +327,21 @@ def add_clipped(
     runs: npt.NDArray[np.int64] | None = None,
     shards: Shards | None = None,
     spare: int = 0,
-    narrow: Pool | None = None,
+    narrow: bool = False,
 ) -> tuple[Tensor, int]:
     """Add the clipped gradients of the chunk's records to ``sums``; returns (norms, how many were dropped).
 
     Norms, factors and sums are in double precision: docs/guarantees/noise.md, section 6. With `shards` each parameter's
-    sum goes there, and is not kept. spare: so many more gradients come last, which are nobody's and count zero times.
-    narrow: these are all records, and sums come in single precision, with the pool's memory.
+    sum is passed on and not kept. spare: the number of padding gradients at the end, which have weight zero.
+    narrow: these are all records, and sums are in single precision.
     """
     total = records + spare
 
     def add_weighted(name: str, weight: Tensor) -> None:
-        if narrow is None:
-            add(name, functools.partial(gradients[name].add_to, weight=weight))
+        if narrow:
+            sums[name] = narrow_sum(gradients[name], weight, parameters[name])
         else:
-            sums[name] = narrow_sum(gradients[name], weight, parameters[name], narrow)
+            add(name, functools.partial(gradients[name].add_to, weight=weight))
 
     def add(name: str, to: Callable[[Tensor], object]) -> None:
         to(_sum(sums, name, parameters[name]))
@@ -387,7 +383,7 @@ def add_clipped(
     limit = clipping.coordinate_bound if isinstance(clipping, L2LinfClip) else None
     for name, gradient in gradients.items():
         size = parameters[name].numel()
-        if isinstance(clipping, L1Clip):  # summed from the very numbers that the norm was taken of: parts may cancel
+        if isinstance(clipping, L1Clip):  # the sum uses exactly the numbers whose norm was computed: parts may cancel
             add(name, lambda total, g=gradient, d=size: add_dense(g, total, factor, d))  # type: ignore[misc]
         elif limit is None:
             add_weighted(name, factor)
@@ -397,11 +393,11 @@ def add_clipped(
 
 
 def _as(t: Tensor, kind: torch.dtype) -> Tensor:
-    """`to` without the call where there is nothing to do: beside large products, each one is slow."""
+    """`to` without the call if there is nothing to do: next to large products each call is slow."""
     return t if t.dtype == kind else t.to(kind)
 
 
-_SUM = torch.float64  # of norms, factors and sums, whatever the parameters have
+_SUM = torch.float64  # the type of norms, factors and sums, for any parameters
 
 
 def _none(parameters: Mapping[str, Tensor], records: int) -> Tensor:
@@ -409,19 +405,19 @@ def _none(parameters: Mapping[str, Tensor], records: int) -> Tensor:
 
 
 def _zeros(parameter: Tensor) -> Tensor:
-    """numpy's memory is not touched before somebody writes to it: most of a large table stays as it is."""
+    """numpy's memory is not touched before it is written to: most of a large table is never written."""
     return torch.from_numpy(np.zeros(parameter.shape)).to(parameter.device)
 
 
 def _sum(sums: dict[str, Tensor], name: str, parameter: Tensor) -> Tensor:
-    """The sum so far, to be added to."""
+    """The sum so far, to which is added."""
     if name not in sums:
         sums[name] = _zeros(parameter)
     return sums[name]
 
 
 def _shown(norms: Tensor, kind: torch.dtype) -> Tensor:
-    """In the precision of the parameters; one that is finite stays so."""
+    """In the precision of the parameters; a finite sum stays finite."""
     found = _as(norms, kind)
     if kind != _SUM and bool((norms > (most := torch.finfo(kind).max)).any()):
         found = torch.where(torch.isfinite(norms) & (norms > most), most, found)

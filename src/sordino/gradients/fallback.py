@@ -1,4 +1,4 @@
-"""Any other operation of a parameter with data: the vector-Jacobian product of that operation alone, per record."""
+"""Any other operation on a parameter and data: the vector-Jacobian product of that operation, per record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sordino.gradients.vocabulary import writes
 
 
 class Call:
-    """One call, as a function of its slots (differentiated) and its data (cut by rows)."""
+    """One call, as a function of its slots (differentiated) and its data (indexed by rows)."""
 
     def __init__(self, tape: Tape, func: Any, args: Any, kwargs: Any) -> None:
         self.func, self.args, self.kwargs = func, args, kwargs
@@ -42,7 +42,7 @@ class Call:
         return [t for t in flat(out) if differentiable(t)]
 
     def vjp(self, position: int, gradient: Tensor, data: dict[int, Tensor]) -> dict[int, Tensor]:
-        """The gradient of each slot, with the random numbers of the forward pass."""
+        """The gradient of each slot, computed with the random numbers of the forward pass."""
         leaves = {key: s.value.detach().requires_grad_() for key, s in self.slots.items()}
         with torch.random.fork_rng(devices=[]):
             torch.random.set_rng_state(self.state)
@@ -59,7 +59,9 @@ def differentiable(t: Tensor) -> bool:
 
 def general(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     call = Call(tape, func, args, kwargs)
-    if call.writes and func is not Tensor.__setitem__:  # the tap is on a copy, which whoever holds the tensor has too
+    if (
+        call.writes and func is not Tensor.__setitem__
+    ):  # the tap is on a copy, which every holder of the tensor also has
         fresh = func(args[0].clone(), *tape.values(args[1:]), **tape.values(kwargs))
         return args[0].copy_(_tapped(tape, call, fresh, 0))
     out = func(*tape.values(args), **tape.values(kwargs))
@@ -91,17 +93,18 @@ def _tapped(tape: Tape, call: Call, output: Tensor, position: int) -> Tensor:
 
 
 Found = dict[int, Tensor]  # by slot
-Dims = dict[int, int | None]  # which dimension of an argument holds the rows; None: it is common to all
-OUTPUT = 0  # stands for the output among the arguments' ids
+Dims = dict[int, int | None]  # which dimension of an argument contains the rows; None: all rows share it
+OUTPUT = 0  # the key of the output among the arguments' ids
 
 
 def per_record(call: Call, position: int, gradient: Tensor, frame: Frame) -> Found:
-    """{slot: (records, *shape)}: rows in parallel, else each record's rows alone, where that gives the same sum as the
-    whole call; else the whole call once for each record, with the gradient of the others' positions set to zero.
+    """{slot: (records, *shape)}: over all rows in parallel; otherwise with each record's rows separately, if that gives
+    the same sum as the whole call; otherwise the whole call once per record, with the other records' gradients set to
+    zero.
 
-    A record that is not finite spoils its own gradient and no other's. In the last way 0 · NaN would carry it over, so
-    data that is not finite is taken for zero there, and where a product inside the call overflows the call is refused:
-    records that were dropped along with another would move the sum by more than one record's share.
+    A record that is not finite spoils only its own gradient. In the third case 0 · NaN would spread it, so non-finite
+    data is replaced by zero there, and the call is refused if a product inside it overflows: records that
+    were dropped together with another one would change the sum by more than one record's bound.
     """
     data = {key: t.detach() for key, t in call.data.items()}
     if isinstance(frame.layout, Whole):
@@ -110,7 +113,7 @@ def per_record(call: Call, position: int, gradient: Tensor, frame: Frame) -> Fou
     whole = call.vjp(position, gradient, data)
     if not all(_finite(t) for t in (gradient, *data.values(), *whole.values())):
         shown, sent = {key: _made_up(t) for key, t in data.items()}, _made_up(gradient)
-        whole = call.vjp(position, sent, shown)  # nothing adds up to NaN: the way is found on other numbers
+        whole = call.vjp(position, sent, shown)  # NaN would not add up: choose the method on other numbers
     dims = _row_dims(call, frame)
     if dims is not None:
         for attempt in (_vectorised, _alone):
@@ -131,8 +134,8 @@ def _one_by_one(call: Call, position: int, gradient: Tensor, frame: Frame, data:
     if not all(_finite(g[~own]) for g in found.values()):
         raise Refused(
             f"{getattr(call.func, '__name__', call.func)}: a value overflows in an operation whose rows sordino can't "
-            "tell apart, and would take other records with it; nothing was released. Write the operation so that rows "
-            "are one dimension of its inputs, or choose another batch size than a dimension of the data"
+            "separate, and would spoil other records; nothing was released. Write the operation so that rows "
+            "are one dimension of its inputs, or choose a batch size that equals no dimension of the data"
         )
     return found
 
@@ -146,7 +149,7 @@ def _numbers(t: Tensor) -> Tensor:
 
 
 def _made_up(t: Tensor) -> Tensor:
-    """Other numbers of the same shape; indices stay."""
+    """Other numbers of the same shape; indices are kept."""
     if not differentiable(t):
         return t
     kind = torch.complex64 if t.is_complex() else torch.float32
@@ -155,7 +158,7 @@ def _made_up(t: Tensor) -> Tensor:
 
 
 def _row_dims(call: Call, frame: Frame) -> Dims | None:
-    """The dimension of the rows in every argument, by its label; None where rows do not lie along one dimension."""
+    """The dimension of the rows in every argument, by its label; None if the rows are not one dimension."""
     if not isinstance(frame.layout, Axis) or frame.layout != Axis(frame.layout.dim):
         return None
     found: Dims = {OUTPUT: frame.layout.dim}
@@ -172,7 +175,7 @@ def _adds_up(found: Tensor, whole: Tensor) -> bool:
 
 
 def _vectorised(call: Call, position: int, gradient: Tensor, frame: Frame, data: Found, dims: Dims) -> Found | None:
-    """vmap over rows; None when the operation does not allow it."""
+    """vmap over rows; None if the operation does not support it."""
     values = {key: s.value.detach() for key, s in call.slots.items()}
 
     def one(row: Found) -> Found:
@@ -190,7 +193,7 @@ def _vectorised(call: Call, position: int, gradient: Tensor, frame: Frame, data:
 
 
 def _alone(call: Call, position: int, gradient: Tensor, frame: Frame, data: Found, dims: Dims) -> Found | None:
-    """The call with one record's rows after the other; None when it does not run with fewer rows."""
+    """The call on one record's rows after the other; None if it does not run on fewer rows."""
     rows = torch.arange(frame.rows)[:, None] if frame.slots is None else frame.slots
     parts = []
     try:

@@ -1,6 +1,6 @@
 """Squared norms of sums of products, from the inner products of their factors.
 
-The bounds of their rounding are in docs/guarantees/noise.md, section 6 (theorem 1).
+The bounds of the rounding errors are in docs/guarantees/noise.md, section 6 (theorem 1).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-PART = 256  # features of an inner product in single precision
+PART = 256  # features per inner product in single precision
 
 
 def gram(left: Tensor, right: Tensor) -> Tensor:
@@ -18,7 +18,7 @@ def gram(left: Tensor, right: Tensor) -> Tensor:
 
 
 def gram_by_parts(left: Tensor, right: Tensor) -> Tensor:
-    """The same from single precision: inner products of PART features at most, added up in double precision."""
+    """The same in single precision: inner products of at most PART features, summed in double precision."""
     return _inner_products(left).mul_(_inner_products(right)).sum((1, 2)).clamp_min_(0)
 
 

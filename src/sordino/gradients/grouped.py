@@ -1,7 +1,7 @@
 """Grouped products: rows sorted by expert, each part times the weights of its own expert (mixtures of experts).
 
-Taken apart into one product for each expert, which the rules for linear maps serve. That also runs in double
-precision, where torch's own kernel does not.
+The product is split into one product for each expert, handled by the rules for linear maps. Unlike torch's own kernel,
+this also runs in double precision.
 """
 
 from __future__ import annotations
@@ -27,6 +27,6 @@ def grouped_mm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
         for expert, end in enumerate(ends.tolist()):
             parts.append(torch.matmul(x[start:end], weights[expert]))
             start = end
-        if start < len(x):  # rows of no expert
+        if start < len(x):  # rows that belong to no expert
             parts.append(x.new_zeros(len(x) - start, weights.shape[2]))
         return torch.cat(parts)

@@ -1,7 +1,7 @@
 """The recurrence of a GRU, plain and with standardised projections, as one autograd function.
 
-Its backward gives the gradient of the input projection and that of the hidden projection at every step, which is all
-that per-record gradients of the weights are made of. Each step works on (batch, hidden) tensors that stay in the cache.
+The backward pass returns the gradients of the input projection and of the hidden projection at every step, from which
+the per-record weight gradients are computed. Each step works on (batch, hidden) tensors that stay in the cache.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class GRU(torch.autograd.Function):
     """r, z = σ(x + h), n = tanh(x_n + r·h_n), h' = n + z·(h − n), where the h parts are W_hh h + b_hh, standardised
     over their coordinates if ``eps`` is given.
 
-    xp (steps, batch, 3·hidden) is the input projection, as the gates take it. ``carrier`` is zero; its gradient is
+    xp (steps, batch, 3·hidden) is the input projection that the gates receive. ``carrier`` is zero; its gradient is
     that of W_hh h + b_hh.
     """
 
@@ -52,7 +52,7 @@ class GRU(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         steps, batch, hidden = xp.shape[0], xp.shape[1], w_hh.shape[1]
         gates, out = torch.empty_like(xp, memory_format=torch.contiguous_format), xp.new_empty(steps, batch, hidden)
-        # what the gates get from h: the n part alone, or all of it where standardisation needs it again
+        # the gates' input from h: the n part alone, or all of it if standardisation needs it again
         inner = xp.new_empty(steps, batch, hidden if eps is None else 3 * hidden)
         scale = xp.new_empty(steps, batch, 1)
         h, w = h0, w_hh.t()
@@ -97,6 +97,6 @@ class GRU(torch.autograd.Function):
 
 
 def _unstandardise(gradient: Tensor, standardised: Tensor, scale: Tensor) -> None:
-    """From the gradient of s(v) to that of v, in place: scale·(g − mean g − s·mean(g·s))."""
+    """From the gradient with respect to s(v) to that with respect to v, in place: scale·(g − mean g − s·mean(g·s))."""
     along = (gradient * standardised).mean(1, keepdim=True)
     gradient.sub_(gradient.mean(1, keepdim=True)).addcmul_(standardised, along, value=-1).mul_(scale)

@@ -4,7 +4,7 @@ In other groups and another order, with random numbers that are neutral (``neutr
 computed over the batch shows. In the same batch and order, with the same random numbers, and one row changed: what
 random numbers decide (who is mixed with whom) shows as well. And once more as it was at first, after all that: what a
 pass leaves to the next shows. A changed row is large, not there (NaN), at the ends of its range, all zero, or the copy
-of another.
+of another; several are changed at once, and one by one where the model does not take them together.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sordino.errors import Refused
-from sordino.gradients.memory import Pool
 from sordino.gradients.neutral import Neutral
 from sordino.gradients.passes import Setup
 from sordino.gradients.rows import call, take, tree_map
@@ -29,8 +28,11 @@ from sordino.gradients.shards import reading
 from sordino.gradients.survey import survey
 
 Data = tuple[Any, Any]
-EVERY = ("large", "missing", "ends", "zero", "copy")
-FEW = ("large",)
+Changes = tuple[str, ...]
+EVERY: tuple[Changes, ...] = (("large", "zero"), ("ends", "copy"), ("missing",))
+"""Rows that are changed together, each in one of these ways. NaN stands alone: it would hide the others."""
+FEW: tuple[Changes, ...] = (("large",),)
+_ROOM = 6  # rows; of fewer, one is changed at a time
 
 
 def generator_of(purpose: int) -> torch.Generator:
@@ -38,10 +40,10 @@ def generator_of(purpose: int) -> torch.Generator:
     return torch.Generator().manual_seed((torch.initial_seed() + 0x9E3779B9 * purpose) % (1 << 63))
 
 
-def check_groups(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], number: int = 1) -> None:
-    """The losses of rows in other groups, another order and beside a changed row, and as at first; Refused where they
+def check_groups(setup: Setup, data: Data, rows: int, variants: tuple[Changes, ...], number: int = 1) -> None:
+    """The losses of rows in other groups, another order and beside changed rows, and as at first; Refused where they
     move. number: of the test; each has another order and other changed rows."""
-    _check(setup, data, lambda one, given: _grouped(one, given, rows, ("same", *variants), 64 * number))
+    _check(setup, data, lambda one, given: _grouped(one, given, rows, _fitting(variants, rows), 64 * number))
 
 
 def check_some(setup: Setup, data: Data, rows: int, losses: Tensor | None, number: int, *, every: bool) -> None:
@@ -91,10 +93,14 @@ def _fails(error: Exception) -> Refused:
     )
 
 
-def check_places(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], number: int = 1) -> None:
-    """The losses of the other rows where one is changed in its place, with the same random numbers; Refused where they
-    move. number: of the test."""
-    _check(setup, data, lambda one, given: _in_place(one, given, rows, variants, 64 * number + 16))
+def check_places(setup: Setup, data: Data, rows: int, variants: tuple[Changes, ...], number: int = 1) -> None:
+    """The losses of the other rows where some are changed in their places, with the same random numbers; Refused where
+    they move. number: of the test."""
+    _check(setup, data, lambda one, given: _in_place(one, given, rows, _fitting(variants, rows), 64 * number + 16))
+
+
+def _fitting(variants: tuple[Changes, ...], rows: int) -> list[Changes]:
+    return list(variants) if rows >= _ROOM else [(way,) for ways in variants for way in ways]
 
 
 def _check(setup: Setup, data: Data, furthest: Callable[[Setup, Data], float]) -> None:
@@ -154,51 +160,66 @@ def _largest(base: Tensor) -> float:
     return float(finite.max()) if len(finite) else 1.0
 
 
-def _grouped(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], first: int) -> float:
+def _grouped(setup: Setup, data: Data, rows: int, variants: list[Changes], first: int) -> float:
+    """How far losses move. The first variant that the model takes as a whole is cut into small groups as well."""
     base = losses_of(setup, data)
-    size, worst = _largest(base), 0.0
-    for number, variant in enumerate(variants):
-        order, given, extreme = _one_changed(data, rows, variant, first + number)
-        cuts = [max(1, rows // 3)]
-        if variant == "same":
-            cuts = sorted({1, min(4, rows - 1), rows // 2})
+    size, worst, small = _largest(base), 0.0, True
+    number, todo = 0, list(variants)
+    while todo:
+        ways = todo.pop(0)
+        order, given, extreme = _some_changed(data, rows, ways, first + number)
+        number += 1
+        cuts = sorted({1, min(4, rows - 1), rows // 2}) if small else [max(1, rows // 3)]
+        complete = True
         for part in torch.tensor_split(order, cuts):
             if not len(part):
                 continue
+            others = ~torch.isin(part, extreme)
             try:
                 found = losses_of(setup, tuple(take(t, part, rows) for t in given))
             except (ValueError, RuntimeError, IndexError, ArithmeticError) as error:
-                if not bool((part == extreme).any()):
+                if bool(others.all()):
                     raise _fails(error) from error
-                continue  # the model does not take such a row at all: a distribution or a solver checks its arguments
-            others = part != extreme
+                complete = False  # the model does not take such rows: a distribution or a solver checks its arguments
+                continue
             worst = max(worst, _apart(found[others], base[part][others], size))
+        if not complete:
+            todo = [*([()] if small and () not in todo else []), *_one_by_one(ways), *todo]
+        small = small and not complete
     return max(worst, _apart(losses_of(setup, data), base, size))
 
 
-def _in_place(setup: Setup, data: Data, rows: int, variants: tuple[str, ...], first: int) -> float:
+def _one_by_one(ways: Changes) -> list[Changes]:
+    return [(way,) for way in ways] if len(ways) > 1 else []
+
+
+def _in_place(setup: Setup, data: Data, rows: int, variants: list[Changes], first: int) -> float:
     base = _fixed(setup, data)
     size, worst = _largest(base), 0.0
-    for number, variant in enumerate(variants):
-        _, given, extreme = _one_changed(data, rows, variant, first + number)
+    number, todo = 0, list(variants)
+    while todo:
+        ways = todo.pop(0)
+        _, given, extreme = _some_changed(data, rows, ways, first + number)
+        number += 1
         try:
             found = _fixed(setup, given)
         except (ValueError, RuntimeError, IndexError, ArithmeticError):
+            todo = [*_one_by_one(ways), *todo]
             continue
-        others = torch.arange(rows) != extreme
+        others = ~torch.isin(torch.arange(rows), extreme)
         worst = max(worst, _apart(found[others], base[others], size))
     return worst
 
 
-def _one_changed(data: Data, rows: int, variant: str, number: int) -> tuple[Tensor, Data, int]:
-    """(an order of the rows, the data with one row changed, that row; −1: none)."""
+def _some_changed(data: Data, rows: int, ways: Changes, number: int) -> tuple[Tensor, Data, Tensor]:
+    """(an order of the rows, the data with one row changed in each of these ways, those rows)."""
     with _disable_current_modes():
         source = generator_of(4 + number)
         order = torch.randperm(rows, generator=source)
-        if variant == "same":
-            return order, data, -1
-        extreme = int(order[int(torch.randint(rows, (), generator=source))])
-    return order, changed(data, extreme, variant), extreme
+        extreme = order[torch.randperm(rows, generator=source)[: len(ways)]]
+    for row, way in zip(extreme.tolist(), ways, strict=True):
+        data = changed(data, row, way)
+    return order, data, extreme
 
 
 def changed(data: Data, row: int, variant: str) -> Data:
@@ -238,4 +259,4 @@ def in_double(setup: Setup) -> Setup | None:
     except (RuntimeError, TypeError):
         return None
     found = survey(twin)
-    return replace(setup, model=twin, loss=loss, parameters=found.parameters, state=found.state, pool=Pool())
+    return replace(setup, model=twin, loss=loss, parameters=found.parameters, state=found.state)

@@ -1,12 +1,11 @@
-"""The labels of one pass: which tensors hold data, and the row of each of their positions (``lineage.py``)."""
+"""The labels of one pass: which tensors contain data, and the row of each of their positions (``lineage.py``)."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,24 +13,25 @@ from torch.autograd.function import BackwardCFunction
 
 from sordino.errors import Refused
 from sordino.gradients import selections, shards
-from sordino.gradients.flow import Labels, Rule, flat, pointwise
+from sordino.gradients.flow import Labels, flat
 from sordino.gradients.lineage import MANY, Axis, Lineage, Many, Owners, aligned, merged
-from sordino.gradients.memory import checksum
-from sordino.gradients.vocabulary import READS, name_of, rule_for, writes
+from sordino.gradients.readings import content_of, hash_of, unlike_any
+from sordino.gradients.vocabulary import Kind, kind_of
 
-Entry = tuple["weakref.ref[Tensor]", Lineage, bool, int]  # the tensor, its label, had it a gradient, its version
+# the tensor, its label, whether it had a gradient, its version
+Entry = tuple["weakref.ref[Tensor]", Lineage, bool, int]
 Before = tuple[Tensor, int, Entry | None]
 
 
 def version(t: Tensor) -> int:
     try:
         return t._version
-    except RuntimeError:  # inference tensors have none
+    except RuntimeError:  # inference tensors have no version
         return 0
 
 
 def _place(t: Tensor) -> int | None:
-    """Where its memory is; None for one that has none of its own to show (within torch.func, or sparse)."""
+    """The address of its memory; None for tensors without accessible memory (within torch.func, or sparse)."""
     try:
         return t.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):
@@ -40,92 +40,47 @@ def _place(t: Tensor) -> int | None:
 
 @functools.lru_cache(1 << 10)
 def _foreign(node: Any) -> bool:
-    """Is it the backward of an autograd.Function that is not ours?"""
+    """Is it the backward node of an autograd.Function outside this package?"""
     ours = getattr(getattr(node, "_forward_cls", None), "__module__", "").startswith("sordino.")
     return issubclass(node, BackwardCFunction) and not ours
-
-
-_unlike_any = itertools.count(1 << 61)
-
-
-def _hash(value: Any) -> int:
-    """Equal for equal values that were read. Each piece of memory (numpy's, a storage) has one of its own."""
-    if isinstance(value, (bool, int, float, complex, str)):
-        return hash(value)
-    return hash(repr(value)) if isinstance(value, (list, tuple)) else next(_unlike_any)
-
-
-def _content(t: Tensor) -> int:
-    """Equal for equal contents of small tensors, and for all within torch.func, where nothing can be read."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(t):
-        return 0
-    if t.device.type != "cpu" or t.layout != torch.strided or t.numel() * t.element_size() > 1 << 20:
-        return next(_unlike_any)
-    return checksum(t)
 
 
 _saved_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
-class Kind(NamedTuple):
-    """What the name of an operation says of it, looked up once.
-
-    own: the name of one that is treated by itself. hooks: it gives a hook, or a place for one, to what it is called on.
-    plain: it works position by position on what it is given, and does nothing else.
-    """
-
-    name: str
-    rule: Rule | None
-    reads: bool
-    writes: bool
-    hooks: bool
-    own: str | None
-    plain: bool
-
-
-@functools.lru_cache(1 << 12)
-def kind_of(func: Any) -> Kind:
-    name, own = name_of(func), getattr(func, "__name__", "")
-    hooks = func is Tensor.register_hook or name == "grad_fn"
-    single = own if own in ("requires_grad_", "__setitem__", "__set__") else None
-    rule, written = rule_for(func), writes(func)
-    plain = rule is pointwise and not (written or hooks or single)
-    return Kind(name, rule, name in READS, written, hooks, single, plain)
-
-
 class Book:
     """Labels by tensor, for a pass over ``rows`` rows.
 
-    read: a value of the data was brought out of a tensor (``item``), where it can't be followed.
-    mixed: data of other rows took part, without a gradient, in something that has a label.
+    read: a value of the data was converted to a Python number (``item``), where it can't be followed.
+    mixed: data of other rows influenced, without a gradient, something that has a label.
     crowded: some tensor has another dimension that is as long as the batch.
-    crossed: an operation that combined values of a row with values that are certainly of several.
-    hooked: something of the data has a hook, which may give another gradient than the program shows.
-    asked: the program asked how many rows there are, or may have found out.
-    cut: rows were taken by their places or permuted, so that what a row gets may depend on its place.
-    opened: the memory of a tensor was given to Python, where writes to it are not seen.
-    numbers: what was read, in its order, as hashes. What can't be compared with a later reading has one of its own.
+    crossed: an operation that combined values of one row with values that certainly belong to several.
+    hooked: a tensor with data has a hook, which may return another gradient than the program shows.
+    asked: the program queried the number of rows, or could have inferred it.
+    cut: rows were selected by position or permuted, so that a row's result may depend on its position.
+    opened: Python was given access to a tensor's memory, where writes are not intercepted.
+    numbers: hashes of the values that were read, in order. A value that can't be compared later has a unique hash.
 
-    A label is that of a tensor as it is: with it, the version of the tensor is kept, which every write to its memory
-    through autograd changes. A tensor with another version than the last operation left it with was written to where
-    nobody looked (``z.imag = …``, a scripted function), and is refused.
+    A label is valid for one version of a tensor. The version is stored with it; every write to the tensor's memory
+    through autograd changes it. A tensor whose version is not the one that the last intercepted operation left was
+    written to outside of the mode (``z.imag = …``, a scripted function), and is refused.
     """
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
-        self._constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # tensors that were seen and hold no data
+        self._constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # intercepted tensors that contain no data
         self.read = self.mixed = self.crowded = self.hooked = False
         self.crossed: str | None = None
         self._name = ""
-        self._unknown = False  # whether anything is labelled MANY
+        self._unknown = False  # whether any label is MANY
         self._of: dict[int, Entry] = {}
-        self.answers: list[bool] = []  # to questions about several rows, in their order: they may decide what is done
+        self.answers: list[bool] = []  # to questions about several rows, in order: they may determine control flow
         self.asked = self.opened = self.cut = False
-        self.ruled = False  # a rule of ours is at work: what it reads goes nowhere else
+        self.ruled = False  # one of our rules is running: the values that it reads are not used elsewhere
         self.numbers: list[int] = []
 
     def suspect(self) -> None:
-        """Rows take part in the choice of what others get (an index, a mask)."""
+        """Some rows influence which values other rows receive (an index, a mask)."""
         self.mixed = True
 
     def lineage(self, t: Any) -> Lineage | None:
@@ -133,52 +88,52 @@ class Book:
         if found is None or not isinstance(t, Tensor) or found[0]() is not t:
             return None
         if self.rows > 1 and t.requires_grad and (not found[2] or _foreign(type(t.grad_fn))):  # type: ignore[arg-type]
-            self.put(t, MANY)  # returned by a function with a backward of its own: the rows of that are not known
+            self.put(t, MANY)  # returned by a function with its own backward: its rows are not known
             return MANY
         return found[1]
 
     def has(self, t: Tensor) -> bool:
-        """Has it a label, which may be one from before it was written to?"""
+        """Does it have a label, possibly one from before the last write?"""
         found = self._of.get(id(t))
         return found is not None and found[0]() is t
 
     def holds(self, t: Tensor) -> bool:
-        """Does it hold data? Refused if it was written to since the last operation."""
+        """Does it contain data? Refused if it was written to since the last operation."""
         return self.entry(t) is not None
 
     def entry(self, t: Tensor) -> Entry | None:
-        """What is known of a tensor that holds data, as it is now. Refused if it was written to since the last
+        """The entry of a tensor that contains data, in its present version. Refused if it was written to since the last
         operation."""
         found = self._of.get(id(t))
         if found is None or found[0]() is not t:
             return None
         if found[3] != version(t):
             raise Refused(
-                "a tensor that holds data was written to where sordino can't look (z.real = "
+                "a tensor that contains data was written to where sordino can't intercept it (z.real = "
                 "…, z.imag = …, in place by a custom, a scripted or a compiled function), so its records are not known "
-                "any more; make a new tensor instead, by operations of torch: torch.complex(real, imaginary)",
+                "any more; make a new tensor by torch operations instead: torch.complex(real, imaginary)",
                 private=f"its shape is {tuple(t.shape)}",
             )
         return found
 
     def note(self, t: Tensor) -> None:
-        """It was seen, and holds no data."""
+        """Record that it was intercepted and contains no data."""
         self._constants[id(t)] = weakref.ref(t), version(t)
 
     def hidden(self, t: Tensor) -> None:
-        """It was computed from data where nobody looked. A custom function's forward pass is seen operation by
-        operation; what a scripted function reads is not, so that it may have read anything."""
+        """It was computed from data by an operation that was not intercepted. The forward pass of a custom function is
+        intercepted operation by operation; that of a scripted function is not, so it may have read any value."""
         self.put(t, MANY)
         if not _foreign(type(t.grad_fn)):  # type: ignore[arg-type]
-            self.numbers.append(next(_unlike_any))
+            self.numbers.append(next(unlike_any))
 
     def brought(self, t: Tensor) -> None:
-        """It came from where the program can't be followed (numpy), and may hold values that were read."""
+        """It comes from outside of torch (numpy) and may contain values that were read."""
         self.read = True
-        self.numbers.append(_content(t))
+        self.numbers.append(content_of(t))
 
     def known(self, t: Tensor) -> bool:
-        """Is it a constant, as it was left by the last operation on it?"""
+        """Is it a constant that was not written to since the last operation on it?"""
         found = self._constants.get(id(t))
         return found is not None and found[0]() is t and found[1] == version(t)
 
@@ -187,7 +142,7 @@ class Book:
         return t, version(t), self._entry(t)
 
     def _entry(self, t: Tensor) -> Entry | None:
-        """What is known of this tensor; not of one that had its place in memory before."""
+        """The entry of this tensor; not that of an earlier tensor with the same id."""
         found = self._of.get(id(t))
         return found if found is not None and found[0]() is t else None
 
@@ -195,7 +150,7 @@ class Book:
         if not t.numel():
             label = Owners(torch.full([1] * t.ndim, -1))  # nobody's
         self._of[id(t)] = weakref.ref(t), label, t.requires_grad, version(t)
-        self.read = self.read or t.is_inference()  # such tensors have no versions: a write could not be noticed
+        self.read = self.read or t.is_inference()  # such tensors have no versions: a write would go unnoticed
         if not isinstance(label, Axis):
             self._unknown = self._unknown or isinstance(label, Many)
             self.cut = True
@@ -213,9 +168,9 @@ class Book:
         self._constants.clear()
 
     def join(self, tensors: Sequence[Any], shape: Sequence[int], combines: bool = True) -> Lineage | None:
-        """The common label of tensors that are broadcast to ``shape``: that of the ones with a gradient, if others,
-        which can't carry a gradient to a parameter, disagree with it. combines: the result is made of numbers, not of
-        answers (comparisons)."""
+        """The common label of tensors that are broadcast to ``shape``. If tensors without a gradient, which can't pass
+        a gradient to a parameter, disagree, it is the label of those with one. combines: the result consists of
+        numbers, not of comparisons."""
         found: list[Lineage] = []
         graded: list[Lineage] = []
         for t in tensors:
@@ -242,7 +197,7 @@ class Book:
         return label
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any, before: Sequence[Before] = ()) -> None:
-        """Label the result of an operation on data. before: the tensors that it was given, as they were."""
+        """Labels the result of an operation on data. before: its argument tensors, as they were before the call."""
         kind = kind_of(func)
         if kind.plain and type(out) is Tensor and (label := self._alike(before, out)) is not None:
             self.see_hooks()
@@ -254,7 +209,7 @@ class Book:
             self.read = True
             if isinstance(out, bool) and not all(self._one_owner(t) for t in flat(args)):
                 self.answers.append(out)
-            self.numbers.append(_hash(out))
+            self.numbers.append(hash_of(out))
             return
         if kind.own is not None:
             if kind.own == "requires_grad_" and id(args[0]) in self._of:
@@ -265,14 +220,14 @@ class Book:
                 return
             if kind.own == "__set__":
                 self._attribute(getattr(func.__self__, "__name__", ""), *args)
-        self.hooked = self.hooked or kind.hooks  # whoever asks for a place in the graph can put a hook there
+        self.hooked = self.hooked or kind.hooks  # code that holds a node of the graph can attach a hook to it
         self.see_hooks()
         results = flat(out)
         if not results:
             self._replaced(func, args)
             if out is not None and not kind.hooks:  # torch.numel, is_same_size, …
                 self.asked = True
-                self.numbers.append(_hash(out))
+                self.numbers.append(hash_of(out))
             return
         if self.rows == 1:
             for t in results:
@@ -280,10 +235,10 @@ class Book:
             return
         self._put_all(kind, args, kwargs, results, self._labels(kind, args, kwargs, out))
         if isinstance(out, (tuple, list)) and any(not isinstance(self.lineage(t), Axis) for t in results):
-            self.asked = True  # how many results there are may depend on the number of rows (unbind, split)
+            self.asked = True  # the number of results may depend on the number of rows (unbind, split)
 
     def _alike(self, before: Sequence[Before], out: Tensor) -> Axis | None:
-        """The label that all data among these tensors has, where each is as large as the result; None otherwise."""
+        """The label that all data among these tensors shares, if each is as large as the result; None otherwise."""
         label: Axis | None = None
         shape = out.shape
         for t, _, entry in before:
@@ -298,13 +253,13 @@ class Book:
         return label if self.rows > 1 else None
 
     def see_hooks(self) -> None:
-        """Notes hooks on what autograd keeps for its way back."""
+        """Detects hooks on the tensors that autograd saves."""
         top = _saved_hooks(True)
         if top is not None and shards.hooked(top):
             self.hooked = True
 
     def _replaced(self, func: Any, args: Any) -> None:
-        """t.data = value: t has other numbers, and its place in the graph, with its label, as before."""
+        """t.data = value: t has new numbers, while its node in the graph and its label are unchanged."""
         if getattr(func, "__name__", "") != "__set__" or getattr(func.__self__, "__name__", "") != "data":
             return
         old, new = self.lineage(args[0]), self.lineage(args[1])
@@ -319,7 +274,7 @@ class Book:
         if kind.rule is not None:
             labels = kind.rule(self, args, kwargs, out)
         else:
-            self.mixed = True  # also the shape of its result may tell of all rows (unique, nonzero)
+            self.mixed = True  # the shape of its result may also depend on all rows (unique, nonzero)
         if isinstance(labels, Many):
             labels = self._of_one_row(args, kwargs, out) or labels
         elif self._unknown and any(isinstance(self.lineage(t), Many) for t in (*flat(args), *flat(kwargs))):
@@ -331,7 +286,7 @@ class Book:
         return label is None or (isinstance(label, Owners) and label.own.numel() == 1)
 
     def _of_one_row(self, args: Any, kwargs: Any, out: Any) -> list[Lineage | None] | None:
-        """Whatever is computed from one row alone belongs to it; None where the data is of several."""
+        """Whatever is computed from one row alone belongs to that row; None if the data belongs to several."""
         rows: set[int] = set()
         for t in (*flat(args), *flat(kwargs)):
             label = self.lineage(t)
@@ -362,23 +317,23 @@ class Book:
             self._overwrite(target, MANY)
 
     def _overwrite(self, t: Tensor, label: Lineage | None) -> None:
-        """``t`` now holds what was written (``written`` sees to the tensors that share its memory)."""
+        """``t`` now contains what was written (``written`` handles the tensors that share its memory)."""
         if label is not None:
             self.put(t, label)
         elif self.lineage(t) is not None:
             self.forget(t)
 
     def written(self, before: Sequence[Before], data: bool) -> None:
-        """After an operation: every argument that it wrote to has a label for what it holds now, and tensors that share
-        its memory hold that as well: their rows are not known any more, unless the label stayed the same."""
+        """After an operation: every argument that it wrote to gets a label for its new values. For other tensors that
+        share the memory the rows are not known any more, unless the label is unchanged."""
         for t, old, entry in before:
             now = version(t)
-            if now == old and self._of.get(id(t)) is entry:  # nearly always: nothing was written
+            if now == old and self._of.get(id(t)) is entry:  # the usual case: nothing was written
                 continue
             found = self._entry(t)
             if now == old and (found is entry or (found and entry and found[1] == entry[1])):
                 continue
-            if found is not None and found[3] != now:  # no rule said what was written
+            if found is not None and found[3] != now:  # no rule described the write
                 self.put(t, MANY)
                 self.mixed = True
             elif found is None and now != old:

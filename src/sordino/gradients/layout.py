@@ -1,7 +1,7 @@
 """From the label of an activation to its positions by record.
 
-A *layout* says where the rows are among the leading dimensions of the tensor whose gradient arrives at a use. It comes
-from the tensor's label (``lineage.py``); where the program does not tell, it is measured (``measure.py``).
+A *layout* tells where the rows are among the leading dimensions of the tensor whose gradient arrives at a use. It is
+derived from the tensor's label (``lineage.py``); if the program does not determine it, it is measured (``measure.py``).
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sordino.gradients.lineage import Axis, Lineage, Owners, along, covers
-from sordino.gradients.memory import Pool
 
 
 def split_dim(t: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
@@ -34,7 +33,8 @@ class Whole:
 
 @dataclass(frozen=True, eq=False)
 class Positions:
-    """Position j of the flattened leading dimensions belongs to row ``row[j]`` (−1: to none, its gradient is zero)."""
+    """Position j of the flattened leading dimensions belongs to row ``row[j]`` (−1: to no row, its gradient is
+    zero)."""
 
     row: Tensor
 
@@ -43,7 +43,7 @@ Layout = Axis | Whole | Positions
 
 
 def layout_of(label: Lineage, shape: Sequence[int], lead: Sequence[int], rows: int) -> Layout | None:
-    """The layout of a tensor with this label; None where rows are not known, or lie in dimensions of the features."""
+    """The layout of a tensor with this label; None if the rows are not known or lie in the feature dimensions."""
     if rows == 1:
         return Whole()
     if math.prod(shape) == 0 and not isinstance(label, Axis):
@@ -59,24 +59,23 @@ def layout_of(label: Lineage, shape: Sequence[int], lead: Sequence[int], rows: i
 
 @dataclass(frozen=True)
 class Frame:
-    """Folds activations into (records, S, features): S runs over all positions of all rows of a record."""
+    """Reshapes activations to (records, S, features): S runs over all positions of all rows of a record."""
 
     layout: Layout
     rows: int
     records: int
     slots: Tensor | None  # (records, k) as in rows.Chunk
     ragged: bool  # some slots are empty
-    pool: Pool = field(default_factory=Pool)  # memory for what a rule has to hold
-    once: bool = False  # weighted sums are asked for once, all with the same weights (single.Scaled)
+    once: bool = False  # weighted sums are requested once, all with the same weights (single.Scaled)
 
     @functools.cached_property
     def rowwise(self) -> bool:
-        """Row i is record i, and rows are dimension 0: nothing to be folded."""
+        """Row i is record i, and rows are dimension 0: nothing has to be reordered."""
         return self.slots is None and self.layout == Axis(0)
 
     def fold(self, t: Tensor, features: int, gradient: bool = False) -> Tensor:
-        """t (leading dimensions, *features) → (records, S, *features). Empty places hold zeros if ``gradient``, else
-        copies of the record's own first row (so that a bad record can't touch its neighbours)."""
+        """t (leading dimensions, *features) → (records, S, *features). Empty places contain zeros if ``gradient``, else
+        copies of the record's own first row (so that a non-finite record can't affect others)."""
         t = full(t)
         tail = t.shape[t.ndim - features :]
         t = self._by_row(t, features, tail)  # (rows, S, *features)
@@ -92,8 +91,8 @@ class Frame:
         return picked.reshape(m, k * t.shape[1], *tail)
 
     def owner(self, shape: Sequence[int]) -> Tensor:
-        """The record of every position (−1: of none), ready to be broadcast against a gradient of this shape.
-        All dimensions of the gradient are leading ones."""
+        """The record of every position (−1: none), broadcastable to a gradient of this shape, all of whose dimensions
+        are leading ones."""
         if self.slots is None:
             record = torch.arange(self.rows)
         else:

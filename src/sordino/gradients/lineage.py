@@ -1,17 +1,17 @@
 """Row lineage: which row of the batch each position of an activation belongs to.
 
-A *label* is attached to every tensor that is computed from the inputs. It says, for each position, the one row whose
+A *label* is attached to every tensor that is computed from the inputs. For each position it names the one row whose
 loss that position may influence:
 
 - ``Axis(dim, before, after)``: dimension ``dim`` has length before · rows · after, with the row index in the middle.
   (B, S, d) has ``Axis(0)``; flattened to (B·S, d) it has ``Axis(0, after=S)``; (S·B, d) has ``Axis(0, before=S)``.
 - ``Owners(own)``: an int64 tensor, broadcastable to the shape, with the row of each position (−1: of no row yet).
-- ``MANY``: not known. ``MIXED``: certainly of several rows (a mean over the batch, a row plus another).
+- ``MANY``: not known. ``MIXED``: certainly computed from several rows (a mean over the batch, a row plus another).
 
-Labels follow the operations of the program (``flow.py``); no length ever decides. They are sound in this sense: every
-operation gives an output position the label of each differentiable input position that it depends on, or MANY. So if
-the losses come out with ``Axis(0)``, loss i depends on no position that is labelled with another row than i, and the
-gradient that arrives at a position labelled i is that of loss i alone.
+Labels follow the operations of the program (``flow.py``) and are never inferred from lengths. They are sound in this
+sense: every operation gives an output position the label of each differentiable input position that it depends on, or
+MANY. So if the losses have the label ``Axis(0)``, loss i depends on no position that is labelled with another row than
+i, and the gradient that arrives at a position labelled i is that of loss i alone.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Owners:
-    """The row of each position; −1 where no row has a share yet. Broadcastable to the tensor's shape, equal ndim."""
+    """The row of each position; −1 if it belongs to no row yet. Broadcastable to the tensor's shape, equal ndim."""
 
     own: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Many:
-    """Several rows, or not known. certain: values of several rows were combined, beyond doubt."""
+    """Several rows, or not known. certain: values of several rows were certainly combined."""
 
     certain: bool = False
 
@@ -63,7 +63,7 @@ def along(axis: Axis, rows: int) -> Tensor:
 
 
 def owners(lineage: Axis | Owners, shape: Shape, rows: int) -> Tensor:
-    """The row of each position, with length 1 in dimensions along which it does not vary."""
+    """The row of each position, with length 1 in dimensions along which it is constant."""
     if isinstance(lineage, Owners):
         return lineage.own
     return along(lineage, rows).reshape([-1 if d == lineage.dim else 1 for d in range(len(shape))])
@@ -75,9 +75,9 @@ def spread(lineage: Axis | Owners, shape: Shape, rows: int) -> Tensor:
 
 
 def simplest(own: Tensor, rows: int) -> Lineage:
-    """The same lineage with few dimensions that vary; an ``Axis`` where it is one.
+    """The same lineage with few varying dimensions; an ``Axis`` if it has that form.
 
-    A position of no row (−1), for which any label is right, takes the row of its neighbours where there is one way to
+    A position without a row (−1), for which any label is correct, gets the row of its neighbours if there is one way to
     do so: padding belongs to the text that is padded.
     """
     if not own.numel():
@@ -96,8 +96,8 @@ def simplest(own: Tensor, rows: int) -> Lineage:
 
 
 def _filled(own: Tensor) -> Tensor:
-    """The rows' own dimension keeps one row in each line along every other dimension. Where few positions are taken,
-    another dimension may look the same; then nothing is filled in."""
+    """Along every other dimension the rows' own dimension has one row per line. If few positions were selected, another
+    dimension may have the same property; then nothing is filled in."""
     dims = [d for d in range(own.ndim) if own.shape[d] > 1 and _one_row(own, own.amax(d, keepdim=True))]
     if not dims:
         return own
@@ -120,7 +120,7 @@ def _as_axis(values: Tensor, dim: int, rows: int) -> Axis | None:
 
 
 def reshaped(lineage: Axis | Owners, before: Shape, after: Shape, rows: int) -> Lineage:
-    """Through a reshape, which keeps the row-major order of positions: row = (position // inner) mod rows."""
+    """Through a reshape, which preserves the row-major order of positions: row = (position // inner) mod rows."""
     if math.prod(after) == 0:
         return MANY
     if isinstance(lineage, Axis):
@@ -157,7 +157,7 @@ def reduced(lineage: Axis | Owners, dims: Sequence[int], keepdim: bool) -> Linea
             return MIXED
         return lineage if keepdim else Axis(lineage.dim - sum(d < lineage.dim for d in dims), *_sides(lineage))
     own, varying = lineage.own, [d for d in dims if lineage.own.shape[d] > 1]
-    if varying:  # a selection may have left one row along a dimension, or one beside positions of nobody
+    if varying:  # a selection may have left one row along a dimension, or one row and positions without a row
         highest = own.amax(varying, keepdim=True)
         if not bool(((own == highest) | (own < 0)).all()):
             return MIXED
@@ -170,9 +170,9 @@ def _sides(axis: Axis) -> tuple[int, int]:
 
 
 def merged(parts: Sequence[Lineage], shape: Shape, rows: int) -> Lineage:
-    """Of an operation on tensors of these lineages, all in the dimensions of the result: the label that they share.
+    """The common label of the arguments of an operation, all given in the dimensions of the result.
 
-    Where one has no row (−1) the others decide. MIXED where two disagree.
+    If one has no row (−1), the others determine the label. MIXED if two disagree.
     """
     first = parts[0]
     if all(p == first for p in parts) and isinstance(first, Axis):
@@ -203,7 +203,7 @@ def cut(lineage: Axis | Owners, shape: Shape, dim: int, index: Tensor, rows: int
 
 
 def covers(lineage: Lineage, lead: Sequence[int]) -> bool:
-    """Does the label vary over these dimensions only, and is every position's row known?"""
+    """Does the label vary along these dimensions only, and is the row of every position known?"""
     if isinstance(lineage, Axis):
         return lineage.dim in lead
     if isinstance(lineage, Many):

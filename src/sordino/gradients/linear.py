@@ -33,10 +33,10 @@ def emitter(
     x: Tensor, weight: Slot | None, bias: Slot | None, *, swapped: bool = False, x_squares: Tensor | None = None
 ) -> Emit:
     """swapped: the weight is (d_in, d_out), as in x @ W. x_squares: the squared norms of the rows of x,
-    where they are known."""
+    if they are known."""
 
     def single(g: Tensor, a: Tensor, a_squares: Tensor | None, once: bool) -> list[tuple[Slot, Contribution]]:
-        """One position for each record: (m, d_out) and (m, d_in)."""
+        """One position per record: (m, d_out) and (m, d_in)."""
         assert weight is not None
         g_squares, a_squares = squares(g), squares(a) if a_squares is None else a_squares
         rows = Scaled(g, shared=bias is not None, once=once)
@@ -53,7 +53,7 @@ def emitter(
             return single(g[:, 0], frame.fold(x, 1)[:, 0], None, frame.once)
         if weight is not None:
             a = frame.fold(x, 1)  # (m, S, d_in)
-            out.append((weight, outer(a, g, frame.pool) if swapped else outer(g, a, frame.pool)))
+            out.append((weight, outer(a, g) if swapped else outer(g, a)))
         if bias is not None:
             out.append((bias, bias_gradient(g)))
         return out
@@ -71,9 +71,9 @@ def _use(
     b: Slot | None = None,
     only: bool = True,
 ) -> Tensor:
-    """only: the bias holds no data."""
+    """only: the bias contains no data."""
     present = tuple([s for s in (w, b) if s is not None])
-    if not output.numel():  # a cluster of words, or an expert, that no record chose: no gradient
+    if not output.numel():  # a cluster of words or an expert that no record selected: no gradient
         return tape.mark(output)  # type: ignore[no-any-return]
     use = Use(func, present, output.shape, tuple(range(output.ndim - 1)), emit, hold(x))
     return tape.tap(output, use, tape.leading(x, 1) if only and w is not None else None)
@@ -94,12 +94,12 @@ def linear(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _needs_more(x: Tensor) -> bool:
-    """A gradient of its own, or autocast's precision."""
+    """Does it have a gradient of its own, or autocast's precision?"""
     return x.requires_grad or torch.is_autocast_enabled(x.device.type)
 
 
 def _with_squares(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x Wᵀ + b and the squared norms of x's rows, in blocks that the second still finds in the cache."""
+    """x Wᵀ + b and the squared norms of x's rows, in blocks that stay in the cache in between."""
     output = x.new_empty(x.shape[0], weight.shape[0])
     norm2 = x.new_empty(x.shape[0], dtype=torch.float64)
     if _by_loop(x, weight, bias, output, norm2):
@@ -111,7 +111,8 @@ def _with_squares(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tenso
 
 
 def _by_loop(x: Tensor, weight: Tensor, bias: Tensor | None, output: Tensor, norm2: Tensor) -> bool:
-    """The same by the compiled loop, which reads x once; False where there is none or memory has another form."""
+    """The same by the compiled loop, which reads x once; False if it is absent or does not support the memory
+    layout."""
     kernels = compiled() if x.dtype in (torch.float32, torch.float64) and x.stride(1) == 1 else None
     given = [t for t in (weight, bias) if t is not None]
     if kernels is None or not all(readable(t) and t.is_contiguous() and t.dtype == x.dtype for t in given):

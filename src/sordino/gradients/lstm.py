@@ -1,7 +1,7 @@
-"""The recurrence of an LSTM, whose backward pass gives the gradient of the gates at every step.
+"""The recurrence of an LSTM; its backward pass returns the gradient of the gates at every step.
 
-In single precision a loop in C does what comes after the product of each step, in one pass: torch's operations on a few
-thousand numbers take longer to be called than to run.
+In single precision a C loop computes everything after the product of each step in one pass: for a few thousand numbers
+the call overhead of torch's operations exceeds their run time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LSTM(torch.autograd.Function):
         for t in range(steps - 1, -1, -1):
             here = delta[t]
             if kernels is not None:
-                dh = dh.to(dc.dtype).contiguous()  # autocast makes products coarser
+                dh = dh.to(dc.dtype).contiguous()  # autocast reduces the precision of products
                 places = [x.data_ptr() for x in (gates[t], cells[t], squashed[t], dh, dc, here)]
                 kernels.lstm_back(*places, batch, hidden)
             else:
@@ -60,13 +60,14 @@ class LSTM(torch.autograd.Function):
 
 
 def _kernels(*tensors: Tensor) -> Kernels | None:
-    """The compiled loops, where all of it is in single precision and in memory that they can read."""
+    """The compiled loops, if all tensors are in single precision and in memory that the loops can read."""
     known = all(t.dtype == torch.float32 and readable(t) for t in tensors) and tensors[0].numel()
     return compiled() if known else None
 
 
 def _back(gates: Tensor, before: Tensor, squashed: Tensor, dh: Tensor, dc: Tensor, delta: Tensor) -> Tensor:
-    """One step: what dh and dc put on the gates, into ``delta``; returns the gradient of the cells before."""
+    """One step: writes the gradient of the gates, from dh and dc, into ``delta``; returns the gradient of the previous
+    cells."""
     i, f, g, o = gates.view(dc.shape[0], 4, -1).unbind(1)
     di, df, dg, do = delta.view(dc.shape[0], 4, -1).unbind(1)
     total = dc + dh * (o - o * squashed * squashed)

@@ -1,8 +1,8 @@
-"""Where the program does not tell which row a position belongs to, it is measured, on the very pass that is used.
+"""Measures which row a position belongs to if the program does not determine it, in the same pass that is used.
 
-Every row has two codes, random numbers between 1 and 2. The losses are sent back three times: as they are, and with
-each code as a further factor. A position that belongs to one row receives the same gradient each time, but for that
-row's factors, and so tells its row. A position that several rows reach does not: records interact, and the pass is
+Every row has two codes, random numbers between 1 and 2. There are three backward passes: of the losses themselves, and
+of the losses times each code. A position that belongs to one row receives the same gradient each time, up to that row's
+factors, which identify the row. A position that several rows reach does not: then records interact, and the pass is
 refused.
 """
 
@@ -24,15 +24,17 @@ if TYPE_CHECKING:
     from sordino.gradients.passes import Pass
 
 NEGLIGIBLE = 1e-5
-"""Of the largest gradient at a use: where one so small can't be told apart from rounding, it is left out."""
+"""Relative to the largest gradient at a use: smaller gradients can't be distinguished from rounding and are left
+out."""
 
 
 class NotFinite(Exception):
-    """A loss or gradient is not finite, so that rows can't be told apart: each record has to be taken by itself."""
+    """A loss or gradient is not finite, so rows can't be told apart: each record must be processed separately."""
 
 
 def measured(run: Pass, weight: Tensor) -> Iterator[tuple[Use, Tensor, Layout]]:
-    """Every use with its gradient and the row of each of its positions. NotFinite where a loss or gradient is not."""
+    """Every use with its gradient and the row of each of its positions. Raises NotFinite if a loss or gradient is
+    not."""
     if not bool(torch.isfinite(run.losses).all()):
         raise NotFinite
     whole: dict[int, tuple[Use, Tensor]] = {}
@@ -55,8 +57,9 @@ def measured(run: Pass, weight: Tensor) -> Iterator[tuple[Use, Tensor, Layout]]:
 
 
 def _codes(count: int) -> Tensor:
-    """Random numbers between 1 and 2, at least half a step of 1/count apart, and a quarter from 1: a gradient that does
-    not change with the losses' weights is nobody's. Not torch's: those may be neutral (``neutral.py``)."""
+    """Random numbers between 1 and 2, at least half a step of 1/count apart, and at least a quarter step from 1: a
+    gradient that does not change with the losses' weights belongs to no row. Not torch's: those may be fixed
+    (``neutral.py``)."""
     drawn = random.Random(torch.initial_seed() + count)
     places = drawn.sample(range(count), count)
     return 1 + torch.tensor([place + 0.25 + 0.5 * drawn.random() for place in places], dtype=torch.float64) / count
@@ -65,7 +68,7 @@ def _codes(count: int) -> Tensor:
 def _digits(
     run: Pass, weight: Tensor, codes: Tensor, factor: Tensor, whole: dict[int, tuple[Use, Tensor]], last: bool
 ) -> dict[int, Tensor]:
-    """The digit of every position (−1: its gradient is zero, or negligible), from one backward pass."""
+    """The digit of every position (−1: its gradient is zero or negligible), from one backward pass."""
     found: dict[int, Tensor] = {}
 
     def compare(use: Use, arriving: Tensor) -> None:
@@ -111,11 +114,11 @@ def _interact(use: Use) -> Refused:
     if use.mapped:
         return Refused(
             f"{use.label}: torch.vmap runs over another dimension than the rows here, so each of its elements uses the "
-            "parameter for all rows, whose shares can't be told apart; map over the rows (in_dims names their "
+            "parameter for all rows, whose contributions can't be separated; map over the rows (in_dims names their "
             "dimension), or call the function on the whole tensor without torch.vmap"
         )
     return Refused(
         f"{use.label}: the gradient of a record's loss reaches positions of other records here, so records interact, "
-        "or rows lie along a dimension over which this operation computes; find the operation before it that mixes the "
-        "batch and replace it, or put the rows into dimension 0"
+        "or rows lie along a dimension that this operation reduces or combines; find the earlier operation that "
+        "mixes the batch and replace it, or move the rows to dimension 0"
     )

@@ -1,4 +1,4 @@
-"""Blocks, buffers and passes over memory, numpy's where they take less of it, or less time, than torch's.
+"""Blocks, buffers and passes over memory. NumPy is used if it needs less memory or time than torch:
 
 | numpy's           | in place of | why                                                                            |
 |-------------------|-------------|--------------------------------------------------------------------------------|
@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from sordino.native.kernels import EVERY, compiled, readable
-from sordino.native.pages import buffer
 
 BLOCK_BYTES = 8 << 20  # dense per-record gradients are made in blocks of about this size
 CACHE_BYTES = 2 << 20  # what stays in a core's cache between a product and its norm
@@ -33,6 +32,7 @@ _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 _TINY = torch.finfo(torch.float64).tiny
 
 
+_LITTLE = 32 << 20
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's names for them, in malloc.h
 
 
@@ -40,9 +40,9 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's names for them, in malloc.h
 def keep_freed_memory() -> None:
     """Have the process keep the memory that a pass frees for the next one, once, before the first.
 
-    glibc returns freed memory to the system when there is more of it than twice the largest block that was ever freed,
+    glibc returns freed memory to the system if there is more of it than twice the largest block that was ever freed,
     and the next pass faults it in again, page by page: 8 % of a small CNN's step (docs/benchmarks.md). Up to 512 MB are
-    kept, and blocks up to 32 MB are not mapped by themselves. Elsewhere than on glibc this does nothing.
+    kept, and blocks up to 32 MB are not mapped separately. Without glibc this does nothing.
     """
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
@@ -51,41 +51,54 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Return to the system what the process holds and does not use: before and after something rare that takes much."""
+    """Returns unused memory of the process to the system: called before and after rare operations that need much.
+
+    A small amount is kept: faulting it in again would take a small model as long as several steps.
+    """
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+        library = ctypes.CDLL(None)
+        library.mallinfo2.restype = _Mallinfo
+        if library.mallinfo2().fordblks > _LITTLE:
+            library.malloc_trim(0)
+
+
+class _Mallinfo(ctypes.Structure):
+    """The struct mallinfo2 of glibc's malloc.h; fordblks: the number of free bytes."""
+
+    _fields_ = (("others", ctypes.c_size_t * 8), ("fordblks", ctypes.c_size_t), ("keepcost", ctypes.c_size_t))
 
 
 def checksum(t: Tensor) -> int:
-    """Of the content of a tensor: equal for equal values, in the same type."""
+    """A hash of a tensor's content: equal for equal values of the same type."""
     flat = t.detach().cpu().reshape(-1)
     flat = flat if flat.is_contiguous() and flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
     return zlib.crc32(flat.view(torch.uint8).numpy().data)
 
 
 def by_record(t: Tensor) -> Tensor:
-    """(records, coordinates), also for a parameter without dimensions."""
+    """Views a gradient as (records, coordinates), also for a parameter without dimensions."""
     return t.reshape(t.shape[0], -1)
 
 
 def blocks(records: int, coordinates: int, itemsize: int = 4, size: int = BLOCK_BYTES) -> list[tuple[int, int]]:
-    """Ranges of nearly equally many records whose dense gradients take at most ``size`` bytes (or one record each)."""
+    """Ranges of nearly equal numbers of records whose dense gradients take at most ``size`` bytes (or one record
+    each)."""
     most = max(1, size // max(1, coordinates * itemsize))
     step = max(1, -(-records // max(1, -(-records // most))))
     return [(lo, min(lo + step, records)) for lo in range(0, records, step)]
 
 
 def reads_memory(positions: Tensor, outputs: int) -> bool:
-    """Is a linear map of these positions to so few outputs bound by reading them from memory?"""
+    """Is the time of a linear map from these positions to so few outputs dominated by reading them from memory?"""
     return outputs <= 32 and positions.numel() * positions.element_size() > 4 * CACHE_BYTES
 
 
 def squares(t: Tensor, times: Tensor | None = None) -> Tensor:
     """(records, coordinates) → (records,) squared l2 norms in double precision; not finite where a record is not.
 
-    times: other numbers in double precision, one for each record, to multiply them with (‖l ⊗ r‖ = ‖l‖·‖r‖).
-    Right up to 2⁻¹⁷ of itself for numbers in single precision, of whatever size, up to 2⁻⁴⁰ for double precision; there
-    a square that underflows counts as the smallest normal number (docs/guarantees/noise.md, section 6).
+    times: further factors in double precision, one for each record (‖l ⊗ r‖ = ‖l‖·‖r‖).
+    Accurate to 2⁻¹⁷ (relative) for numbers of any size in single precision, to 2⁻⁴⁰ in double precision, where a square
+    that underflows counts as the smallest normal number (docs/guarantees/noise.md, section 6).
     """
     kernels = compiled() if t.dtype in _NUMPY and t.stride(1) == 1 and readable(t) else None
     times = times if times is None or times.dtype == torch.float64 else times.double()
@@ -105,14 +118,15 @@ def _dots(t: Tensor) -> Tensor:
 
 
 def too_long(norm2: Tensor) -> bool:
-    """Is there a row of a norm above 2⁶⁰, given the squares of all? Beyond, 2⁻¹²⁶ times it is not next to nothing."""
-    return bool((norm2.cpu().numpy() > 2.0**120).any())  # not for a NaN
+    """Is there a row with norm above 2⁶⁰, given all squares? For such a row, 2⁻¹²⁶ times its length is not
+    negligible."""
+    return bool((norm2.cpu().numpy() > 2.0**120).any())  # False for NaN
 
 
 def scaled(rows: Tensor, weight: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
     """(records, d) the rows, each times its weight, and (d,) their sum in double precision.
 
-    in_place: the rows are not needed any more. A row of weight zero counts as zero, whatever is in it.
+    in_place: the rows are not needed afterwards. A row of weight zero counts as zero, whatever its values.
     """
     weight = weight if weight.dtype == torch.float64 else weight.double()
     kernels = compiled() if rows.dtype in _NUMPY and readable(rows) and readable(weight) else None
@@ -126,7 +140,8 @@ def scaled(rows: Tensor, weight: Tensor, in_place: bool = False) -> tuple[Tensor
 
 
 def gather(total: Tensor, rows: Tensor, weight: Tensor) -> None:
-    """total += Σ_i weight_i · rows_i in double precision, for total (d,), contiguous; weight zero leaves a row out."""
+    """total += Σ_i weight_i · rows_i in double precision, for total (d,), contiguous; rows of weight zero are
+    skipped."""
     weight = weight if weight.dtype == torch.float64 else weight.double()
     kernels = compiled() if rows.dtype in _NUMPY and readable(rows) and readable(weight) else None
     if kernels is not None and rows.stride(1) == 1 and weight.stride(0) == 1:
@@ -139,7 +154,8 @@ def gather(total: Tensor, rows: Tensor, weight: Tensor) -> None:
 
 
 def gather_narrow(total: Tensor, rows: Tensor, weight: Tensor) -> bool:
-    """total ← the sum of `gather` on zeros, rounded once to single precision; False where no compiled loop can."""
+    """total ← the sum of `gather` on zeros, rounded once to single precision; False without a suitable compiled
+    loop."""
     kernels = compiled() if rows.dtype == torch.float32 and readable(rows) and readable(weight) else None
     if kernels is None or rows.stride(1) != 1 or weight.stride(0) != 1:
         return False
@@ -148,8 +164,8 @@ def gather_narrow(total: Tensor, rows: Tensor, weight: Tensor) -> bool:
 
 
 def scatter(total: Tensor, rows: Tensor, place: Tensor, owner: Tensor, weight: Tensor) -> None:
-    """total[place_j] += weight[owner_j] · rows_j in double precision, for total (size, d), contiguous; weight zero
-    leaves a row out."""
+    """total[place_j] += weight[owner_j] · rows_j in double precision, for total (size, d), contiguous; rows of weight
+    zero are skipped."""
     kernels = compiled() if rows.dtype in _NUMPY and all(map(readable, (rows, place, owner, weight))) else None
     if kernels is not None and all(t.is_contiguous() for t in (rows, place, owner, weight)):
         places = place.data_ptr(), owner.data_ptr(), weight.data_ptr(), total.data_ptr()
@@ -161,7 +177,8 @@ def scatter(total: Tensor, rows: Tensor, place: Tensor, owner: Tensor, weight: T
 
 
 def scatter_narrow(total: Tensor, rows: Tensor, place: Tensor, owner: Tensor, weight: Tensor) -> bool:
-    """total ← the sum of `scatter` on zeros, rounded once to single precision; False where no compiled loop can."""
+    """total ← the sum of `scatter` on zeros, rounded once to single precision; False without a suitable compiled
+    loop."""
     given = rows, place, owner, weight
     kernels = compiled() if rows.dtype == total.dtype == torch.float32 and all(map(readable, given)) else None
     if kernels is None or not all(t.is_contiguous() for t in given) or not len(rows):
@@ -171,8 +188,8 @@ def scatter_narrow(total: Tensor, rows: Tensor, place: Tensor, owner: Tensor, we
 
 
 def merge(index: Tensor, rows: Tensor, size: int, skip: int | None) -> tuple[Tensor, Tensor, Tensor] | None:
-    """One row for every record and place: (values, places, owners), from index (m, S) and rows (m, S, d) at these
-    places of a table of ``size`` rows, without those at ``skip``. None where no compiled loop can do it."""
+    """Sums the rows of each record at the same place: (values, places, owners), from index (m, S) and rows (m, S, d) at
+    these places of a table of ``size`` rows, without those at ``skip``. None without a suitable compiled loop."""
     kernels = compiled() if rows.dtype == torch.float32 and readable(rows) and readable(index) else None
     if kernels is None or not (rows.is_contiguous() and index.is_contiguous()) or index.dtype != torch.int64:
         return None
@@ -199,9 +216,9 @@ def blocked(
 ) -> None:
     """total += Σ_b weight_b · Σ_k left_k ⊗ right_k over the rows from bounds_b to bounds_(b+1).
 
-    The sum over a block is made in the precision of the rows, that over the blocks in double precision; a block of
-    weight zero is left out. total (p, q), contiguous, left (n, p), right (n, q). each: so many rows of a block are one
-    record's, and are added up by themselves first.
+    The sum over a block is computed in the precision of the rows, the sum over blocks in double precision; blocks of
+    weight zero are skipped. total (p, q), contiguous, left (n, p), right (n, q). each: this many rows of a block
+    belong to one record and are summed first.
     """
     kernels = compiled() if left.dtype == right.dtype == torch.float32 and readable(left) and readable(right) else None
     if kernels is not None and left.stride(1) == right.stride(1) == 1 and readable(weight):
@@ -216,7 +233,8 @@ def blocked(
 def blocked_narrow(
     total: Tensor, left: Tensor, right: Tensor, bounds: npt.NDArray[np.int64], weight: Tensor, each: int = EVERY
 ) -> bool:
-    """total ← the sum of `blocked` on zeros, rounded once to single precision; False where no compiled loop can."""
+    """total ← the sum of `blocked` on zeros, rounded once to single precision; False without a suitable compiled
+    loop."""
     kernels = compiled() if left.dtype == right.dtype == torch.float32 and readable(left) and readable(right) else None
     if kernels is None or not left.stride(1) == right.stride(1) == 1 or not readable(weight):
         return False
@@ -248,50 +266,3 @@ def compact(t: Tensor) -> Tensor:
     if t.device.type != "cpu" or t.dtype not in _NUMPY:
         return t.contiguous()
     return torch.from_numpy(np.ascontiguousarray(t.detach().numpy()))
-
-
-class Pool:
-    """Buffers that one chunk hands to the next, and one sum to the next of the same training: mapped memory need not be
-    faulted in again. Whoever holds it holds what the largest chunk so far needed for its products."""
-
-    def __init__(self) -> None:
-        self._free: dict[tuple[tuple[int, ...], torch.dtype], list[Tensor]] = {}
-        self._lent: list[Tensor] = []
-        self._work = torch.empty(0, dtype=torch.float64)
-        self._asked: set[tuple[tuple[int, ...], torch.dtype]] = set()
-
-    def borrow(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        key = shape[1:], like.dtype
-        self._asked.add(key)
-        free, whole = self._free.get(key, []), None
-        while free and (whole is None or whole.shape[0] < shape[0]):  # those that are too small are given up
-            whole = free.pop()
-        if whole is None or whole.shape[0] < shape[0]:
-            whole = buffer(shape, like.dtype, like.device)
-        self._lent.append(whole)
-        return whole[: shape[0]]
-
-    def work(self, size: int) -> Tensor:
-        """(size,) zeros in double precision, until the next call."""
-        if len(self._work) < size:
-            self._work = torch.empty(size, dtype=torch.float64)
-        return self._work[:size].zero_()
-
-    def free(self, t: Tensor) -> None:
-        """One buffer back before the chunk is done, where it came from here."""
-        for place, whole in enumerate(self._lent):
-            if whole.data_ptr() == t.data_ptr():
-                del self._lent[place]
-                self._free.setdefault((tuple(whole.shape[1:]), whole.dtype), []).append(whole)
-                return
-
-    def give_back(self) -> None:
-        """The chunk is done: nothing of it is read any more."""
-        for t in self._lent:
-            self._free.setdefault((tuple(t.shape[1:]), t.dtype), []).append(t)
-        self._lent.clear()
-
-    def trim(self) -> None:
-        """The sum is done: what it had no use for is given up (texts of another length, another batch's patches)."""
-        self._free = {key: found for key, found in self._free.items() if key in self._asked}
-        self._asked.clear()

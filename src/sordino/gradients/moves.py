@@ -1,6 +1,6 @@
-"""Labels through operations that move positions and compute nothing: views, selections, joins, scatters.
+"""Labels through operations that only move values: views, selections, concatenations, scatters.
 
-Where the label is not simply carried along, the same operation is applied to the row numbers themselves.
+If the label does not carry over directly, the same operation is applied to the row numbers.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def squeeze(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     if not isinstance(label, (Axis, Owners)):
         return label
     if out is x:
-        return MANY  # squeeze_: the shape that it had is gone
+        return MANY  # squeeze_: its previous shape is not available
     given = argument(args, kwargs, 1, "dim")
     dims = tuple(range(x.ndim)) if given is None else dims_of(given, x.ndim) or ()
     gone = [d for d in dims if x.shape[d] == 1]
@@ -111,7 +111,7 @@ def expand(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def repeat(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """The whole tensor again and again along each dimension."""
+    """Repeats the whole tensor along each dimension."""
     x = first(args, kwargs)
     label = tape.lineage(x)
     if not isinstance(label, (Axis, Owners)):
@@ -127,11 +127,11 @@ def repeat(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def repeat_interleave(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """Each index along ``dim`` several times in a row."""
+    """Repeats each index along ``dim`` several times in a row."""
     x = first(args, kwargs)
     label, times = tape.lineage(x), argument(args, kwargs, 1, "repeats")
     if isinstance(times, Tensor) and tape.lineage(times) is not None:
-        tape.suspect()  # how often those before it are repeated decides where a value lands
+        tape.suspect()  # the repetitions of earlier values determine the position of later ones
         return MANY
     if not isinstance(label, (Axis, Owners)):
         return label
@@ -212,7 +212,7 @@ def cat(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def joined(tape: Labelled, parts: Sequence[Tensor], dim: int, out: Tensor) -> Labels:
-    """Consecutive parts along ``dim``; constants among them take the label of the others where that is possible."""
+    """Consecutive parts along ``dim``; constants among them get the label of the others if that is possible."""
     labels = [tape.lineage(t) for t in parts]
     found = [label for label in labels if label is not None]
     if found and all(label == found[0] for label in found) and isinstance(found[0], Axis) and found[0].dim != dim:
@@ -247,7 +247,7 @@ def stack(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def turned(place: int) -> Any:
-    """flip and roll: the dimensions at ``place`` among the arguments are moved in themselves."""
+    """flip and roll: moves values within the dimensions given by the argument at ``place``."""
 
     def rule(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
         x = first(args, kwargs)
@@ -273,7 +273,7 @@ def turned(place: int) -> Any:
 
 
 def pad(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """Along the rows too: a shift, (1, -1), leaves the length as it was and moves every row."""
+    """Padding along the rows too: a shift, (1, -1), preserves the length and moves every row."""
     x, sides = first(args, kwargs), argument(args, kwargs, 1, "pad")
     label = tape.lineage(x)
     if not isinstance(label, (Axis, Owners)):
@@ -288,7 +288,7 @@ def pad(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def unfold(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """Tensor.unfold (windows along one dimension, with their inside as a last dimension) and F.unfold."""
+    """Tensor.unfold (windows along one dimension, whose values become the last dimension) and F.unfold."""
     x = first(args, kwargs)
     label, dims = tape.lineage(x), dims_of(argument(args, kwargs, 1, "dimension"), x.ndim)
     if out.ndim != x.ndim + 1:  # F.unfold: (N, C, H, W) to (N, patch, places)
@@ -303,7 +303,7 @@ def packed(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     x, lengths, batch_first = args
     label = tape.lineage(x)
     if tape.lineage(lengths) is not None:
-        tape.suspect()  # the longest of all decides the shape
+        tape.suspect()  # the longest of all rows determines the shape
     if not isinstance(label, (Axis, Owners)):
         return [label, None]
     own = owners(label, x.shape, tape.rows)

@@ -1,8 +1,8 @@
-"""Sums in single precision, each coordinate added up in double precision and rounded once.
+"""Sums in single precision: each coordinate is summed in double precision and rounded once.
 
-A sum in double precision takes twice the memory of the parameters, fresh in every step, and what is released from it
-half as much again. Over few records it may be rounded before it is released (docs/guarantees/noise.md, section 6,
-theorem 2): it is made a tile at a time, in memory that stays in the cache.
+A sum in double precision needs twice the memory of the parameters, newly allocated in every step, and the released
+value half as much again. Over few records the sum may be rounded before its release (docs/guarantees/noise.md, section
+6, theorem 2): it is computed a tile at a time, in memory that stays in the cache.
 """
 
 from __future__ import annotations
@@ -11,25 +11,24 @@ import torch
 from torch import Tensor
 
 from sordino.gradients.contributions import Contribution, Dense, Lookup, Outer
-from sordino.gradients.memory import Pool
 from sordino.gradients.single import Shift
+from sordino.native.pages import buffer
 
 MOST = 2048
-"""Records of a sum that may be rounded: 2 · MOST · 2⁻²⁴ clip norms of the margin."""
+"""Records of a sum that may be rounded: this uses 2 · MOST · 2⁻²⁴ clip norms of the margin."""
 
 
-def narrow_sum(of: Contribution, weight: Tensor, parameter: Tensor, pool: Pool) -> Tensor:
+def narrow_sum(of: Contribution, weight: Tensor, parameter: Tensor) -> Tensor:
     """Σ_i weight_i · g_i in the parameter's shape, in single precision.
 
     Args:
-        of: the gradients of all records of the sum.
+        of: the per-record gradients of all records of the sum.
         weight: (records,) in double precision.
-        parameter: whose gradients they are.
-        pool: lends memory.
+        parameter: the parameter that they belong to.
     """
     out = torch.empty(parameter.shape, dtype=torch.float32)
     if isinstance(of, (Outer, Dense, Lookup)) and not isinstance(of, Shift) and of.narrow_to(out, weight):
         return out
-    total = pool.work(out.numel()).view(out.shape)
+    total = buffer(out.shape, torch.float64).zero_()
     of.add_to(total, weight)
     return out.copy_(total)

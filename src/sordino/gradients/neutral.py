@@ -1,16 +1,16 @@
-"""Random numbers made neutral, so that two runs of a model can be compared however their rows are grouped; or the same.
+"""Replaces random numbers, so that two runs of a model can be compared whatever the grouping of their rows.
 
-A dispatch mode sees every random operation below autograd, inside attention and recurrent layers too, and gives a fixed
-value in its place: a given quantile of a uniform range or a normal distribution, 1 or 0 for a Bernoulli variable, the
-largest weights of a multinomial draw, a shift by one for a permutation (which must show if it moves rows).
+A dispatch mode intercepts every random operation below autograd, also inside attention and recurrent layers, and
+returns a fixed value instead: a given quantile of a uniform or normal distribution, 1 or 0 for a Bernoulli variable,
+the largest weights of a multinomial draw, a shift by one for a permutation (so that moved rows are detected).
 
-Equal numbers hide what unequal ones decide (``torch.randn(n).argsort()`` moves nobody). So there is a second kind: each
-draw has numbers of its own, the same in every run, whatever was drawn before.
+Equal numbers hide effects that unequal ones have (``torch.randn(n).argsort()`` would move no row). So there is a second
+kind: each draw gets its own numbers, which are the same in every run and do not depend on earlier draws.
 
-Both stand for numbers that nobody knows: the run's own, which are secret, so that a record may be thought to keep its
-mask when another one is taken out. Numbers of a generator that the model has made or seeded itself are known. They
-belong to a place in the batch, and a record that is taken out moves those of all later ones. So they are left as they
-are, and show as an interaction where rows have numbers of their own.
+Both replace numbers that an adversary does not know: the run's own, which are secret, so that a record may be assumed
+to keep its mask if another record is removed. Numbers of a generator that the model itself makes or seeds are known.
+They belong to a position in the batch, and removing a record shifts those of all later ones. So these are not replaced,
+and are detected as an interaction if rows have numbers of their own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Act = Callable[[Any, Any, Any, float], Any]
 
 
 def _filled(value: Callable[[float, Any, Any], Any]) -> Act:
-    """value: from (level, the call's numbers, its keywords) to what takes the place of the draws."""
+    """value: maps (level, the call's arguments, its keywords) to the replacement of the draws."""
 
     def run(func: Any, args: Any, kwargs: Any, level: float) -> Any:
         numbers = [a for a in args if isinstance(a, (int, float)) and not isinstance(a, bool)]
@@ -88,7 +88,7 @@ def _native_dropout(func: Any, args: Any, kwargs: Any, level: float) -> Any:
 
 
 def _rrelu(func: Any, args: Any, kwargs: Any, level: float) -> Any:
-    """Slopes between a lower and an upper bound: one slope for all."""
+    """Slopes between a lower and an upper bound: the same slope for all."""
     names = {a.name: a.default_value for a in func._schema.arguments}
     given = {**names, **dict(zip(names, args, strict=False)), **kwargs}
     slope = given["lower"] + (given["upper"] - given["lower"]) * level
@@ -146,21 +146,21 @@ _NEUTRAL: dict[str, Act] = {
 
 
 def _drawn(func: Any, args: Any, kwargs: Any, number: int) -> Any:
-    """The draw, from a generator that knows its number and nothing else."""
+    """The draw, from a generator that is seeded with the number of the draw only."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(number)
         return func(*args, **kwargs)
 
 
 class Neutral(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is active no operation draws random numbers. level, between 0 and 1: which values take their place;
+    """While this mode is active no operation draws random numbers. level, between 0 and 1: which values replace them;
     None: each draw has its own random numbers, which are the same in every run."""
 
     def __init__(self, level: float | None = 0.5) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.level = level
-        self.asked = False  # whether the level took the place of anything
-        self.drew = False  # whether anything would have been drawn, inside attention too
+        self.asked = False  # whether any value depended on the level
+        self.drew = False  # whether anything would have been drawn, also inside attention
         self.draws = 0
         self.foreign = False  # whether numbers were drawn that are not the run's
         self._seed = torch.initial_seed()
@@ -171,8 +171,8 @@ class Neutral(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # A tape must not see what torch does of itself: a view's place in the graph is made again under a lock of
-        # torch's, and a question about that view would wait for this lock for ever.
+        # A tape must not intercept torch's internal calls: torch recreates a view's node in the graph under a lock, and
+        # a query about that view would wait for this lock forever.
         with torch._C.DisableTorchFunction():
             return self._acted(func, args, kwargs or {})
 
@@ -189,19 +189,19 @@ class Neutral(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.asked = self.drew = True
             return _NEUTRAL[name](func, args, kwargs, self.level)
         if "attention" in name:
-            self.drew = True  # it may have a dropout of its own
+            self.drew = True  # it may contain dropout
             return _attention(func, args, kwargs, self.level)
         return func(*args, **kwargs)
 
     def _is_foreign(self, args: tuple[Any, ...]) -> bool:
-        """Is it drawn from a generator of the model's own, or from torch's after the model seeded it?"""
+        """Is it drawn from a generator that the model made, or from torch's after the model seeded it?"""
         own = (a for a in args if isinstance(a, torch.Generator))
         return any(a is not torch.default_generator for a in own) or torch.initial_seed() != self._seed
 
 
 @contextmanager
 def neutral(level: float | None = 0.5) -> Iterator[Neutral]:
-    """A comparison under neutral numbers; where it fails and the model has numbers of its own, these are named."""
+    """Runs a comparison under fixed numbers; if it fails and the model has its own generator, the message says so."""
     with Neutral(level) as mode:
         try:
             yield mode
@@ -210,8 +210,8 @@ def neutral(level: float | None = 0.5) -> Iterator[Neutral]:
                 raise
             raise Refused(
                 f"{error}. The model draws random numbers from a generator that it has made or seeded itself "
-                "(generator=, torch.manual_seed): if rows have numbers of their own, that may be all. Whoever knows "
-                "the seed knows these numbers, and a record that is taken out moves those of all later ones; leave the "
-                "generator out, then the run's secret randomness is drawn from",
+                "(generator=, torch.manual_seed): if rows have numbers of their own, that may be the only reason. "
+                "Anyone who knows the seed knows these numbers, and removing a record shifts those of all later "
+                "ones; remove the generator, so that the run's secret randomness is used",
                 private=error.private,
             ) from error

@@ -1,4 +1,5 @@
-"""Layer, group, instance, RMS and frozen batch normalisation: gradients of scales and shifts; refusals of the rest."""
+"""Layer, group, instance, RMS and frozen batch normalisation: gradients of scales and shifts; other uses are
+refused."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def _batch_statistics(name: str) -> Refused:
 
 
 def refuse_batchnorm(name: str, module: nn.Module) -> None:
-    """Before the forward pass: the module counts its batches before it asks for batch_norm."""
+    """Runs before the forward pass: the module counts its batches before it calls batch_norm."""
     if module.training or module.running_mean is None:
         raise _batch_statistics(name or "the model")
 
@@ -59,7 +60,7 @@ def refuse_running_statistics(tape: Tape, func: Any, args: Any, kwargs: Any) -> 
     if call["use_input_stats"] and call["running_mean"] is not None:
         raise Refused(
             f"{_owner(tape, call, 'InstanceNorm')}: InstanceNorm with track_running_stats writes statistics of the "
-            "batch into its buffers, unprotected; set track_running_stats=False"
+            "batch into its buffers without noise; set track_running_stats=False"
         )
 
 
@@ -115,7 +116,8 @@ def rms_norm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _per_image(tape: Tape, func: Any, t: Tensor | None, x: Tensor) -> Tensor | None:
-    """A scale or shift of C channels as (n, C), one for each image, so that autograd's own kernel keeps them apart."""
+    """A scale or shift of C channels as (n, C), one for each image: autograd's kernel returns their gradients
+    separately."""
     if t is None:
         return None
     n, slot, label = x.shape[0], tape.slot(t), tape.joined([x], x.shape)
@@ -129,7 +131,7 @@ def _per_image(tape: Tape, func: Any, t: Tensor | None, x: Tensor) -> Tensor | N
 
 
 def _grouped(tape: Tape, func: Any, x: Tensor, groups: int, weight: Any, bias: Any, eps: float) -> Any:
-    """Group normalisation of n images with c channels is that of one image with n·c channels."""
+    """Group normalisation of n images with c channels equals that of one image with n·c channels."""
     n, c = x.shape[:2]
     w, b = (_per_image(tape, func, t, x) for t in (weight, bias))
     flat = [None if t is None else t.reshape(n * c) for t in (w, b)]
@@ -157,7 +159,7 @@ def instance_norm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def batch_norm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
-    """With frozen statistics (the guard has refused the rest): a scale and a shift per channel."""
+    """With frozen statistics (the guard refuses the other mode): a scale and a shift per channel."""
     call = _bound(_BATCH, args, kwargs, weight=None, bias=None, eps=1e-5)
     x = call["input"]
     if tape.slot(x) is not None:
@@ -170,7 +172,7 @@ def batch_norm(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def weight_standardisation(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
-    """A kernel of filters that are standardised: of a parameter itself the pull-back is known."""
+    """A kernel of standardised filters; for a parameter the pull-back is known in closed form."""
     weight, eps = args
     slot = tape.slot(weight)
     if kwargs or slot is None or slot.name is None:

@@ -1,9 +1,8 @@
-"""One forward and one backward pass over the rows of a chunk, and what every parameter's records got out of it."""
+"""One forward and one backward pass over the rows of a chunk, and the per-record contributions to every parameter."""
 
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,12 +14,12 @@ from torch import Tensor, nn
 
 from sordino.errors import Refused
 from sordino.gradients.checkpoints import without_checkpoints
-from sordino.gradients.contributions import Contribution, Dense, Total, merged
+from sordino.gradients.contributions import Contribution, Dense
 from sordino.gradients.derived import reached
 from sordino.gradients.layout import Frame, Layout, Whole
 from sordino.gradients.lineage import ROWS
 from sordino.gradients.measure import measured
-from sordino.gradients.memory import Pool
+from sordino.gradients.pass_memory import ModuleTensors, PassMemory
 from sordino.gradients.pulled import Pullback, Pulled, Viewed
 from sordino.gradients.refusals import Aside, early, one_pass
 from sordino.gradients.rows import Chunk, call, tensors, tree_map
@@ -29,6 +28,7 @@ from sordino.gradients.shards import Shards
 from sordino.gradients.slots import Slot, Use, check_held, not_implemented
 from sordino.gradients.survey import Held, check_state
 from sordino.gradients.tape import Tape
+from sordino.gradients.totals import Total, merged
 
 Loss = Callable[[Any, Any], Tensor]
 Values = Mapping[str, Tensor]
@@ -36,15 +36,14 @@ Values = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Setup:
-    """What stays the same over all passes of a call."""
+    """What is the same in all passes of a call."""
 
     model: nn.Module
     loss: Loss
     parameters: Mapping[str, nn.Parameter]
     state: Sequence[Held]
-    pool: Pool = field(default_factory=Pool)
     once: bool = False  # as in Frame
-    memory: PassMemory = field(default_factory=lambda: PassMemory())
+    memory: PassMemory = field(default_factory=PassMemory)
     shards: Shards | None = None  # of a model whose parameters are divided over processes
 
     @property
@@ -52,77 +51,13 @@ class Setup:
         return next(iter(self.parameters.values())).device
 
 
-class PassMemory:
-    """What one pass leaves to the next of the same training: the tensors that held its data, to be known again."""
-
-    def __init__(self) -> None:
-        self.graded = False  # whether the losses of some pass depended on a parameter
-        self._carried: list[weakref.ref[Tensor]] = []
-        self._constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}
-
-    def leave(self, data: Sequence[weakref.ref[Tensor]], given: Sequence[Tensor]) -> None:
-        """data: what held data in the pass. given: its inputs and targets, which the caller may use again.
-
-        Kept for as long as the tensors live, so that one may come back after any number of passes.
-        """
-        theirs = {id(t) for t in given}
-        new = [ref for ref in data if (t := ref()) is not None and id(t) not in theirs]
-        self._carried = [*(ref for ref in self._carried if ref() is not None), *new]
-
-    def is_constant(self, t: Tensor, held: ModuleTensors) -> bool:
-        """Was it there before this pass, and is nothing of an earlier batch in it?"""
-        if any(ref() is t for ref in self._carried):
-            raise Refused(
-                "a tensor that was computed from an earlier batch is used again: what the model keeps between batches "
-                "(a queue, a cache, a moving average) holds records without noise: remove it",
-                private=f"its shape is {tuple(t.shape)}",
-            )
-        if held.registered(t):
-            return True  # what a pass writes to these is refused
-        known = self._constants.get(id(t))
-        if known is not None and known[0]() is t:
-            return known[1] == t._version
-        self._constants[id(t)] = weakref.ref(t), t._version  # the next pass finds it as it was before
-        return held.kept(t)
-
-
-class ModuleTensors:
-    """The tensors that modules hold, looked for once in a pass, when one is first asked for.
-
-    To search all modules for each tensor took a tenth of MaxViT's step. What a module is given later is not known here.
-    """
-
-    def __init__(self, modules: Sequence[nn.Module], state: Sequence[Held], memory: PassMemory) -> None:
-        self._modules, self._state, self._memory = modules, state, memory
-        self._registered: dict[int, Tensor] | None = None
-        self._kept: dict[int, Tensor] | None = None
-
-    def constant(self, t: Tensor) -> bool:
-        """Was it made before the pass, and is it the same for all rows?"""
-        return self._memory.is_constant(t, self)
-
-    def registered(self, t: Tensor) -> bool:
-        """As a parameter or a buffer."""
-        if self._registered is None:
-            self._registered = {id(held.tensor): held.tensor for held in self._state}
-        return self._registered.get(id(t)) is t
-
-    def kept(self, t: Tensor) -> bool:
-        """In any attribute, or a list or a dict of it."""
-        if self._kept is None:
-            found = (t for root in self._modules for m in root.modules() for t in tensors(list(vars(m).values())))
-            self._kept = {id(t): t for t in found}
-        return self._kept.get(id(t)) is t
-
-
 class Pass:
     """The forward pass over some rows, ready for one or several backward passes.
 
     proven: the program shows that loss i depends on row i alone, and where the rows are at every use.
-    independent: no value left the tensors either, so that nothing but the number of rows can decide what a row gets.
-    sized: what it does may depend on the number of rows or on their places. numbers: a hash of the values that it read,
-    if any.
-    opened: it was given the memory of a tensor.
+    independent: moreover no value was read from a tensor, so only the number of rows can influence a row's result.
+    sized: the computation may depend on the number of rows or on their positions. numbers: a hash of the values that
+    were read, if any. opened: the model was given access to a tensor's memory.
     """
 
     def __init__(self, setup: Setup, data: tuple[Any, Any], rows: int, values: Values) -> None:
@@ -165,14 +100,15 @@ class Pass:
         self.losses = self.losses.detach()
 
     def backward(self, weight: Tensor, arrived: Callable[[Use, Tensor], None], keep: bool = False) -> None:
-        """Send Σ weight·loss back; ``arrived`` gets the gradient of every use. Gradient mode is off meanwhile."""
+        """Backward pass of Σ weight·loss; ``arrived`` receives the gradient of every use. Gradient mode is off
+        meanwhile."""
         tape = self.tape
         tape.arrived = one_pass(arrived)
         if not self.losses.requires_grad:
             if self.setup.memory.graded:
-                return  # in other batches they did: no record of this one uses a parameter
+                return  # they did in other batches: no record of this one uses a parameter
             raise Refused(
-                "the loss does not depend on any trainable parameter through operations that sordino can see; "
+                "the loss does not depend on any trainable parameter through operations that sordino can intercept; "
                 "check that the model is in use, not wrapped in no_grad, scripted or compiled"
             )
         self.setup.memory.graded = True
@@ -188,7 +124,7 @@ class Pass:
         for (name, _), gradient in zip(watched, found, strict=False):
             if gradient is not None:
                 raise Refused(
-                    f"{name}: it is used inside an operation that sordino can't look into (a custom autograd.Function, "
+                    f"{name}: it is used inside an operation that sordino can't intercept (a custom autograd.Function, "
                     "a scripted or a compiled module); write that operation in plain PyTorch, or freeze the parameter"
                 )
 
@@ -200,7 +136,7 @@ def _without_gradient(t: Tensor) -> Tensor:
 def _check_crossed(operation: str | None) -> None:
     if operation is not None:
         raise Refused(
-            f"{operation}: combines what belongs to one record with what was computed over several (a mean, a maximum, "
+            f"{operation}: combines values of one record with values computed over several (a mean, a maximum, "
             "a ranking over the batch, or another record), so records interact; make it work row by row, over the "
             "other dimensions only"
         )
@@ -209,9 +145,9 @@ def _check_crossed(operation: str | None) -> None:
 def _check_seed(before: int) -> None:
     if torch.initial_seed() != before:
         raise Refused(
-            "the forward pass seeds torch's random generator, so the masks of this and later batches are known to "
-            "whoever knows the seed, and a record that is taken out moves those of all later ones; leave out "
-            "torch.manual_seed, then the run's secret randomness is drawn from"
+            "the forward pass seeds torch's random generator, so anyone who knows the seed knows the masks of this "
+            "and later batches, and removing a record shifts those of all later ones; remove "
+            "torch.manual_seed, so that the run's secret randomness is used"
         )
 
 
@@ -228,10 +164,10 @@ def _check_losses(losses: Any, rows: int) -> None:
 
 @dataclass(frozen=True)
 class Found:
-    """What a chunk's passes found: every parameter's contributions, the losses, and what is known of the program.
+    """The result of a chunk's passes: every parameter's contributions, the losses, and properties of the program.
 
     program, proven, independent, sized, numbers, opened: as of a `Pass`, for all iterates together. again: the losses
-    are those of the present weights, which another pass has to find again.
+    are those of the present weights, so that another pass must reproduce them.
     """
 
     gradients: dict[str, Contribution]
@@ -246,9 +182,10 @@ class Found:
 
 
 def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: Sequence[tuple[Values, float]]) -> Found:
-    """Every parameter's per-record gradient over the chunk, summed over the iterates; and the losses.
+    """Every parameter's per-record gradient over the chunk, summed over the iterates, and the losses.
 
-    Products of one iterate are added to those of the one before as they arrive: two are held at most, of one layer.
+    Products of an iterate are added to those of the previous one as they arrive: at most two products of a layer exist
+    at once.
     """
     gathered = _Gathered(setup, chunk)
     found: list[Pass] = []
@@ -286,7 +223,7 @@ def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: S
 
 
 class _Gathered:
-    """Contributions as their gradients arrive."""
+    """Collects contributions as gradients arrive."""
 
     def __init__(self, setup: Setup, chunk: Chunk) -> None:
         self.setup, self.chunk = setup, chunk
@@ -300,13 +237,11 @@ class _Gathered:
 
     def frame(self, layout: Layout | None) -> Frame:
         chunk, setup = self.chunk, self.setup
-        if chunk.records == 1:  # whatever the rows, all is the one record's
-            return Frame(Whole(), 1, 1, None, False, setup.pool, setup.once)
+        if chunk.records == 1:  # all positions belong to the one record
+            return Frame(Whole(), 1, 1, None, False, setup.once)
         assert layout is not None
         if layout not in self.frames:
-            self.frames[layout] = Frame(
-                layout, chunk.rows, chunk.records, chunk.slots, self.ragged, setup.pool, setup.once
-            )
+            self.frames[layout] = Frame(layout, chunk.rows, chunk.records, chunk.slots, self.ragged, setup.once)
         return self.frames[layout]
 
     def add(self, use: Use, gradient: Tensor, layout: Layout | None) -> None:
@@ -323,7 +258,6 @@ class _Gathered:
         if slot.name is not None and isinstance(part, Dense) and part.owned:
             if slot.name in self.totals:
                 self.totals[slot.name].add(part)
-                self.setup.pool.free(part.gradient)
                 return
             self.totals[slot.name] = part
         self.store[slot].append(part)
@@ -331,16 +265,16 @@ class _Gathered:
 
 
 def _full_precision(device: str) -> AbstractContextManager[Any]:
-    """No autocast in the rules, however often it is entered; where there is none, nothing is."""
+    """A context in which the rules run without autocast; an empty one if autocast is off."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def _by_parameter(
     store: Mapping[Slot, Sequence[Contribution]], leaves: Mapping[Slot, Mapping[str, Tensor]]
 ) -> dict[str, Contribution]:
-    """Contributions to slots, brought to the parameters that the slots were computed from."""
+    """Converts contributions to slots into contributions to the parameters from which the slots were computed."""
     named = {slot.name: parts for slot, parts in store.items() if slot.name is not None}
-    if len(named) == len(store):  # each parameter itself, at one iterate
+    if len(named) == len(store):  # every slot is a parameter, at one iterate
         return {name: merged(parts) for name, parts in named.items()}
     direct: dict[str, list[Contribution]] = defaultdict(list)
     views: dict[str, dict[Any, list[tuple[Slot, Contribution]]]] = defaultdict(lambda: defaultdict(list))
@@ -361,7 +295,7 @@ def _by_parameter(
             else:
                 views[name][region].extend((slot, part) for part in parts)
     out: dict[str, Contribution] = {}
-    for name in dict.fromkeys((*direct, *views, *pulled)):  # in the order of arrival: a set has another one each time
+    for name in dict.fromkeys((*direct, *views, *pulled)):  # in order of arrival: the order of a set varies
         regions = []
         for pairs in views[name].values():
             slot = pairs[0][0]
@@ -376,7 +310,7 @@ def _by_parameter(
 
 
 def _connected(slot: Slot) -> Tensor:
-    assert slot.tensor is not None, "only a parameter may have no place in the graph"
+    assert slot.tensor is not None, "only a parameter may lack a node in the graph"
     return slot.tensor
 
 
@@ -384,7 +318,7 @@ Region = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
 def _region(view: Tensor, leaf: Tensor) -> Region | None:
-    """(offset, sizes, strides) if ``view`` shows coordinates of ``leaf``, each at most once; else None."""
+    """(offset, sizes, strides) if ``view`` contains coordinates of ``leaf``, each at most once; else None."""
     if view.dtype != leaf.dtype or view.untyped_storage().data_ptr() != leaf.untyped_storage().data_ptr():
         return None
     if view.numel() == 0 or view.is_conj() or view.is_neg():

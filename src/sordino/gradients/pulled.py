@@ -1,7 +1,7 @@
-"""Contributions to tensors that were computed from parameters, brought to the parameters themselves.
+"""Contributions to tensors that were computed from parameters, pulled back to the parameters.
 
-F.linear(x, U @ V), a weight-normalised kernel, a position bias that a small network makes: the gradients of the records
-are pulled back through that computation, by autograd.
+For example F.linear(x, U @ V), a weight-normalised kernel, a position bias that a small network computes: the
+per-record gradients are pulled back through that computation by autograd.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sordino.gradients.contributions import Contribution, add_dense, dense_norm2, keep
+from sordino.gradients.contributions import Contribution, add_dense, dense_norm2
+from sordino.gradients.totals import keep
 
-PULLED_BYTES = 32 << 20  # records' gradients of all parameters of one such tensor, that are held from norms to sums
+# per-record gradients of all parameters of one such tensor that are kept between norms and sums
+PULLED_BYTES = 32 << 20
 
 
 class Pullback:
     """Contributions to a tensor that was computed from parameters, pulled back to all of them in one backward pass.
 
-    What it finds is held for the second time that it is asked for (norms, then sums) where that takes little memory.
+    The result is kept for its second use (norms, then sums) if it is small.
     """
 
     def __init__(self, source: Tensor, leaves: Sequence[Tensor], through: Contribution) -> None:
@@ -71,7 +73,7 @@ class Pulled:
         return 0.0
 
     def add_to(self, total: Tensor, weight: Tensor) -> None:
-        """Not the pulled sum of all: its rounding would be that of a long sum in the parameter's precision."""
+        """Not the pulled-back sum: its rounding would be that of a long sum in the parameter's precision."""
         add_dense(self, total, weight, self.by.size)
 
     def dense(self, lo: int, hi: int) -> Tensor:
@@ -82,7 +84,7 @@ class Pulled:
 
 
 class Viewed:
-    """A contribution to a tensor that shows coordinates of the parameter, each at most once: norms carry over."""
+    """A contribution to a view with coordinates of the parameter, each at most once: norms are the same."""
 
     def __init__(self, source: Tensor, leaf: Tensor, through: Contribution) -> None:
         self.source, self.leaf, self.through = source, leaf, through

@@ -1,9 +1,9 @@
 """nn.LSTM, nn.GRU, nn.RNN and their cells, and the GRU with standardised projections.
 
-The input projection of all steps is one linear map x → (T, B, gates); the recurrence runs in an autograd function of
-our own whose backward gives the gradient δ of the gates at every step. The weights' gradients are then those of two
+The input projection of all steps is one linear map x → (T, B, gates); the recurrence runs in our own autograd function,
+whose backward returns the gradient δ of the gates at every step. The weight gradients are then those of two
 linear maps over T positions: ∂W_ih = Σ_t δ_t ⊗ x_t and ∂W_hh = Σ_t δ_t ⊗ h_{t−1}.
-Packed sequences and projected LSTMs are unrolled into steps that the tape sees one by one.
+Packed sequences and projected LSTMs are unrolled into steps that the tape intercepts one by one.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def _emit(x: Tensor | None, previous: Callable[[], Tensor] | None, slots: Sequen
         g = frame.fold(gradient, 1, gradient=True)
         out: list[tuple[Slot, Contribution]] = []
         if slots[0] is not None and x is not None:
-            out.append((slots[0], outer(g, frame.fold(x.detach(), 1), frame.pool)))
+            out.append((slots[0], outer(g, frame.fold(x.detach(), 1))))
         if slots[1] is not None and previous is not None:
-            out.append((slots[1], outer(g, frame.fold(previous(), 1), frame.pool)))
+            out.append((slots[1], outer(g, frame.fold(previous(), 1))))
         out.extend((s, bias_gradient(g)) for s in slots[2:] if s is not None)
         return out
 
@@ -74,7 +74,7 @@ def _emit(x: Tensor | None, previous: Callable[[], Tensor] | None, slots: Sequen
 def _project(
     tape: Tape, func: Any, x: Tensor, weights: Sequence[Any], both: bool, hidden: Callable[[], Tensor]
 ) -> Tensor:
-    """x W_ihᵀ + b_ih (+ b_hh), tapped; with ``both`` the same gradient also serves W_hh and b_hh."""
+    """x W_ihᵀ + b_ih (+ b_hh), tapped; with ``both`` the same gradient is also used for W_hh and b_hh."""
     label = tape.joined([x], x.shape)
     w_ih, w_hh, *biases = weights
     slots = [tape.slot(w) for w in (w_ih, w_hh, *biases)] + [None] * (2 - len(biases))
@@ -144,7 +144,7 @@ def _stack(tape: Tape, func: Any, args: Any, layer: Layer, states: int, step: An
         x, label = x.transpose(0, 1), label if isinstance(label, Many) else permuted(label, (1, 0, 2))
     x, start = x.to(flat[0].dtype), tuple(s.to(flat[0].dtype) for s in start)
     if tape.rows > 1 and not covers(label, (1,)):
-        label = MANY  # rows along time, or features
+        label = MANY  # rows along time, or in the features
     ends: list[State] = []
     for number in range(layers):
         outs = []
@@ -178,7 +178,7 @@ def gru(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def standardised(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
-    """standardised_gru: batch first, one layer, one direction, from zero."""
+    """standardised_gru: batch first, one layer, one direction, zero initial state."""
     x, *weights, eps = args
     if kwargs or tape.slot(x) is not None:
         return NotImplemented
@@ -199,7 +199,7 @@ def rnn_relu(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
     return _full(tape, func, args, kwargs, _rnn_layer(True), 1, _rnn_step(torch.relu))
 
 
-# step by step, with the tape looking on
+# step by step, intercepted by the tape
 
 
 def _lstm_step(xp: Tensor, state: State, weights: Sequence[Any]) -> State:
@@ -263,7 +263,7 @@ def _unrolled(tape: Tape, func: Any, args: Any, states: int, step: Step) -> Any:
 
 
 def _own_states(tape: Tape, x: Tensor, batch: int, start: State) -> None:
-    """Initial states that are constants belong to the rows that they are given to: those of the first step."""
+    """Constant initial states get the rows of the data that they are used with: those of the first step."""
     label = tape.joined([x], x.shape)
     if isinstance(label, Many):
         return
@@ -279,7 +279,7 @@ def _own_states(tape: Tape, x: Tensor, batch: int, start: State) -> None:
 def _walk(
     x: Tensor, counts: Sequence[int], start: State, weights: Sequence[Any], step: Step, backwards: bool
 ) -> tuple[Tensor, State]:
-    """One direction of one layer over rows sorted by length: at step t the first counts[t] rows are alive."""
+    """One direction of one layer over rows sorted by length: at step t the first counts[t] rows are active."""
     xp = torch.split(F.linear(x, weights[0], weights[2] if len(weights) > 3 else None), list(counts))
     order = range(len(counts) - 1, -1, -1) if backwards else range(len(counts))
     state, outs = start, [x] * len(counts)

@@ -1,8 +1,8 @@
 """Models that call autograd themselves: gradient penalties and forces, implicit layers, reversible functions.
 
-Each would have a gradient that the uses never see, or see twice. `early` and `one_pass` look at the gradients that
-arrive, `Aside` at what is left in .grad. A hook or a custom backward that differentiates something else than the uses
-(the solver of an implicit layer, with the parameters as constants) is left alone.
+Each would have a gradient that never arrives at a use, or arrives twice. `early` and `one_pass` check the gradients
+that arrive, `Aside` what is left in .grad. A hook or a custom backward that differentiates something other than the
+uses (the solver of an implicit layer, with the parameters as constants) is allowed.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from sordino.gradients.slots import Use
 
 
 def early(use: Use, gradient: Tensor) -> None:
-    """In the place of ``arrived`` while the forward pass runs."""
+    """Replaces ``arrived`` during the forward pass."""
     raise Refused(
         f"{use.label}: the forward pass itself calls autograd here (torch.autograd.grad or .backward(): a gradient "
-        "penalty, forces, an implicit layer), and a record's share of such a derivative can't be seen; take it with "
-        "torch.func instead, of a function of one row: torch.vmap(torch.func.grad(function))(rows)"
+        "penalty, forces, an implicit layer), and a record's part of such a derivative can't be determined; compute "
+        "it with torch.func instead, of a function of one row: torch.vmap(torch.func.grad(function))(rows)"
     )
 
 
 def one_pass(arrived: Callable[[Use, Tensor], None]) -> Callable[[Use, Tensor], None]:
-    """The same ``arrived``; Refused when another backward pass than the engine's own brings a gradient to a use."""
+    """Wraps ``arrived``; raises Refused if another backward pass than the engine's own delivers a gradient to a use."""
     seen: list[int] = []
 
     def watched(use: Use, gradient: Tensor) -> None:
@@ -36,7 +36,7 @@ def one_pass(arrived: Callable[[Use, Tensor], None]) -> Callable[[Use, Tensor], 
             seen.append(task)
         elif task != seen[0]:
             raise Refused(
-                f"{use.label}: a hook or a custom autograd.Function calls autograd while the gradient goes back (an "
+                f"{use.label}: a hook or a custom autograd.Function calls autograd during the backward pass (an "
                 "implicit layer, a reversible function), through operations of the forward pass; build what it "
                 "differentiates inside the hook, with the parameters detached, or write the layer in plain PyTorch"
             )
@@ -46,10 +46,10 @@ def one_pass(arrived: Callable[[Use, Tensor], None]) -> Callable[[Use, Tensor], 
 
 
 class Aside:
-    """The parameters' .grad, put aside for a pass and put back after it.
+    """Sets the parameters' .grad aside for a pass and restores it afterwards.
 
     Refused if the pass left a gradient there: a custom autograd.Function called .backward() (a reversible function).
-    That gradient has no noise; it is taken away.
+    That gradient has no noise; it is removed.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:

@@ -1,4 +1,4 @@
-"""What goes in and what comes out: rows, the record that each belongs to, and the clipped sum."""
+"""The engine's input and output: rows, the record of each row, and the clipped sum."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Rows:
     """Rows of data and the record (the person) that each one belongs to.
 
     Args:
-        inputs: a tensor (``model(x)``), a tuple or list (``model(*x)``) or a mapping (``model(**x)``); tensors carry
-            rows in dimension 0, everything else is handed through.
-        targets: any nest of tensors with rows in dimension 0, given to the loss.
+        inputs: a tensor (``model(x)``), a tuple or list (``model(*x)``) or a mapping (``model(**x)``); tensors have
+            rows in dimension 0, everything else is passed on unchanged.
+        targets: any nest of tensors with rows in dimension 0, passed to the loss.
         record: (rows,) int64 in [0, records); None means that row i is record i.
-        records: how many records there are; None: as many as the largest index says.
+        records: the number of records; None: the largest index plus one.
         coefficient: (rows,) the weight of each row's loss; None means 1.
     """
 
@@ -39,8 +39,8 @@ class ClippedSum:
     norms: (records,) the norm of each record's gradient before clipping (l1 for L1Clip, else l2); NaN or inf for
         a dropped record. Private: never publish it. dropped: how many records were not finite and contributed
         zero. losses: (rows,) the unweighted loss of each row, at the last iterate given. Private as well.
-    dtype: what the sums may be rounded to once they have noise: float32 if no parameter is wider. None if nothing is
-        known of it. It depends on the model alone, not on the records.
+    dtype: the type to which the sums may be rounded after noise is added: float32 if no parameter is wider; None if it
+    is not known. It depends on the model alone, not on the records.
     """
 
     sums: dict[str, Tensor]
@@ -55,18 +55,18 @@ class Chunk:
     """Some records with all their rows. ``slots`` (records, k) holds the position of each record's rows within the
     chunk, −1 where a record has fewer than k; None when row i is record i."""
 
-    index: Tensor | slice  # which rows of the whole
-    ids: Tensor | slice  # which records of the whole
+    index: Tensor | slice  # which rows of the whole batch
+    ids: Tensor | slice  # which records of the whole batch
     records: int
     rows: int
     slots: Tensor | None
     weight: Tensor | None  # (rows,) factor of each row's loss
 
     def filled(self, rows: int, total: int) -> Chunk:
-        """Up to ``rows`` rows, by copies of the last one that count zero times and belong to records of nobody, which
-        come last. total: how many rows the whole has.
+        """Pads to ``rows`` rows with copies of the last row that have weight zero and belong to additional records,
+        which come last. total: the number of rows of the whole batch.
 
-        A chunk of k rows for each record takes whole records: ``rows`` is a multiple of k then.
+        A chunk of k rows per record is padded by whole records: ``rows`` is then a multiple of k.
         """
         more = rows - self.rows
         index = _numbers(self.index, total)
@@ -118,7 +118,7 @@ def tree_map(fn: Callable[[Tensor], Any], tree: Any) -> Any:
 
 
 def placed(rows: Rows, model: nn.Module) -> Rows:
-    """The rows on the device of the model's parameters; copied once, from pinned memory without waiting for it."""
+    """The rows on the device of the model's parameters; copied once, asynchronously from pinned memory."""
     first = next(model.parameters(), None)
     if first is None or first.device.type == "cpu":
         return rows
@@ -152,14 +152,14 @@ def count(rows: Rows) -> int:
 
 
 def checked(rows: Rows) -> tuple[int, int]:
-    """(rows, records) after checking that the index, the coefficients and the data fit together."""
+    """(rows, records), after checking that the index, the coefficients and the data are consistent."""
     n = count(rows)
     for part, tree in (("inputs", rows.inputs), ("targets", rows.targets)):
         sizes = {t.shape[0] for t in tensors(tree) if t.ndim}
         if sizes - {n}:
             raise InputError(
                 f"Rows: {part} have first dimension {sorted(sizes)} but there are {n} rows; every tensor has one entry "
-                "per row in dimension 0 (what all rows share belongs into a buffer of the model)"
+                "per row in dimension 0 (what all rows share belongs in a buffer of the model)"
             )
     if rows.record is None:
         if rows.records not in (None, n):
@@ -177,7 +177,7 @@ def checked(rows: Rows) -> tuple[int, int]:
 
 
 def take(tree: Any, index: Tensor | slice, n: int) -> Any:
-    """The given rows of every tensor; one without dimensions is shared by all rows."""
+    """The given rows of every tensor; a tensor without dimensions is shared by all rows."""
     if isinstance(index, slice) and index == slice(0, n):
         return tree
     return tree_map(lambda t: t[index] if t.ndim else t, tree)
@@ -194,9 +194,9 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 
 def chunks(rows: Rows, n: int, records: int, size: int | None, mean: bool) -> Iterator[Chunk]:
-    """Cut the records into chunks of at most ``size`` records; all rows of a record are in one chunk.
+    """Divides the records into chunks of at most ``size`` records; all rows of a record are in one chunk.
 
-    Records with equally many rows are put together, so that little padding is needed.
+    Records with equal numbers of rows are grouped, so that little padding is needed.
     """
     if n == 0 or records == 0:
         return

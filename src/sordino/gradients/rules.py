@@ -1,4 +1,4 @@
-"""Which rule serves which operation."""
+"""Which rule handles which operation."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ RULES: dict[Any, Rule] = {
 TABLES = (embedding.embedding, embedding.getitem)
 
 VIEWS = frozenset(names("view reshape flatten unflatten permute transpose unsqueeze squeeze contiguous mT"))
-ON_CONSTANTS = frozenset((F.linear, torch.conv1d, torch.conv2d, torch.conv3d))  # whose results may hold the rows
+ON_CONSTANTS = frozenset((F.linear, torch.conv1d, torch.conv2d, torch.conv3d))  # whose results may contain the rows
 
-GROUPED = ("_grouped_mm", "grouped_mm_fallback")  # torch's, and transformers' where that one does not run
+GROUPED = ("_grouped_mm", "grouped_mm_fallback")  # torch's, and transformers' replacement if torch's does not run
 
-# checked on every call with data, whether or not a parameter takes part
+# checked on every call with data, whether or not a parameter is involved
 GUARDS: dict[Any, Callable[[Tape, Any, Any, Any], None]] = {
     F.batch_norm: normalisation.refuse_batch_statistics,
     torch.batch_norm: normalisation.refuse_batch_statistics,
@@ -90,7 +90,7 @@ GUARDS: dict[Any, Callable[[Tape, Any, Any, Any], None]] = {
 
 
 def positional(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """torch.matmul(input=x, other=w) as torch.matmul(x, other=w): rules look for the first argument in its place.
+    """Rewrites torch.matmul(input=x, other=w) as torch.matmul(x, other=w): rules expect the first argument by position.
 
     torch.where calls its second argument ``input``.
     """
@@ -100,13 +100,13 @@ def positional(args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def apply(tape: Tape, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
-    """Run an operation in which a slot takes part, under gradient mode."""
+    """Run an operation that uses a slot, under gradient mode."""
     args, kwargs = positional(args, kwargs)
     if transforms.active():
         return transforms.inside(tape, func, args, kwargs)
     rule = RULES.get(func) if data else None
     if rule is not None and rule not in TABLES and _complex((*args, *kwargs.values())):
-        return fallback.general(tape, func, args, kwargs)  # the rules' products are those of real numbers
+        return fallback.general(tape, func, args, kwargs)  # the rules' products assume real numbers
     if rule is not None:
         out = rule(tape, func, args, kwargs)
         return fallback.general(tape, func, args, kwargs) if out is NotImplemented else out
@@ -138,7 +138,7 @@ def _complex(given: Sequence[Any]) -> bool:
 
 
 def weights_alone(tape: Tape, func: Any, args: Any, kwargs: Any) -> Any:
-    """An operation on parameters and constants, remembered where that helps when the result meets data."""
+    """An operation on parameters and constants, recorded if that helps when the result is combined with data."""
     if func is F.embedding:
         return embedding.constant_places(tape, func, args, kwargs)
     first = tape.slot(args[0]) if args else None

@@ -1,7 +1,7 @@
 """Labels through selections: indices, masks, gathers and scatters. The same operation is applied to the row numbers.
 
-Indices may be data themselves. Where they are of other rows than what they choose, no label tells of it: it is noted
-(``suspect``), and the records are tested for interaction.
+Indices may be data themselves. If they belong to other rows than the values that they select, no label records it: it
+is noted (``suspect``), and the records are tested for interaction.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from sordino.gradients.lineage import (
 
 
 def _chosen(tape: Labelled, index: Any, result: Lineage | None, shape: Sequence[int]) -> Lineage | None:
-    """The label of what data chose. Indices of other rows than what they choose are noted, for no label tells of it;
-    a position of nobody belongs to the row that chose it."""
+    """The label of what data selected. Indices of other rows than the selected values are noted, because no label
+    records it; a position without a row belongs to the row that selected it."""
     label = tape.lineage(index) if isinstance(index, Tensor) else None
     if label is None:
         return result
@@ -59,7 +59,7 @@ def index_select(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def _by_index(tape: Labelled, out: Tensor, dim: int, index: Tensor) -> Labels:
-    """Constants at indices that are data of single rows: a table that is looked up."""
+    """Constants indexed by data of single rows: a table lookup."""
     label = tape.lineage(index)
     if not isinstance(label, (Axis, Owners)) or index.ndim != 1:
         return MANY
@@ -106,7 +106,8 @@ def getitem(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
             return plain
     own = owners(label, x.shape, tape.rows)
     used = _dims_used(items, x.ndim)
-    picked = own.expand(*x.shape[:used], *own.shape[used:])[index]  # length 1 where the row does not vary
+    # length 1 along dimensions where the row is constant
+    picked = own.expand(*x.shape[:used], *own.shape[used:])[index]
     if picked.ndim != out.ndim:
         return MANY
     found = simplest(picked, tape.rows)
@@ -118,7 +119,7 @@ def getitem(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def _basic(label: Axis, shape: Sequence[int], items: Sequence[Any]) -> Lineage | None:
-    """Integers, slices, None and one Ellipsis that leave the rows' dimension whole; None where they do not."""
+    """Integers, slices, None and one Ellipsis that keep the rows' dimension whole; None if they do not."""
     given = sum(i is not None and i is not Ellipsis for i in items)
     if Ellipsis not in items:
         items = (*items, Ellipsis)
@@ -150,18 +151,18 @@ def _dims_used(items: Sequence[Any], ndim: int) -> int:
         elif isinstance(i, (list, tuple)) and any(isinstance(v, (bool, list, tuple)) for v in i):
             return ndim
         elif i is not None and not isinstance(i, (int, slice, list, tuple, Tensor)):
-            return ndim  # an array of numpy's, perhaps a mask over several
+            return ndim  # a numpy array, perhaps a mask over several dimensions
         elif i is not None:
             used += 1
     return used
 
 
 def _looked_up(tape: Labelled, x: Tensor, index: Any, out: Tensor) -> Labels:
-    """A constant at indices that hold data: one index tensor, alone or after whole slices, leaves its own rows."""
+    """A constant indexed by data: one index tensor, alone or after whole slices; the result has the index's rows."""
     items = index if isinstance(index, tuple) else (index,)
     places = [k for k, i in enumerate(items) if isinstance(i, Tensor)]
     if any(i.dtype == torch.bool and tape.lineage(i) is not None for i in flat(items)):
-        tape.suspect()  # how many are chosen shows in the shape
+        tape.suspect()  # the shape reveals how many were selected
     if len(places) != 1 or any(i != slice(None) for i in items[: places[0]]):
         return MANY
     label, ids = tape.lineage(items[places[0]]), items[places[0]]
@@ -175,7 +176,7 @@ def masked_select(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
     x, mask = first(args, kwargs), argument(args, kwargs, 1, "mask")
     label = tape.lineage(x)
     if tape.lineage(mask) is not None:
-        tape.suspect()  # how many are selected before it decides where a value lands
+        tape.suspect()  # the number of earlier selected values determines the position of later ones
     if not isinstance(label, (Axis, Owners)):
         return MANY
     shape = torch.broadcast_shapes(x.shape, mask.shape)  # type: ignore[no-untyped-call]
@@ -185,7 +186,7 @@ def masked_select(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def scattered(place: int) -> Any:
-    """index_add, index_copy, scatter, scatter_add: values at ``place`` are written or added at given indices."""
+    """index_add, index_copy, scatter, scatter_add: values at ``place`` are written or added at the given indices."""
 
     def rule(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
         target, index = first(args, kwargs), argument(args, kwargs, 2, "index")
@@ -195,7 +196,7 @@ def scattered(place: int) -> Any:
         new = tape.lineage(values) if isinstance(values, Tensor) else None
         if dims is None or isinstance(old, Many) or isinstance(new, Many) or not isinstance(index, Tensor):
             return MANY
-        if new is None:  # a constant at places that data chooses
+        if new is None:  # a constant at positions that data selects
             by = tape.lineage(index)
             if by is None:
                 return old
@@ -209,7 +210,7 @@ def scattered(place: int) -> Any:
             return by if isinstance(by, Many) else MANY
         _chosen(tape, index, new if index.ndim == values.ndim else None, values.shape)
         if tape.lineage(index) is not None and owners(new, values.shape, tape.rows).shape[dims[0]] > 1:
-            tape.suspect()  # rows choose among the same places
+            tape.suspect()  # several rows select among the same positions
         if new == old and isinstance(new, Axis) and new.dim != dims[0]:
             return new
         return _landed(tape, (target, old), index, (values, new), dims[0])
@@ -240,8 +241,8 @@ def _landed(
 def assigned(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Lineage | None:
     """target[index] = value: the label of the target afterwards.
 
-    A constant target takes the label of its dimension that becomes the value's rows under the index; that is found by
-    following each dimension through the index, not by its length.
+    A constant target gets the label of its dimension that corresponds to the value's rows under the index; this is
+    determined by following each dimension through the index, not by its length.
     """
     target, index, value = args
     old = tape.lineage(target)
@@ -276,7 +277,7 @@ def assigned(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Lineage | None
 def _by_data(
     tape: Labelled, target: Tensor, old: Lineage | None, by: Sequence[tuple[Tensor, Lineage]], value: Any
 ) -> Lineage | None:
-    """target[index] = value where the index is data: a mask over leading dimensions acts as masked_fill does."""
+    """target[index] = value with data as index: a mask over leading dimensions acts as masked_fill does."""
     mask, label = by[0]
     if len(by) > 1 or mask.dtype != torch.bool or isinstance(label, Many) or flat(value):
         return MIXED if any(found == MIXED for _, found in by) else MANY

@@ -1,9 +1,9 @@
-"""Models whose parameters are divided over processes: a shard of each is here, the whole is gathered when it is used.
+"""Models whose parameters are divided over processes: each process has a shard, and the whole is gathered for each use.
 
-The engine works on whole parameters, one group (a transformer block) at a time. `Shards` is what it asks for: the
-whole of a parameter, and a place for its sum. `Reading` is a mode of torch under which every operation gets the whole
-of a parameter in the place of its shard. Under `Packing` autograd keeps the name of a whole parameter instead of its
-memory, and it is gathered once more in the backward pass.
+The engine works on whole parameters, one group (a transformer block) at a time. `Shards` is its interface: the
+whole of a parameter, and the destination of its sum. `Reading` is a torch mode under which every operation receives
+whole parameters instead of shards. Under `Packing` autograd saves the name of a whole parameter instead of its memory,
+and the parameter is gathered again in the backward pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sordino.gradients.vocabulary import ASKS
 
 
 class Shards(Protocol):
-    """The shards of a model's parameters, and how they become whole."""
+    """The shards of a model's parameters, and how they are gathered."""
 
     @property
     def groups(self) -> Sequence[Sequence[str]]:
@@ -32,14 +32,15 @@ class Shards(Protocol):
         """The whole of a parameter (or of an earlier value of it), without a gradient."""
 
     def reading(self, leaves: Sequence[str] = ()) -> AbstractContextManager[Mapping[str, Tensor]]:
-        """Inside, operations get whole parameters. Those of `leaves` require a gradient, and are what it yields."""
+        """A context in which operations receive whole parameters. It yields those of `leaves`, which require a
+        gradient."""
 
     def put(self, name: str, total: Tensor) -> None:
-        """Takes the sum of one chunk for one parameter, to be added to that of the others; overwrites it."""
+        """Receives a chunk's sum for one parameter, to be added to the other processes' sums; overwrites it."""
 
 
 def reading(shards: Shards | None, leaves: Sequence[str] = ()) -> AbstractContextManager[Any]:
-    """`shards.reading`, and nothing at all for a model that is not divided."""
+    """`shards.reading`; an empty context for a model that is not divided."""
     return nullcontext({}) if shards is None else shards.reading(leaves)
 
 
@@ -49,7 +50,7 @@ class Reading(TorchFunctionMode):
     Args:
         holds: Is this tensor a shard?
         whole: The whole of a shard.
-        leaves: What stands for some shards, by their identity, instead.
+        leaves: Tensors that replace some shards instead, by identity.
     """
 
     def __init__(
@@ -81,13 +82,13 @@ _VALUES = frozenset(("T", "mT", "H", "mH", "data", "real", "imag"))
 
 
 def _is_attribute(func: Any) -> bool:
-    """A property that is no view of the values: .grad, .grad_fn, ._version and the like."""
+    """A property that is not a view of the values: .grad, .grad_fn, ._version and the like."""
     name = getattr(func, "__name__", "")
     return name in ("__get__", "__set__") and getattr(func.__self__, "__name__", "") not in _VALUES
 
 
 class Named(NamedTuple):
-    """What autograd keeps of a whole parameter, or of a view of it."""
+    """What autograd saves of a whole parameter, or of a view of it."""
 
     shard: Tensor
     size: tuple[int, ...]
@@ -96,9 +97,10 @@ class Named(NamedTuple):
 
 
 class Packing:
-    """What autograd saves of whole parameters, by their names (torch.autograd.graph.saved_tensors_hooks).
+    """Saves whole parameters by name (torch.autograd.graph.saved_tensors_hooks).
 
-    A whole parameter is known by its memory as long as somebody else holds it, so that the memory can't be another's.
+    A whole parameter is recognised by its memory as long as another object holds it, so that the memory can't be
+    reused.
     """
 
     def __init__(self, whole: Callable[[Tensor], Tensor]) -> None:
@@ -122,7 +124,7 @@ class Packing:
         return self._whole(kept.shard).as_strided(kept.size, kept.stride, kept.offset)
 
     def entered(self) -> AbstractContextManager[Any]:
-        """Refused where somebody else's hooks would not be seen under these."""
+        """Raises Refused if other saved-tensor hooks are active, which would not be called under these."""
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             raise Refused(
                 "hooks on what autograd saves (saved_tensors_hooks, save_on_cpu) are in place, and the parameters of a "
@@ -136,7 +138,7 @@ def _plain(t: Tensor) -> bool:
 
 
 class Counting:
-    """Notes the memory of what autograd saves: bytes by address."""
+    """Records the memory of the tensors that autograd saves: bytes by address."""
 
     def __init__(self, found: dict[int, int]) -> None:
         self.found = found
@@ -152,5 +154,5 @@ class Counting:
 
 
 def hooked(top: Any) -> bool:
-    """Are these hooks on what autograd saves (None: there are none) somebody else's than ours?"""
+    """Are these saved-tensor hooks (None: there are none) not ours?"""
     return top is not None and not isinstance(top[0], (Packing, Counting))

@@ -1,7 +1,7 @@
-"""Records of one position: a linear map of vectors, and its bias.
+"""Records with one position: a linear map of vectors, and its bias.
 
-The gradients of both are made from the same rows, those that the backward pass brought: norms come from the lengths of
-rows, and the clipped sums from one pass that scales them.
+Both gradients are computed from the same rows, which the backward pass delivers: norms from the lengths of
+the rows, and the clipped sums from one pass that scales them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from sordino.native.ownership import alone
 class Scaled:
     """Rows g (records, d), and weight_i · g_i with its sum over the records: one pass for a weight and its bias.
 
-    shared: there is a bias. once: a parameter asks for one sum, a weight and its bias with the same weights, and nobody
-    for the rows after it. Then the result takes their place, if nobody else holds them.
+    shared: there is a bias. once: each parameter requests one sum, a weight and its bias with the same weights, and
+    nothing reads the rows afterwards. Then the result overwrites them, if nothing else refers to them.
     """
 
     def __init__(self, rows: Tensor, *, shared: bool = False, once: bool = False) -> None:
@@ -29,15 +29,15 @@ class Scaled:
     @property
     def rows(self) -> Tensor:
         if self._spent:
-            raise RuntimeError("these gradients were overwritten by their weighted sum; this is a mistake of sordino's")
+            raise RuntimeError("these gradients were overwritten by their weighted sum; this is a bug in sordino")
         return self._held["rows"]
 
     def by(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Held after the first call for the second one, with the same weights."""
+        """Stored at the first call for the second one, with the same weights."""
         held, self._found = self._found, None
         if held is not None and held[0] is weight:
             return held[1]
-        mine = self._once and alone(self._held)  # before the call, whose arguments are holders as well
+        mine = self._once and alone(self._held)  # checked before the call, whose arguments also hold references
         found = scaled(self.rows, weight, mine)
         self._spent = found[0] is self.rows
         if self._shared:
@@ -45,7 +45,7 @@ class Scaled:
         return found
 
     def keep(self) -> None:
-        """Nothing takes the place of the rows."""
+        """The rows must not be overwritten."""
         self._once = False
 
     def drop(self, bad: Tensor) -> None:
@@ -55,8 +55,8 @@ class Scaled:
 class Single(Outer):
     """One position: g_i = l_i ⊗ r_i for rows l (records, d_out) and r (records, d_in), with its squared norm.
 
-    A bias may have the same l. huge: some r is so long that weight · l, in its own precision, could lose digits.
-    runs: bounds of blocks of records that may be added up in single precision (`runs.stable`); None if there are none.
+    A bias may share l. huge: some r is so long that weight · l, in its own precision, could lose digits.
+    runs: bounds of blocks of records that may be summed in single precision (`runs.stable`); None if there are none.
     """
 
     def __init__(self, rows: Scaled, inputs: Tensor, norm2: Tensor, *, huge: bool = False) -> None:
@@ -91,8 +91,8 @@ class Single(Outer):
         if self.huge or self.runs is None or self.inputs.dtype != torch.float32:
             return False
         whole, rows = total.view(-1, self.inputs.shape[1]), self.shared.by(weight)[0]
-        if len(self.runs) == 2:  # one block: whatever its order, and rounded already
-            whole.zero_().addmm_(rows.mT, self.inputs)  # no −0, whose sum with another process's 0 has other bits
+        if len(self.runs) == 2:  # one block: it is rounded already, in any order
+            whole.zero_().addmm_(rows.mT, self.inputs)  # avoids −0, whose sum with another process's 0 has other bits
             return True
         ones = torch.ones(len(self.runs) - 1, dtype=torch.float64)
         if not blocked_narrow(whole, rows, self.inputs, self.runs, ones):

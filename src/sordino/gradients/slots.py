@@ -1,4 +1,4 @@
-"""Slots and their uses: what a tape (``tape.py``) notes of a forward pass."""
+"""Slots and their uses: what a tape (``tape.py``) records of a forward pass."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Emit = Callable[[Tensor, Frame], Iterable[tuple["Slot", Contribution]]]
 class Slot:
     """A parameter (``parents`` is its own name) or something computed from parameters and constants alone.
 
-    value: detached; of a parameter that is divided over processes the whole, gathered when it is asked for.
-    tensor: the same, connected to the leaves of its parameters in autograd's graph; of a parameter,
+    value: detached; for a parameter that is divided over processes the whole, gathered on request.
+    tensor: the same, connected to the leaves of its parameters in autograd's graph; for a parameter
     None until something is computed from it alone (``Tape.connected``).
-    source: the parameter and the pull-back to it, where that is known in closed form.
+    source: the parameter and the pull-back to it, if it is known in closed form.
     stretched: the slot that this one repeats along dimensions, aligned from the right. looked_up: the table and the
-    constant indices that this one shows of it. tiled: the tensor that this one holds again and again along dimension 0.
-    made: the operation on constants and parameters that gave it, where there is a rule for it on data.
+    constant indices whose lookup this is. tiled: the tensor that this one repeats along dimension 0.
+    made: the operation on constants and parameters that made it, if there is a rule for that operation on data.
     """
 
     tensor: Tensor | None
@@ -51,7 +51,7 @@ class Slot:
 class Use:
     """One operation on slots and data. ``shape`` and ``lead`` describe the tensor whose gradient arrives.
 
-    layout: where the rows are in that tensor; None where it is not known from the program.
+    layout: where the rows are in that tensor; None if the program does not determine it.
     """
 
     func: Any
@@ -64,14 +64,14 @@ class Use:
     index: int = -1
     permute: tuple[int, ...] | None = None  # brings an arriving gradient into ``shape``
     tapped: weakref.ref[Tensor] | None = None  # the output, whose label gives the layout
-    mapped: bool = False  # it stands for one element of torch.vmap
+    mapped: bool = False  # it represents one element of torch.vmap
 
     @property
     def label(self) -> str:
         return describe(self.func, self.slots)
 
     def release(self) -> None:
-        """Let go of the activations: nothing more will be asked of this use."""
+        """Releases the activations: this use is not needed any more."""
         self.emit, self.held, self.slots = nothing, (), ()
 
 
@@ -86,7 +86,7 @@ def nothing(gradient: Tensor, frame: Frame) -> list[tuple[Slot, Contribution]]:
 
 
 def pulling_back(emit: Emit) -> Emit:
-    """The same, with contributions to tensors whose pull-back is known brought to their parameters."""
+    """The same, with contributions to tensors whose pull-back is known converted to their parameters."""
 
     def pulling(gradient: Tensor, frame: Frame) -> Iterable[tuple[Slot, Contribution]]:
         for slot, part in emit(gradient, frame):
@@ -96,9 +96,9 @@ def pulling_back(emit: Emit) -> Emit:
 
 
 def not_implemented(label: str, error: NotImplementedError) -> Refused:
-    """What torch lacks for nested, sparse and other tensors of its own kind, as a refusal."""
+    """A refusal for operations that torch does not implement for nested, sparse and other special tensors."""
     return Refused(
-        f"{label}: torch does not have what the gradients of single records need here, as for nested and sparse "
+        f"{label}: torch does not implement what per-record gradients need here, as for nested and sparse "
         f"tensors ({str(error)[:80] or 'not implemented'}); use padded and dense tensors"
     )
 
@@ -108,7 +108,7 @@ def hold(*tensors: Tensor) -> tuple[tuple[Tensor, int], ...]:
 
 
 def check_held(use: Use) -> None:
-    """The inputs that a rule kept must not have been written to since."""
+    """The inputs that a rule stored must not have been written to since."""
     for t, version in use.held:
         if t._version != version:
             raise Refused(

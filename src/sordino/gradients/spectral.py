@@ -1,9 +1,9 @@
-"""Spectral normalisation: the power iteration reads and writes no data, but it must not count the passes.
+"""Spectral normalisation: the power iteration uses no data, but the number of iterations must not depend on it either.
 
-torch's spectral_norm iterates in every forward pass and keeps the result in buffers. How many passes a step takes
-depends on the records that were drawn (chunks; none for an empty batch), so the buffers would tell something of them
-without noise. Here the iteration runs once at the start of each step, on the weights alone, and is off in the passes.
-A step of plain training with one forward pass does the same.
+torch's spectral_norm iterates in every forward pass and stores the result in buffers. The number of passes in a step
+depends on the records that were drawn (chunks; none for an empty batch), so the buffers would reveal something about
+them without noise. Here the iteration runs once at the start of each step, on the weights alone, and is off in the
+passes. A plain training step with one forward pass does the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def power_iterations(model: nn.Module) -> list[Any]:
 
 @contextlib.contextmanager
 def frozen(found: Sequence[Any]) -> Iterator[None]:
-    """No power iteration meanwhile: the passes read the vectors and write nothing."""
+    """A context without power iterations: the passes read the vectors and write nothing."""
     before = [(owner, owner.n_power_iterations) for owner in found if hasattr(owner, "n_power_iterations")]
     for owner, _ in before:
         owner.n_power_iterations = 0

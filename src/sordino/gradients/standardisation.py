@@ -1,7 +1,7 @@
 """Weight standardisation: a kernel that is a function of its parameter, with a pull-back in closed form.
 
-The general way (``Pulled``) sends every record's gradient back through autograd a second time, for the norms alone.
-Here it is one pass in the cache, in place, after which the record's gradient is that of the parameter itself.
+The general method (``Pulled``) sends every record's gradient through autograd a second time, only for the norms.
+Here it is one pass in the cache, in place, after which the record's gradient is with respect to the parameter itself.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from sordino.gradients.contributions import Contribution, Dense, add_dense, dense_norm2, keep
+from sordino.gradients.contributions import Contribution, Dense, add_dense, dense_norm2
 from sordino.gradients.memory import CACHE_BYTES, blocks, by_record, squares
+from sordino.gradients.totals import keep
 
 Pull = Callable[[Tensor], None]
-"""Brings m gradients of the derived tensor, (m, *shape) and contiguous, to the parameter; linear, and in place."""
+"""Converts m gradients of the derived tensor, (m, *shape) and contiguous, to the parameter's; linear, and in place."""
 
 
 def standardised_weight(weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """(w − mean)/(std + eps)/√fan_in for every filter w of a kernel (filters, …); std has fan_in − 1 below it.
+    """(w − mean)/(std + eps)/√fan_in for every filter w of a kernel (filters, …); std divides by fan_in − 1.
 
-    Filters of one weight only have no spread: they become zero. Under the engine's tape it is one operation.
+    Filters of a single weight have no spread and become zero. For the engine's tape this is one operation.
     """
     if has_torch_function_unary(weight):
         return handle_torch_function(standardised_weight, (weight,), weight, eps)
@@ -58,7 +59,7 @@ def pull_back(weight: Tensor, eps: float = 1e-6) -> Pull:
 
 
 def pulled(through: Contribution, pull: Pull) -> Contribution:
-    """The contribution to the parameter, given that to the derived tensor."""
+    """The contribution to the parameter, from that to the derived tensor."""
     if not isinstance(through, Dense):
         return Mapped(through, pull)
     gradient = through.gradient.contiguous()
@@ -71,7 +72,7 @@ def pulled(through: Contribution, pull: Pull) -> Contribution:
 
 
 class Mapped:
-    """A contribution seen through a linear map that is applied when its gradients are asked for."""
+    """A contribution behind a linear map that is applied when its gradients are requested."""
 
     def __init__(self, through: Contribution, pull: Pull) -> None:
         self.through, self.pull = through, pull

@@ -1,6 +1,6 @@
-"""One pass over the modules of a model: what is trained, what must not be written to, and what can't be differentiated.
+"""One pass over the modules of a model: what is trained, what must not be written to, and what is not supported.
 
-Made anew for each sum, because a model may change between two (a mode, a frozen layer): so it has to be short.
+It is repeated for each sum, because a model may change in between (a mode, a frozen layer), so it must be fast.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sordino.gradients.normalisation import refuse_batchnorm
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """A buffer or parameter, where it is held, and its name."""
+    """A buffer or parameter, its owner, and its name."""
 
     name: str
     holder: Mapping[str, Tensor | None]
@@ -34,23 +34,23 @@ class Held:
 
     @property
     def content(self) -> int:
-        """A checksum of the values, which writes that bypass the version counter change as well."""
+        """A checksum of the values, which also detects writes that bypass the version counter."""
         held = self.tensor.detach()
-        return checksum(held.to_local() if hasattr(held, "to_local") else held)  # of a shard what is here
+        return checksum(held.to_local() if hasattr(held, "to_local") else held)  # for a shard: the local part
 
 
 def check_state(state: Sequence[Held], before: Sequence[int]) -> None:
-    """Refused if a pass wrote to a buffer or parameter, or put another in its place."""
+    """Raises Refused if a pass wrote to a buffer or parameter, or replaced it."""
     for held, version in zip(state, before, strict=True):
         if held.holder.get(held.own) is not held.tensor:
             raise Refused(
-                f"{held.name}: the forward pass puts another tensor in its place, so what it stores of the data leaves "
-                "unprotected; put the module in eval mode or remove the update"
+                f"{held.name}: the forward pass replaces this tensor by another one, so what it stores of the data is "
+                "published without noise; put the module in eval mode or remove the update"
             )
         if held.version != version:
             raise Refused(
-                f"{held.name}: the forward pass writes to this buffer or parameter, so what it stores of the data "
-                "leaves unprotected; put the module in eval mode or remove the update"
+                f"{held.name}: the forward pass writes to this buffer or parameter, so what it stores of the data is "
+                "published without noise; put the module in eval mode or remove the update"
             )
 
 
@@ -59,19 +59,19 @@ class Survey:
     """By name, each tensor once, in the order of the modules."""
 
     parameters: dict[str, nn.Parameter]  # those that require a gradient
-    state: list[Held]  # what a forward pass must leave alone: buffers and parameters
+    state: list[Held]  # what a forward pass must not change: buffers and parameters
     tables: int  # bytes of the trained tables among the parameters, whose gradients stay row-sparse
-    powers: list[Any]  # what iterates in the forward pass, as in spectral.py
+    powers: list[Any]  # modules that iterate in the forward pass, as in spectral.py
 
     @property
     def dense_bytes(self) -> int:
-        """What the gradient of one record may take."""
+        """The memory of one record's gradient, at most."""
         return sum(p.numel() * p.element_size() for p in self.parameters.values()) - self.tables
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """What the class of a module says of it."""
+    """What the class of a module tells about it."""
 
     scripted: bool
     batchnorm: bool
@@ -79,15 +79,15 @@ class _Kind:
     spectral: bool
 
 
-@functools.lru_cache(1 << 10)  # parametrised modules have a class each
+@functools.lru_cache(1 << 10)  # each parametrised module has its own class
 def _kind(cls: Any) -> _Kind:
     bases = torch.jit.ScriptModule, nn.modules.batchnorm._BatchNorm, (nn.Embedding, nn.EmbeddingBag), spectral.KIND
     return _Kind(*(issubclass(cls, base) for base in bases))
 
 
 def survey(model: nn.Module) -> Survey:
-    """Refused for modules that are compiled or scripted and for BatchNorm in training mode; InputError if nothing is
-    trained."""
+    """Raises Refused for modules that are compiled or scripted and for BatchNorm in training mode; InputError if
+    nothing is trained."""
     parameters: dict[str, nn.Parameter] = {}
     state: list[Held] = []
     powers: list[Any] = []
@@ -123,7 +123,7 @@ def survey(model: nn.Module) -> Survey:
 
 
 def survey_loss(loss: nn.Module) -> list[Held]:
-    """The buffers and parameters of a loss, which a pass must leave alone as well."""
+    """The buffers and parameters of a loss, which a pass must not change either."""
     return [
         Held(f"the loss's {name + '.' if name else ''}{own}", held, own, t)
         for name, module in loss.named_modules()
@@ -139,7 +139,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def checked_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The trainable parameters, by name; InputError if there are none, or one that the engine can't serve."""
+    """The trainable parameters, by name; InputError if there are none, or if the engine does not support one."""
     found = trainable(model)
     for name, p in found.items():
         refuse_parameter(name, p)
@@ -149,20 +149,20 @@ def checked_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def refuse_parameter(name: str, parameter: nn.Parameter) -> None:
-    """One that has no weights yet, or whose weights noise has no place for."""
+    """Refuses a parameter that has no weights yet, or for whose type the noise is not defined."""
     if parameter.is_complex():
         raise Refused(
-            f"{name}: a complex parameter, and the noise is proven for real ones; keep its real and imaginary parts as "
-            "one real parameter of shape (…, 2) and use torch.view_as_complex(parameter)"
+            f"{name}: a complex parameter, but the noise is proven for real ones only; store its real and imaginary "
+            "parts as one real parameter of shape (…, 2) and use torch.view_as_complex(parameter)"
         )
     if parameter._backward_hooks:
         raise Refused(
             f"{name}: a hook on this parameter (register_hook) changes its gradient, and a private gradient does not "
-            "pass through it; remove the hook and make its change to the released gradient"
+            "pass through it; remove the hook and apply its change to the released gradient"
         )
     if isinstance(parameter, nn.UninitializedParameter):
         raise InputError(
-            f"{name}: a lazy layer that has no weights yet; run the model once on a few rows before it is trained, so "
+            f"{name}: a lazy layer that has no weights yet; run the model once on a few rows before training, so "
             "that its layers know their sizes"
         )
 

@@ -1,6 +1,6 @@
-"""The tape: one forward pass in which every operation that consumes a trainable parameter is seen.
+"""The tape: intercepts, during one forward pass, every operation that uses a trainable parameter.
 
-A TorchFunctionMode looks at each call into torch. Three kinds of tensors matter to it:
+A TorchFunctionMode receives each call into torch. It distinguishes three kinds of tensors:
 
 - *slots*: trainable parameters, and tensors computed from parameters and constants alone (a weight-normalised
   kernel, a chunk of a packed projection, an interpolated position table). They are the same for every row.
@@ -8,14 +8,14 @@ A TorchFunctionMode looks at each call into torch. Three kinds of tensors matter
 - constants: everything else.
 
 An operation on slots and constants makes a new slot. An operation on slots *and* data is a *use*: it runs with
-detached slots, and a rule says what the gradient of its output (or of a leaf put in the slot's place) adds to
-each record's gradient of the slot. The module that the operation was called from plays no part, so tied
-weights, modules called twice and functional calls need no special care; nothing is patched, and nothing is
+detached slots, and a rule computes from the gradient of its output (or of a leaf that replaces the slot) each
+record's gradient with respect to the slot. The module that called the operation is irrelevant, so tied
+weights, modules called twice and functional calls need no special treatment; nothing is patched, and nothing is
 left on the model when the tape ends.
 
-Every tensor that holds data has a label (``lineage.py``): the row of each of its positions, followed through the
-operations. A tensor with a gradient that the mode did not see being made (by a custom function) is data whose rows are
-not known.
+Every tensor that contains data has a label (``lineage.py``): the row of each of its positions, propagated through the
+operations. A tensor with a gradient whose creation the mode did not intercept (by a custom function) is data whose rows
+are not known.
 """
 
 from __future__ import annotations
@@ -36,44 +36,12 @@ from sordino.gradients.layout import Layout, layout_of
 from sordino.gradients.lineage import MANY, ROWS, Axis, Lineage, Many, permuted
 from sordino.gradients.slots import Slot, Use, describe, hold, not_implemented, pulling_back
 from sordino.gradients.standardisation import Pull
+from sordino.gradients.taps import TOKEN, Stand, Tap, once
 from sordino.gradients.vocabulary import ASKS, OPENS, SIZES, writes
 
-with torch.inference_mode(False):
-    _ZERO = torch.zeros((), device="cpu")
-    _TOKEN = _ZERO.clone().requires_grad_()  # gives a result a place in the graph; nothing is added to its .grad
-
-
-class _Tap(torch.autograd.Function):
-    """Identity on a fresh output that needs no gradient of its own; hands the arriving gradient to ``hook``."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, token: Tensor, hook: Callable[[Tensor], None]) -> Tensor:
-        ctx.hook = hook
-        ctx.mark_dirty(output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
-        ctx.hook(gradient)
-        return None, _ZERO, None
-
-
-class _Stand(torch.autograd.Function):
-    """A slot's value stretched to ``shape`` without memory; hands the gradient of the stretched tensor to ``hook``."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, token: Tensor, shape: Sequence[int], hook: Callable[[Tensor], None]) -> Tensor:
-        ctx.hook = hook
-        return value.expand(shape).detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None, None]:
-        ctx.hook(gradient)
-        return None, _ZERO, None, None
-
-
-_BETWEEN = ("torch._tensor", "torch.overrides")  # where torch hands a call of Tensor.__len__ on to a mode
-# what is given beside the first argument gives its type, its device or its shape, and is not computed with
+# the modules through which torch passes a call of Tensor.__len__ to a mode
+_BETWEEN = ("torch._tensor", "torch.overrides")
+# the further arguments of these only give a type, a device or a shape
 _SET_HOOKS: Any = Tensor._backward_hooks.__set__  # type: ignore[union-attr]
 TYPE_ONLY = frozenset((Tensor.to, Tensor.type_as, Tensor.view_as, Tensor.reshape_as))
 
@@ -92,7 +60,7 @@ def replace(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
 
 @dataclass
 class Holders:
-    """Names for messages: which module holds a tensor."""
+    """Names for messages: which module owns a tensor."""
 
     names: dict[int, str] = field(default_factory=dict)
 
@@ -104,8 +72,8 @@ class Holders:
 
 @dataclass(frozen=True)
 class Rulebook:
-    """apply: runs an operation in which a slot takes part. adopt: makes a slot of a tensor that was computed from
-    parameters alone where the mode did not look; False if it was not. guards: checks of operations on data."""
+    """apply: runs an operation that uses a slot. adopt: makes a slot of a tensor that was computed from parameters
+    alone by an operation that was not intercepted; False if it was not. guards: checks of operations on data."""
 
     apply: Callable[[Tape, Any, Any, Any, bool], Any]
     adopt: Callable[[Tape, Tensor], bool]
@@ -113,10 +81,10 @@ class Rulebook:
 
 
 class ModuleState(Protocol):
-    """What a tape may ask about tensors that it did not see being made."""
+    """What a tape may query about tensors whose creation it did not intercept."""
 
     def constant(self, t: Tensor) -> bool:
-        """Was it made before the pass, and is it the same for all rows?"""
+        """Did it exist before the pass, and is it the same for all rows?"""
 
     def registered(self, t: Tensor) -> bool:
         """Is it a parameter or a buffer of the model or its loss?"""
@@ -135,26 +103,26 @@ class Tape(TorchFunctionMode):
         held: ModuleState,
         whole: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """parameters: the trainable ones. values: the weights to run with, by name. held: knows the tensors that were
-        there before the pass. whole: gathers a parameter that is divided."""
+        """parameters: the trainable ones. values: the weights to run with, by name. held: knows the tensors that
+        existed before the pass. whole: gathers a parameter that is divided over processes."""
         super().__init__()
         self.model, self.rows, self.rules, self.held = model, rows, rules, held
         self.uses: list[Use] = []
-        self.program: list[Any] = []  # the operations, in order; without those that a rule makes of one
-        self._inside = 0  # rules at work
+        self.program: list[Any] = []  # the operations in order, without those that a rule performs
+        self._inside = 0  # nesting depth of running rules
         self.arrived: Callable[[Use, Tensor], None] = lambda use, gradient: None
-        self.token = _TOKEN
+        self.token = TOKEN
         self.book = Book(rows)
         self._slots: dict[int, Slot] = {}
         self._alive: list[Tensor] = []
         self.roots: dict[int, Tensor] = {}  # data that requires a gradient and was computed from nothing that does
-        self.leaves: dict[str, Tensor] = {}  # of the parameters that something was computed from
+        self.leaves: dict[str, Tensor] = {}  # for the parameters that something was computed from
         for name, parameter in parameters.items():
             value = values.get(name, parameter)
             value = value.detach() if whole is None else value
             self._slots[id(parameter)] = Slot(None, value, frozenset((name,)), name, whole=whole)
 
-    # what a rule may ask
+    # what a rule may query
 
     def slot(self, t: Any) -> Slot | None:
         return self._slots.get(id(t)) if isinstance(t, Tensor) else None
@@ -166,15 +134,16 @@ class Tape(TorchFunctionMode):
         return self.book.lineage(t)
 
     def joined(self, tensors: Iterable[Any], shape: Sequence[int]) -> Lineage:
-        """The label of data that is broadcast to ``shape``; MANY where it is not known, or a single row's pass."""
+        """The label of data that is broadcast to ``shape``; MANY if it is not known, or if the pass has a single
+        row."""
         if self.rows == 1:
             return MANY
         found = self.book.join([t for t in tensors if isinstance(t, Tensor)], shape)
         return MANY if found is None else found
 
     def leading(self, x: Tensor, trailing: int) -> Axis | None:
-        """The label of x, where its rows lie before the last ``trailing`` dimensions, which an operation with
-        parameters alone mixes: then it is that of the result as well. None: `follow` has to find out."""
+        """The label of x if its rows lie before the last ``trailing`` dimensions, which an operation with parameters
+        alone combines: then the result has the same label. None: `follow` must determine it."""
         label = self.book.lineage(x)
         return label if type(label) is Axis and label.dim < x.ndim - trailing and self.rows > 1 else None
 
@@ -187,13 +156,13 @@ class Tape(TorchFunctionMode):
         return replace(tree, self.value)
 
     def mark(self, tree: Any, label: Lineage = MANY) -> Any:
-        """Note that these tensors are data, with this label."""
+        """Record that these tensors are data with this label."""
         for t in flat(tree):
             self.book.put(t, label)
         return tree
 
     def mark_rows(self, tree: Any) -> None:
-        """Inputs and targets: dimension 0 holds the rows."""
+        """Inputs and targets: dimension 0 contains the rows."""
         for t in flat(tree):
             if t.ndim:
                 self.book.put(t, ROWS)
@@ -201,15 +170,15 @@ class Tape(TorchFunctionMode):
                 self.book.note(t)
 
     def tap(self, output: Tensor, use: Use, label: Lineage | None = None) -> Tensor:
-        """Have the gradient of ``output`` delivered to the use. label: that of the output, where the rule knows it;
-        otherwise it is found when the operation returns."""
+        """Have the gradient of ``output`` delivered to the use. label: that of the output, if the rule knows it;
+        otherwise it is determined when the operation returns."""
         self._add(use)
-        if output._is_view():  # an in-place operation on a view would leave the tap out of the graph
+        if output._is_view():  # an in-place operation on a view would remove the tap from the graph
             output = torch.ops.aten._unsafe_view(output, output.shape)
         if output.requires_grad:
             output.register_hook(lambda g: self.arrived(use, g))  # type: ignore[no-untyped-call]
         else:
-            output = _Tap.apply(output, self.token, lambda g: self.arrived(use, g))  # type: ignore[no-untyped-call]
+            output = Tap.apply(output, self.token, lambda g: self.arrived(use, g))  # type: ignore[no-untyped-call]
         if label is None:
             use.tapped = weakref.ref(output)
         else:
@@ -218,10 +187,10 @@ class Tape(TorchFunctionMode):
         return output
 
     def stand(self, value: Tensor, shape: Sequence[int], use: Use, label: Lineage) -> Tensor:
-        """A leaf of this shape in the place of a slot, with its gradient delivered to the use. label: that of the
-        leaf, whose dimensions the use may permute."""
+        """Replaces a slot by a leaf of this shape, whose gradient is delivered to the use. label: that of the leaf,
+        whose dimensions the use may permute."""
         self._add(use)
-        out = _Stand.apply(value, self.token, tuple(shape), lambda g: self.arrived(use, g))  # type: ignore[no-untyped-call]
+        out = Stand.apply(value, self.token, tuple(shape), lambda g: self.arrived(use, g))  # type: ignore[no-untyped-call]
         self.book.put(out, label)
         use.layout = self._layout(use, label)
         return out  # type: ignore[no-any-return]
@@ -232,7 +201,7 @@ class Tape(TorchFunctionMode):
         return layout_of(moved, use.shape, use.lead, self.rows)
 
     def carrier(self, like: Tensor, shape: Sequence[int], use: Use, label: Lineage) -> Tensor:
-        """A tensor of zeros that only carries a gradient to the use."""
+        """A tensor of zeros whose only purpose is to carry a gradient to the use."""
         return self.stand(like.new_zeros(()), shape, use, label)
 
     def _add(self, use: Use) -> None:
@@ -241,7 +210,7 @@ class Tape(TorchFunctionMode):
                 use.emit = pulling_back(use.emit)
                 break
         made = [s.tensor for s in use.slots if s.name is None and s.tensor is not None]
-        if made:  # one that is written to after its use has another graph by the time it is pulled back through
+        if made:  # if it is written to after its use, its graph differs when it is pulled back
             use.held = (*use.held, *hold(*made))
         use.index = len(self.uses)
         self.uses.append(use)
@@ -257,7 +226,7 @@ class Tape(TorchFunctionMode):
         tiled: Tensor | None = None,
         made: tuple[Any, Any, Any] | None = None,
     ) -> Any:
-        """An operation without data: its floating results are new slots."""
+        """An operation without data: its floating-point results are new slots."""
         slots = [s for s in map(self.slot, flat((args, kwargs))) if s is not None]
         graph = lambda t: self.connected(s) if (s := self._slots.get(id(t))) is not None else t  # noqa: E731
         out = func(*replace(args, graph), **replace(kwargs, graph))
@@ -268,12 +237,12 @@ class Tape(TorchFunctionMode):
         return out
 
     def add_slot(self, t: Tensor, parents: frozenset[str], *more: Any) -> None:
-        """Note that this tensor was computed from these parameters and constants alone. more: further fields."""
+        """Record that this tensor was computed from these parameters and constants alone. more: further fields."""
         self._slots[id(t)] = Slot(t, t.detach(), parents, None, *more)
         self._alive.append(t)
 
     def connected(self, slot: Slot) -> Tensor:
-        """The slot in autograd's graph; a parameter becomes a leaf when it is first asked for."""
+        """The slot in autograd's graph; a parameter becomes a leaf when it is first requested."""
         if slot.tensor is None:
             assert slot.name is not None
             slot.tensor = self.leaves[slot.name] = slot.value.detach().requires_grad_()
@@ -281,8 +250,8 @@ class Tape(TorchFunctionMode):
         return slot.tensor
 
     def close(self) -> None:
-        """Let go of everything. Hooks in autograd's graph refer to the tape and the tape to the graph: a circle that
-        Python's collector can't see, so it is cut here."""
+        """Releases all references. Hooks in autograd's graph refer to the tape and the tape to the graph: a cycle that
+        Python's collector can't detect, so it is broken here."""
         for use in self.uses:
             use.release()
         self.uses.clear()
@@ -297,7 +266,8 @@ class Tape(TorchFunctionMode):
     # the mode
 
     def _seen(self, args: Iterable[Any], before: list[Before]) -> tuple[bool, bool]:
-        """Is there a slot, and is there data, among these arguments? before: gets every tensor, as it is now."""
+        """(is there a slot among these arguments, is there data). before: receives every tensor in its present
+        state."""
         slotted = data = False
         book, slots = self.book, self._slots
         for a in args:
@@ -309,7 +279,7 @@ class Tape(TorchFunctionMode):
                     self._note_root(a)
                     before.append((a, held[3], held))
                     continue
-                elif a.requires_grad and self.rules.adopt(self, a):  # made where the mode does not look
+                elif a.requires_grad and self.rules.adopt(self, a):  # made by an operation that was not intercepted
                     slotted = True
                 else:
                     data = self._is_data(a) or data
@@ -321,14 +291,15 @@ class Tape(TorchFunctionMode):
         return slotted, data
 
     def _note_root(self, t: Tensor) -> None:
-        """Autograd runs only what leads to a tensor that it is asked for: where data was made to require a gradient in
-        the forward pass (Wav2Vec2, enable_input_require_grads of peft), nothing would reach the uses behind it."""
+        """Autograd runs only what leads to a requested tensor: if data was made to require a gradient in the forward
+        pass (Wav2Vec2, enable_input_require_grads of peft), no gradient would reach the uses of that data otherwise."""
         if t.requires_grad and t.is_leaf:
             self.roots[id(t)] = t
 
     def _is_data(self, t: Tensor) -> bool:
-        """A tensor that nobody saw being made: with a gradient it is data whose rows are not known. Without one, none
-        can reach a parameter through it: it serves as a constant, though it may hold what was read from data."""
+        """For a tensor whose creation was not intercepted: with a gradient it is data whose rows are not known. Without
+        one no gradient can reach a parameter through it: it is a constant, though it may contain values that were read
+        from data."""
         if t.requires_grad:
             self.book.hidden(t)
             return True
@@ -344,9 +315,7 @@ class Tape(TorchFunctionMode):
             if func in SIZES and not self.book.asked:
                 self._size_asked(args[0])
             return func(*args, **kwargs)
-        if (
-            func == _SET_HOOKS
-        ):  # torch itself, while it shows a tensor to Python under a lock: nothing may be asked of it
+        if func == _SET_HOOKS:  # torch calls this under a lock while it wraps a tensor: no query of it is allowed here
             self.book.hooked = self.book.hooked or args[1] is not None
             return func(*args, **kwargs)
         before: list[Before] = []
@@ -354,7 +323,7 @@ class Tape(TorchFunctionMode):
         if not self._inside:
             self.program.append(func)
         if data and func is Tensor.register_hook and len(args) > 1:
-            args = (args[0], _once(args[1]), *args[2:])
+            args = (args[0], once(args[1]), *args[2:])
         if data and func in self.rules.guards:
             self.rules.guards[func](self, func, args, kwargs)
         if func in OPENS:
@@ -369,15 +338,15 @@ class Tape(TorchFunctionMode):
             else:
                 out = self._applied(func, args, kwargs, data)
         except Exception:
-            self.book.asked = self.book.read = True  # an error that the model catches tells it a size, or a value
+            self.book.asked = self.book.read = True  # an error that the model catches reveals a size or a value
             raise
         self.book.written(before, data)
         return out
 
     def _size_asked(self, t: Tensor) -> None:
-        """Notes that the model's own code asked for the size of a tensor which may hold the number of rows.
+        """Record that the model's own code queried a size that may be the number of rows.
 
-        torch's modules, and ours, use sizes to reshape and to allocate, for any number of rows alike.
+        torch's modules and ours use sizes to reshape and to allocate, in the same way for any number of rows.
         """
         frame = sys._getframe(2)
         while frame.f_back is not None and frame.f_globals.get("__name__") in _BETWEEN:
@@ -387,7 +356,7 @@ class Tape(TorchFunctionMode):
         self.book.asked = id(t) not in self._slots and not self.held.registered(t)
 
     def _applied(self, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
-        """An operation in which a slot takes part."""
+        """Runs an operation that uses a slot."""
         first = len(self.uses)
         self._inside += 1
         self.book.ruled = True
@@ -409,7 +378,7 @@ class Tape(TorchFunctionMode):
                 self.book.note(t)
 
     def _label(self, func: Any, args: Any, kwargs: Any, out: Any, before: int) -> None:
-        """Labels of what a rule returned, and with them the layouts of the uses that it left open."""
+        """Labels what a rule returned, and determines the layouts of the uses that the rule left open."""
         if not all(map(self.book.has, flat(out))) or writes(func):  # also into an item of it
             self.book.follow(func, args, kwargs, out)
         else:
@@ -419,17 +388,3 @@ class Tape(TorchFunctionMode):
             if tapped is not None and use.layout is None:
                 label = self.book.lineage(tapped)
                 use.layout = None if label is None else self._layout(use, label)
-
-
-def _once(hook: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor], Tensor | None]:
-    """The user's hook. One that only looks at the gradient sees that of the first backward pass, the true one."""
-    looks: list[bool] = []
-
-    def called(gradient: Tensor) -> Tensor | None:
-        if looks == [True]:
-            return None
-        found = hook(gradient)
-        looks[:] = [found is None]
-        return found
-
-    return called

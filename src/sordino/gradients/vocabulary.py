@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from sordino.gradients import flow, moves, selections
+from sordino.gradients import flow, flow_layers, moves, selections
 from sordino.gradients.flow import Rule
 
 
@@ -82,37 +82,37 @@ _TRAILING: dict[str, Rule] = {
     **{name: flow.trailing(2) for name in names("linalg_matrix_exp matrix_exp linalg_pinv linalg_eigh det")},
     **{f"conv{n}d": flow.trailing(n + 1) for n in (1, 2, 3)},
     **{f"conv_transpose{n}d": flow.trailing(n + 1) for n in (1, 2, 3)},
-    "rnn_tanh": flow.recurrent,
-    "rnn_relu": flow.recurrent,
-    "lstm": flow.recurrent,
-    "gru": flow.recurrent,
+    "rnn_tanh": flow_layers.recurrent,
+    "rnn_relu": flow_layers.recurrent,
+    "lstm": flow_layers.recurrent,
+    "gru": flow_layers.recurrent,
 }
 _PRODUCTS: dict[str, Rule] = {
-    "linear": flow.linear,
-    **dict.fromkeys(names("matmul mm bmm mv"), flow.matmul),
-    "rmatmul": flow.reflected_matmul,
-    **dict.fromkeys(names("addmm baddbmm addmv"), flow.added_product),
-    "einsum": flow.einsum,
-    "scaled_dot_product_attention": flow.attention,
-    "embedding": flow.embedding,
-    "one_hot": flow.embedding,
-    "embedding_bag": flow.bag,
-    "bilinear": flow.bilinear,
-    "glu": flow.halved,
-    **dict.fromkeys(names("cross_entropy nll_loss"), flow.by_class),
+    "linear": flow_layers.linear,
+    **dict.fromkeys(names("matmul mm bmm mv"), flow_layers.matmul),
+    "rmatmul": flow_layers.reflected_matmul,
+    **dict.fromkeys(names("addmm baddbmm addmv"), flow_layers.added_product),
+    "einsum": flow_layers.einsum,
+    "scaled_dot_product_attention": flow_layers.attention,
+    "embedding": flow_layers.embedding,
+    "one_hot": flow_layers.embedding,
+    "embedding_bag": flow_layers.bag,
+    "bilinear": flow_layers.bilinear,
+    "glu": flow_layers.halved,
+    **dict.fromkeys(names("cross_entropy nll_loss"), flow_layers.by_class),
     **dict.fromkeys(
         names("multilabel_margin_loss multilabel_soft_margin_loss triplet_margin_loss pairwise_distance"),
-        flow.by_row(),
+        flow_layers.by_row(),
     ),
-    "multi_margin_loss": flow.by_row(target=1),
-    "cosine_embedding_loss": flow.by_row(target=2),
+    "multi_margin_loss": flow_layers.by_row(target=1),
+    "cosine_embedding_loss": flow_layers.by_row(target=2),
     "gaussian_nll_loss": flow.same_rank,
     "where": flow.choice,
     "copy": flow.copied,
     "to": flow.only_first,
     "type_as": flow.only_first,
-    "companion_norm": flow.companions,
-    "standardised_gru": flow.standardised_gru,
+    "companion_norm": flow_layers.companions,
+    "standardised_gru": flow_layers.standardised_gru,
     "batch_norm": flow.like_first,
     "prelu": flow.like_first,
     "layer_norm": lambda t, a, k, o: flow.trailing(len(flow.argument(a, k, 1, "normalized_shape")))(t, a, k, o),
@@ -168,17 +168,17 @@ ASKS = frozenset(
     + [Tensor.dim, Tensor.size, Tensor.numel, Tensor.stride, Tensor.__len__, Tensor.is_contiguous]
     + [Tensor.is_floating_point, Tensor.is_complex, Tensor.nelement, Tensor.element_size, Tensor.get_device]
 )
-"""Questions about a tensor that its values have no part in."""
+"""Queries about a tensor whose answers do not depend on its values."""
 
 SIZES = frozenset(
     [getattr(Tensor, name).__get__ for name in ("shape", "nbytes") if hasattr(Tensor, name)]
     + [Tensor.size, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.__len__, Tensor.is_contiguous]
 )
-"""Those of them whose answer may tell the number of rows."""
+"""Those of them whose answer may reveal the number of rows."""
 
 _OPENS = names("numpy __array__ untyped_storage storage data_ptr __dlpack__ __reduce_ex__")
 OPENS = frozenset(getattr(Tensor, name) for name in _OPENS)
-"""Operations that give Python the memory of a tensor, to read and to write."""
+"""Operations that give Python access to a tensor's memory, to read and to write."""
 
 READS = frozenset(
     _OPENS
@@ -187,7 +187,7 @@ READS = frozenset(
         "__format__ __repr__ __str__"
     )
 )
-"""Operations that bring values out of tensors, where nothing can be followed any more."""
+"""Operations that convert a tensor's values to Python objects, which can't be followed."""
 
 
 _OPERATORS = names("add sub mul truediv pow div floordiv mod or and xor")
@@ -223,3 +223,29 @@ def writes(func: Any) -> bool:
     if name.startswith("__"):
         return name == "__setitem__" or (name.startswith("__i") and name not in _NOT_IN_PLACE)
     return name.endswith("_") and not name.startswith("_")
+
+
+class Kind(NamedTuple):
+    """Properties of an operation that follow from its name, computed once.
+
+    own: the name of an operation with its own treatment. hooks: it attaches a hook to its argument, or gives access to
+    a node where one can be attached. plain: it works position by position on its arguments, and does nothing else.
+    """
+
+    name: str
+    rule: Rule | None
+    reads: bool
+    writes: bool
+    hooks: bool
+    own: str | None
+    plain: bool
+
+
+@functools.lru_cache(1 << 12)
+def kind_of(func: Any) -> Kind:
+    name, own = name_of(func), getattr(func, "__name__", "")
+    hooks = func is Tensor.register_hook or name == "grad_fn"
+    single = own if own in ("requires_grad_", "__setitem__", "__set__") else None
+    rule, written = rule_for(func), writes(func)
+    plain = rule is flow.pointwise and not (written or hooks or single)
+    return Kind(name, rule, name in READS, written, hooks, single, plain)

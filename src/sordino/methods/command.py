@@ -50,7 +50,7 @@ def add(commands: Commands) -> None:
         type=float,
         default=500.0,
         metavar="d",
-        help="how few directions the gradients lie in, for the noise of the batches (default: 500, fitted on images)",
+        help="number of directions in which the gradients lie, for the sampling noise (default: 500, fitted on images)",
     )
     parser.add_argument("--classes", type=int, default=10, metavar="C", help="default: 10")
     parser.add_argument("--epsilon", type=float, required=True, metavar="ε")
@@ -132,10 +132,10 @@ def _way_rows(found: dict[str, Any]) -> dict[str, str]:
         rows[f"at batch {one['batch']:.5g}"] = f"{one['recommended']}: {one['why']}"
     for row in found["rows"]:
         rows[f"{row['way']}, batch {row['batch']:.5g}"] = (
-            f"{row['steps']} steps, noise multiplier {row['noise_multiplier']:.5g}; in the weights "
-            f"{row['noise_in_weights']:.4g}, of the batches {row['batch_noise']:.4g}; of the run "
-            f"{row['noise_of_run']:.3g} clip norms per coordinate; begin tuning at lr {row['lr']:.2g} (clip norm 1); "
-            f"{row['expected_loss']:.1f} points of accuracy expected to be lost"
+            f"{row['steps']} steps, noise multiplier {row['noise_multiplier']:.5g}; noise in the weights "
+            f"{row['noise_in_weights']:.4g}, sampling noise {row['batch_noise']:.4g}; of the run "
+            f"{row['noise_of_run']:.3g} clip norms per coordinate; start tuning at lr {row['lr']:.2g} (clip norm 1); "
+            f"expected loss of accuracy: {row['expected_loss']:.1f} points"
         )
     return rows
 

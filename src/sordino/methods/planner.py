@@ -1,23 +1,24 @@
 """Recommends Poisson sampling, random allocation or correlated noise for a budget, by the noise in the weights.
 
-At equal ε, batch and number of steps the three differ in two noises, and plain SGD adds both up in the weights:
+At equal ε, batch and number of steps the three options differ in two kinds of noise, which plain SGD accumulates in the
+weights:
 
-- that of the mechanism, `noise_in_weights`: the root mean square over the steps, per coordinate, in clip norms and for
-  a step size of 1 on sums (for independent noise σ·√((T+1)/2));
-- that of the batches, `batch_noise`: who takes part in a step is drawn (correlated/batches.py). Random allocation and
+- the noise of the mechanism, `noise_in_weights`: the root mean square over the steps, per coordinate, in clip norms and
+  for a step size of 1 on sums (for independent noise σ·√((T+1)/2));
+- the sampling noise, `batch_noise`: the participants of a step are drawn (correlated/batches.py). Random allocation and
   groups in turn use every record once in an epoch and have less of it than Poisson sampling.
 
-*What it does to accuracy.* Let ν be both together for a step size of 1/T on means (`noise_of_run`) and τ = lr·T the
-time that is trained for. What is still missing after the time τ falls as a/τ (a convex loss), and noise costs b·(ν·τ)².
-The best time is τ = (a/2bν²)^{1/3}, and the loss at it grows as ν^{2/3}: `expected_loss`, in points of accuracy, with
-τ bounded by a largest stable step size. Both laws were found again on development tasks (linear classifiers on 4,200
-rows of MNIST and Fashion-MNIST, training rows alone, 22 budgets, step sizes tuned): the best time was 0.65·ν^{−2/3}
-(clip norm 1) within a third, and differences between ways were 780·Δν^{2/3} points with an error of 0.6. The constants
-are those of these tasks; the order of the ways does not depend on them. Ways within `ALIKE` points of the best are
-called alike: no difference that accuracy shows. experiments/designs/ways.toml has the rule and the held-out tasks that
-it was tested on.
+*The effect on accuracy.* Let ν be both together for a step size of 1/T on means (`noise_of_run`) and τ = lr·T the
+training time. The remaining excess loss after time τ decreases as a/τ (a convex loss), and noise adds b·(ν·τ)².
+The best time is τ = (a/2bν²)^{1/3}, and the loss at that time grows as ν^{2/3}: `expected_loss`, in points of accuracy,
+with τ bounded by a largest stable step size. Both laws were confirmed on development tasks (linear classifiers on 4,200
+rows of MNIST and Fashion-MNIST, training rows only, 22 budgets, step sizes tuned): the best time was 0.65·ν^{−2/3}
+(clip norm 1) within a third, and differences between the options were 780·Δν^{2/3} points with an error of 0.6. The
+constants are those of these tasks; the order of the options does not depend on them. Options within `ALIKE` points of
+the best are called alike: accuracy will not show a difference. experiments/designs/ways.toml has the rule and the
+held-out tasks on which it was tested.
 
-Looks at no data: it is an estimate of what trains best, and no part of a guarantee.
+The planner uses no data: it estimates what trains best and is not part of a guarantee.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ from sordino.methods.correlated.workloads import Workload, noise_in_weights
 
 SAMPLERS = ("poisson", "allocation")
 ALIKE = 0.5
-"""Points of accuracy that a few seeds do not resolve."""
+"""Points of accuracy that a few seeds can't resolve."""
 LOSS, TIME, LARGEST_STEP = 780.0, 0.65, 4.0
-"""Of the model above, for clip norm 1: expected_loss = LOSS·ν^{2/3} at τ = TIME·ν^{−2/3}; lr ≤ LARGEST_STEP."""
-_SAME = 1e-3  # relative difference of the noise of two samplers that counts as none
+"""Constants of the model above for clip norm 1: expected_loss = LOSS·ν^{2/3} at τ = TIME·ν^{−2/3}; lr ≤
+LARGEST_STEP."""
+_SAME = 1e-3  # relative difference of two samplers' noise that is ignored
 
 
 @dataclass(frozen=True)
@@ -108,16 +110,17 @@ def sampler_noise(sampler: str, budget: Budget) -> float:
 
 
 def compare_ways(budget: Budget, workload: Workload | None = None, dimension: float = DIMENSION) -> dict[str, Any]:
-    """The three ways at one budget.
+    """Compares the three options at one budget.
 
     Args:
         budget: records, batches, epochs and (ε, δ).
         workload: the update that will be used (default: plain SGD).
-        dimension: d of correlated/batches.py: how few directions the gradients lie in.
+        dimension: d of correlated/batches.py: the number of directions in which the gradients lie.
 
     Returns:
-        JSON-able: `recommended`, `alike` (the ways that accuracy will not tell from the best), `why`, `rows` (Way as
-        mappings).
+        JSON-able: `recommended`, `alike` (the options that accuracy will not distinguish from the best), `why`, `rows`
+        (Way
+            as mappings).
     """
     update = workload or Workload()
     checks.positive("dimension", dimension)
@@ -148,19 +151,19 @@ def _way(way: str, budget: Budget, sigma: float, noises: tuple[float, float], **
 
 
 def step_size(noise_of_run: float, steps: int) -> float:
-    """Where tuning may begin: the best step size of plain SGD by the model of the module, for clip norm 1."""
+    """A step size to start tuning at: the best one of plain SGD by the model of the module, for clip norm 1."""
     return float(min(TIME * noise_of_run ** (-2 / 3) / steps, LARGEST_STEP))
 
 
 def expected_loss(noise_of_run: float, steps: int) -> float:
-    """Points of accuracy that noise and the end of training cost by the model of the module."""
+    """Points of accuracy that noise and the limited training time cost, by the model of the module."""
     missing = LOSS * TIME / 1.5
     time = step_size(noise_of_run, steps) * steps
     return missing / time + missing / (2 * TIME**3) * (noise_of_run * time) ** 2
 
 
 def _recommended(poisson: Way, allocation: Way, correlated: Way) -> dict[str, Any]:
-    """The simplest of the ways that are alike with the best, those ways, and why."""
+    """The simplest of the options that are alike with the best, those options, and the reason."""
     ways = (poisson, allocation, correlated)
     least = min(way.expected_loss for way in ways)
     alike = [way.way for way in ways if way.expected_loss <= least + ALIKE]
@@ -171,20 +174,20 @@ def _recommended(poisson: Way, allocation: Way, correlated: Way) -> dict[str, An
 
 
 def _why(chosen: str, alike: list[str], more: Mapping[str, float], correlated: Way) -> str:
-    """In words; `more`: how many points of accuracy each way is expected to lose to the best."""
+    """The reason in words; `more`: the points of accuracy that each option is expected to lose against the best."""
     others = [name for name in alike if name != chosen]
     lost = ", ".join(f"{name} {value:.1f}" for name, value in more.items())
-    tie = f"no difference that accuracy shows to {' or '.join(others)} (within {ALIKE:g} points); " if others else ""
+    tie = f"accuracy will not show a difference to {' or '.join(others)} (within {ALIKE:g} points); " if others else ""
     if chosen == "correlated":
         reason = (
             f"correlated noise ({(correlated.strategy or {})['name']}, {correlated.groups} groups) puts less noise "
             f"into the weights; each step adds {correlated.noises_per_step} Gaussians for each coordinate"
         )
     elif chosen == "allocation":
-        reason = "random allocation uses every record once per epoch, and costs no more time than Poisson sampling"
+        reason = "random allocation uses every record once per epoch, and takes no more time than Poisson sampling"
     else:
         reason = "random allocation needs the same noise, and Poisson sampling can be resumed at any step"
-    return f"{tie}{reason}; points of accuracy expected to be lost to the best: {lost}"
+    return f"{tie}{reason}; points of accuracy that each option is expected to lose against the best: {lost}"
 
 
 def compare_batches(
@@ -209,8 +212,9 @@ def compare_batches(
         dimension: as in `compare_ways`.
 
     Returns:
-        JSON-able: `recommended`, `alike` and `why` of the largest batch, whose noise of the run is least; `by_batch`;
-        `rows`.
+        JSON-able: `recommended`, `alike` and `why` of the largest batch, which has the least noise of the run;
+        `by_batch`;
+            `rows`.
 
     Raises:
         InputError: a value is wrong.

@@ -1,1 +1,2 @@
-"""What only buys speed: C loops with NumPy equivalents that give the same bits, memory that is overwritten, threads."""
+"""Code whose only purpose is speed: C loops with NumPy equivalents that return the same bits, reused memory,
+threads."""

@@ -1,12 +1,12 @@
-"""round(offset + scale · Z) for real Gaussians Z, in float32 where that decides it and in double where it does not.
+"""round(offset + scale · Z) for real Gaussians Z, computed in float32 if that is certain and in double if it is not.
 
 Formal contract. Z = √(−2 ln U)·cos 2πV and √(−2 ln U)·sin 2πV (Box and Muller, 1958) for real uniform U, V of which
 only the first digits are known. A stage computes offset + scale · Z from them with an error that
-docs/guarantees/noise.md section 3 bounds for *all* digits that may follow. Where the bound leaves one nearest
-integer, that is the integer; every other pair is reported as undecided, to be taken up with more digits of the same
-U and V: in double precision here, then in the 176-bit arithmetic of `randomness.exact`. So the integers do not depend
-on which stage decided, nor on the rounding of the platform's log, cos and sin, as long as these are within 4 units
-in the last place.
+docs/guarantees/noise.md section 3 bounds for *all* possible further digits. If the bound leaves one nearest
+integer, the result is that integer; every other pair is reported as undecided and is computed with more digits of the
+same U and V: in double precision here, then in the 176-bit arithmetic of `randomness.exact`. So the integers do not
+depend on which stage decided, nor on the rounding of the platform's log, cos and sin, as long as these are within 4
+units in the last place.
 
 | stage  | known digits of U, V | error of Z   | decides unless                                   |
 |--------|----------------------|--------------|--------------------------------------------------|
@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Coordinates in work at a time: the buffers stay in the cache, and the calls are few. They are numpy's, which cost
-# half of torch's in the middle of other work, and are never split over threads.
+# Coordinates per block: small enough for the buffers to stay in the cache, large enough for few calls. The buffers are
+# numpy's, which take half the time of torch's within other work and are never divided over threads.
 BLOCK = 1 << 16
-MAX_SCALE = 2.0**12  # of the single stage: beyond, it would decide too little to be worth its time
+MAX_SCALE = 2.0**12  # of the single stage: beyond it, too few pairs are decided to save time
 
-# Bounds of the part that each precision may decide, derived in docs/guarantees/noise.md section 3.
+# Bounds within which each precision may decide, derived in docs/guarantees/noise.md section 3.
 SINGLE_TOLERANCE = 2.0**-17
-SINGLE_ADDITION = 2.0**-24  # rounding of an offset in [−½, ½] to float32, and of its share of the sum
+SINGLE_ADDITION = 2.0**-24  # rounding of an offset in [−½, ½] to float32, and of the sum
 SINGLE_LOGS = (-13 * math.log(2.0), -(2.0**-11))  # below, U's unknown digits matter; above, √ magnifies errors
 DOUBLE_TOLERANCE = 2.0**-40
 DOUBLE_LOGS = (-24 * math.log(2.0), -(2.0**-25))
@@ -38,12 +38,12 @@ DOUBLE_LOGS = (-24 * math.log(2.0), -(2.0**-25))
 
 @functools.lru_cache
 def single_limit(scale: float) -> np.float32:
-    """How far from an integer a sum may lie for the single stage to decide it."""
+    """The largest distance from an integer at which the single stage may decide a sum."""
     return np.float32(np.nextafter(np.float32(0.5 - (scale * SINGLE_TOLERANCE + SINGLE_ADDITION)), np.float32(0)))
 
 
 class Pairs:
-    """A block of pairs in float32: its buffers, made once for all blocks of this size, and the first stage.
+    """A block of pairs in float32: buffers, allocated once for all blocks of this size, and the first stage.
 
     `words` are the random digits: the first row of their uint32 view is those of U, the second, as signed numbers,
     those of V. `whole` and `rounded` have the cosines' coordinates in the first half, the sines' in the second.
@@ -59,7 +59,7 @@ class Pairs:
         self._open = np.empty((2, pairs), np.bool_)
 
     def single(self, offset: npt.NDArray[Any], scale: float) -> npt.NDArray[np.intp]:
-        """rounded ← round(offset + scale · Z) for |offset| ≤ ½; returns the pairs it could not decide."""
+        """rounded ← round(offset + scale · Z) for |offset| ≤ ½; returns the pairs that it could not decide."""
         outside = self.approximate(offset, scale)
         flat = self.total.reshape(-1)
         np.rint(flat, out=self.rounded)
@@ -71,7 +71,7 @@ class Pairs:
         return outside.nonzero()[0]
 
     def approximate(self, offset: npt.NDArray[Any], scale: float) -> npt.NDArray[np.bool_]:
-        """total ← offset + scale · Z to within scale·2⁻¹⁷ + 2⁻²⁴, except where the returned mask says: U is extreme."""
+        """total ← offset + scale · Z to within scale·2⁻¹⁷ + 2⁻²⁴, except at the returned mask, where U is extreme."""
         radius, total, angle = self._radius, self.total, self.total[1]
         radius[...] = self.digits[0]
         np.multiply(radius, np.float32(2.0**-32), out=radius)

@@ -1,8 +1,8 @@
-"""Loops in C, where a compiler was there at the installation: faster, and no other results.
+"""Optional C kernels, used if a compiler was available at installation. They return the results of the Python versions:
 
-| loop            | stands in for                          | its results                                              |
+| loop            | replaces                               | its results                                              |
 |-----------------|----------------------------------------|----------------------------------------------------------|
-| `rounded_sum`   | `boxmuller.Pairs.single`, pass by pass | the same integers; both leave open what they can't decide |
+| `rounded_sum`   | `boxmuller.Pairs.single`, pass by pass | the same integers; both report what they can't decide     |
 | `rounded_again` | `boxmuller.double`, pass by pass       | the same integers, likewise                               |
 | `key_stream`    | OpenSSL's AES-256-CTR (`keystream`)    | the same bytes; it does not hold Python's global lock     |
 | `squares`       | products in double, and their sums     | the same up to 2⁻¹⁷ (docs/guarantees/noise.md, section 6) |
@@ -18,9 +18,9 @@
 | `lstm_step`, `lstm_back` | a dozen operations on an LSTM's gates | the same up to 2⁻²¹ of each, or of 1          |
 | `depthwise`     | a convolution's gradient, one group for each channel of each record | the same up to rounding      |
 
-`compiled()` is None without the library, and also if the library, tried on a block of digits, rounds otherwise than
-exact arithmetic does (a stale build, a broken compiler): then numpy does the work. So whether it is there can't be told
-from the noise, only from the clock.
+`compiled()` is None without the library, and also if the library, tested on a block of digits, rounds differently from
+exact arithmetic (a stale build, a broken compiler): then numpy is used. So the noise does not depend on whether the
+library is present, only the time does.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ Array = npt.NDArray[Any]
 Pair = tuple[int, int]
 Window = tuple[Pair, Pair, Pair]  # stride, dilation, padding
 _OPEN = np.dtype([("values", np.int64, 2), ("results", np.int64, 2), ("u", np.uint32), ("v", np.uint32)])
-EVERY = 1 << 40  # rows of a block that are added up together: all of them
-FEW_OUTPUTS = 24  # up to here `blocked` does not tell the records of a block apart
+EVERY = 1 << 40  # rows of a block that are summed together: all of them
+FEW_OUTPUTS = 24  # up to this number `blocked` does not sum the records of a block separately
 _SUFFIX = {4: "f32", 8: "f64"}  # by the bytes of a number
 
 
 def readable(t: Tensor) -> bool:
-    """Numbers that lie in memory as they are: not on a device, not a view that negates, not zeros without memory."""
+    """Is it plain memory: not on a device, not a negated view, not an expanded tensor?"""
     return t.is_cpu and not t.is_neg() and (t.data_ptr() != 0 or t.numel() == 0)
 
 
 class Parts:
-    """Vectors of one dtype whose values follow one another; the memory is read where it lies.
+    """Vectors of one dtype that are treated as one; their memory is read in place.
 
-    places: (address, how many numbers) of each. arrays: makes them for who wants them as arrays; it, and so the memory,
-    lives as long as this object.
+    places: (address, number of elements) of each. arrays: creates them as arrays on request; this function, and so the
+    memory, lives as long as this object.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Parts:
     def of(cls, vectors: Sequence[Array]) -> Parts:
         if any(vector.dtype != vectors[0].dtype for vector in vectors):
             raise TypeError("parts have one dtype")
-        flat = [np.ascontiguousarray(vector) for vector in vectors]  # a column is not what its pointer points at
+        flat = [np.ascontiguousarray(vector) for vector in vectors]  # a column is not contiguous in memory
         return cls([(v.ctypes.data, v.size) for v in flat], flat[0].dtype, lambda: flat)
 
     def joined(self, out: Array | None = None) -> Array:
@@ -84,7 +84,7 @@ class Parts:
         return np.concatenate(self._arrays(), out=out)
 
     def store(self, flat: Array) -> None:
-        """Put such a vector in the place of the values."""
+        """Overwrite the values with such a vector."""
         start = 0
         for array_ in self._arrays():
             array_[:] = flat[start : start + array_.size]
@@ -95,14 +95,16 @@ class Parts:
 
 
 def kinds_of(values: Parts, results: Parts) -> Pair:
-    """The bytes of a value, and of a result."""
+    """The sizes in bytes of a value and of a result."""
     return values.dtype.itemsize, results.dtype.itemsize
 
 
 class Room:
-    """What blocks of values are worked in: the random words of one, and what the first stage left open in several.
+    """Buffers for blocks of values: the random words of one block, and the pairs that the first stage of several left
+    open.
 
-    words: the digits of U, 32 for each pair, then those of V. ready: so many pairs may be open before a block.
+    words: the digits of U, 32 for each pair, then those of V. ready: the number of pairs that may be open before a
+    block.
     """
 
     def __init__(self, values: int) -> None:
@@ -120,17 +122,17 @@ class Room:
         return self._memory[8 * self.ready :][: _OPEN.itemsize * count].view(_OPEN)
 
     def counters(self, count: int) -> bytes:
-        """Where in the stream their digits come from, as blocks of 16 bytes."""
+        """The positions of their digits in the stream, as blocks of 16 bytes."""
         return self._memory[88 * self.ready :][: 16 * count].tobytes()
 
     def left(self, count: int) -> list[int]:
-        """The numbers of those that the second stage left open."""
+        """The indices of those that the second stage left open."""
         numbers: list[int] = self._memory[120 * self.ready :][: 8 * count].view(np.int64).tolist()
         return numbers
 
 
 class Rules:
-    """What the two stages are told: the scale of the noise, the grid, and what a step of the grid becomes."""
+    """Parameters of the two stages: the scale of the noise, the grid, and the value of a grid step in the result."""
 
     def __init__(self, scale: float, spacing: float, step: float) -> None:
         self.scale, self.spacing, self.step = scale, spacing, step
@@ -142,7 +144,7 @@ class Rules:
 
 
 class Kernels:
-    """The functions of the library. Memory is given by its address; the caller vouches for its size and form."""
+    """The functions of the library. Memory is passed by address; the caller guarantees its size and layout."""
 
     def __init__(self, path: str) -> None:
         library = ctypes.CDLL(path)
@@ -189,9 +191,10 @@ class Kernels:
     ) -> int:
         """results ← step · round(values/spacing + scale · Z), for a block: n values from `start` on among the parts.
 
-        Cosines for its first half, sines for the second. `room` has its words, and the pairs that are open: `count`
-        before, and so many after as is returned. Their values stay as they were; the last pair of an odd number of
-        values is always open. `address` is that of the first pair's digits. The results may be the parts, or narrower.
+        Cosines for its first half, sines for the second. `room` contains its words and the open pairs: `count`
+        before the call, and the returned number after it. Their values are unchanged; the last pair of an odd number of
+        values is always open. `address` is that of the first pair's digits. The results may overwrite the parts, or be
+        narrower.
         """
         kinds, rest = kinds_of(parts, results), (rules.first_at, address, room.mask_at, room.open_at, room.counters_at)
         after: int = self._sums[kinds](parts.at, results.at, start, n, room.words_at, *rest, count)
@@ -200,7 +203,8 @@ class Kernels:
     def rounded_again(self, kinds: Pair, further: bytes, rules: Rules, room: Room, count: int) -> int:
         """The same for the open pairs, with 32 further digits of U and of V at the beginning of each 16 bytes.
 
-        kinds: as `kinds_of` gives them. Returns how many are open even now: `room.left` has their numbers.
+        kinds: as returned by `kinds_of`. Returns the number of pairs that are still open: `room.left` has their
+        indices.
         """
         left: int = self._again[kinds](room.open_at, count, further, rules.second_at, room.left_at)
         return left
@@ -216,8 +220,8 @@ class Kernels:
     ) -> None:
         """total (p, q) += Σ_b weights_b · Σ_k left_k ⊗ right_k over the rows bounds_b ≤ k < bounds_(b+1), in float32.
 
-        left and right: address and stride of the rows. Blocks are added up in double precision. each: so many rows of a
-        block are one record's, and are added up by themselves first; only for p > FEW_OUTPUTS.
+        left and right: address and stride of the rows. Blocks are summed in double precision. each: this many rows of a
+        block belong to one record and are summed first; only for p > FEW_OUTPUTS.
         """
         sizes = array("q", [len(weights), *shape, left[1], right[1], each])
         room = np.empty(self._room, np.float32)
@@ -234,10 +238,10 @@ class Kernels:
         self._narrow(left[0], right[0], *tables, sums.ctypes.data, total)
 
     def merged(self, rows: int, at: int, shape: Sequence[int], size: int, skip: int, found: Sequence[int]) -> int:
-        """The rows (m, S, d) of each record and place as one: values, places and owners go to the addresses `found`.
+        """Sums the rows (m, S, d) of each record and place: values, places and owners go to the addresses `found`.
 
         rows, at: addresses of the rows and of their places, in a table of `size` rows; place `skip` is left out.
-        Returns how many there are; −1 for a place outside of the table.
+        Returns their number; −1 if a place is outside of the table.
         """
         sizes, last = array("q", shape), np.empty(size, np.int64)
         count: int = self._merged(rows, at, sizes.buffer_info()[0], size, skip, last.ctypes.data, *found)
@@ -249,7 +253,7 @@ class Kernels:
         rows, place, owner, weight: addresses. shape: of the rows, (n, d).
         """
         if bool(total.shape[1] != shape[1]) or not total.is_contiguous():
-            raise ValueError("rows and total differ in their columns, or the total is not contiguous")
+            raise ValueError("rows and total have different numbers of columns, or the total is not contiguous")
         room, sums = np.empty(len(total) + 1 + shape[0], np.int64), np.empty(shape[1])
         to = room.ctypes.data, sums.ctypes.data, total.data_ptr()
         self._placed(rows, *shape, place, owner, weight, len(total), *to)
@@ -260,9 +264,9 @@ class Kernels:
         return most
 
     def patches(self, images: Array, kernel: Pair, stride: Pair, dilation: Pair, out: Array) -> bool:
-        """(n, C, H, W) → (n, places, C·kernel), what lies under the kernel at each of its places, into `out`.
+        """(n, C, H, W) → (n, places, C·kernel): the patch under the kernel at each position, written to `out`.
 
-        False where the memory is not of a form that it knows, or of another size: nothing is written.
+        False if the memory has an unsupported layout or another size: then nothing is written.
         """
         if images.dtype not in (np.float32, np.float64) or out.dtype != images.dtype:
             return False
@@ -276,9 +280,9 @@ class Kernels:
         return True
 
     def depthwise(self, images: Array, gradients: Array, window: Window, out: Array) -> bool:
-        """(m, S, C, H, W) and (m, S, C, places) → (m, C, kernel): how the kernels of single channels move m losses.
+        """(m, S, C, H, W) and (m, S, C, places) → (m, C, kernel): per-record gradients of depthwise kernels.
 
-        False where the memory is not of a form that it knows, or of another size: nothing is written.
+        False if the memory has an unsupported layout or another size: then nothing is written.
         """
         if out.dtype not in (np.float32, np.float64) or not images.dtype == gradients.dtype == out.dtype:
             return False
@@ -310,33 +314,33 @@ def compiled() -> Kernels | None:
     return found if agrees(found) else None
 
 
-# of the 8,192 sums that `trial` describes, rounded exactly: tests/native/test_kernels.py has it from 176-bit arithmetic
+# digest of the 8,192 sums that `trial` describes, rounded exactly (tests/native/test_kernels.py computes it)
 _ROUNDED_EXACTLY = "f084a03fdfa140f0a266ab66d88b6e3c"
 
 
 def trial(pairs: int = 4096) -> tuple[Array, Array, Array]:
-    """Digits of U and V, further digits of both, and offsets, for a block on which a library is tried."""
+    """Digits of U and V, further digits of both, and offsets, for a block on which a library is tested."""
     stream = hashlib.shake_128(b"sordino/kernels").digest(18 * pairs)
     digits = np.frombuffer(bytearray(stream[: 8 * pairs]), "<u4").reshape(2, pairs)
-    digits[0, :2] = 0, (1 << 32) - 1  # never to be decided
+    digits[0, :2] = 0, (1 << 32) - 1  # never decided
     further = np.frombuffer(stream[8 * pairs : 16 * pairs], "<u4").reshape(2, pairs)
     return digits, further, np.frombuffer(stream[16 * pairs :], np.int8).astype(np.float32) / np.float32(256)
 
 
 def agrees(kernels: Kernels) -> bool:
-    """Does it round as exact arithmetic does, nearly always, and do the other loops add up?
+    """Does it round as exact arithmetic does, nearly always, and are the sums of the other loops correct?
 
-    Compared with what is known, not with numpy: that would page in a megabyte of functions which nothing else needs.
+    It is compared with known values, not with numpy, which would load a megabyte of functions that nothing else needs.
     """
     return _decides(kernels, *trial()) and _adds_up(kernels) and _encrypts(kernels)
 
 
-# blocks 0 to 36 of AES-256-CTR under the key 00 01 … 1f: tests/randomness/test_keystream.py has it from OpenSSL
+# digest of blocks 0 to 36 of AES-256-CTR under the key 00 01 … 1f (tests/randomness/test_keystream.py: by OpenSSL)
 _ENCRYPTED = "e6ce71feb7f998d541dd6a06d6f236c1"
 
 
 def _encrypts(kernels: Kernels) -> bool:
-    """The same bytes as OpenSSL, where it has the instructions; in pieces that all its loops take part in."""
+    """Returns the same bytes as OpenSSL, if it has the instructions; in pieces that use all of its loops."""
     key, words = bytes(range(32)), np.zeros(74, np.uint64)
     for first, last in ((0, 33), (33, 37)):
         if not kernels.key_stream(key, first, words[2 * first : 2 * last]):
@@ -360,7 +364,7 @@ def _decides(kernels: Kernels, digits: Array, further: Array, values: Array) -> 
 
 
 def _adds_up(kernels: Kernels) -> bool:
-    """On small integers, of which all sums are exact."""
+    """On small integers, for which all sums are exact."""
     n, columns, weights = 5, 150, [1.0, 2.0, 0.0, 0.5, 4.0]
     numbers = [[(7 * i + 3 * j) % 11 - 5.0 for j in range(columns)] for i in range(n)]
     rows, out = (array("f", [x for row in numbers for x in row]) for _ in range(2))

@@ -1,7 +1,8 @@
 """Ownership of memory: a result may overwrite values that nothing refers to any more.
 
-That saves passes over memory, which on a small model cost more than the arithmetic. It is decided by counting
-references, and compared with the count of a tensor that is certainly alone: whatever can't be told counts as held.
+This saves passes over memory, which for a small model take longer than the arithmetic. It is decided by counting
+references and comparing with the count of a tensor that has exactly one holder: in case of doubt a tensor counts as
+held.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from torch import Tensor
 
 
 def alone(box: Mapping[str, Tensor]) -> bool:
-    """Does nothing but this mapping hold these tensors, or any of their memory?
+    """Is this mapping the only holder of these tensors and of their memory?
 
-    True only if no name outside refers to one of them, no view, no graph and no array shares its storage, and torch
-    allocated that (numpy's memory may be anybody's). The caller must not hold one in a variable of its own.
+    True only if no other name refers to one of them, no view, graph or array shares its storage, and torch
+    allocated that storage (numpy's memory may have other holders). The caller must not hold one in its own variable.
     """
     counted = _of_one_alone()
     return counted is not None and all(_holders(box, name) == counted for name in box)
 
 
 def _holders(box: Mapping[str, Tensor], name: str) -> tuple[Any, ...] | None:
-    """References to the tensor and to its storage, from Python and from elsewhere, and whether that one is torch's."""
+    """The numbers of references to the tensor and to its storage, from Python and elsewhere, and whether torch owns
+    it."""
     storage = box[name].untyped_storage()
     try:
         uses = box[name]._use_count(), torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
@@ -37,5 +39,5 @@ def _holders(box: Mapping[str, Tensor], name: str) -> tuple[Any, ...] | None:
 
 @functools.cache
 def _of_one_alone() -> tuple[Any, ...] | None:
-    """As this Python and this torch count."""
+    """The counts of a tensor with one holder, in this version of Python and torch."""
     return _holders({"it": torch.empty(1, device="cpu")}, "it")

@@ -1,6 +1,6 @@
 """Memory for large results: numpy asks the kernel for huge pages, torch does not.
 
-To touch 40 MB for the first time takes 5 ms in huge pages and 27 ms in pages of 4 KB.
+The first access to 40 MB takes 5 ms in huge pages and 27 ms in pages of 4 KB.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LARGE = 1 << 20  # numbers
 
 
 def buffer(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """Uninitialised memory, in huge pages where it is large and the kernel has them."""
+    """Uninitialised memory, in huge pages if it is large and the kernel supports them."""
     kind = _NUMPY.get(dtype)
     if torch.device(device).type != "cpu" or kind is None or math.prod(shape) < _LARGE:
         return torch.empty(tuple(shape), dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Pieces of one job in several threads, none of which outlives the call."""
+"""Divides one job into pieces for several threads, all of which end before the call returns."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import torch
 
 
 def workers(pieces: int) -> int:
-    """How many threads share so many pieces of work: as many as torch uses in this one, and no more than pieces."""
+    """The number of threads for so many pieces of work: as many as torch uses in this thread, and at most one per
+    piece."""
     return max(1, min(torch.get_num_threads(), pieces))
 
 
 def share(make: Callable[[], Callable[[int], None]], pieces: int) -> None:
     """work(0), …, work(pieces − 1), each once, in `workers(pieces)` threads, this one among them.
 
-    `work` is what `make` returns; it is called once in each thread, so that each has buffers of its own. A thread takes
-    the next piece when it is done with one: a slow core delays the others by one piece at most. An exception, also a
-    keyboard interrupt, keeps the threads from taking further pieces, and is raised here once all of them have ended.
+    `work` is what `make` returns; `make` is called once in each thread, so that each has its own buffers. A thread
+    takes the next piece when it has finished one: a slow core delays the others by one piece at most. An exception,
+    also a keyboard interrupt, stops the threads from taking further pieces and is raised here after all of them have
+    ended.
     """
     count = workers(pieces)
     if count == 1:
@@ -44,7 +46,7 @@ def share(make: Callable[[], Callable[[int], None]], pieces: int) -> None:
         for helper in helpers:
             helper.start()
         run()
-    except BaseException as failure:  # an interrupt between two calls, or no more threads to be had
+    except BaseException as failure:  # an interrupt between two calls, or no more threads available
         failures.append(failure)
         stop.set()
     _join(helpers, stop, failures)
@@ -53,7 +55,7 @@ def share(make: Callable[[], Callable[[int], None]], pieces: int) -> None:
 
 
 def _join(threads: Sequence[threading.Thread], stop: threading.Event, failures: list[BaseException]) -> None:
-    """Wait until all have ended, also if the waiting is interrupted."""
+    """Wait until all have ended, even if the wait is interrupted."""
     for thread in threads:
         while thread.is_alive():
             try:

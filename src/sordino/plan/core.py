@@ -155,14 +155,14 @@ class Plan(metaclass=_Makers):
         self.method.check(self)
 
     def _check_kinds(self) -> None:
-        """Only our own samplers, clippings and noises: one that is derived from them may do something else."""
+        """Only the package's own samplers, clippings and noises: a derived class may behave differently."""
         for name, kinds in (("sampling", Sampling), ("clipping", Clipping), ("noise", Noise)):
             found = type(getattr(self, name))
             if found not in get_args(kinds):
                 known = ", ".join(kind.__name__ for kind in get_args(kinds))
                 raise Refused(
-                    f"{name} is a {found.__name__}, and proofs are about {known} as they are: what another class does, "
-                    "a derived one too, nobody has accounted for"
+                    f"{name} is a {found.__name__}, but the proofs cover {known} only: other classes, derived "
+                    "ones included, are not accounted for"
                 )
 
     def _check_examples(self, most: int) -> None:

@@ -37,12 +37,12 @@ def rounded_mixture(
     """out ← factor · spacing · round(values/spacing + scale · Σ a·Z), block by block.
 
     Args:
-        values: vectors whose numbers follow one another.
-        out: of one dimension, as long as all of them; float32 is rounded once more, after the noise.
+        values: vectors that are processed as one, in this order.
+        out: a vector as long as all of them; float32 is rounded once more, after the noise.
         terms: (a, stream) of each Gaussian; the streams are at their beginning.
-        scale: of the noise over the grid.
+        scale: the scale of the noise, in units of the grid.
         spacing: the grid, a power of two.
-        factor: a public number that the result is multiplied by.
+        factor: a public number by which the result is multiplied.
     """
     weight = sum(abs(a) for a, _ in terms)
     # |Z| < 16: p products and p sums, each rounded by 2⁻⁵³ of at most 16·Σ|a|; then the factor and the offset
@@ -64,12 +64,12 @@ def rounded_mixture(
         for i in np.flatnonzero(np.abs(total - rounded) > 0.5 - tolerance).tolist():
             rounded[i] = rounded_total([(a, block.exactly(i)) for a, block in drawn], scale, float(offset[i]))
         whole += rounded
-        whole += 0.0  # two negative zeros would tell the sign of the value
+        whole += 0.0  # the sum of two negative zeros would reveal the sign of the value
         out[start : start + len(part)] = whole * (spacing * factor)
 
 
 def _blocks(values: Sequence[npt.NDArray[np.floating]]) -> Iterator[tuple[int, Array]]:
-    """(place, a copy of up to BLOCK numbers) one after another, across the vectors: no copy of the whole is made."""
+    """(position, a copy of up to BLOCK numbers) one after another, across the vectors, without a copy of the whole."""
     work, filled, place = np.empty(BLOCK), 0, 0
     for vector in values:
         start = 0

@@ -28,7 +28,7 @@ class RandomSource:
         self._key = key
         self._secure = secure
         self._process = os.getpid()
-        self._run: str | None = None  # whose batches it draws
+        self._run: str | None = None  # the run whose batches it draws
 
     @classmethod
     def from_os(cls) -> RandomSource:
@@ -53,14 +53,14 @@ class RandomSource:
         return hashlib.blake2b(digest_size=16, key=self._key, person=b"sordino/name").hexdigest()
 
     def claim(self, run: str) -> None:
-        """Gives the source to one run: two runs with one key draw the same batches, and their ε do not add up.
+        """Reserves the source for one run: two runs with one key draw the same batches, and their ε do not add up.
 
         Args:
-            run: a name of its own; the same when the run goes on.
+            run: the run's own name; the same when the run is resumed.
 
         Raises:
-            Refused: it is another run's, or this process is a fork of the one that made it. A seeded source repeats
-                itself on purpose, and is anybody's.
+            Refused: it belongs to another run, or this process is a fork of the one that made it. A seeded source
+                repeats itself on purpose, and may be used by any run.
         """
         if not self._secure:
             return
@@ -68,8 +68,8 @@ class RandomSource:
             raise Refused("this process is a fork of the one that made the random source: make one here, plan.source()")
         if self._run not in (None, run):
             raise Refused(
-                "this random source has drawn the batches of another run, and would draw the same ones again: what two "
-                "such runs release together costs more than their ε say. Make one for each run: plan.source()"
+                "this random source has drawn the batches of another run, and would draw the same ones again: two "
+                "such runs together cost more than the sum of their ε. Make one for each run: plan.source()"
             )
         self._run = run
 

@@ -1,11 +1,11 @@
-"""Datasets whose items are drawn at random (augmentation in `__getitem__`): each record draws for itself.
+"""Datasets whose items are drawn at random (augmentation in `__getitem__`): each record has its own random draws.
 
-Formal property. What `ItemReader` gives for record i at step t is a function of the record, i and t, whatever else is
+Formal property. What `ItemReader` returns for record i at step t is a function of the record, i and t, whatever else is
 in its batch: torch's, numpy's and Python's generators are seeded by (t, i) before each item is read. The seeds are
-public: nothing counts on them. Otherwise one record less in a batch would shift the draws of all records after it, and
-wherever the generators' seeds are known the sum would move by more than one clip norm.
+public; no guarantee depends on their secrecy. Otherwise removing a record from a batch would shift the draws of all
+later records, and for an adversary who knows the generators' seeds the sum would change by more than one clip norm.
 
-A dataset that holds a generator of its own is refused: nobody can seed it record by record.
+A dataset with its own generator is refused: it can't be seeded record by record.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from sordino.errors import Refused
 from sordino.randomness.masks import seed_masks
 
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
-_DEEPEST = 6  # how far a dataset's attributes are followed: transforms in lists in wrappers
-_WIDEST = 1000  # of a longer list only so many entries are looked at: the rest is data
+_DEEPEST = 6  # depth to which a dataset's attributes are searched: transforms in lists in wrappers
+_WIDEST = 1000  # number of entries of a list that are searched: further ones are data
 
 State = tuple[Tensor, Any, Any]
 
 
 class ItemReader:
-    """Reads a dataset's items, by `workers` threads where it has any."""
+    """Reads a dataset's items, with `workers` threads if there are any."""
 
     def __init__(self, dataset: Any, workers: int = 0) -> None:
         if _owns(dataset, _DEEPEST, set()):
             raise Refused(
-                "the dataset holds a generator of random numbers of its own: its items depend on how many were read "
-                "before, so one record changes the rows of others. Draw from torch's, numpy's or Python's own "
-                "generator in __getitem__ (each record is then given draws of its own), or leave augmentation to the "
+                "the dataset has its own generator of random numbers: its items depend on how many were read "
+                "before, so one record changes the rows of others. Draw from torch's, numpy's or Python's global "
+                "generator in __getitem__ (each record then gets its own draws), or leave augmentation to the "
                 "plan's views"
             )
         self._item, self._workers = dataset.__getitem__, workers
-        self._random = False  # until it is seen to draw
+        self._random = False  # until it is seen to draw random numbers
 
     def __call__(self, places: list[int], step: int) -> list[Any]:
         """The items of these records at this step."""
@@ -71,7 +71,7 @@ class ItemReader:
 
 
 def refuse_drawn(dataset: Any, places: list[int]) -> None:
-    """Refused where these items are drawn at random: threads that read them would share one generator."""
+    """Raises Refused if these items are drawn at random: threads that read them would share one generator."""
     before = _state()
     try:
         for place in places:
@@ -87,7 +87,7 @@ def refuse_drawn(dataset: Any, places: list[int]) -> None:
 
 
 def _owns(value: Any, depth: int, seen: set[int]) -> bool:
-    """Whether it is a generator, or holds one."""
+    """Whether it is a generator, or contains one."""
     if isinstance(value, _GENERATORS):
         return True
     if depth == 0 or id(value) in seen or isinstance(value, (Tensor, np.ndarray, str, bytes, type)):

@@ -19,7 +19,6 @@ from sordino.clipping import Clipping
 from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.gradients.assurance import Assurance
 from sordino.gradients.engine import Iterates, narrowest
-from sordino.gradients.memory import Pool
 from sordino.gradients.rows import placed
 from sordino.gradients.shards import Shards
 from sordino.gradients.spectral import advance
@@ -158,7 +157,6 @@ class RecordGradients:
     past: Callable[[], PastIterates] = PastIterates
     seed: int = 0
     rows_per_record: int = 1  # public bound on the rows of a record; chunks have that many times fewer records
-    pool: Pool = field(default_factory=Pool, repr=False)  # memory of the last step's products, reused by the next step
     assurance: Assurance = field(default_factory=Assurance, repr=False)  # what was checked about the model's programs
     shards: Shards | None = field(default=None, repr=False)  # for a model whose parameters are divided over processes
     most: int = LONGEST_SUM  # largest number of records in a chunk
@@ -191,7 +189,7 @@ class RecordGradients:
     def _part(self, batch: LogicalBatch, indices: Tensor, iterates: Iterates | None) -> ClippedSum:
         rows, keys = self.rows(indices, batch.step), indices if rising(indices) else None
         return clipped_sum(
-            self.model, self.loss, rows, self.clipping, iterates=iterates, pool=self.pool, assurance=self.assurance,
+            self.model, self.loss, rows, self.clipping, iterates=iterates, assurance=self.assurance,
             keys=keys, shards=self.shards, narrow=len(indices) == len(batch),
         )  # fmt: skip
 

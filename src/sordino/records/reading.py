@@ -141,8 +141,8 @@ def _paired(collated: Any) -> Rows:
 def refuse_dependent_rows(dataset: Any, indices: Tensor) -> None:
     """Refuses records whose rows depend on other records of the batch.
 
-    That is so for a collate function that pads to the longest, and for items drawn at random by several threads, whose
-    order decides which numbers an item gets.
+    This is the case for a collate function that pads to the longest, and for items drawn at random by several threads,
+    whose order determines which numbers an item gets.
     """
     if not isinstance(dataset, Collated) or len(indices) < 2:
         return

@@ -112,11 +112,11 @@ class RowsOfUsers(UserRows):
 
 
 Protects = tuple[str, int | None]
-"""What the records of a dataset are: ("record", None), ("user", None), or ("row", so many of a user at most)."""
+"""What the records of a dataset are: ("record", None), ("user", None), or ("row", the largest number per user)."""
 
 
 def protects(dataset: Any) -> Protects:
-    """What one record of the dataset is, as far as the dataset says."""
+    """What one record of the dataset is, if the dataset tells."""
     if isinstance(dataset, RowsOfUsers):
         return "row", dataset.examples_per_user
     whole = isinstance(dataset, UserRows) or (isinstance(dataset, Rows) and dataset.record is not None)
@@ -132,7 +132,7 @@ def owners(users: Any, rows: int) -> tuple[Indices, int]:
     if isinstance(users, Tensor):
         users = users.detach().cpu().numpy()
     if isinstance(users, np.ma.MaskedArray) and np.ma.is_masked(users):
-        raise InputError("users are ids, whole numbers or texts, without missing values; got masked ones")
+        raise InputError("users must be ids: whole numbers or texts, without missing values; got masked ones")
     ids = np.asarray(users if isinstance(users, np.ndarray) else _plain(users))
     if ids.ndim != 1 or len(ids) != rows:
         raise InputError(

@@ -64,7 +64,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Lattice:
+class ReleaseGrid:
     """The public grid of a release: `spacing` is a power of two; σ (or b) of the noise is scale · spacing."""
 
     spacing: float
@@ -72,7 +72,7 @@ class Lattice:
 
 
 @functools.lru_cache
-def choose_lattice(noise: Noise, sensitivity: float, coordinates: int, *, fine: bool = False) -> Lattice:
+def release_grid(noise: Noise, sensitivity: float, coordinates: int, *, fine: bool = False) -> ReleaseGrid:
     """The grid, and the scale of the noise in grid units. Both are public: they depend on no value."""
     if not (math.isfinite(sensitivity) and sensitivity > 0):
         raise InputError(f"the sensitivity must be finite and positive, got {sensitivity}")
@@ -91,12 +91,12 @@ def choose_lattice(noise: Noise, sensitivity: float, coordinates: int, *, fine: 
             f"{coordinates} coordinates with noise_multiplier {noise.noise_multiplier:g} would need more than twice "
             "the noise to cover the rounding to the grid; release fewer coordinates or lower the noise multiplier"
         )
-    return Lattice(spacing, scale)
+    return ReleaseGrid(spacing, scale)
 
 
 def fine_rounding(noise: Gaussian, sensitivity: float, coordinates: int) -> float:
     """The largest l2 distance by which the two roundings of a `fine` release move a vector of `coordinates` entries."""
-    return choose_lattice(noise, sensitivity, coordinates, fine=True).spacing * math.sqrt(coordinates)
+    return release_grid(noise, sensitivity, coordinates, fine=True).spacing * math.sqrt(coordinates)
 
 
 def ledger_entry(

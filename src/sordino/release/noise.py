@@ -67,12 +67,12 @@ from sordino.release.mechanisms import (
     Entry,
     Gaussian,
     Laplace,
-    Lattice,
     Noise,
     Norm,
-    choose_lattice,
+    ReleaseGrid,
     described_earlier,
     ledger_entry,
+    release_grid,
 )
 from sordino.release.requests import (
     TORCH,
@@ -145,13 +145,13 @@ def release(
         raise Refused("a fine release is proven for Gaussian noise only, not for uniform or Laplace noise")
     if earlier is not None and (fine or width is not None or not gaussian):
         raise Refused("earlier noise is proven for Gaussian noise only, without uniform noise and on an ordinary grid")
-    lattice = choose_lattice(noise, sensitivity, coordinates, fine=fine)
+    grid = release_grid(noise, sensitivity, coordinates, fine=fine)
     if earlier is not None:
         check_earlier(earlier, noise, sensitivity, coordinates, source, ledger, entry)
         spent = False
     exact = fine or width is not None or earlier is not None
-    parts, own = flat_parts(values, torch.float64 if exact else _work_dtype(kinds, noise, lattice))
-    check_range(values, dtype, parts, lattice, entry, 0.0 if width is None else float(width.max()), factor)
+    parts, own = flat_parts(values, torch.float64 if exact else _work_dtype(kinds, noise, grid))
+    check_range(values, dtype, parts, grid, entry, 0.0 if width is None else float(width.max()), factor)
     more: dict[str, Any] = {} if width is None else {"least_width": float(width.min())}
     if earlier is not None:
         more = {"earlier": described_earlier(earlier, entry.step)}
@@ -160,7 +160,7 @@ def release(
     ledger.record(ledger_entry(noise, sensitivity, entry, source, coordinates) | more)
     if earlier is not None:
         mixed = buffer((coordinates,), torch.float32 if wanted == {torch.float32} else torch.float64)
-        _add_mixture(parts, mixed, earlier, lattice, source, ledger, entry, factor)
+        _add_mixture(parts, mixed, earlier, grid, source, ledger, entry, factor)
         return _shaped(values, dtype, mixed)
     fresh = salt(source)
     stream = source.stream(f"release/{entry.purpose}{fresh}", entry.step)
@@ -168,17 +168,17 @@ def release(
         drawn = source.stream(f"release/{entry.purpose}/uniform{fresh}", entry.step).uniform(coordinates)
         parts = Parts.of([parts.joined() + width * (drawn - 0.5)])
     if spent and own and wanted == kinds:
-        stream.rounded_sum_of(parts, parts, lattice.scale, lattice.spacing, factor)
+        stream.rounded_sum_of(parts, parts, grid.scale, grid.spacing, factor)
         return dict(values)
     result = torch.float32 if wanted == {torch.float32} else TORCH[parts.dtype]
-    return _shaped(values, dtype, _with_noise(parts, noise, lattice, stream, fine, factor, result))
+    return _shaped(values, dtype, _with_noise(parts, noise, grid, stream, fine, factor, result))
 
 
 def _add_mixture(
     parts: Parts,
     out: Tensor,
     earlier: Mapping[int, float],
-    lattice: Lattice,
+    grid: ReleaseGrid,
     source: RandomSource,
     ledger: Ledger,
     entry: Entry,
@@ -188,7 +188,7 @@ def _add_mixture(
     own = f"/{ledger.salt}" if source.secure else ""
     terms = [(1.0, entry.step), *((float(a), s) for s, a in sorted(earlier.items(), reverse=True))]
     streams = [(a, source.stream(f"release/{entry.purpose}/again{own}", s)) for a, s in terms]
-    rounded_mixture(parts.arrays(), out.numpy(), streams, lattice.scale, lattice.spacing, factor)
+    rounded_mixture(parts.arrays(), out.numpy(), streams, grid.scale, grid.spacing, factor)
 
 
 def salt(source: RandomSource) -> str:
@@ -200,22 +200,22 @@ def salt(source: RandomSource) -> str:
     return f"/{os.urandom(16).hex()}" if source.secure else ""
 
 
-def _work_dtype(kinds: Set[torch.dtype], noise: Noise, lattice: Lattice) -> torch.dtype:
+def _work_dtype(kinds: Set[torch.dtype], noise: Noise, grid: ReleaseGrid) -> torch.dtype:
     """float32 for Gaussian noise on values of at most 32 bits, else float64. Public: depends on dtypes and grid only.
 
     Division by the power of two g is exact unless it underflows (or the platform flushes subnormal numbers to zero).
     Underflow moves a value by less than 2⁻¹²⁶·max(1, g), so for a g in `_FLOAT32_GRIDS` the relative growth of the
-    sensitivity is less than 2⁻⁷²·√d·noise_multiplier. The 2⁻⁴⁰ in `choose_lattice` covers that.
+    sensitivity is less than 2⁻⁷²·√d·noise_multiplier. The 2⁻⁴⁰ in `release_grid` covers that.
     """
     low, high = _FLOAT32_GRIDS
     narrow = all(kind.itemsize <= 4 for kind in kinds)
-    if isinstance(noise, Gaussian) and narrow and low <= lattice.spacing <= high:
+    if isinstance(noise, Gaussian) and narrow and low <= grid.spacing <= high:
         return torch.float32
     return torch.float64
 
 
 def _with_noise(
-    parts: Parts, noise: Noise, lattice: Lattice, stream: Stream, fine: bool, factor: float, dtype: torch.dtype
+    parts: Parts, noise: Noise, grid: ReleaseGrid, stream: Stream, fine: bool, factor: float, dtype: torch.dtype
 ) -> Tensor:
     """The parts as one vector, with noise that depends on the coordinate's place only.
 
@@ -223,10 +223,10 @@ def _with_noise(
     """
     if isinstance(noise, Gaussian) and not fine:  # g · round(v/g + s·Z): the mechanism, rounded
         out = buffer((parts.size,), dtype)
-        stream.rounded_sum_of(parts, vectors([out]), lattice.scale, lattice.spacing, factor)
+        stream.rounded_sum_of(parts, vectors([out]), grid.scale, grid.spacing, factor)
         return out
     flat = torch.from_numpy(parts.joined())
-    _add_rounded(flat, lattice, stream.rounded_laplace if isinstance(noise, Laplace) else stream.rounded_normal)
+    _add_rounded(flat, grid, stream.rounded_laplace if isinstance(noise, Laplace) else stream.rounded_normal)
     return flat if factor == 1.0 else flat.mul_(factor)
 
 
@@ -246,7 +246,7 @@ def _strides(value: Tensor) -> Sequence[int]:
     return value.stride() if value.is_contiguous() else torch.empty(value.shape, device="meta").stride()
 
 
-def _add_rounded(flat: Tensor, lattice: Lattice, draw: Callable[[Tensor, float], None]) -> None:
+def _add_rounded(flat: Tensor, grid: ReleaseGrid, draw: Callable[[Tensor, float], None]) -> None:
     """flat ← g · (round(flat/g) + round(s·noise)): a function of the mechanism's result on the rounded values.
 
     The sum of two integers in double precision is their true sum, rounded, so it depends on the sum only. Adding 0.0
@@ -256,5 +256,5 @@ def _add_rounded(flat: Tensor, lattice: Lattice, draw: Callable[[Tensor, float],
     for start in range(0, flat.numel(), _BLOCK):
         block = flat[start : start + _BLOCK]
         drawn = work[: block.numel()]
-        draw(drawn, lattice.scale)
-        block.mul_(1.0 / lattice.spacing).round_().add_(drawn).add_(0.0).mul_(lattice.spacing)
+        draw(drawn, grid.scale)
+        block.mul_(1.0 / grid.spacing).round_().add_(drawn).add_(0.0).mul_(grid.spacing)

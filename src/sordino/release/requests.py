@@ -16,7 +16,7 @@ from sordino.errors import InputError, Refused, SordinoError
 from sordino.native.kernels import Parts, compiled, readable
 from sordino.randomness import RandomSource
 from sordino.release.ledger import Ledger
-from sordino.release.mechanisms import Entry, Lattice, Noise, Norm
+from sordino.release.mechanisms import Entry, Noise, Norm, ReleaseGrid
 
 _NUMPY: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 TORCH = {dtype: kind for kind, dtype in _NUMPY.items()}
@@ -114,7 +114,7 @@ def check_range(
     values: Mapping[str, Tensor],
     dtype: torch.dtype | None,
     parts: Parts,
-    lattice: Lattice,
+    grid: ReleaseGrid,
     entry: Entry,
     width: float,
     factor: float,
@@ -123,8 +123,8 @@ def check_range(
     if not 1e-12 < factor < 1e12:  # so that one grid step of any release stays a normal float32
         raise InputError(f"the factor on a released value must lie between 1e-12 and 1e12, got {factor}")
     # Gaussian noise of this generator never exceeds 17σ; Laplace noise exceeds 64b with probability e⁻⁶⁴.
-    reach = lattice.spacing * lattice.scale * 64 + width
-    most = _largest_finite(TORCH[parts.dtype]) / 4 * lattice.spacing
+    reach = grid.spacing * grid.scale * 64 + width
+    most = _largest_finite(TORCH[parts.dtype]) / 4 * grid.spacing
     ends = {name: _largest_finite(dtype or value.dtype) / max(1.0, factor) for name, value in values.items()}
     narrowest = min(ends.values())
     if largest_magnitude(parts) <= min(most, narrowest - reach):  # false if any entry is NaN

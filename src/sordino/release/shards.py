@@ -17,7 +17,7 @@ from sordino.errors import Refused, SordinoError
 from sordino.native.boxmuller import BLOCK
 from sordino.randomness import RandomSource, Stream
 from sordino.release.ledger import Ledger
-from sordino.release.mechanisms import Entry, Gaussian, Noise, choose_lattice, ledger_entry
+from sordino.release.mechanisms import Entry, Gaussian, Noise, ledger_entry, release_grid
 from sordino.release.noise import salt
 from sordino.release.requests import check_range, check_request, check_values, flat_parts, vectors
 
@@ -80,11 +80,11 @@ def release_shard(
             raise Refused("a sharded model needs Gaussian noise: train with Laplace noise in one process")
         check_request(noise, noise.norm, entry)
         kinds = {value.dtype for value in values.values()}
-        lattice = choose_lattice(noise, sensitivity, shard.coordinates)
+        grid = release_grid(noise, sensitivity, shard.coordinates)
         here = {name: value for name, value in values.items() if value.numel()}
         if here:
             check_values(here, kinds)
-            check_range(here, dtype, flat_parts(here, torch.float64)[0], lattice, entry, 0.0, factor)
+            check_range(here, dtype, flat_parts(here, torch.float64)[0], grid, entry, 0.0, factor)
     except SordinoError as found:
         error = found
     shard.agree(error)
@@ -102,7 +102,7 @@ def release_shard(
             at = shard.begins[name] - start
             flat[at + first : at + last] = values[name].reshape(-1)[first:last]
         stream.skip_to(start)
-        stream.rounded_sum_of(vectors([flat]), vectors([out]), lattice.scale, lattice.spacing, factor)
+        stream.rounded_sum_of(vectors([flat]), vectors([out]), grid.scale, grid.spacing, factor)
         for name, first, last in own:
             at = shard.begins[name] - start
             result[name].view(-1)[first:last] = out[at + first : at + last]

@@ -127,7 +127,8 @@ class Budget:
             if plan.unit != "record":
                 raise InputError(
                     f"the budget is for record-level guarantees, and this run protects a {plan.unit}: neither follows "
-                    "from the other without loss, so they are not added; run it without --budget, and count it apart"
+                    "from the other without loss, so they are not added; run it without --budget and account for it "
+                    "separately"
                 )
             if plan.relation != limit.relation:
                 raise InputError(

@@ -29,7 +29,7 @@ CREATE TABLE runs (
 """
 
 
-class _Bent(Exception):
+class _Damaged(Exception):
     """The file was not written by this package, or was changed."""
 
 
@@ -51,14 +51,14 @@ def _opened(base: sqlite3.Connection) -> bytes:
         _seal(base, rows[0][1])
         rows = base.execute("SELECT * FROM about").fetchall()
     if len(rows) != 1 or rows[0][0] != VERSION or not isinstance(rows[0][1], bytes) or len(rows[0][1]) != 32:
-        raise _Bent("it belongs to another version of sordino")
+        raise _Damaged("it belongs to another version of sordino")
     _, key, seal = rows[0]
     try:
         content = _content(base)
     except TypeError as error:
-        raise _Bent("a cell has a wrong type") from error
+        raise _Damaged("a cell has a wrong type") from error
     if not isinstance(seal, bytes) or not hmac.compare_digest(seal, hmac.digest(key, content, "sha256")):
-        raise _Bent("its rows do not match its seal")
+        raise _Damaged("its rows do not match its seal")
     return bytes(key)
 
 
@@ -104,7 +104,7 @@ def transaction(path: Path) -> Iterator[tuple[sqlite3.Connection, bytes]]:
             base.close()
     except sqlite3.OperationalError as error:
         raise SordinoError(f"the budget file {path} can't be used: {error}") from error
-    except (sqlite3.DatabaseError, _Bent) as error:
+    except (sqlite3.DatabaseError, _Damaged) as error:
         raise InputError(
             f"{path} is not a budget file, or was damaged or edited: {error}. Nothing was counted; use the "
             "newest copy that you have, and count the runs since then"

@@ -76,14 +76,14 @@ def write_closed(
 
 
 def _require_steps(chain: Chain, stopped_at: int | None, path: Path) -> None:
-    """Refuses a ledger that was exchanged or cut while the run was at work."""
+    """Refuses a ledger that was replaced or truncated during the run."""
     plan = Plan.from_dict({key: value for key, value in chain.header.items() if key != "kind"})
     steps = [entry["step"] for entry in chain.entries if entry["purpose"] == plan.method.purpose]
     missing = missing_step(plan, steps, stopped_at or plan.steps)
     if missing is not None:
         raise SordinoError(
-            f"{path} lacks step {missing}, which was released: it was exchanged or cut while the run was at work. "
-            "Nothing is published; restore it from a copy and resume, or count the plan as spent"
+            f"{path} lacks step {missing}, which was released: it was replaced or truncated during the run. "
+            "Nothing is published; restore it from a copy and resume, or count the whole plan as spent"
         )
 
 

@@ -78,7 +78,7 @@ def run_suite(
     if show is not None:
         show(document)
     if collect and not outcomes:
-        raise InputError(f"{out} holds no finished run of this suite: nothing to collect")
+        raise InputError(f"{out} contains no finished run of this suite: there is nothing to collect")
     waiting = {job: recipe for job, recipe in recipes.items() if job not in outcomes and not collect}
     for job, found in _all(out, waiting, jobs, data_dir):
         outcomes[job] = found

@@ -103,7 +103,7 @@ class Prepared:
         users = self.dataset.users if self.plan.unit == "user" else None
         if self.plan.unit == "user" and users is None:
             raise Refused(
-                'privacy.unit = "user", and nothing says whose the rows are: name the column or array with their ids '
+                'privacy.unit = "user", but the rows have no owners: name the column or array with their ids '
                 'in [data], user = "…" (csv, parquet, hf, npz; images: a regular expression for names of files), or '
                 'have your function return "users"'
             )

@@ -34,7 +34,7 @@ from sordino.plan import Plan
 from sordino.randomness import RandomSource
 from sordino.registry import names_with
 from sordino.runs.recipe import Recipe
-from sordino.runs.sweep import Checked, Sweep, check, run_one, toml_value
+from sordino.runs.sweep import Checked, Sweep, check, described, run_one, toml_value
 from sordino.shown import up
 from sordino.training.metrics import read_metrics
 from sordino.training.progress import working
@@ -204,11 +204,7 @@ def _document(sweep: Sweep, price: Price, epsilon: float, relation: str, best: O
         "Only the selected run may be published, not the number of runs or the results of the others."
     )
     return {
-        "recipe": sweep.recipe.name,
-        "overrides": list(sweep.overrides),
-        "over": {axis.key: [toml_value(text) for text in axis.values] for axis in sweep.axes},
-        "seeds": sweep.seeds,
-        "metric": sweep.metric,
+        **described(sweep),
         "paid": True,
         "secure": True,
         "epsilon": epsilon,

@@ -314,6 +314,17 @@ def _row(sweep: Sweep, one: Checked, out: Path, result: Mapping[str, Any]) -> di
     }
 
 
+def described(sweep: Sweep) -> dict[str, Any]:
+    """What was swept, for sweep.json."""
+    return {
+        "recipe": sweep.recipe.name,
+        "overrides": list(sweep.overrides),
+        "over": {axis.key: [toml_value(text) for text in axis.values] for axis in sweep.axes},
+        "seeds": sweep.seeds,
+        "metric": sweep.metric,
+    }
+
+
 def _document(
     sweep: Sweep, checked: Sequence[Checked], results: Mapping[Point, Mapping[str, Any]], cost: Composed
 ) -> dict[str, Any]:
@@ -323,11 +334,7 @@ def _document(
     pick = max if METRICS[sweep.metric] else min
     secure = all(one.plan.insecure_seed is None for one in checked)
     return {
-        "recipe": sweep.recipe.name,
-        "overrides": list(sweep.overrides),
-        "over": {axis.key: [toml_value(text) for text in axis.values] for axis in sweep.axes},
-        "seeds": sweep.seeds,
-        "metric": sweep.metric,
+        **described(sweep),
         "larger_is_better": METRICS[sweep.metric],
         "paid": False,
         "secure": secure,

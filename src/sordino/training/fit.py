@@ -39,7 +39,7 @@ from sordino.records.gradients import Counted, Divisible, GradientSum
 from sordino.records.mapped import mapped
 from sordino.records.reading import collated, count_records, splits
 from sordino.release.ledger import Ledger
-from sordino.release.mechanisms import choose_lattice
+from sordino.release.mechanisms import release_grid
 from sordino.sampling import Partition, cycle
 from sordino.training.announced import header
 from sordino.training.asked import check_asked, chosen_update
@@ -224,10 +224,11 @@ def _followed(job: Job, rank: ranks.Rank, guarantee: Guarantee) -> Result:
 
 
 def _check_grid(plan: Plan, model: nn.Module) -> None:
-    """Refuses noise that has no grid for so many coordinates; the release would, when a ledger is there already."""
+    """Refuses noise that has no grid for so many coordinates, before a ledger exists; the release would refuse it
+    later."""
     coordinates = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     for step in {0, plan.steps - 1} if coordinates else ():
-        choose_lattice(plan.noise_at(step), plan.sensitivity, coordinates)
+        release_grid(plan.noise_at(step), plan.sensitivity, coordinates)
 
 
 def _divisible(gradient_sum: GradientSum, plan: Plan) -> Divisible:

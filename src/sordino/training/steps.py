@@ -244,7 +244,7 @@ def check_gradient_sum(plan: Plan, gradient_sum: GradientSum) -> None:
 
 
 def _check_unit(plan: Plan, found: Protects) -> None:
-    """Refuses records that are rows where the plan protects users."""
+    """Raises Refused if the records are rows although the plan protects users."""
     if plan.unit != "user":
         return
     unit, most = found

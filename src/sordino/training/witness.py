@@ -59,10 +59,10 @@ def bind(checkpoints: Path, ledger: Ledger, dataset: Any, *, progress: bool | No
 
 
 def require_own(checkpoints: Path, chain: Chain) -> None:
-    """Refuses a ledger that is not this run's, or lacks releases that its newest checkpoint was written after.
+    """Refuses a ledger that is not this run's, or that lacks releases which its newest checkpoint includes.
 
     Raises:
-        SordinoError: it was lost, exchanged, cut or rolled back.
+        SordinoError: it was lost, replaced, truncated or rolled back.
     """
     path = checkpoints / NAME
     if path.exists() and _read(path).get("run") != chain.run:
@@ -71,7 +71,7 @@ def require_own(checkpoints: Path, chain: Chain) -> None:
         head = read_sealed(newest)[1].get("ledger")
         at = {digest.hex(): count for digest, count in zip(chain.hashes, chain.counts, strict=True)}
         if isinstance(head, dict) and at.get(str(head.get("hash"))) != head.get("entries"):
-            raise SordinoError(f"the ledger lacks releases that {newest} was written after")
+            raise SordinoError(f"the ledger lacks releases that {newest} includes")
 
 
 def _digest(dataset: Any, document: dict[str, Any], path: Path, progress: bool | None) -> str | None:

@@ -114,4 +114,4 @@ def test_the_groups_are_what_is_claimed_and_records_of_two_groups_are_found(monk
         return sampling._allocation(cyclic.batches, records, source)
 
     monkeypatch.setattr(sampling, "_cyclic", anew)
-    assert sampling_findings(plan, seed=1)[1] == ["a record takes part in the steps of two groups"]
+    assert sampling_findings(plan, seed=1)[1] == ["a record participates in the steps of two groups"]

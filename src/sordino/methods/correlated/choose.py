@@ -1,8 +1,8 @@
 """Chooses the strategy of a plan by its error formula: the noise in the weights at equal ε.
 
 For a pattern the noise in the weights is σ·s(C)·‖A·C⁻¹‖_F/√T with a σ that depends on the pattern alone, so C is chosen
-by s(C)·‖A·C⁻¹‖_F. Between patterns σ is calibrated, and the noise of the batches counts as well (batches.py): it is
-larger where parts of groups are drawn. Nothing here enters a guarantee.
+by s(C)·‖A·C⁻¹‖_F. Between patterns σ is calibrated, and the sampling noise is included (batches.py): it is
+larger if parts of groups are drawn. Nothing here is part of a guarantee.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Found:
 
     @property
     def total_noise(self) -> float:
-        """Of the mechanism and of the batches, in the weights."""
+        """The noise of the mechanism and of sampling together, in the weights."""
         return math.hypot(self.noise_in_weights, self.batch_noise)
 
 
@@ -60,7 +60,7 @@ def best_setting(
     relation: str = "add-remove",
     dimension: float = DIMENSION,
 ) -> Found:
-    """The number of groups and the strategy with the least noise in the weights at this ε, that of batches included."""
+    """The number of groups and the strategy with the least noise in the weights at this ε, sampling noise included."""
     found = []
     for pattern in patterns(records, batch):
         try:
@@ -76,7 +76,7 @@ def best_setting(
         )  # fmt: skip
         found.append(Found(pattern, chosen, sigma, sigma * noise_in_weights(chosen, workload, steps), of_batches))
     if not found:
-        raise Refused(f"{strategy} goes with no number of groups here: take fewer bands, or another strategy")
+        raise Refused(f"no number of groups here is possible with {strategy}: use fewer bands, or another strategy")
     return min(found, key=lambda one: one.total_noise)
 
 

@@ -36,7 +36,7 @@ class CorrelatedScorer(StepScorer):
     knows_sum: bool = True
     knows_draws: bool = False
     laplace: bool = False
-    independent: bool = True  # coordinates have noise of their own, correlated over the steps alone
+    independent: bool = True  # each coordinate has its own noise, correlated over the steps only
     _seen: list[Tensor] = field(default_factory=list)  # y of the steps so far, on the canaries' coordinates
     _blocks: list[Tensor] = field(default_factory=list)  # log-likelihood ratios: of each group, or of each step
 

@@ -25,7 +25,6 @@ from sordino.clipping import Clipping
 from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.gradients.assurance import Assurance
-from sordino.gradients.memory import Pool
 from sordino.gradients.rows import placed
 from sordino.gradients.shards import Shards
 from sordino.gradients.spectral import advance
@@ -240,7 +239,6 @@ class CoupledGradients:
 
     update: CoupledUpdate
     fetch: Any
-    pool: Pool = field(default_factory=Pool, repr=False)
     assurance: Assurance = field(default_factory=Assurance, repr=False)
     shards: Shards | None = field(default=None, repr=False)
     most: int = LONGEST_SUM
@@ -287,8 +285,8 @@ class CoupledGradients:
                 rows = replace(rows, coefficient=torch.full((len(indices),), scale))
             rows = placed(rows, update.model)
             return clipped_sum(
-                update.model, update.loss, rows, self.clipping, centre=centre, pool=self.pool,
-                assurance=self.assurance, keys=keys, shards=self.shards,
+                update.model, update.loss, rows, self.clipping, centre=centre, assurance=self.assurance, keys=keys,
+                shards=self.shards,
             )  # fmt: skip
 
         return in_parts(self.pieces(batch), sum_of, self.clipping, len(batch), seed)
