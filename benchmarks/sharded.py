@@ -251,7 +251,8 @@ KINDS = {"plain": 0, "private": 0, "plain sharded": 2, "private sharded": 2, "pr
 
 def _timed(rounds: int) -> dict[str, Any]:
     """Every kind once in each round, so that what else the machine does meets all of them."""
-    size, rows = Size(), {kind: [] for kind in KINDS}  # type: dict[str, list[list[dict[str, Any]]]]
+    size = Size()
+    rows: dict[str, list[list[dict[str, Any]]]] = {kind: [] for kind in KINDS}
     for _ in range(rounds):
         for kind, ranks in KINDS.items():
             rows[kind].append(together(ranks, _steps, kind, size))

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from sordino.ranks import sharded, sums
 
@@ -40,8 +41,5 @@ def at_each_step(note: Callable[[], None]) -> Iterator[None]:
         note()
         return whole(*arguments)
 
-    sums.own_chunks = sharded.own_chunks = noted
-    try:
+    with patch.object(sums, "own_chunks", noted), patch.object(sharded, "own_chunks", noted):
         yield
-    finally:
-        sums.own_chunks = sharded.own_chunks = whole
