@@ -2,6 +2,7 @@
 
     python benchmarks/noise.py [--json FILE] [--repeat N]
     python benchmarks/noise.py --threads 1 2 --coordinates 100 --repeat 5          a sum of 100 million alone
+    python benchmarks/noise.py --beside 2 --coordinates 20 --repeat 5              noise while gradients are computed
 
 Each figure is the best of N runs: the time on the clock, and the processor time, which other work on the machine
 disturbs less (an fsync takes none of it). Beside our generator stand torch.randn (a Mersenne twister: neither secure
@@ -16,6 +17,7 @@ import argparse
 import json
 import platform
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -137,6 +139,41 @@ def shared(source: RandomSource, millions: int, threads: Sequence[int], repeat: 
     return {f"{title}{n}": Figure(min(f.wall for f in fs), min(f.cpu for f in fs)) for n, fs in found.items()}
 
 
+def beside(source: RandomSource, millions: int, threads: int, repeat: int) -> dict[str, Figure]:
+    """Products of matrices and the noise of a release, one after the other or at once, in so many threads each.
+
+    At once, the noise has to be kept until the sum is there, which costs more; this measures the gain at most.
+    """
+    torch.set_num_threads(threads)
+    values, matrix = torch.zeros(millions * MILLION), torch.randn(1024, 1024)
+
+    def draw() -> None:
+        source.stream("bench", 0).rounded_sum(values, 100.0)
+
+    def multiply(number: int) -> None:
+        for _ in range(number):
+            matrix @ matrix
+
+    products = max(1, round(10 * best(draw, 2).wall / best(partial(multiply, 10), 2).wall))  # as long as the noise
+
+    def at_once() -> None:
+        other = threading.Thread(target=draw)
+        other.start()
+        multiply(products)
+        other.join()
+
+    def in_turn() -> None:
+        multiply(products)
+        draw()
+
+    found: dict[str, list[Figure]] = {"in turn": [], "at once": []}
+    for _ in range(repeat):
+        found["in turn"].append(best(in_turn, 1, warm=False))
+        found["at once"].append(best(at_once, 1, warm=False))
+    title = f"{products} products and the noise of {millions}M, {threads} threads each, "
+    return {title + name: Figure(min(f.wall for f in fs), min(f.cpu for f in fs)) for name, fs in found.items()}
+
+
 def samples(source: RandomSource, repeat: int) -> dict[str, Figure]:
     def one(sampling: Sampling, records: int) -> Callable[[], object]:
         return lambda: next(batches(sampling, records=records, steps=1, source=source, chunk=512))
@@ -156,11 +193,14 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=30, help="runs of each, of which the best counts")
     parser.add_argument("--threads", type=int, nargs="+", help="only a large sum, in so many threads in turn")
     parser.add_argument("--coordinates", type=int, default=100, help="millions of coordinates of that sum")
+    parser.add_argument("--beside", type=int, metavar="THREADS", help="only noise beside products of matrices")
     options = parser.parse_args()
     torch.set_num_threads(1)
     source = RandomSource.from_os()
     figures: dict[str, Figure] = {}
-    if options.threads:
+    if options.beside:
+        figures = beside(source, options.coordinates, options.beside, options.repeat)
+    elif options.threads:
         figures = shared(source, options.coordinates, options.threads, options.repeat)
     else:
         with tempfile.TemporaryDirectory() as directory:
@@ -175,7 +215,7 @@ def main() -> None:
         print(f"{name:{width}s} {figure.wall:8.2f} ms {figure.cpu:8.2f} ms")
     report = {
         "unit": "ms",
-        "threads": options.threads or 1,
+        "threads": options.threads or options.beside or 1,
         "repeat": options.repeat,
         "machine": platform.processor() or platform.machine(),
         "torch": torch.__version__,

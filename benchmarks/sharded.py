@@ -1,6 +1,7 @@
 """A model divided over ranks (fully_shard): that it trains where one process can't, and what a private step costs.
 
     python benchmarks/sharded.py --json benchmarks/results/sharded.json
+    python benchmarks/sharded.py --only time --rounds 3 --json benchmarks/results/sharded_time.json
 
 Memory: every process gets RLIMIT_DATA, what it has after importing torch plus a budget in which neither the model, its
 sums and its optimizer's state fit into one process. One process has to fail, two have to make their steps.
@@ -20,8 +21,10 @@ import multiprocessing
 import os
 import resource
 import statistics
+import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +33,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+import wire
 from sordino.plan import Plan
 from sordino.ranks.layout import shard_blocks, whole_of
-from sordino.ranks.store import Store
+from sordino.records.chunks import stable_chunks
 from sordino.runs.results import environment
 from sordino.training import Settings, train
+from sordino.training.steps import plan_batches
 
 WORDS, LENGTH, CLASSES = 1000, 64, 10
 
@@ -118,58 +123,60 @@ def _private_bytes(peak: bool = False) -> int:
     return int(text.split("VmHWM:" if peak else "VmData:")[1].split()[0]) << 10
 
 
-def _steps(rank: int, kind: str, width: int, blocks: int, batch: int, steps: int) -> dict[str, Any]:
-    """Processor seconds a step, without the first; bytes that this rank asked for; a digest of the weights."""
+def _steps(rank: int, kind: str, size: Size) -> dict[str, Any]:
+    """Processor seconds and bytes sent of each step but the first, and a digest of the weights."""
     torch.manual_seed(0)
-    net: nn.Module = Transformer(width, blocks)
-    sharded = kind.endswith("sharded")
-    if sharded:
+    net: nn.Module = Transformer(size.width, size.blocks)
+    if kind.endswith("sharded"):
         shard_blocks(net)
     if kind.startswith("plain"):
-        return _plain(net, batch, steps)
-    times: list[float] = []
-    stores: list[Store] = []
-    begin = Store.begin
+        return _plain(net, size)
+    seen: list[tuple[float, int]] = []
 
-    def noting(store: Store, *arguments: Any) -> None:
-        stores[:] = [store]
-        times.append(time.process_time())
-        begin(store, *arguments)
-
-    Store.begin = noting  # type: ignore[method-assign,assignment]
+    def note() -> None:
+        seen.append((time.process_time(), wire.sent()))
 
     def evaluate(_: nn.Module) -> dict[str, float]:
-        if not sharded:
-            times.append(time.process_time())
+        if not dist.is_initialized():
+            note()
         return {}
 
-    settings = Settings(chunk=16, eval_every=1, checkpoint_every=0, progress=False)
-    result = train(
-        net, cross_entropy, _data(8 * batch), _plan(8 * batch, batch, steps), lr=0.1, settings=settings,
-        evaluate=evaluate,
-    )  # fmt: skip
+    settings = Settings(chunk=size.chunk, eval_every=1, checkpoint_every=0, progress=False)
+    with wire.at_each_step(note):
+        result = train(
+            net, cross_entropy, _data(8 * size.batch), _plan(8 * size.batch, size.batch, size.steps), lr=0.1,
+            settings=settings, evaluate=evaluate,
+        )  # fmt: skip
     weights = b"".join(whole_of(p).detach().numpy().tobytes() for p in result.model.parameters())
-    sent = (stores[0].sent + stores[0].received) / steps if stores else None
     return {
-        "seconds": statistics.median(b - a for a, b in itertools.pairwise(times)),
-        "bytes": sent,
+        **_each(seen),
         "digest": hashlib.sha256(weights).hexdigest(),
     }
 
 
-def _plain(net: nn.Module, batch: int, steps: int) -> dict[str, Any]:
+def _each(seen: list[tuple[float, int]]) -> dict[str, Any]:
+    """Of the second half of the steps: in the first one, chunks of new sizes are checked. Bytes on average, because
+    some of them wait in the system's buffers between two steps."""
+    last = seen[len(seen) // 2 :]
+    return {
+        "seconds": [b[0] - a[0] for a, b in itertools.pairwise(last)],
+        "bytes": (last[-1][1] - last[0][1]) / (len(last) - 1),
+    }
+
+
+def _plain(net: nn.Module, size: Size) -> dict[str, Any]:
     """Plain training: the same number of records a step, divided over the ranks."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
-    x, y = _data(batch // ranks)
+    x, y = _data(size.batch // ranks)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    times = [time.process_time()]
-    for _ in range(steps):
-        for part in torch.split(torch.arange(len(x)), 16):
+    seen = []
+    for _ in range(size.steps + 1):
+        seen.append((time.process_time(), wire.sent()))
+        for part in torch.split(torch.arange(len(x)), size.chunk):
             cross_entropy(net(x[part]), y[part], reduction="sum").backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
-        times.append(time.process_time())
-    return {"seconds": statistics.median(b - a for a, b in itertools.pairwise(times[1:]))}
+    return _each(seen)
 
 
 def _process(number: int, size: int, place: str, function: Any, arguments: Any, queue: Any) -> None:
@@ -209,12 +216,12 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--megabytes", type=int, default=900)
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=["memory", "time"])
     chosen = parser.parse_args()
     import torch.distributed.fsdp  # noqa: F401 (before the ranks are forked)
 
-    document: dict[str, Any] = {"command": "python benchmarks/sharded.py --json benchmarks/results/sharded.json"}
+    document: dict[str, Any] = {"command": " ".join(["python benchmarks/sharded.py", *sys.argv[1:]])}
     if chosen.only != "time":
         memory = {f"{n or 1} of 1 process" if n == 0 else f"{n} ranks": together(n, _limited, chosen.megabytes,
                   chosen.width, chosen.blocks) for n in (0, 2)}  # fmt: skip
@@ -228,27 +235,72 @@ def main() -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class Size:
+    """What is timed."""
+
+    width: int = 128
+    blocks: int = 4
+    batch: int = 64
+    chunk: int = 16
+    steps: int = 20
+
+
+KINDS = {"plain": 0, "private": 0, "plain sharded": 2, "private sharded": 2, "private ranks": 2}
+
+
 def _timed(rounds: int) -> dict[str, Any]:
-    width, blocks, batch, steps = 128, 4, 64, 5
-    kinds = {"plain": 0, "private": 0, "plain sharded": 2, "private sharded": 2, "private ranks": 2}
-    rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    """Every kind once in each round, so that what else the machine does meets all of them."""
+    size = Size()
+    rows: dict[str, list[list[dict[str, Any]]]] = {kind: [] for kind in KINDS}
     for _ in range(rounds):
-        for kind, size in kinds.items():
-            found = together(size, _steps, kind, width, blocks, batch, steps)
-            rows[kind].append(max(found, key=lambda one: float(one["seconds"])))
-    seconds = {kind: statistics.median(one["seconds"] for one in made) for kind, made in rows.items()}
-    parameters = sum(p.numel() for p in Transformer(width, blocks).parameters())
-    digests = {one["digest"] for made in rows.values() for one in made if "digest" in one}
+        for kind, ranks in KINDS.items():
+            rows[kind].append(together(ranks, _steps, kind, size))
+    slowest = {kind: [max(statistics.median(one["seconds"]) for one in found) for found in made]
+               for kind, made in rows.items()}  # fmt: skip
+    sent = {kind: statistics.median(sum(one["bytes"] for one in found) for found in rows[kind])
+            for kind in ("plain sharded", "private sharded", "private ranks")}  # fmt: skip
+    digests = {one["digest"] for made in rows.values() for found in made for one in found if "digest" in one}
     return {
-        "width": width, "blocks": blocks, "batch": batch, "chunk": 16, "steps": steps, "parameters": parameters,
-        "seconds": seconds,
+        **vars(size), "parameters": _count(size), "chunks": _chunks(size), "rounds": rounds,
+        "processor_seconds_of_the_slowest_rank": slowest,
         "over_plain": {
-            "one process": seconds["private"] / seconds["plain"],
-            "two ranks, sharded": seconds["private sharded"] / seconds["plain sharded"],
+            "one process": _ratios(slowest["private"], slowest["plain"]),
+            "two ranks, sharded": _ratios(slowest["private sharded"], slowest["plain sharded"]),
         },
-        "bytes_a_step_of_one_rank": rows["private sharded"][0]["bytes"],
+        "bytes_sent_a_step": {
+            kind: {"measured": sent[kind], "formula": formula(kind, size)} for kind in sent
+        },
         "same_bits": len(digests) == 1,
     }  # fmt: skip
+
+
+def _ratios(private: list[float], plain: list[float]) -> dict[str, float]:
+    """Of the medians over all rounds, and the smallest and largest of single rounds."""
+    single = [a / b for a, b in zip(private, plain, strict=True)]
+    return {
+        "median": statistics.median(private) / statistics.median(plain), "least": min(single), "most": max(single)
+    }  # fmt: skip
+
+
+def _count(size: Size) -> int:
+    return sum(p.numel() for p in Transformer(size.width, size.blocks).parameters())
+
+
+def formula(kind: str, size: Size) -> float | None:
+    """Bytes that two ranks send in a step (docs/howto/many_ranks.md), all parameters trained, single precision."""
+    count = _count(size)
+    if kind == "private ranks":
+        return 4 * count + 16 * count + 8 * size.batch
+    return 0.5 * _chunks(size) * 16 * count if kind == "private sharded" else None
+
+
+def _chunks(size: Size) -> float:
+    """Chunks of a batch, on average over the steps that are timed: they are cut by the records' numbers."""
+    plan = _plan(8 * size.batch, size.batch, size.steps)
+    drawn = plan_batches(plan, records=8 * size.batch, source=plan.source(), chunk=size.chunk)
+    numbers = [len(stable_chunks(batch)) for batch in drawn]
+    return statistics.mean(numbers[size.steps // 2 :])
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from sordino.errors import InputError
 from sordino.randomness import RandomSource, Stream
 from sordino.sampling import (
     Allocation,
+    Cyclic,
     LogicalBatch,
     Partition,
     Poisson,
@@ -314,19 +315,36 @@ def test_allocation_draws_the_same_batches_whatever_is_held_at_a_time(monkeypatc
     assert drawn() == whole
 
 
-def test_allocation_of_many_records_reads_its_labels_once_for_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Labels that are drawn for 10⁸ records at a rate of 10⁻⁵: fewer than 50,000 a step; here for a hundredth of it."""
+def test_allocation_of_many_records_draws_its_labels_in_equal_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 10⁸ records and a rate of 10⁻⁵ a step draws fewer than 100,000 labels; here for a hundredth of the records."""
     counted: list[int] = []
 
     def below(self: Stream, bound: int, n: int) -> Any:
         counted.append(n)
         return np.arange(n, dtype=np.int64) % bound
 
-    assert 10**8 / (module.WINDOW * 10**5 // 10**8) < 50_000
+    assert 10**8 / (module.WINDOW * 10**5 // 10**8) < 100_000
     monkeypatch.setattr(Stream, "below", below)
-    monkeypatch.setattr(module, "WINDOW", module.WINDOW // 100)
+    monkeypatch.setattr(module, "WINDOW", 20_000)
+    monkeypatch.setattr(module, "_BLOCK", 1_000)
     drawn = batches(Allocation(10**3), records=10**6, steps=10**3, source=RandomSource.seeded(0), chunk=64)
-    assert [len(next(drawn)) for _ in range(20)] == [10**3] * 20
-    assert sum(counted) == 10**6  # each record's label once, for the 20 batches of the window
-    next(drawn)
-    assert sum(counted) == 2 * 10**6
+    assert sum(counted) == 10**6  # the first window, before the first step
+    for step in range(60):  # three windows
+        counted.clear()
+        assert len(next(drawn)) == 10**3
+        assert sum(counted) == 10**6 // 20, step
+
+
+@pytest.mark.parametrize("sampling", [Poisson(1e-5), TruncatedPoisson(1e-5, 900), Allocation(10**5), Cyclic(10**5)])
+def test_a_hundred_million_records_are_sampled_in_milliseconds_and_little_memory(sampling: Sampling) -> None:
+    tracemalloc.start()
+    drawn = batches(sampling, records=10**8, steps=10**5, source=RandomSource.seeded(0), chunk=64, start=1_000)
+    seconds = []
+    for _ in range(60):  # two windows of allocation: the second begins at step 1048
+        begin = time.process_time()
+        assert 700 < len(next(drawn)) < 1_300
+        seconds.append(time.process_time() - begin)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100 * 10**6
+    assert max(seconds) < 0.05

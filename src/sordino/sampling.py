@@ -2,8 +2,8 @@
 
 Formal contract. Batch t is a function of (sampling, records, source, t) only: it can be drawn again, out of order, or
 not at all, without changing other batches; `start` resumes at any step; leaving the loop early leaves no state behind.
-With allocation the next batches of an epoch, `WINDOW` records of them, are drawn together when the first one is
-needed: a step costs O(batch) on average. The distributions that the accountants rely on, given an ideal generator:
+With allocation the batches of an epoch are drawn together, `WINDOW` records of them at a time, in equal shares by the
+steps before them: every step costs O(batch). The distributions that the accountants rely on, given an ideal generator:
 
 | sampling             | law of batch t                                                                   |
 |----------------------|----------------------------------------------------------------------------------|
@@ -25,7 +25,6 @@ privacy cost. A partition is *not* a Poisson sample; plan and ledger name the sa
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -42,8 +41,9 @@ from sordino.randomness.skips import RARE
 MANY = 1 << 22
 """Above this number of records, rare ones are found by skipping to them: O(batch) instead of O(records) per step."""
 
-WINDOW = 1 << 21
-"""Records of random allocation held in memory at a time, in whole batches: about 16 MB, and as much again to sort."""
+WINDOW = 1 << 20
+"""Records of random allocation held in memory at a time, in whole batches: 8 MB, and the next ones, which are being
+drawn."""
 
 _BLOCK = 1 << 20  # records decided at a time, so that memory does not grow with the dataset
 
@@ -198,14 +198,14 @@ def batches(
     _check_count("chunk", chunk)
     if steps < 0 or not 0 <= start <= steps:
         raise InputError(f"steps and start must satisfy 0 ≤ start ≤ steps, got start={start}, steps={steps}")
-    draw = _drawer(sampling, records, source)
+    draw = _drawer(sampling, records, source, start)
     return (LogicalBatch(t, torch.from_numpy(draw(t)), chunk) for t in range(start, steps))
 
 
 _Indices = npt.NDArray[np.int64]
 
 
-def _drawer(sampling: Sampling, records: int, source: RandomSource) -> Callable[[int], _Indices]:
+def _drawer(sampling: Sampling, records: int, source: RandomSource, start: int) -> Callable[[int], _Indices]:
     """The function that maps a step to its sorted indices."""
     if isinstance(sampling, Partition):
         _check_batch(sampling.batch, records)
@@ -214,9 +214,9 @@ def _drawer(sampling: Sampling, records: int, source: RandomSource) -> Callable[
         size = _check_batch(sampling.batch, records)
         return lambda t: source.stream("sampling", t).subset(records, size)
     if isinstance(sampling, Allocation):
-        return _allocation(sampling.batches, records, source)
+        return _allocation(sampling.batches, records, source, start)
     if isinstance(sampling, Cyclic):
-        return _cyclic(sampling, records, source)
+        return _cyclic(sampling, records, source, start)
     rate = sampling.sampling_rate
     cap = sampling.cap if isinstance(sampling, TruncatedPoisson) else records
     return lambda t: _poisson(rate, cap, records, source, t)
@@ -241,16 +241,15 @@ def _partition(batch: int, records: int, source: RandomSource) -> Callable[[int]
     return lambda t: np.sort(order[(t % count) * batch : (t % count + 1) * batch])
 
 
-def _allocation(count: int, records: int, source: RandomSource) -> Callable[[int], _Indices]:
-    draw = _in_batches(count, records, lambda epoch: source.stream("allocation", epoch))
-    return lambda step: draw(*divmod(step, count))
+def _allocation(count: int, records: int, source: RandomSource, start: int) -> Callable[[int], _Indices]:
+    return _in_batches(count, records, lambda epoch: source.stream("allocation", epoch), start)
 
 
-def _cyclic(sampling: Cyclic, records: int, source: RandomSource) -> Callable[[int], _Indices]:
-    group = _in_batches(sampling.batches, records, lambda _: source.stream("cyclic", 0))
+def _cyclic(sampling: Cyclic, records: int, source: RandomSource, start: int) -> Callable[[int], _Indices]:
+    group = _in_batches(sampling.batches, records, lambda _: source.stream("cyclic", 0), start, again=True)
 
     def draw(step: int) -> _Indices:
-        members = group(0, step % sampling.batches)
+        members = group(step)
         if sampling.sampling_rate == 1:
             return members
         return members[source.stream("sampling", step).bernoulli(sampling.sampling_rate, len(members))]
@@ -258,34 +257,89 @@ def _cyclic(sampling: Cyclic, records: int, source: RandomSource) -> Callable[[i
     return draw
 
 
-def _in_batches(count: int, records: int, stream_of: Callable[[int], Stream]) -> Callable[[int, int], _Indices]:
-    """Maps an epoch and a batch to its records; each record is in one uniformly drawn batch of an epoch.
+def _in_batches(
+    count: int, records: int, stream_of: Callable[[int], Stream], start: int, *, again: bool = False
+) -> Callable[[int], _Indices]:
+    """Maps a step to its records; each record is in one uniformly drawn batch of every epoch of `count` steps.
 
-    The records of as many batches as fit in WINDOW records are kept at a time, sorted by batch. The labels of an epoch
-    are drawn once for each window, block by block. So memory is bounded, and a step costs O(batch) on average as long
-    as a window has many more batches than a record has bytes.
+    The records of as many batches as fit in WINDOW records, a window, are kept at a time, sorted by batch. A window is
+    found by drawing the labels of its whole epoch: the first one here, each later one in equal shares by the steps
+    before it. So memory is bounded, and a step costs O(batch + records / batches in a window).
+
+    Args:
+        count: Batches in an epoch.
+        records: The number of records.
+        stream_of: The stream of an epoch's labels.
+        start: The step that will be drawn first.
+        again: Every epoch has the batches of the first one.
     """
     width = max(1, min(count, WINDOW * count // records))  # batches in a window
 
-    @functools.lru_cache(1)
-    def window(epoch: int, number: int) -> tuple[_Indices, _Indices]:
-        stream, first = stream_of(epoch), number * width
-        labels, places = [], []
-        for start in range(0, records, _BLOCK):
-            drawn = stream.below(count, min(_BLOCK, records - start))
-            here = np.flatnonzero((drawn >= first) & (drawn < first + width))
-            labels.append((drawn[here] - first).astype(np.min_scalar_type(width - 1)))
-            places.append(here + start)
-        held = np.concatenate(labels)
-        order = np.argsort(held, kind="stable")  # linear time for small integers
-        ends = np.cumsum(np.bincount(held, minlength=width))
-        return np.concatenate(places)[order].astype(np.int64, copy=False), np.concatenate([[0], ends])
+    def window_at(step: int) -> tuple[int, int]:
+        epoch, batch = divmod(step, count)
+        return 0 if again else epoch, batch // width * width
 
-    def draw(epoch: int, batch: int) -> _Indices:
-        chosen, ends = window(epoch, batch // width)
-        return chosen[ends[batch % width] : ends[batch % width + 1]].copy()
+    def begun(step: int) -> _Window:
+        epoch, first = window_at(step)
+        return _Window(stream_of(epoch), count, records, first, width)
 
+    held = window_at(start), begun(start).complete()
+    ahead: tuple[tuple[int, int], _Window] | None = None
+
+    def prepare(step: int) -> None:
+        """Draws this step's share of the next window, and what is missing of earlier steps' shares."""
+        nonlocal ahead
+        here = window_at(step)
+        place, size = step % count - here[1], min(width, count - here[1])
+        follows = step - place + size  # the next window's first step
+        after = window_at(follows)
+        if after == here:
+            return
+        if ahead is None or ahead[0] != after:
+            ahead = after, begun(follows)
+        ahead[1].advance(-(-records * (place + 1) // size))
+
+    def draw(step: int) -> _Indices:
+        nonlocal held
+        here = window_at(step)
+        if held[0] != here:
+            held = here, (ahead[1] if ahead is not None and ahead[0] == here else begun(step)).complete()
+        prepare(step)
+        (chosen, ends), place = held[1], step % count - here[1]
+        return chosen[ends[place] : ends[place + 1]].copy()
+
+    if start and window_at(start - 1) == held[0]:  # a run that is resumed within a window
+        prepare(start - 1)
     return draw
+
+
+class _Window:
+    """The records of consecutive batches of an epoch, found block by block."""
+
+    def __init__(self, stream: Stream, count: int, records: int, first: int, width: int) -> None:
+        self._stream, self._count, self._records, self._first, self._width = stream, count, records, first, width
+        self._labels: list[npt.NDArray[Any]] = []
+        self._places: list[npt.NDArray[Any]] = []
+        self._done = 0  # records whose label has been drawn
+
+    def advance(self, until: int) -> None:
+        """Draws the labels of whole blocks of records as long as they end before `until`."""
+        while self._done < self._records and min(self._done + _BLOCK, self._records) <= until:
+            drawn = self._stream.below(self._count, min(_BLOCK, self._records - self._done))
+            here = np.flatnonzero((drawn >= self._first) & (drawn < self._first + self._width))
+            self._labels.append((drawn[here] - self._first).astype(np.min_scalar_type(self._width - 1)))
+            self._places.append((here + self._done).astype(np.min_scalar_type(self._records)))
+            self._done += len(drawn)
+
+    def complete(self) -> tuple[_Indices, _Indices]:
+        """All records of the window, sorted by batch, and the place where each batch begins and ends."""
+        self.advance(self._records)
+        held = np.concatenate(self._labels)
+        order = np.argsort(held, kind="stable")  # linear time for small integers
+        ends = np.cumsum(np.bincount(held, minlength=self._width))
+        chosen = np.concatenate(self._places)[order].astype(np.int64)
+        self._labels, self._places = [], []
+        return chosen, np.concatenate([[0], ends])
 
 
 def _check_rate(rate: float) -> None:

@@ -72,10 +72,10 @@ def _dies(number: int, out: Path, who: int, at: int) -> bytes:
 
     whole = sums.own_chunks
 
-    def own(inner: Any, rank: Any, batch: Any, seed: int) -> Any:
+    def own(inner: Any, rank: Any, batch: Any, *more: Any) -> Any:
         if rank.number == who and batch.step == at:
             os.kill(os.getpid(), signal.SIGKILL)
-        return whole(inner, rank, batch, seed)
+        return whole(inner, rank, batch, *more)
 
     sums.own_chunks = own
     return _train(out)
@@ -148,10 +148,39 @@ def test_torchrun_makes_the_run_of_one_process(tmp_path: Path) -> None:
     assert json.loads(made.stdout)["steps"] == 3  # one rank prints
     assert main([*train_it, str(tmp_path / "one")]) == 0
     one, two = tmp_path / "one", tmp_path / "two"
-    weights = [load_file(folder / "model.safetensors") for folder in (one, two)]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0] | weights[1])
+    assert _weights(one) == _weights(two)
     assert _entries(one) == _entries(two)
     assert in_ranks(2, tmp_path, _resumed, recipe, two) == [3, None]  # a finished run: no rank waits for it
+
+
+def _cli(number: int, recipe: Path, out: Path, options: list[str]) -> int:
+    return main(["train", str(recipe), "--out", str(out), "--json", *options])
+
+
+@pytest.mark.parametrize("options", [[], ["--shard"]], ids=["chunks", "shards"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_the_command_writes_the_model_of_one_process(
+    size: int, options: list[str], command_alone: Path, tmp_path: Path
+) -> None:
+    codes = in_ranks(size, tmp_path, _cli, command_alone.parent / "r.toml", tmp_path / "run", options)
+    assert codes == [0] * size
+    assert _weights(tmp_path / "run") == _weights(command_alone)
+    assert _entries(tmp_path / "run") == _entries(command_alone)
+
+
+def _weights(out: Path) -> dict[str, bytes]:
+    return {name: value.numpy().tobytes() for name, value in load_file(out / "model.safetensors").items()}
+
+
+@pytest.fixture(scope="module")
+def command_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import torch.distributed.fsdp
+
+    folder = tmp_path_factory.mktemp("command")
+    (folder / "r.toml").write_text(small_toml(train={"chunk": 8}))
+    torch.set_num_threads(1)
+    assert _cli(0, folder / "r.toml", folder / "alone", []) == 0
+    return folder / "alone"
 
 
 def _resumed(number: int, recipe: Path, out: Path) -> Any:

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from sordino import ranks
 from sordino.clipping import FlatClip, PerLayerClip
 from sordino.data import Split
-from sordino.errors import Refused
+from sordino.errors import Refused, SordinoError
 from sordino.methods import coupling
 from sordino.methods.coupling import Constant, CoupledUpdate, PublicUse
 from sordino.plan.contribution import Augmentation, InnerMomentum
@@ -191,6 +191,36 @@ def test_what_goes_wrong_at_a_follower_is_raised_at_the_leader(tmp_path: Path) -
     assert isinstance(led, Refused)
     assert "rank 1 can't read" in str(led)
     assert isinstance(followed, Refused)
+
+
+class Unsendable(Exception):
+    """It can't be pickled, and its text quotes a record."""
+
+    def __init__(self) -> None:
+        super().__init__("the name of record 17 is Jones")
+        self.held = lambda: None
+
+
+def _break_strangely(number: int) -> Any:
+    rank = ranks.current()
+    assert rank is not None
+
+    def fails(*_: Any) -> Any:
+        raise Unsendable
+
+    gradients, net, past = _gradients("plain")
+    if rank.leads:
+        return ranks.Divided(gradients, net, rank, lambda: past)(_batches()[0])
+    return ranks.follow(RecordGradients(net, cross_entropy, fails, gradients.clipping), net, rank, ranks.SentPast())
+
+
+def test_an_error_of_the_users_code_is_named_and_its_text_is_private(tmp_path: Path) -> None:
+    led, followed = in_ranks(2, tmp_path, _break_strangely)
+    assert isinstance(led, SordinoError)
+    assert "rank 1 of 2 could not sum its records: Unsendable" in str(led)
+    assert "Jones" not in str(led)
+    assert "Jones" in led.private
+    assert isinstance(followed, SordinoError)
 
 
 def test_a_message_of_work_can_be_sent() -> None:

@@ -1,6 +1,6 @@
 """One run in several processes (torch.distributed): one process leads, the others sum chunks of its batches."""
 
-from sordino.ranks.group import Lost, Rank, current, from_environment, of_group
+from sordino.ranks.group import Lost, Rank, current, from_environment, grouped, noticing_closed, of_group
 from sordino.ranks.run import Begin, Ended, end, leading
 from sordino.ranks.sums import Divided, SentPast, follow
 
@@ -15,6 +15,8 @@ __all__ = [
     "end",
     "follow",
     "from_environment",
+    "grouped",
     "leading",
+    "noticing_closed",
     "of_group",
 ]

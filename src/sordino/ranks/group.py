@@ -75,9 +75,14 @@ class Rank:
         return [values.view(tensor.shape).to(tensor.device) for tensor, values in shapes]
 
 
+def grouped() -> bool:
+    """Whether there is an initialised process group, of any size."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def current() -> Rank | None:
-    """This process's rank in the initialised process group; None if there is no group."""
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+    """This process's rank in the initialised process group; None if there is no group, or no other rank in it."""
+    if not grouped() or dist.get_world_size() == 1:
         return None
     return Rank(dist.get_rank(), dist.get_world_size())
 
@@ -111,7 +116,29 @@ def noticing_loss(rank: Rank) -> Iterator[None]:
     except RuntimeError as error:  # what gloo raises when a connection closes
         if "allocate" in str(error):
             raise
-        raise Lost(
-            f"rank {rank.number} of {rank.size} has lost another rank of the run; everything that was released is in "
-            "the ledger: continue with --resume, with any number of ranks"
-        ) from error
+        raise _lost(rank) from error
+
+
+_CLOSED = ("gloo", "nccl", "connection closed", "connection reset", "connection refused", "broken pipe")
+
+
+@contextmanager
+def noticing_closed(rank: Rank | None) -> Iterator[None]:
+    """The same around code that may use torch's own collectives (fully_shard in `evaluate`, gathered weights).
+
+    Its other errors are not about ranks, and pass.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error).lower()
+        if rank is None or "allocate" in text or not any(word in text for word in _CLOSED):
+            raise
+        raise _lost(rank) from error
+
+
+def _lost(rank: Rank) -> Lost:
+    return Lost(
+        f"rank {rank.number} of {rank.size} has lost another rank of the run; everything that was released is in "
+        "the ledger: continue with --resume, with any number of ranks"
+    )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sordino.errors import SordinoError
+from sordino.errors import InputError, Refused, SordinoError
 from sordino.ranks.group import Lost, Rank
 
 TOLD = "the other ranks of the run were told to stop"
@@ -16,6 +17,31 @@ TOLD = "the other ranks of the run were told to stop"
 @dataclass(frozen=True)
 class Begin:
     """The leader has checked that there is a run to make."""
+
+
+_KINDS: dict[str, type[SordinoError]] = {kind.__name__: kind for kind in (SordinoError, InputError, Refused)}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error as text, to be sent to the leader: exceptions themselves may hold what can't be sent, or should not."""
+
+    kind: str
+    message: str
+    private: str
+
+    @classmethod
+    def of(cls, error: Exception, rank: Rank) -> Failure:
+        """An error of ours by its message; of another one the text may quote records, and is private."""
+        if isinstance(error, SordinoError):
+            kind = next(kind for kind in reversed(_KINDS.values()) if isinstance(error, kind))
+            return cls(kind.__name__, str(error), error.private)
+        message = f"rank {rank.number} of {rank.size} could not sum its records: {type(error).__name__}"
+        return cls("SordinoError", message, "".join(traceback.format_exception(error)))
+
+    @property
+    def error(self) -> SordinoError:
+        return _KINDS[self.kind](self.message, private=self.private)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ process that divides its batches into the same chunks: chunk sums are on a grid 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,11 @@ from sordino.plan.method import Method
 from sordino.randomness import RandomSource
 from sordino.randomness.masks import masks_of
 from sordino.ranks.group import Rank
-from sordino.ranks.run import heard
+from sordino.ranks.run import Failure, heard
 from sordino.ranks.store import Store
 from sordino.ranks.sums import Share, own_chunks
-from sordino.records.gradients import GradientSum, RecordGradients, grid_spacing
+from sordino.records.chunks import LONGEST_SUM
+from sordino.records.gradients import GradientSum, Shardable, grid_spacing
 from sordino.records.momentum import PastIterates
 from sordino.release import Entry, Ledger, Shard, release_shard
 from sordino.sampling import LogicalBatch
@@ -33,10 +34,11 @@ from sordino.sampling import LogicalBatch
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The leader's message: a batch, and the seed of its masks."""
+    """The leader's message: a batch, the seed of its masks, and the next batch if records are read in advance."""
 
     batch: LogicalBatch
     seed: int
+    after: LogicalBatch | None = None
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,13 @@ class Done:
     """The leader's message: there are no more batches."""
 
 
-def sharded(gradient_sum: GradientSum, plan: Plan, store: Store) -> RecordGradients:
+def sharded(gradient_sum: GradientSum, plan: Plan, store: Store) -> Shardable:
     """The gradient sum that reads parameters from the store and adds its sums to it.
 
     Raises:
         Refused: the plan's sum, or the model, can't be divided over ranks.
     """
-    if type(gradient_sum) is not RecordGradients:
+    if not isinstance(gradient_sum, Shardable):
         raise Refused(
             f"this plan of the method {plan.method.name} sums its records in one process "
             f"({type(gradient_sum).__name__}): train a model that is not sharded, without torchrun"
@@ -67,18 +69,16 @@ def sharded(gradient_sum: GradientSum, plan: Plan, store: Store) -> RecordGradie
         raise Refused("spectral_norm of a sharded model is not supported: its power iteration needs whole parameters")
     rows = gradient_sum.rows(torch.arange(1), 0)
     most = most_records(store.model, survey(store.model), rows)
-    return replace(gradient_sum, shards=store, most=gradient_sum.most if most is None else min(most, gradient_sum.most))
+    return gradient_sum.over(store, LONGEST_SUM if most is None else most)
 
 
-def sum_batch(
-    inner: RecordGradients, store: Store, batch: LogicalBatch, seed: int, past: PastIterates
-) -> tuple[Mapping[str, Tensor], int]:
+def sum_batch(inner: Shardable, store: Store, work: Batch, past: PastIterates) -> tuple[Mapping[str, Tensor], int]:
     """This rank's rows of the sum, by parameter; and at the leader the number of dropped records."""
-    rank = store.rank
+    rank, batch = store.rank, work.batch
     spacing = grid_spacing(inner.clipping.clip_norm, len(batch)) if len(inner.pieces(batch)) > 1 else None
     store.begin(past, spacing)
-    with masks_of(seed):
-        share = own_chunks(inner, rank, batch, seed)[1]
+    with masks_of(work.seed):
+        share = own_chunks(inner, rank, batch, work.seed, work.after)[1]
     store.flush()
     shares = rank.collect(share)
     agreed(rank, next((one.error for one in shares if one.error is not None), None))
@@ -105,15 +105,15 @@ def release_batch(
     return {name: one.like(noisy[name].to(one.parameter.dtype)) for name, one in store.trained.items()}
 
 
-def agreed(rank: Rank, error: Exception | None) -> None:
+def agreed(rank: Rank, error: Failure | None) -> None:
     """Raises the leader's error at the leader; the other ranks learn that the run has ended."""
     if rank.leads and error is not None:
-        raise error
+        raise error.error
     heard(rank)
 
 
 def _all_agree(rank: Rank, error: SordinoError | None) -> None:
-    found = rank.collect(error)
+    found = rank.collect(None if error is None else Failure.of(error, rank))
     agreed(rank, next((one for one in found if one is not None), None))
 
 

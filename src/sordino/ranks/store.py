@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sordino.errors import Refused
+from sordino.errors import InputError, Refused
 from sordino.gradients.shards import Packing, Reading
 from sordino.ranks.group import PATIENCE, Rank, noticing_loss
 from sordino.ranks.layout import Divided, bytes_by, is_fsdp, layout_of, reshard, sharding_modules
@@ -111,6 +111,37 @@ class Store:
         with self._lock:
             self.sums[name] += total[first:last]
 
+    # called by an update, between batches
+
+    def gradient(self, value: Callable[[], Tensor]) -> tuple[dict[str, Tensor], float]:
+        """The gradient of a scalar function of the weights as shards, and the function's value; the same at every rank.
+
+        One pass for each group, so that no more is whole at once; all of them have the same random numbers. All ranks
+        must call this together: none reads shards before the others have updated them, or updates while others read.
+        """
+        self._whole.clear()
+        self._meet()
+        found, finite, seen, random = {}, True, 0.0, torch.get_rng_state()
+        for group in self.groups:
+            torch.set_rng_state(random)
+            with torch.enable_grad(), self.reading(group) as leaves:
+                result = value()
+                parts = torch.autograd.grad(result, list(leaves.values()), allow_unused=True)
+            seen = float(result.detach())
+            for name, leaf, part in zip(leaves, leaves.values(), parts, strict=True):
+                whole = torch.zeros_like(leaf) if part is None else part.detach()
+                finite = finite and bool(torch.isfinite(whole).all())
+                one = self.trained[name]
+                found[name] = one.like(whole[slice(*one.rows(self.rank.number, self.rank.size))].clone())
+        self._whole.clear()
+        self._meet()
+        if not finite:
+            raise InputError(
+                "the gradient of the public rows is not finite: a public row has a bad value, or the step size is too "
+                "large (public gradients are not clipped)"
+            )
+        return {name: found[name] for name in self.trained}, seen
+
     # called between batches
 
     def begin(self, past: PastIterates, spacing: float | None) -> None:
@@ -125,6 +156,10 @@ class Store:
             for name, value in weights.items():
                 self._name_of[id(value)] = age + 1, name
                 self._group_of[id(value)] = self._group_of[id(self.trained[name].parameter)]
+        self._meet()
+
+    def _meet(self) -> None:
+        """Returns once every rank has called this."""
         with noticing_loss(self.rank):
             dist.barrier()
 

@@ -12,7 +12,6 @@ threads per process on every rank.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,7 @@ from sordino.gradients import ClippedSum
 from sordino.plan.contribution import Contribution
 from sordino.randomness.masks import masks_of
 from sordino.ranks.group import Lost, Rank
+from sordino.ranks.run import Failure
 from sordino.records.ahead import one_ahead
 from sordino.records.gradients import Divisible, RecordGradients, add_sums, empty_sum, stated_unit
 from sordino.records.momentum import PastIterates
@@ -41,6 +41,7 @@ class Work:
     seed: int
     past: PastIterates
     whole: bool  # also send frozen parameters: once, with the first batch
+    after: LogicalBatch | None = None  # the next batch, if its records are read in advance
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Share:
 
     chunks: tuple[tuple[int, Tensor, Tensor], ...]
     dropped: int
-    error: Exception | None = None
+    error: Failure | None = None
     narrow: bool = False
 
 
@@ -62,6 +63,7 @@ class Divided:
     def __init__(self, inner: Divisible, model: nn.Module, rank: Rank, past: Callable[[], PastIterates]) -> None:
         self.inner, self.model, self.rank, self.past = inner, model, rank, past
         self._asked = False
+        self._after: LogicalBatch | None = None
 
     @property
     def clipping(self) -> Clipping:
@@ -76,21 +78,32 @@ class Divided:
         return stated_unit(self.inner)
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
-        work = Work(batch, torch.initial_seed(), self.past(), not self._asked)
-        self._asked = True
+        work = Work(batch, torch.initial_seed(), self.past(), not self._asked, self._after)
+        self._asked, self._after = True, None
         self.rank.tell(work)
         return shared_sum(self.inner, self.model, self.rank, work)
+
+    def expect(self, batch: LogicalBatch) -> None:
+        """Announces the next batch, if its records are read in advance."""
+        self._after = batch if reads_ahead(self.inner) else None
+
+
+def reads_ahead(inner: Divisible) -> bool:
+    """Whether records are read by threads, in advance."""
+    return isinstance(inner, RecordGradients) and inner.reader(0) is not None
 
 
 def shared_sum(inner: Divisible, model: nn.Module, rank: Rank, work: Work) -> ClippedSum:
     """This rank's part of a batch, and at the leader the whole sum; all ranks must call this together."""
     rank.copy_from_leader(_state(model, work.whole))
-    total, share = own_chunks(inner, rank, work.batch, work.seed)
+    total, share = own_chunks(inner, rank, work.batch, work.seed, work.after)
     total = empty_sum(model) if total is None else total
     shares = rank.collect(share)
     failed = next((one.error for one in shares if one.error is not None), None)
     if rank.tell(failed is not None):
-        raise failed or share.error or SordinoError("another rank could not sum its records: the leader reports why")
+        if (known := failed or share.error) is not None:
+            raise known.error
+        raise SordinoError("another rank could not sum its records: the leader reports why")
     added = rank.add_up([value.double() for value in total.sums.values()])
     if any(one.narrow for one in shares):  # the other ranks added zeros: this is the precision of one process
         added = [value.float() for value in added]
@@ -107,8 +120,13 @@ def shared_sum(inner: Divisible, model: nn.Module, rank: Rank, work: Work) -> Cl
     )
 
 
-def own_chunks(inner: Divisible, rank: Rank, batch: LogicalBatch, seed: int) -> tuple[ClippedSum | None, Share]:
-    """The sum of this rank's chunks, if it has any; errors are reported to the leader, which ends the run."""
+def own_chunks(
+    inner: Divisible, rank: Rank, batch: LogicalBatch, seed: int, after: LogicalBatch | None = None
+) -> tuple[ClippedSum | None, Share]:
+    """The sum of this rank's chunks, if it has any; errors are reported to the leader, which ends the run.
+
+    Before the last chunk is summed, the reading of this rank's first chunk of the batch `after` begins.
+    """
     total: ClippedSum | None = None
     chunks, dropped = [], 0
     try:
@@ -116,6 +134,8 @@ def own_chunks(inner: Divisible, rank: Rank, batch: LogicalBatch, seed: int) -> 
         mine = inner.parts(batch, seed)[rank.number :: rank.size]
         start = inner.reader(batch.step) if isinstance(inner, RecordGradients) else None
         for number, part in enumerate(one_ahead(mine, start)):
+            if number + 1 == len(mine):
+                _start(inner, rank, after)
             made = part()
             chunks.append((rank.number + number * rank.size, made.norms.cpu(), made.losses.cpu()))
             dropped += made.dropped
@@ -123,18 +143,17 @@ def own_chunks(inner: Divisible, rank: Rank, batch: LogicalBatch, seed: int) -> 
     except Lost:
         raise
     except Exception as error:  # any error must be reported, or the other ranks would wait forever
-        return None, Share((), 0, _sendable(error))
+        return None, Share((), 0, Failure.of(error, rank))
     narrow = total is not None and any(value.dtype == torch.float32 for value in total.sums.values())
     return total, Share(tuple(chunks), dropped, narrow=narrow)
 
 
-def _sendable(error: Exception) -> Exception:
-    """The error itself if it can be sent, else its message."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return SordinoError(f"{type(error).__name__}: {error}")
-    return error
+def _start(inner: Divisible, rank: Rank, after: LogicalBatch | None) -> None:
+    """Starts to read this rank's first chunk of the next batch."""
+    if after is None or not isinstance(inner, RecordGradients) or (start := inner.reader(after.step)) is None:
+        return
+    for indices in inner.pieces(after)[rank.number : rank.number + 1]:
+        start(indices)
 
 
 def follow(inner: Divisible, model: nn.Module, rank: Rank, past: SentPast) -> Any:

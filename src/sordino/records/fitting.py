@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -19,11 +21,13 @@ from sordino.errors import InputError, SordinoError
 from sordino.gradients.engine import row_loss
 from sordino.gradients.rows import Rows, call, placed, tensors, tree_map
 from sordino.records.companions import with_companions
+from sordino.records.mapped import Mapped
 from sordino.records.precision import refuse_half
-from sordino.records.reading import row_reader, tensors_of
+from sordino.records.reading import Collated, row_reader, tensors_of
 from sordino.split import Split
 
 _ROWS = 4096  # read at once
+_AT_ONCE = 1 << 20  # labels in memory at once
 _CLASS_LOSSES = (F.cross_entropy, F.nll_loss)
 
 
@@ -35,6 +39,13 @@ def fitted(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> Any:
     """
     refuse_half(model.parameters())
     kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    whole = dataset.dataset if isinstance(dataset, Collated) else dataset
+    if isinstance(whole, Mapped):
+        classes = _classifies(loss) and np.ndim(whole.targets) == 1
+        if classes:
+            _labels(whole.rows(torch.arange(min(1, len(whole)))).targets)
+        made = replace(whole, kind=next(iter(kinds)) if len(kinds) == 1 else None, classes=classes)
+        return replace(dataset, dataset=made) if isinstance(dataset, Collated) else made
     pair = tensors_of(dataset)
     if pair is None:
         return dataset
@@ -116,10 +127,23 @@ def check_fits(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> N
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
         raise InputError(f"the model fails on a record{_kinds(dataset)}; nothing was spent: {_said(error)}") from error
-    pair = tensors_of(dataset)
-    if pair is None or not _classifies(loss) or not isinstance(outputs, Tensor) or outputs.ndim != 2:
+    if not _classifies(loss) or not isinstance(outputs, Tensor) or outputs.ndim != 2:
         return
-    targets, classes = pair[1], outputs.shape[1]
+    for targets in _targets(dataset):
+        _check_labels(targets, outputs.shape[1], loss)
+
+
+def _targets(dataset: Any) -> Iterator[Any]:
+    """All targets of a dataset that consists of tensors or mapped arrays, some at a time."""
+    whole = dataset.dataset if isinstance(dataset, Collated) else dataset
+    if isinstance(whole, Mapped):
+        for first in range(0, len(whole), _AT_ONCE):
+            yield torch.from_numpy(np.asarray(whole.targets[first : first + _AT_ONCE]).astype(np.int64))
+    elif (pair := tensors_of(dataset)) is not None:
+        yield pair[1]
+
+
+def _check_labels(targets: Any, classes: int, loss: Any) -> None:
     if isinstance(targets, Tensor) and targets.ndim > 1 and not targets.is_floating_point():
         raise InputError(
             "the labels have more than one dimension, but this loss expects one class per record: give them as "

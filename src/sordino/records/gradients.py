@@ -100,8 +100,9 @@ class Counted:
 
     def expect(self, batch: LogicalBatch) -> None:
         """Announces the next batch to a gradient sum that reads ahead."""
-        if isinstance(self._gradient_sum, RecordGradients):
-            self._gradient_sum.expect(batch)
+        expect = getattr(self._gradient_sum, "expect", None)
+        if expect is not None:
+            expect(batch)
 
 
 def record_gradients(
@@ -211,6 +212,10 @@ class RecordGradients:
         """Prepares the model once before the chunks of a batch."""
         advance(self.model)
 
+    def over(self, shards: Shards, most: int) -> RecordGradients:
+        """The same sum for a model whose parameters are divided over processes, with at most `most` records a chunk."""
+        return replace(self, shards=shards, most=min(most, self.most))
+
 
 @runtime_checkable
 class Divisible(GradientSum, Protocol):
@@ -221,6 +226,20 @@ class Divisible(GradientSum, Protocol):
 
     def parts(self, batch: LogicalBatch, seed: int) -> list[Callable[[], ClippedSum]]:
         """One function for each chunk; their sums are exact in double precision, so the order does not matter."""
+
+
+@runtime_checkable
+class Shardable(Divisible, Protocol):
+    """A gradient sum of a model whose parameters can be divided over processes."""
+
+    def pieces(self, batch: LogicalBatch) -> Sequence[Tensor]:
+        """The records of each chunk."""
+
+    def rows(self, indices: Tensor, step: int) -> Rows:
+        """The rows of these records at this step."""
+
+    def over(self, shards: Shards, most: int) -> Shardable:
+        """The sum that reads parameters from `shards`, adds to it, and has at most `most` records in a chunk."""
 
 
 def in_parts(

@@ -16,6 +16,7 @@ from sordino.errors import InputError, Refused
 from sordino.gradients import Rows
 from sordino.gradients.rows import tensors
 from sordino.records.drawn import ItemReader, refuse_drawn
+from sordino.records.mapped import Mapped
 from sordino.records.users import RowsOfUsers, UserRows, owners
 from sordino.split import Split
 
@@ -40,6 +41,16 @@ class Collated:
 
     def __getitem__(self, index: int) -> Any:
         return self.dataset[index]
+
+
+def collated(dataset: Any, collate: Callable[[list[Any]], Any] | None, workers: int) -> Collated:
+    """The dataset with its collate function and number of threads; InputError for arrays, which have no items."""
+    if isinstance(dataset, tuple | list) and _pair(dataset) is not None:
+        raise InputError(
+            "collate and num_workers are for a map-style dataset, whose items are read one by one; this dataset is a "
+            "pair of arrays, whose rows are taken at once: leave them out"
+        )
+    return Collated(dataset, collate or default_collate, workers)
 
 
 def pad_to(length: int, value: float = 0) -> Callable[[list[Any]], Any]:
@@ -83,6 +94,8 @@ class RowReader(Protocol):
 def row_reader(dataset: Any) -> RowReader:
     """A function from record indices to rows, which does not copy what can be indexed."""
     if isinstance(dataset, UserRows):
+        return dataset.rows
+    if isinstance(dataset, Mapped):
         return dataset.rows
     if isinstance(dataset, Rows) and stated_records(dataset):
         return as_records(dataset).rows
@@ -178,7 +191,7 @@ def tensors_of(dataset: Any) -> tuple[Any, Any] | None:
             "dataset itself (loader.dataset; its collate_fn as collate=…, its workers as num_workers=…). The batch "
             "size is the plan's expected_batch"
         )
-    if isinstance(dataset, UserRows) or (isinstance(dataset, Rows) and stated_records(dataset)):
+    if isinstance(dataset, UserRows | Mapped) or (isinstance(dataset, Rows) and stated_records(dataset)):
         return None
     pair = _pair(dataset)
     if pair is None:

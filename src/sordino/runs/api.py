@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -21,6 +22,7 @@ from sordino.files import write_atomically
 from sordino.gradients.rows import tensors
 from sordino.plan.core import Plan
 from sordino.ranks.layout import shard_of, whole_of
+from sordino.records.mapped import Mapped, mapped
 from sordino.records.reading import tensors_of
 from sordino.release.ledger import read_ledger
 from sordino.runs.declaration import DeclarationSection
@@ -116,7 +118,22 @@ def train(
         if isinstance(callbacks, list | tuple):  # the result describes the model before the steps that now follow
             given["callbacks"] = [*callbacks, AtStart(lambda _: earlier.unlink(missing_ok=True))]
     result = fit.train(model, loss, dataset, plan, out=folder, resume=resume, users=users, **given)
-    rank = ranks.current()
+    with ranks.noticing_closed(ranks.current()):
+        return _written(folder, model, loss, dataset, plan, result, labels, given)
+
+
+def _written(
+    folder: Path,
+    model: nn.Module,
+    loss: Loss,
+    dataset: Any,
+    plan: Plan,
+    result: Result,
+    labels: Sequence[str] | None,
+    given: Mapping[str, Any],
+) -> Result:
+    """The result, after the leader has written the run directory; all ranks call this together."""
+    rank, settings = ranks.current(), given["settings"]
     if rank is not None and not rank.leads:
         for tensor in model_tensors(result.model).values():
             whole_of(tensor)  # for the leader, which writes the directory
@@ -146,10 +163,14 @@ def _read_back(folder: Path, model: nn.Module, plan: Plan) -> Result:
 def _inputs(dataset: Any, labels: Sequence[str] | None) -> dict[str, Any]:
     """What is public about the form of the records, if they are one tensor."""
     named = {"labels": list(labels) if labels is not None else None}
-    pair = tensors_of(dataset)
-    if pair is None or not isinstance(pair[0], Tensor):
+    found = mapped(dataset)
+    pair = tensors_of(found)
+    if isinstance(found, Mapped):
+        inputs = found.rows(torch.arange(0)).inputs
+    elif pair is None or not isinstance(pair[0], Tensor):
         return named
-    (inputs,) = tensors(pair[0])
+    else:
+        (inputs,) = tensors(pair[0])
     return {"input_shape": list(inputs.shape[1:]), "input_type": str(inputs.dtype).removeprefix("torch."), **named}
 
 

@@ -81,10 +81,11 @@ def run_recipe(
     """
     rank = ranks.current()
     if rank is not None and not rank.leads:
-        return _followed(recipe, out, rank, data_dir, shard)
-    if shard and rank is None:
+        with ranks.noticing_closed(rank):
+            return _followed(recipe, out, rank, data_dir, shard)
+    if shard and not ranks.grouped():
         raise InputError("--shard divides the model over several processes: start them with torchrun")
-    with ranks.leading(rank):
+    with ranks.leading(rank), ranks.noticing_closed(rank):
         done = _made(recipe, out, resume, data_dir, progress, budget, adopt, shard, begin)
     if rank is not None:
         rank.tell(ranks.Ended())

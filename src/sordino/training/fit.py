@@ -21,7 +21,6 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import default_collate
 
 from sordino import checks, ranks
 from sordino.errors import InputError, Refused
@@ -37,7 +36,8 @@ from sordino.ranks.store import Store
 from sordino.records.companions import companions_of, refuse_shared_companions, refuse_undeclared
 from sordino.records.fitting import check_fits, fitted
 from sordino.records.gradients import Counted, Divisible, GradientSum
-from sordino.records.reading import Collated, count_records, splits
+from sordino.records.mapped import mapped
+from sordino.records.reading import collated, count_records, splits
 from sordino.release.ledger import Ledger
 from sordino.release.mechanisms import release_grid
 from sordino.sampling import Partition, cycle
@@ -96,17 +96,19 @@ def train(
     check_asked(
         model, loss, dataset, plan, optimizer=optimizer, lr=lr, settings=settings, callbacks=callbacks
     )  # fmt: skip
+    dataset = mapped(dataset)
     if collate is not None or num_workers:
-        dataset = Collated(dataset, collate or default_collate, checks.whole("num_workers", num_workers))
+        dataset = collated(dataset, collate, checks.whole("num_workers", num_workers))
     dataset = unit_dataset(plan, dataset, users)
     if first is not None and plan.unit == "user":
         raise Refused("statistics of single rows are not bounded for a user who has several: leave out `first`")
-    with ranks.leading(ranks.current()):
-        job, source = _job(
+    rank = ranks.current()
+    with ranks.leading(rank), ranks.noticing_closed(rank):
+        job, source, guarantee = _job(
             model, loss, dataset, plan, optimizer=optimizer, lr=lr, settings=settings, evaluate=evaluate, out=out,
             resume=resume, watch=watch, public=public, callbacks=callbacks,
         )  # fmt: skip
-        return fit(job, source, plan.guarantee(), resume=resume, first=first)
+        return fit(job, source, guarantee, resume=resume, first=first)
 
 
 def _job(
@@ -124,8 +126,8 @@ def _job(
     watch: Reader | None,
     public: Any,
     callbacks: Sequence[Any],
-) -> tuple[Job, RandomSource]:
-    """The checked arguments of `train`; nothing has been written yet."""
+) -> tuple[Job, RandomSource, Guarantee]:
+    """The checked arguments of `train`, and the plan's guarantee; nothing has been written yet."""
     settings = settings or Settings()
     folder = Path(out) if out is not None else None
     checks.refuse_empty_delta(plan.delta, plan.records)
@@ -145,6 +147,8 @@ def _job(
     fingerprint = fingerprint_of(plan, settings, update, public)
     source = plan.source()
     store = Store(model, ranks.of_group()) if is_sharded(model) else None
+    if store is not None:
+        update.divide(store)
     job = Job(
         model, dataset, plan, update, settings, evaluate, folder, fingerprint, watch=watch, callbacks=watching,
         store=store,
@@ -158,7 +162,7 @@ def _job(
     rank, seconds = ranks.current(), None
     if rank is None or rank.leads:
         seconds = check_first_batch(model, loss, dataset, plan, source, settings, store)
-    return replace(job, said=header(plan, guarantee, seconds)), source
+    return replace(job, said=header(plan, guarantee, seconds)), source, guarantee
 
 
 def fit(job: Job, source: RandomSource, guarantee: Guarantee, *, resume: bool, first: First | None = None) -> Result:

@@ -23,7 +23,8 @@ from sordino.ranks.layout import reshard, shard_of, whole_of
 from sordino.ranks.run import heard
 from sordino.ranks.sharded import Batch, Done, release_batch, sum_batch
 from sordino.ranks.store import Store
-from sordino.records.gradients import Counted, RecordGradients
+from sordino.ranks.sums import reads_ahead
+from sordino.records.gradients import Counted, Shardable
 from sordino.release.ledger import Ledger
 from sordino.release.ledger_lines import Head
 from sordino.sampling import LogicalBatch
@@ -33,7 +34,7 @@ from sordino.training.sealed import open_sealed, write_sealed
 from sordino.training.state import TrainState, remove_older, require_fingerprint
 from sordino.training.steps import PrivateStep, mask_seed
 from sordino.training.stopping import Stopping
-from sordino.training.updates import Average, AveragingSGD, Update
+from sordino.training.updates import Average, AveragingSGD
 
 BY_COORDINATE = (SGD, Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Adagrad, Adadelta, AveragingSGD)
 """Optimizers that update each coordinate from its own gradient only, so that shards can be updated separately."""
@@ -61,7 +62,7 @@ class ShardedLoop(Loop):
             callbacks if rank.leads else (), **more,
         )  # fmt: skip
         self.store, self.rank, self.keeps = store, rank, folder is not None
-        if type(update) is not Update or type(self.optimizer) not in BY_COORDINATE:
+        if type(self.optimizer) not in BY_COORDINATE:
             raise Refused(
                 f"{type(self.optimizer).__name__} may combine coordinates on different ranks: with a sharded "
                 f"model use one of {', '.join(kind.__name__ for kind in BY_COORDINATE)}"
@@ -169,7 +170,7 @@ def _newest(folder: Path | None, fingerprint: str, ledger: Ledger | None) -> Any
 
 def led_steps(
     plan: Plan,
-    inner: RecordGradients,
+    inner: Shardable,
     store: Store,
     drawn: Iterator[LogicalBatch],
     source: RandomSource,
@@ -178,20 +179,23 @@ def led_steps(
     counted: Counted,
 ) -> Iterator[PrivateStep]:
     """The leader's private steps; each step involves all ranks."""
-    for batch in drawn:
-        work = Batch(batch, mask_seed(source, batch.step))
+    ahead, batch = reads_ahead(inner), next(drawn, None)
+    while batch is not None:
+        after = next(drawn, None)
+        work = Batch(batch, mask_seed(source, batch.step), after if ahead else None)
         heard(store.rank, work)
-        sums, bad = sum_batch(inner, store, work.batch, work.seed, loop.past)
+        sums, bad = sum_batch(inner, store, work, loop.past)
         counted.dropped += bad
         yield PrivateStep(batch.step, release_batch(store, sums, plan, source, ledger, batch.step))
+        batch = after
     heard(store.rank, Done())
 
 
 def followed_steps(
-    plan: Plan, inner: RecordGradients, store: Store, source: RandomSource, loop: Loop
+    plan: Plan, inner: Shardable, store: Store, source: RandomSource, loop: Loop
 ) -> Iterator[PrivateStep]:
     """The same steps at another rank. Its `source` is not used, only the leader's."""
     while isinstance(work := heard(store.rank), Batch):
-        sums, _ = sum_batch(inner, store, work.batch, work.seed, loop.past)
+        sums, _ = sum_batch(inner, store, work, loop.past)
         step = work.batch.step
         yield PrivateStep(step, release_batch(store, sums, plan, source, None, step))

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sordino import checks
-from sordino.errors import InputError
+from sordino.errors import InputError, Refused
 from sordino.gradients.survey import trainable
 from sordino.plan.core import Plan
 from sordino.randomness import RandomSource
@@ -91,6 +91,16 @@ class Average:
         return {name: value / self.total for name, value in self.sums.items()} if self.total else None
 
 
+class Divided(Protocol):
+    """The parameters of a model that are divided over processes, for updates that make passes of their own."""
+
+    def gradient(self, value: Callable[[], Tensor]) -> tuple[dict[str, Tensor], float]:
+        """The gradient of a scalar function of the weights, with the parameters' layout, and the function's value.
+
+        All processes must call this together, with the same function of public values. InputError if not finite.
+        """
+
+
 @dataclass(frozen=True, eq=False)
 class Running:
     """The parts of a run in progress, for updates that make releases themselves."""
@@ -128,6 +138,14 @@ class Update:
     def gradient_sum(self, dataset: Any, *, past: Callable[[], PastIterates], seed: int) -> GradientSum:
         """The function that sums over each batch."""
         return plan_gradients(self.plan, self.model, self.loss, dataset, past=past, seed=seed)
+
+    def divide(self, shards: Divided) -> None:
+        """Called once, before anything else, if the model's parameters are divided over processes."""
+        if type(self) is not Update:
+            raise Refused(
+                f"the method {self.plan.method.name} has an update of its own, which is not supported for a sharded "
+                "model: train one that is not sharded"
+            )
 
     def widths(self, optimizer: Optimizer) -> Widths | None:
         """The uniform noise of each step; None if the method adds none."""

@@ -19,6 +19,7 @@ from sordino.gradients import Rows, clipped_sum
 from sordino.gradients.engine import row_loss
 from sordino.gradients.rows import call
 from sordino.gradients.survey import checked_parameters
+from sordino.training.updates import Divided
 
 _UNBOUNDED = FlatClip(3e38)  # a clipping that leaves every finite gradient unchanged: the engine also returns the norms
 Gradient = dict[str, Tensor]
@@ -49,11 +50,20 @@ _NOT_FINITE = (
 )
 
 
-def mean_gradient(model: nn.Module, loss: Any, rows: Rows) -> tuple[Gradient, float]:
-    """The mean gradient over the rows, by one backward pass, and the mean loss. InputError if not finite."""
+def mean_gradient(model: nn.Module, loss: Any, rows: Rows, shards: Divided | None = None) -> tuple[Gradient, float]:
+    """The mean gradient over the rows, by one backward pass, and the mean loss. InputError if not finite.
+
+    With `shards`, of a model whose parameters are divided over processes, the gradient has the parameters' layout.
+    """
     parameters = checked_parameters(model)
+
+    def mean_loss() -> Tensor:
+        return row_loss(loss)(call(model, rows.inputs), rows.targets).mean()
+
+    if shards is not None:
+        return shards.gradient(mean_loss)
     with torch.enable_grad():
-        value = row_loss(loss)(call(model, rows.inputs), rows.targets).mean()
+        value = mean_loss()
         found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
     gradient = {
         name: torch.zeros_like(p) if g is None else g.detach()

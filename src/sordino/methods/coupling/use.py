@@ -11,7 +11,7 @@ at an earlier step is stored in the checkpoint.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,20 +26,21 @@ from sordino.errors import InputError, Refused
 from sordino.gradients import ClippedSum, Rows, clipped_sum
 from sordino.gradients.assurance import Assurance
 from sordino.gradients.rows import placed
+from sordino.gradients.shards import Shards
 from sordino.gradients.spectral import advance
 from sordino.methods.coupling.estimates import Gradient, gradient_and_norms, mean_gradient, quantile_of_norms
-from sordino.methods.coupling.weights import LeastError, Rule, Situation, Weight
+from sordino.methods.coupling.weights import BY_NUMBERS, LeastError, Rule, Situation, Weight
 from sordino.plan.contribution import Contribution
 from sordino.plan.core import Plan
 from sordino.plan.public import refuse_shared_rows, split_public
-from sordino.records.chunks import rising, stable_chunks
+from sordino.records.chunks import LONGEST_SUM, rising, stable_chunks
 from sordino.records.gradients import in_parts, total_of
 from sordino.records.momentum import PastIterates
 from sordino.records.reading import row_reader, splits, tensors_of
 from sordino.sampling import LogicalBatch
 from sordino.split import Split
 from sordino.training.steps import PrivateStep
-from sordino.training.updates import Running, Update
+from sordino.training.updates import Divided, Running, Update
 
 if TYPE_CHECKING:
     from sordino.methods.coupling.method import Coupling
@@ -108,6 +109,23 @@ class CoupledUpdate(Update):
         self.projected = _last_linear(model) if use.projection is not None else None
         self._kept: Weight | None = None
         self._public: tuple[int, _Public] | None = None
+        self._shards: Divided | None = None
+
+    def divide(self, shards: Divided) -> None:
+        """Refuses uses of public rows that need whole gradients."""
+        whole = {
+            "centring": self.method.centring,
+            "quantile": self.method.quantile is not None,
+            "projection": self.use.projection is not None,
+            f"the rule {self.use.rule.name}": not isinstance(self.use.rule, BY_NUMBERS),
+        }
+        if any(whole.values()):
+            raise Refused(
+                f"coupling of a sharded model: {', '.join(name for name, given in whole.items() if given)} would need "
+                f"whole gradients on every rank. Use one of the rules {', '.join(kind.name for kind in BY_NUMBERS)}, "
+                "or train a model that is not sharded"
+            )
+        self._shards = shards
 
     def check(self, dataset: Any) -> None:
         """InputError if a private row is among the public ones."""
@@ -156,7 +174,7 @@ class CoupledUpdate(Update):
         rows = self._rows(step, "batch", self.batch)
         with _seeded(self.use.seed, step):
             if self.method.quantile is None:
-                return _Public(mean_gradient(self.model, self.loss, rows)[0], 1.0)
+                return _Public(mean_gradient(self.model, self.loss, rows, self._shards)[0], 1.0)
             gradient, norms = gradient_and_norms(self.model, self.loss, rows)
         clip_norm = self.plan.clipping.clip_norm
         return _Public(gradient, clip_norm / quantile_of_norms(norms, self.method.quantile, clip_norm))
@@ -195,7 +213,7 @@ class CoupledUpdate(Update):
         for step in range(warm_up.steps):
             with _seeded(self.use.seed, -1 - step):
                 rows = self._rows(step, "warm-up", self.batch)
-                PrivateStep(step, mean_gradient(self.model, self.loss, rows)[0]).assign(self.model)
+                PrivateStep(step, mean_gradient(self.model, self.loss, rows, self._shards)[0]).assign(self.model)
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -222,6 +240,8 @@ class CoupledGradients:
     update: CoupledUpdate
     fetch: Any
     assurance: Assurance = field(default_factory=Assurance, repr=False)
+    shards: Shards | None = field(default=None, repr=False)
+    most: int = LONGEST_SUM
 
     @property
     def clipping(self) -> Clipping:
@@ -239,6 +259,18 @@ class CoupledGradients:
         """Prepares the model once before the chunks of a batch."""
         advance(self.update.model)
 
+    def pieces(self, batch: LogicalBatch) -> Sequence[Tensor]:
+        """The records of each chunk."""
+        return stable_chunks(batch, self.most)
+
+    def rows(self, indices: Tensor, step: int) -> Rows:
+        """The rows of these records."""
+        return placed(self.fetch(indices, step), self.update.model)
+
+    def over(self, shards: Shards, most: int) -> CoupledGradients:
+        """The same sum for a model whose parameters are divided over processes."""
+        return replace(self, shards=shards, most=min(most, self.most))
+
     def parts(self, batch: LogicalBatch, seed: int) -> list[Callable[[], ClippedSum]]:
         """One function for each chunk; every process that calls some of them has the same public rows and weights."""
         update, centre, scale = self.update, None, 1.0
@@ -253,11 +285,11 @@ class CoupledGradients:
                 rows = replace(rows, coefficient=torch.full((len(indices),), scale))
             rows = placed(rows, update.model)
             return clipped_sum(
-                update.model, update.loss, rows, self.clipping, centre=centre,
-                assurance=self.assurance, keys=keys,
+                update.model, update.loss, rows, self.clipping, centre=centre, assurance=self.assurance, keys=keys,
+                shards=self.shards,
             )  # fmt: skip
 
-        return in_parts(stable_chunks(batch), sum_of, self.clipping, len(batch), seed)
+        return in_parts(self.pieces(batch), sum_of, self.clipping, len(batch), seed)
 
 
 def _apart(use: PublicUse) -> tuple[Split, Split | None]:

@@ -264,6 +264,10 @@ RULES: Mapping[str, Callable[..., Rule]] = {
 }  # fmt: skip
 
 
+BY_NUMBERS = (Constant, OnlyPublic, OnlyPrivate, AdaMix, SampleMechanism, DPMD)
+"""Rules that follow from public numbers: they estimate nothing with the model."""
+
+
 def rule_from_dict(values: Mapping[str, Any]) -> Rule:
     """{"alpha": 0.3}, or {"rule": name, …} with the rule's options. Unknown names and keys are errors."""
     given = dict(values)
