@@ -119,7 +119,7 @@ def train(
             given["callbacks"] = [*callbacks, AtStart(lambda _: earlier.unlink(missing_ok=True))]
     result = fit.train(model, loss, dataset, plan, out=folder, resume=resume, users=users, **given)
     with ranks.noticing_closed(ranks.current()):
-        return _written(folder, model, loss, dataset, plan, result, labels, given)
+        return _written(folder, model, loss, dataset, plan, result, labels, given, said)
 
 
 def _written(
@@ -131,6 +131,7 @@ def _written(
     result: Result,
     labels: Sequence[str] | None,
     given: Mapping[str, Any],
+    declaration: DeclarationSection,
 ) -> Result:
     """The result, after the leader has written the run directory; all ranks call this together."""
     rank, settings = ranks.current(), given["settings"]
@@ -139,7 +140,7 @@ def _written(
             whole_of(tensor)  # for the leader, which writes the directory
         return result
     seed = settings.seed if settings is not None else 0
-    document = _described(folder, model, loss, plan, given) | {"declaration": asdict(said)}
+    document = _described(folder, model, loss, plan, given) | {"declaration": asdict(declaration)}
     write_atomically(folder / "recipe.toml", _as_toml(document).encode())
     described = Described(folder.resolve().name, seed, _inputs(dataset, labels), {"stopped_at": result.stopped_at})
     write_results(folder, plan, result, described)
