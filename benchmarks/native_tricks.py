@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -66,11 +66,16 @@ TRICKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     ),
     "squares": ("`squares`: norms of rows in one pass", {_SUMS: _outside("squares")}, ("W2", "W4-64")),
     "scaled": ("`scaled`: clipped rows and their sum in one pass", {_SUMS: _outside("scaled")}, ("mlp10", "W2")),
-    "gathered": ("`gathered`: sums of products in double precision", {_SUMS: _outside("gather")}, ("W3", "W4-64")),
-    "scattered": ("`scattered`: sums of rows of tables", {_SUMS: _outside("scatter")}, ("words",)),
-    "blocked": ("`blocked`: sums of blocks of records", {_SUMS: _outside("blocked")}, ("logistic", "W2", "W5")),
-    "lengths": ("`lengths`: norms of records from those of parameters", {_SUMS: _outside("lengths")}, ("mlp10", "W2")),
-    "factors": ("`factors`: clipping factors", {"sordino.clipping.compiled": _nothing}, ("mlp10", "W2")),
+    "narrow": (
+        "sums of one chunk rounded to single precision",
+        {"sordino.gradients.engine.MOST": 0},
+        ("mlp10", "words", "W5"),
+    ),
+    "placed": ("`placed`: their sums of rows of tables", {_SUMS: _outside("scatter_narrow")}, ("words",)),
+    "merged": ("`merged`: equal rows of a record's texts added up", {_SUMS: _outside("merge")}, ("words", "W5")),
+    "gathered": ("`gathered`: sums of products in double precision", {_SUMS: _outside("gather")}, ("W4-256", "W4-64")),
+    "scattered": ("`scattered`: sums of rows of tables in double precision", {_SUMS: _outside("scatter")}, ("words",)),
+    "blocked": ("`blocked`: sums of blocks in double precision", {_SUMS: _outside("blocked")}, ("mlp10", "W2", "vit")),
     "lstm": (
         "`lstm_step`, `lstm_back`: the gates of an LSTM in one pass",
         {"sordino.gradients.lstm.compiled": _nothing},
@@ -91,11 +96,6 @@ TRICKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         {"sordino.gradients.depthwise.compiled": _nothing},
         ("convnext", "edgenext"),
     ),
-    "huge-pages": (
-        "`pages`: large results in huge pages",
-        {"sordino.native.pages._LARGE": 1 << 62},
-        ("words", "W5"),
-    ),
     "in-place": (
         "`ownership`: scaled rows in the place of what nobody holds",
         {"sordino.gradients.single.alone": _no, "sordino.release.noise.alone": _no},
@@ -107,6 +107,9 @@ TRICKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         ("deberta", "maxvit"),
     ),
 }
+
+MANY = {"gathered", "scattered", "blocked"}
+"""Sums in double precision are those over more records than are rounded: these are measured without that rounding."""
 
 
 @contextmanager
@@ -139,14 +142,15 @@ def measure(trick: str, workload: str, seconds: float) -> dict[str, Any]:
         with without(trick):
             return do()
 
-    for _ in range(2):
-        fast()
-        slowly(slow)
     ratios: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(ratios) < 5 or time.perf_counter() < end:
-        quick = _turn(fast, 0.1)
-        ratios.append(slowly(lambda: _turn(slow, 0.1)) / quick)
+    with without("narrow") if trick in MANY else nullcontext():
+        for _ in range(2):
+            fast()
+            slowly(slow)
+        end = time.perf_counter() + seconds
+        while len(ratios) < 5 or time.perf_counter() < end:
+            quick = _turn(fast, 0.1)
+            ratios.append(slowly(lambda: _turn(slow, 0.1)) / quick)
     low, middle, high = statistics.quantiles(ratios, n=4)
     return {"trick": trick, "workload": workload, "ratio": middle, "quartiles": [low, high], "turns": len(ratios)}
 

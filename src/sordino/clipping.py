@@ -29,11 +29,9 @@ from torch import Tensor
 
 from sordino import checks
 from sordino.errors import InputError, Refused, did_you_mean
-from sordino.native.kernels import compiled, readable
 
 Floats = npt.NDArray[np.floating[Any]]
 Norm = Literal["l1", "l2"]
-_SINGLE_OR_DOUBLE = (torch.float32, torch.float64)
 _SHORTEST = 1e-12  # shortest vector that is normalised: below, squares underflow in single precision
 
 
@@ -81,12 +79,7 @@ class _Clip:
         Returns:
             (records,) factors; a gradient times its factor has norm at most ``clip_norm``.
         """
-        kernels = compiled() if norms.dtype in _SINGLE_OR_DOUBLE and norms.is_contiguous() and readable(norms) else None
-        if kernels is None:
-            return _from_norms(norms, lambda n: np.minimum(self.clip_norm / np.maximum(n, np.finfo(n.dtype).tiny), 1.0))
-        out = norms.new_empty(norms.shape)
-        kernels.factors[norms.itemsize](norms.data_ptr(), norms.numel(), self.clip_norm, out.data_ptr())
-        return out
+        return _from_norms(norms, lambda n: np.minimum(self.clip_norm / np.maximum(n, np.finfo(n.dtype).tiny), 1.0))
 
 
 def _from_norms(norms: Tensor, factors: Callable[[Floats], Floats]) -> Tensor:

@@ -22,7 +22,7 @@ from sordino.gradients import contributions as forms
 from sordino.gradients.contributions import Contribution
 from sordino.gradients.convolution import Convolved, Geometry, weight_gradient
 from sordino.gradients.engine import add_clipped
-from sordino.gradients.memory import blocked, blocked_narrow
+from sordino.gradients.memory import blocked
 from sordino.gradients.runs import RUN, stable
 from sordino.gradients.single import Scaled, Shift, Single
 from sordino.gradients.standardisation import Mapped, standardised_weight
@@ -342,9 +342,6 @@ class TestBlocks:
         whole = torch.zeros(outputs, columns, dtype=torch.float64)
         blocked(whole, left, right, bounds, ones, each)
         assert torch.allclose(whole, left.double().mT @ right.double(), rtol=0, atol=1e-5 * (records * each) ** 0.5)
-        narrow = torch.full((outputs, columns), torch.nan)
-        if blocked_narrow(narrow, left, right, bounds, ones, each):
-            assert torch.equal(narrow, whole.float())
 
     @pytest.mark.parametrize("keys", [[3, 2], [1, 1], [-1, 2]])
     def test_keys_that_are_not_sorted_are_a_mistake(self, keys: list[int]) -> None:

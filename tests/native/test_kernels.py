@@ -293,18 +293,6 @@ class TestRows:
         assert torch.equal(again[1], total)
         assert (again[0] is rows) == (rows.is_contiguous() and LIBRARY is not None)
 
-    @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
-    def test_lengths_are_those_of_numpy(self, kind: torch.dtype) -> None:
-        terms = [torch.rand(33, dtype=kind, generator=torch.Generator().manual_seed(i)) for i in range(5)]
-        found, finite = memory.lengths(terms)
-        assert finite
-        assert np.array_equal(found.numpy(), memory._roots(terms))
-        for bad in (float("nan"), float("inf")):
-            terms[3][17] = bad
-            found, finite = memory.lengths(terms)
-            assert not finite
-            assert torch.isfinite(found).sum() == 32
-
     def test_rows_of_other_forms_are_left_to_numpy_and_torch(self) -> None:
         turned = torch.ones(3, 4).T
         assert memory.squares(turned).tolist() == pytest.approx([3.0] * 4)

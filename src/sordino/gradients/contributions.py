@@ -23,12 +23,10 @@ from sordino.gradients.memory import (
     CACHE_BYTES,
     DEEPEST,
     blocked,
-    blocked_narrow,
     blocks,
     by_record,
     cross,
     gather,
-    gather_narrow,
     merge,
     scaled,
     scatter,
@@ -38,7 +36,6 @@ from sordino.gradients.memory import (
 )
 from sordino.gradients.products import are_whole
 from sordino.native.kernels import FEW_OUTPUTS
-from sordino.native.pages import buffer
 
 KEEP_RATIO = 2.0  # store products of at most this many times the size of the positions that they were computed from
 MANY = 32  # positions from which on a record's own product is computed in single precision
@@ -91,10 +88,6 @@ class Dense:
 
     def add_to(self, total: Tensor, weight: Tensor) -> None:
         gather(total.view(-1), by_record(self.gradient), weight)
-
-    def narrow_to(self, total: Tensor, weight: Tensor) -> bool:
-        """See `narrow.narrow_sum`."""
-        return gather_narrow(total.view(-1), by_record(self.gradient), weight)
 
     def dense(self, lo: int, hi: int) -> Tensor:
         return self.gradient[lo:hi]
@@ -197,16 +190,6 @@ class Outer:
             if part is not whole:
                 whole += part
 
-    def narrow_to(self, total: Tensor, weight: Tensor) -> bool:
-        """See `narrow.narrow_sum`."""
-        (m, s, p), q = self.left.shape, self.right.shape[2]
-        if self._in_blocks():
-            return blocked_narrow(total.view(p, q), *self._blocks(weight), s)
-        bounds = np.arange(0, (m + 1) * s, s, dtype=np.int64)
-        return self._by_record() and blocked_narrow(
-            total.view(p, q), self.left.reshape(m * s, p), self.right.reshape(m * s, q), bounds, weight
-        )
-
     def _in_blocks(self) -> bool:
         """May records be summed in single precision, block by block? Not if weight · left could underflow."""
         (_, s, p), right = self.left.shape, self.right
@@ -256,7 +239,7 @@ def products(
 
     working: further elements per record that ``factors`` allocates; the block size takes them into account.
     """
-    product, norm2 = buffer((records, *shape), like.dtype, like.device), like.new_empty(records, dtype=torch.float64)
+    product, norm2 = like.new_empty((records, *shape)), like.new_empty(records, dtype=torch.float64)
     for lo, hi in blocks(records, shape[0] * shape[1] + working, like.element_size(), CACHE_BYTES):
         left, right = factors(lo, hi)
         torch.bmm(left.mT, right, out=product[lo:hi])

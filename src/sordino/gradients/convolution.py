@@ -21,7 +21,6 @@ from sordino.gradients.memory import blocks, by_record, compact, squares
 from sordino.gradients.slots import Slot, Use, hold
 from sordino.gradients.tape import Tape
 from sordino.native.kernels import compiled
-from sordino.native.pages import buffer
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
@@ -156,7 +155,7 @@ def weight_gradient(g: Tensor, a: Tensor, geometry: Geometry) -> Contribution:
 
         def factors(lo: int, hi: int) -> tuple[Tensor, Tensor]:
             nonlocal room
-            room = buffer((hi - lo, positions, width), g.dtype, g.device) if room is None else room
+            room = g.new_empty((hi - lo, positions, width)) if room is None else room
             return left[lo:hi], columns(a[lo:hi], geometry, room[: hi - lo])
 
         return products(m, (c_out, width), g, factors, working=2 * positions * width)
@@ -170,7 +169,7 @@ def grouped(g: Tensor, a: Tensor, geometry: Geometry) -> Dense:
     parts = blocks(m, coordinates, g.element_size(), GROUP_BYTES)
     if len(parts) == 1:
         return Dense(per_record(g, a, geometry), owned=True)
-    product, norm2 = buffer((m, *geometry.weight), g.dtype, g.device), g.new_empty(m, dtype=torch.float64)
+    product, norm2 = g.new_empty((m, *geometry.weight)), g.new_empty(m, dtype=torch.float64)
     for lo, hi in parts:
         product[lo:hi] = per_record(g[lo:hi], a[lo:hi], geometry)
         norm2[lo:hi] = squares(by_record(product[lo:hi]))
@@ -223,7 +222,7 @@ class Convolved:
         self.runs: npt.NDArray[np.int64] | None = None  # as in Outer
 
     def _maps(self) -> Iterator[tuple[int, int, Outer]]:
-        """Some records at a time; blocks that may be summed in single precision are not cut."""
+        """Some records at a time, never of two blocks that are summed in single precision (`runs`)."""
         positions, inputs = self.g.shape[1] * math.prod(self.g.shape[3:]), math.prod(self.geometry.weight[1:])
         for first, last in itertools.pairwise([0, self.records] if self.runs is None else self.runs.tolist()):
             for lo, hi in blocks(last - first, positions * inputs, self.g.element_size()):

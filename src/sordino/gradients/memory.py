@@ -14,7 +14,6 @@ import ctypes
 import functools
 import itertools
 import zlib
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -153,16 +152,6 @@ def gather(total: Tensor, rows: Tensor, weight: Tensor) -> None:
         total.addmv_(kept.mT, weight[lo:hi])
 
 
-def gather_narrow(total: Tensor, rows: Tensor, weight: Tensor) -> bool:
-    """total ← the sum of `gather` on zeros, rounded once to single precision; False without a suitable compiled
-    loop."""
-    kernels = compiled() if rows.dtype == torch.float32 and readable(rows) and readable(weight) else None
-    if kernels is None or rows.stride(1) != 1 or weight.stride(0) != 1:
-        return False
-    kernels.gathered_narrow(rows.data_ptr(), *rows.shape, rows.stride(0), weight.data_ptr(), total.data_ptr())
-    return True
-
-
 def scatter(total: Tensor, rows: Tensor, place: Tensor, owner: Tensor, weight: Tensor) -> None:
     """total[place_j] += weight[owner_j] · rows_j in double precision, for total (size, d), contiguous; rows of weight
     zero are skipped."""
@@ -230,30 +219,11 @@ def blocked(
             total.add_(left[k : min(k + each, hi)].mT @ right[k : min(k + each, hi)], alpha=float(weight[b]))
 
 
-def blocked_narrow(
-    total: Tensor, left: Tensor, right: Tensor, bounds: npt.NDArray[np.int64], weight: Tensor, each: int = EVERY
-) -> bool:
-    """total ← the sum of `blocked` on zeros, rounded once to single precision; False without a suitable compiled
-    loop."""
-    kernels = compiled() if left.dtype == right.dtype == torch.float32 and readable(left) and readable(right) else None
-    if kernels is None or not left.stride(1) == right.stride(1) == 1 or not readable(weight):
-        return False
-    places = (left.data_ptr(), left.stride(0)), (right.data_ptr(), right.stride(0))
-    kernels.narrow(*places, (total.shape[0], total.shape[1]), bounds, weight.numpy(), total.data_ptr(), each)
-    return True
-
-
 def lengths(terms: Sequence[Tensor]) -> tuple[Tensor, bool]:
     """√ of the sum of (records,) vectors, and whether all of these are finite."""
-    first = terms[0]
-    kernels = compiled() if first.device.type == "cpu" and first.dtype in _NUMPY else None
-    if kernels is None or any(t.dtype != first.dtype or t.shape != first.shape or t.stride(0) != 1 for t in terms):
-        on_cpu = first.device.type == "cpu"
-        norms = torch.from_numpy(_roots(terms)) if on_cpu else torch.stack(list(terms)).sum(0).sqrt()
-        return norms, bool(torch.isfinite(norms).all())
-    out, table = first.new_empty(first.shape), array("q", [t.data_ptr() for t in terms])
-    finite = kernels.lengths[first.itemsize](table.buffer_info()[0], len(terms), len(first), out.data_ptr())
-    return out, bool(finite)
+    on_cpu = terms[0].device.type == "cpu"
+    norms = torch.from_numpy(_roots(terms)) if on_cpu else torch.stack(list(terms)).sum(0).sqrt()
+    return norms, bool(torch.isfinite(norms).all())
 
 
 def _roots(terms: Sequence[Tensor]) -> npt.NDArray[Any]:

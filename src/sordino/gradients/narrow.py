@@ -2,7 +2,7 @@
 
 A sum in double precision needs twice the memory of the parameters, newly allocated in every step, and the released
 value half as much again. Over few records the sum may be rounded before its release (docs/guarantees/noise.md, section
-6, theorem 2): it is computed a tile at a time, in memory that stays in the cache.
+6, theorem 2): one parameter after the other, and for tables one row after the other.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sordino.gradients.contributions import Contribution, Dense, Lookup, Outer
-from sordino.gradients.single import Shift
-from sordino.native.pages import buffer
+from sordino.gradients.contributions import Contribution, Lookup
+from sordino.gradients.single import Single
 
 MOST = 2048
 """Records of a sum that may be rounded: this uses 2 · MOST · 2⁻²⁴ clip norms of the margin."""
@@ -27,8 +26,8 @@ def narrow_sum(of: Contribution, weight: Tensor, parameter: Tensor) -> Tensor:
         parameter: the parameter that they belong to.
     """
     out = torch.empty(parameter.shape, dtype=torch.float32)
-    if isinstance(of, (Outer, Dense, Lookup)) and not isinstance(of, Shift) and of.narrow_to(out, weight):
+    if isinstance(of, (Single, Lookup)) and of.narrow_to(out, weight):
         return out
-    total = buffer(out.shape, torch.float64).zero_()
+    total = torch.zeros(out.shape, dtype=torch.float64)
     of.add_to(total, weight)
     return out.copy_(total)

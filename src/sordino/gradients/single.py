@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sordino.gradients.contributions import Dense, Outer, masked
-from sordino.gradients.memory import blocked, blocked_narrow, cross, scaled
+from sordino.gradients.memory import blocked, cross, scaled
 from sordino.native.ownership import alone
 
 
@@ -88,17 +88,11 @@ class Single(Outer):
             blocked(whole, rows, self.inputs, self.runs, torch.ones(len(self.runs) - 1, dtype=torch.float64))
 
     def narrow_to(self, total: Tensor, weight: Tensor) -> bool:
-        if self.huge or self.runs is None or self.inputs.dtype != torch.float32:
+        """See `narrow.narrow_sum`. One block is rounded already, in any order."""
+        if self.huge or self.runs is None or len(self.runs) != 2 or self.inputs.dtype != torch.float32:
             return False
         whole, rows = total.view(-1, self.inputs.shape[1]), self.shared.by(weight)[0]
-        if len(self.runs) == 2:  # one block: it is rounded already, in any order
-            whole.zero_().addmm_(rows.mT, self.inputs)  # avoids −0, whose sum with another process's 0 has other bits
-            return True
-        ones = torch.ones(len(self.runs) - 1, dtype=torch.float64)
-        if not blocked_narrow(whole, rows, self.inputs, self.runs, ones):
-            wide = torch.zeros(whole.shape, dtype=torch.float64)
-            blocked(wide, rows, self.inputs, self.runs, ones)
-            whole.copy_(wide)
+        whole.zero_().addmm_(rows.mT, self.inputs)  # avoids −0, whose sum with another process's 0 has other bits
         return True
 
     def keep(self) -> None:

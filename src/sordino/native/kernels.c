@@ -287,38 +287,6 @@ int32_t key_stream(const uint8_t *key, uint64_t first, int64_t bytes, uint8_t *o
 SQUARES(squares_f32, float, 1)
 SQUARES(squares_f64, double, 0)
 
-/* out[i] = the root of the sum of the i-th numbers of all vectors; returns whether all of them are finite. */
-#define LENGTHS(NAME, T, SQRT)                                                                                         \
-    WIDE int32_t NAME(const int64_t *vectors, int64_t count, int64_t n, T *restrict out) {                             \
-        int32_t finite = 1;                                                                                            \
-        for (int64_t i = 0; i < n; i++) out[i] = 0;                                                                    \
-        for (int64_t k = 0; k < count; k++) {                                                                          \
-            const T *vector = (const T *)vectors[k];                                                                   \
-            for (int64_t i = 0; i < n; i++) out[i] += vector[i];                                                       \
-        }                                                                                                              \
-        for (int64_t i = 0; i < n; i++) {                                                                              \
-            out[i] = SQRT(out[i]);                                                                                     \
-            finite &= out[i] - out[i] == 0;                                                                            \
-        }                                                                                                              \
-        return finite;                                                                                                 \
-    }
-
-LENGTHS(lengths_f32, float, sqrtf)
-LENGTHS(lengths_f64, double, sqrt)
-
-/* out[i] = min(1, bound/norms[i]), 0 for a norm that is not finite. */
-#define FACTORS(NAME, T, LEAST)                                                                                        \
-    WIDE void NAME(const T *restrict norms, int64_t n, double bound, T *restrict out) {                                \
-        for (int64_t i = 0; i < n; i++) {                                                                              \
-            T factor = (T)bound / (norms[i] > LEAST ? norms[i] : LEAST);                                               \
-            factor = factor < 1 ? factor : 1;                                                                          \
-            out[i] = norms[i] - norms[i] == 0 ? factor : 0;                                                            \
-        }                                                                                                              \
-    }
-
-FACTORS(factors_f32, float, FLT_MIN)
-FACTORS(factors_f64, double, DBL_MIN)
-
 /* out = the rows, each times its weight; totals += the sum of them. A row of weight zero counts as zeros, whatever is
  * in it. `out` may be `rows`. */
 #define SCALED(NAME, T)                                                                                                \
@@ -373,18 +341,6 @@ SCALED(scaled_f64, double)
 enum { GATHER = 2048 }; /* columns that are added up at a time */
 GATHERED(gathered_f32, float)
 GATHERED(gathered_f64, double)
-
-/* totals = the same sum, rounded once to single precision. */
-WIDE void gathered_narrow_f32(const float *restrict rows, int64_t n, int64_t columns, int64_t stride,
-                              const double *restrict weights, float *restrict totals) {
-    double sums[GATHER];
-    for (int64_t left = 0; left < columns; left += GATHER) {
-        const int64_t width = left + GATHER < columns ? GATHER : columns - left;
-        memset(sums, 0, sizeof sums);
-        gathered_f32_tile(rows + left, n, width, stride, weights, sums);
-        for (int64_t j = 0; j < width; j++) totals[left + j] = (float)sums[j];
-    }
-}
 
 /* Row place[i] of the totals += weights[owner[i]] times row i, in double precision; weight zero leaves a row out. */
 #define SCATTERED(NAME, T)                                                                                             \
@@ -593,24 +549,7 @@ WIDE void blocked_f32(const float *restrict left, const float *restrict right, c
                       x + BROAD < q ? BROAD : q - x, total + y * q + x, q);
 }
 
-/* total (p, q) = the same sum, rounded once to single precision; `sums` holds a tile of it in double precision. */
-WIDE void narrow_f32(const float *restrict left, const float *restrict right, const int64_t *restrict sizes,
-                     const int64_t *restrict bounds, const double *restrict weights, float *restrict room,
-                     double *restrict sums, float *restrict total) {
-    const int64_t p = sizes[1], q = sizes[2], slim = p <= SLIM, wide = slim ? STRIP : BROAD, tall = slim ? p : HIGH;
-    for (int64_t x = 0; x < q; x += wide)
-        for (int64_t y = 0; y < p; y += tall) {
-            const int64_t high = y + tall < p ? tall : p - y, broad = x + wide < q ? wide : q - x;
-            memset(sums, 0, (size_t)(high * wide) * sizeof *sums);
-            if (slim) strips(left, right, sizes, bounds, weights, room, x, broad, sums, wide);
-            else tiles(left, right, sizes, bounds, weights, room, y, high, x, broad, sums, wide);
-            for (int64_t i = 0; i < high; i++)
-                for (int64_t j = 0; j < broad; j++) total[(y + i) * q + x + j] = (float)sums[i * wide + j];
-        }
-}
-
 int64_t blocked_room(void) { return (HIGH + BROAD) * DEEP; } /* at least SLIM * STRIP */
-int64_t narrow_sums(void) { return HIGH * BROAD > SLIM * STRIP ? HIGH * BROAD : SLIM * STRIP; }
 
 /* e^x for x in [-87, 80], held to that range: 2^n e^r with |r| <= ln(2)/2, and Taylor's series. Not for a NaN. */
 INLINE float exponential(float x) {

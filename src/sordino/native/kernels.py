@@ -166,17 +166,11 @@ class Kernels:
         self.squares = functions("squares_*", None, c_void_p, *sizes, c_void_p, c_void_p)
         self.scaled = functions("scaled_*", None, c_void_p, *sizes, *pointers)
         self.gathered = functions("gathered_*", None, c_void_p, *sizes, c_void_p, c_void_p)
-        self.gathered_narrow = function("gathered_narrow_f32", None, c_void_p, *sizes, c_void_p, c_void_p)
         self.scattered = functions("scattered_*", None, c_void_p, c_int64, c_int64, *pointers, c_void_p)
         self._merged = function("merged_f32", c_int64, *pointers, c_int64, c_int64, *pointers, c_void_p)
         self._placed = function("placed_f32", None, c_void_p, *sizes[:2], *pointers, c_int64, *pointers)
-        self._blocked, self._narrow = (
-            function("blocked_f32", None, *[c_void_p] * 7),
-            function("narrow_f32", None, *[c_void_p] * 8),
-        )
-        self._room, self._sums_room = function("blocked_room", c_int64)(), function("narrow_sums", c_int64)()
-        self.factors = functions("factors_*", None, c_void_p, c_int64, c_double, c_void_p)
-        self.lengths = functions("lengths_*", c_int32, c_void_p, c_int64, c_int64, c_void_p)
+        self._blocked = function("blocked_f32", None, *[c_void_p] * 7)
+        self._room = function("blocked_room", c_int64)()
         self._patches = functions("patches_*", None, c_void_p, c_void_p, c_int64, c_void_p)
         dots = c_void_p, *sizes, c_void_p, c_int64, c_void_p, c_void_p, c_void_p
         self.few_outputs = functions("few_outputs_*", None, *dots)
@@ -227,15 +221,6 @@ class Kernels:
         room = np.empty(self._room, np.float32)
         tables = sizes.buffer_info()[0], bounds.ctypes.data, weights.ctypes.data, room.ctypes.data
         self._blocked(left[0], right[0], *tables, total)
-
-    def narrow(
-        self, left: Pair, right: Pair, shape: Pair, bounds: Array, weights: Array, total: int, each: int = EVERY
-    ) -> None:
-        """total (p, q) ← the same sum, rounded once to float32."""
-        sizes = array("q", [len(weights), *shape, left[1], right[1], each])
-        room, sums = np.empty(self._room, np.float32), np.empty(self._sums_room)
-        tables = sizes.buffer_info()[0], bounds.ctypes.data, weights.ctypes.data, room.ctypes.data
-        self._narrow(left[0], right[0], *tables, sums.ctypes.data, total)
 
     def merged(self, rows: int, at: int, shape: Sequence[int], size: int, skip: int, found: Sequence[int]) -> int:
         """Sums the rows (m, S, d) of each record and place: values, places and owners go to the addresses `found`.
@@ -369,17 +354,14 @@ def _adds_up(kernels: Kernels) -> bool:
     numbers = [[(7 * i + 3 * j) % 11 - 5.0 for j in range(columns)] for i in range(n)]
     rows, out = (array("f", [x for row in numbers for x in row]) for _ in range(2))
     weight = array("d", weights)
-    sizes = n, n, n, columns, columns**2, n * columns
-    squares, lengths, factors, total, tiles, apart = (array("d", [0.0] * size) for size in sizes)
-    room = rows, weight, squares, lengths, factors, out, total, tiles, apart
-    at, scales, to, roots, shrunk, product, sums, tiled, spread = (a.buffer_info()[0] for a in room)
-    table, order = array("q", [scales] * 8), array("q", range(n))
+    squares, total, tiles, apart = (array("d", [0.0] * size) for size in (n, columns, columns**2, n * columns))
+    room = rows, weight, squares, out, total, tiles, apart
+    at, scales, to, product, sums, tiled, spread = (a.buffer_info()[0] for a in room)
+    order = array("q", range(n))
     kernels.squares[4](at, n, columns, columns, scales, to)
     kernels.scaled[4](at, n, columns, columns, scales, product, sums)
     kernels.gathered[4](at, n, columns, columns, scales, sums)
     kernels.scattered[4](at, n, columns, order.buffer_info()[0], order.buffer_info()[0], scales, spread)
-    kernels.factors[8](scales, n, 2.0, shrunk)
-    finite = kernels.lengths[8](table.buffer_info()[0], 8, n, roots)
     scaled = [[w * x for x in row] for w, row in zip(weights, numbers, strict=True)]
     rows_of = np.array([0, 2, 2, 5], np.int64), np.array([1.0, 3.0, 2.0])
     kernels.blocked((product, columns), (at, columns), (columns, columns), *rows_of, tiled)
@@ -387,12 +369,9 @@ def _adds_up(kernels: Kernels) -> bool:
     by_block = [sum(t[:2]) + 2 * sum(t[2:]) for t in terms]
     return (
         squares.tolist() == [w * sum(x * x for x in row) for w, row in zip(weights, numbers, strict=True)]
-        and factors.tolist() == [1.0, 1.0, 1.0, 1.0, 0.5]
         and out.tolist() == [x for row in scaled for x in row]
         and total.tolist() == [2 * sum(column) for column in zip(*scaled, strict=True)]
         and tiles[:columns].tolist() == by_block
         and apart.tolist() == out.tolist()
-        and lengths.tolist()[2:4] == [0.0, 2.0]
-        and finite == 1
         and kernels.largest(Parts.of([np.frombuffer(rows, np.float32)])) == 5.0
     )

@@ -59,7 +59,6 @@ from sordino.errors import InputError, Refused
 from sordino.native import boxmuller
 from sordino.native.kernels import Parts
 from sordino.native.ownership import alone
-from sordino.native.pages import buffer
 from sordino.randomness import RandomSource, Stream
 from sordino.randomness.mixture import rounded_mixture
 from sordino.release.ledger import Ledger
@@ -159,7 +158,7 @@ def release(
         more["fine"] = True
     ledger.record(ledger_entry(noise, sensitivity, entry, source, coordinates) | more)
     if earlier is not None:
-        mixed = buffer((coordinates,), torch.float32 if wanted == {torch.float32} else torch.float64)
+        mixed = torch.empty(coordinates, dtype=torch.float32 if wanted == {torch.float32} else torch.float64)
         _add_mixture(parts, mixed, earlier, grid, source, ledger, entry, factor)
         return _shaped(values, dtype, mixed)
     fresh = salt(source)
@@ -222,7 +221,7 @@ def _with_noise(
     The result has the given dtype where that needs no second pass, else the dtype of the parts.
     """
     if isinstance(noise, Gaussian) and not fine:  # g · round(v/g + s·Z): the mechanism, rounded
-        out = buffer((parts.size,), dtype)
+        out = torch.empty(parts.size, dtype=dtype)
         stream.rounded_sum_of(parts, vectors([out]), grid.scale, grid.spacing, factor)
         return out
     flat = torch.from_numpy(parts.joined())
