@@ -359,3 +359,9 @@ def test_a_release_that_stands_for_another_costs_more(
     before = composed_epsilon([(release, 20)], 1e-6, relation, "pld")[0]
     monkeypatch.setattr(sys.modules[composed_epsilon.__module__], "_LEAST_LOSS", 0.02)
     assert composed_epsilon([(release, 20)], 1e-6, relation, "pld")[0] > before
+
+
+def test_the_smallest_delta_has_an_answer() -> None:
+    """δ times the share of truncated tails was 0, and its logarithm an error."""
+    for release in (Release("gaussian", 2.0, 0.1), Release("gaussian", 2.0, 0.1, group=3)):
+        assert composed_epsilon([(release, 2)], 1e-320, "add-remove", "pld")[0] > 1

@@ -79,9 +79,11 @@ class Network(nn.Module):
         super().__init__()
         if len(widths) < 2 or any(type(w) is not int or w < 1 for w in widths):
             raise InputError(f"widths = {list(widths)!r}: at least an input and an output width, each at least 1")
-        if output not in OUTPUTS:
+        if not isinstance(output, str) or output not in OUTPUTS:
             raise InputError(f"output {output!r} is unknown: {did_you_mean(output, OUTPUTS)}")
         hidden = len(widths) - 2
+        if not isinstance(activation, str | list | tuple) or not all(isinstance(name, str) for name in activation):
+            raise InputError(f"activation {activation!r} is unknown: give one of {', '.join(ACTIVATIONS)}, or a list")
         names = [activation] * hidden if isinstance(activation, str) else list(activation)
         if len(names) != hidden:
             raise InputError(f"{len(names)} activations for {hidden} hidden layers: give one for each, or one name")
