@@ -17,33 +17,34 @@ import torch
 
 def rows():
     """Your data: inputs and targets, and the classes there are."""
-    inputs = torch.rand(540, 4, generator=torch.Generator().manual_seed(0))
+    inputs = 2 * torch.rand(2500, 4, generator=torch.Generator().manual_seed(0)) - 1
     targets = (inputs[:, 0] > inputs[:, 1]).long()
-    return {"train": (inputs[:440], targets[:440]), "test": (inputs[440:], targets[440:]), "classes": ["less", "more"]}
+    train, test = (inputs[:2000], targets[:2000]), (inputs[2000:], targets[2000:])
+    return {"train": train, "test": test, "classes": ["less", "more"]}
 
 def net(shape, classes, width=8):
     """Your model."""
     return torch.nn.Sequential(torch.nn.Linear(shape[0], width), torch.nn.Tanh(), torch.nn.Linear(width, classes))
 '''
 COMMON = {
-    "data": {"name": "student.py:rows", "records": 440},
-    "model": {"name": "student.py:net", "width": 6},
+    "data": {"name": "student.py:rows", "records": 2000},
+    "model": {"name": "student.py:net", "width": 8},
     "privacy": {"epsilon": 3.0, "delta": 1e-5},
-    "sampling": {"expected_batch": 110},
-    "train": {"steps": 4, "lr": 0.5},
+    "sampling": {"expected_batch": 500},
+    "train": {"steps": 20, "lr": 2.0},
 }
 METHODS = {
     "dpsgd": {},
-    "modelmix": {"method": {"lr": 0.5, "tau_over_lr": 0.1}, "train": {"steps": 4}},
+    "modelmix": {"method": {"lr": 2.0, "tau_over_lr": 0.1}, "train": {"steps": 20}},
     "coupling": {
-        "method": {"alpha": 0.5}, "public": {"records": 40}, "data": {"name": "student.py:rows", "records": 400},
+        "method": {"alpha": 0.5}, "public": {"records": 100}, "data": {"name": "student.py:rows", "records": 1900},
     },
     "hidden-state": {
-        "method": {"regularisation": 0.01}, "model": {"name": "linear"}, "train": {"steps": 4},
-        "sampling": {"name": "partition", "expected_batch": 110},
+        "method": {"regularisation": 0.01}, "model": {"name": "linear"}, "train": {"steps": 20},
+        "sampling": {"name": "partition", "expected_batch": 500},
     },
     "dp-mac": {
-        "model": {"name": "classifier", "hidden": [6]}, "train": {"steps": 4, "lr": 0.05, "optimizer": "adam"},
+        "model": {"name": "classifier", "hidden": [8]}, "train": {"steps": 20, "lr": 0.05, "optimizer": "adam"},
     },
 }  # fmt: skip
 

@@ -41,8 +41,9 @@ delta = 1e-6
 expected_batch = 300
 
 [train]
-steps = 20
+steps = 60
 lr = 4.0
+average = "tail"                        # the mean of the last half of the iterates
 """
 
 

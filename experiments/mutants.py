@@ -9,8 +9,8 @@ commit are dropped. Each mutant is a change of the source, applied to a copy in 
 own attacks one of the small recipes of zoo.py with that code, quickly, and stops at the first finding. No check knows
 of a mutant. A mutant is caught by a *counter-example* that the attack finds; or the library *refuses* to run, or stops,
 what the unchanged code runs (its own checks: the engine against a plain loop, the ledger's guard), which is said apart.
-The unchanged code goes through the same attacks, as the control. A mutant whose text is no longer in the source is an
-error: it has to be written anew.
+The unchanged code goes through the same attacks, as the control. A mutant whose text is no longer in the source, or
+that fails as no mistake of ours would (a name that does not exist), is an error: it has to be written anew.
 """
 
 from __future__ import annotations
@@ -116,6 +116,8 @@ def attacked(name: str, source: Path, only: tuple[str, ...] = ()) -> Outcome:
             json.loads(answer.read_text(encoding="utf8")) if answer.exists() else {"start": "it died"}
         )
     seconds = round(usage.ru_utime + usage.ru_stime, 1)
+    if "broken" in document:
+        raise ValueError(f"the mutant on {name!r} does not run: {document['broken']}; write it anew")
     if "start" in document:
         return Outcome({}, {"start": document["start"]}, seconds)
     found = {check["name"]: check["found"] for check in document["checks"] if check["found"]}
@@ -132,6 +134,8 @@ def _attack(name: str, source: Path, only: tuple[str, ...], answer: Path) -> int
         from zoo import recipe
 
         document = attack(work_of(recipe(name), None, False), name=name, quick=True, only=only, first=True).to_dict()
+    except (NameError, AttributeError, ImportError, SyntaxError, TypeError) as error:
+        document = {"broken": f"{type(error).__name__}: {error}"}
     except Exception as error:
         document = {"start": f"{type(error).__name__}: {error}"}
     answer.write_text(json.dumps(document), encoding="utf8")

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from breaks import lines as break_lines
 from provenance import COMMIT, origin
 from sordino.audit.attack import attack
 from sordino.runs.prepared import work_of
@@ -201,11 +202,11 @@ def page(rows: list[Row]) -> str:
     commits = ", ".join(sorted({row["commit"] for row in rows})) or "–"
     return "\n".join(
         [
-            "# What was tried against it",
+            "# Attacks and audits: results",
             "",
-            "Made by `python experiments/trust.py` from the files in `experiments/results`; a test holds that page",
-            "and files agree. What the words mean, and why the bounds hold: [the audit](guarantees/audit.md); against",
-            "whom all this is: [threat model](threat-model.md).",
+            "Made by `python experiments/trust.py` from the files in `experiments/results`; a test compares the page",
+            "with the files. Definitions and proofs of the bounds: [the audit](guarantees/audit.md); the adversaries:",
+            "[threat model](threat-model.md).",
             "",
             "## Every method",
             "",
@@ -228,6 +229,10 @@ def page(rows: list[Row]) -> str:
             "## Forgeries",
             "",
             *forgery_lines(),
+            "",
+            "## What was broken, and is held by a test",
+            "",
+            *break_lines(),
             "",
             "## How much of a true ε an audit shows",
             "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 
 import dp_accounting
@@ -319,3 +320,42 @@ def test_many_tiny_losses_are_not_lost() -> None:
     """10¹² steps of 10⁻¹³ each: by the central limit theorem a Gaussian with μ = 10⁻⁷, whose ε is 9.7e-7."""
     found = composed_epsilon([(Release("gaussian", 1e12, 0.1), 10**12)], 1e-30, "add-remove", "pld")[0]
     assert 9.7e-7 < found < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("release", "relation", "mu"),
+    [
+        (Release("gaussian", 1e9, 1e-9, group=2), "add-remove", 2e-12),
+        (Release("gaussian", 1e9, 1e-9, records=10**10, cap=30), "add-remove", 1e-12),
+        (Release("gaussian", 1e9, 1e-9, records=10**10, cap=30), "replace-one", 2e-12),
+        (Release("gaussian", 1e9, 1e-9, records=10**10, batch=10), "replace-one", 2e-12),
+        (Release("gaussian", 1e11, 1.0, batches=10, seen=10), "add-remove", 10**-5.5),
+        (Release("gaussian", 1e3, 1e-12, batches=10**12, seen=1), "add-remove", 1e-9),
+    ],
+    ids=["users", "truncated", "truncated, replace", "without replacement", "allocation", "begun allocation"],
+)
+def test_tiny_losses_are_lost_in_no_way_of_sampling(release: Release, relation: str, mu: float) -> None:
+    """10¹² of them: a Gaussian with this μ, whose ε at δ = μ/10⁶ doubles made 10⁻¹³ (or ∞ for users)."""
+    found = composed_epsilon([(release, 10**12)], mu * 1e-6, relation, "pld")[0]
+    exact = float(get_epsilon_gaussian(1 / mu, mu * 1e-6))
+    assert exact * (1 - 1e-6) <= found < 2
+
+
+@pytest.mark.parametrize(
+    ("release", "relation"),
+    [
+        (Release("gaussian", 40.0, 0.5, group=4), "add-remove"),
+        (Release("gaussian", 40.0, 0.5, records=1000, cap=600), "add-remove"),
+        (Release("gaussian", 40.0, 0.5, records=1000, cap=600), "replace-one"),
+        (Release("gaussian", 40.0, 0.5, records=1000, batch=500), "replace-one"),
+        (Release("gaussian", 40.0, 0.5, batches=8, seen=4), "add-remove"),
+    ],
+    ids=["users", "truncated", "truncated, replace", "without replacement", "allocation"],
+)
+def test_a_release_that_stands_for_another_costs_more(
+    release: Release, relation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rule for tiny losses, applied to losses that are not tiny."""
+    before = composed_epsilon([(release, 20)], 1e-6, relation, "pld")[0]
+    monkeypatch.setattr(sys.modules[composed_epsilon.__module__], "_LEAST_LOSS", 0.02)
+    assert composed_epsilon([(release, 20)], 1e-6, relation, "pld")[0] > before

@@ -29,7 +29,7 @@ def test_nothing_is_found_in_a_plan_that_is_carried_out_as_it_says(work: Work) -
     assert result.holds, result.found
     assert {check.name for check in result.checks if check.tried} >= {"neighbours", "outputs", "noise", "sampling"}
     # a search that does not reach the bound would not see it exceeded
-    assert "the largest move is 0.99" in result.checks[0].detail
+    assert "the largest change is 0.99" in result.checks[0].detail
 
 
 def test_noise_of_nine_tenths_is_found(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ class TestResult:
         ("options", "match"),
         [
             ({"canaries": 0}, "canaries = 0"),
-            ({"canaries": 7851}, "room for 7850"),
+            ({"canaries": 7851}, "coordinates for 7850"),
             ({"steps": 9}, "steps = 9"),
             ({"noise_scale": 0.0}, "noise_scale"),
             ({"confidence": 1.0}, "confidence"),

@@ -59,6 +59,10 @@ def test_a_row_is_encoded_the_same_whatever_the_others_are(tmp_path: Path) -> No
     ("text", "said"),
     [
         (TEXT.replace("50,", "fifty,"), "spent. age: not a number"),
+        (TEXT.replace("50,", "5_0,"), "spent. age: not a number"),
+        (TEXT.replace(",", ";"), r"only one: is data\.delimiter right"),
+        (TEXT + "\n3," + "x" * 140_000, "more than 131072 characters"),
+        (TEXT + '\n3,"open', "a quotation mark that is not closed"),
         (TEXT.replace("50,", "inf,"), "spent. age: not a finite number"),
         (TEXT.replace("50,", "nan,"), "spent. age: no value"),
         (TEXT.replace(",m,", ",x,"), "spent. sex: a value that is not in the column's public list"),

@@ -8,6 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
 
+import breaks  # type: ignore[import-not-found] # noqa: E402
 import trust  # type: ignore[import-not-found] # noqa: E402
 
 
@@ -20,6 +21,14 @@ def test_every_recipe_was_attacked_and_nothing_was_found() -> None:
     assert [row["recipe"] for row in rows] == list(trust.NAMES)
     assert not [row["found"] for row in rows if row["found"]]
     assert all(row["audit"] is None or row["audit"]["epsilon_lower"] <= row["audit"]["epsilon_claimed"] for row in rows)
+
+
+def test_every_break_has_tests_that_exist() -> None:
+    assert [number for number, *_ in breaks.BREAKS] == list(range(1, 11))
+    for *_, tests in breaks.BREAKS:
+        assert tests
+        for file, _, name in (test.partition("::") for test in tests):
+            assert f"def {name}(" in (ROOT / file).read_text(encoding="utf8"), name
 
 
 def test_every_forgery_was_named() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits as binary
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -89,6 +90,16 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "δ above 1/n": (lambda: train(plan=plan_of(delta=0.1)), Refused, "not below 1/60"),
     "settings as a dict": (lambda: train(settings={"chunk": 3}), InputError, r"sordino\.Settings"),
     "one callback": (lambda: train(callbacks=print), InputError, r"callbacks=\[…\]"),
+    "rows that are not finite": (
+        lambda: train((torch.where(X > 2, torch.nan, X), Y)), InputError, "NaN or infinite"),
+    "whole numbers for a loss of floats": (
+        lambda: train((X, Y % 2), model=nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), loss=binary), InputError,
+        r"the loss fails on the outputs and targets of two records \(float32 \(2,\), int64 \(2,\)\)"),
+    "outputs of another shape than the targets": (
+        lambda: train((X, (Y % 2).float()), model=nn.Linear(4, 1), loss=binary), InputError, "the loss fails"),
+    "numbers in the place of rows": (
+        lambda: train((X[:, 0], Y), model=nn.Linear(1, 3)), InputError, "the model fails on two records"),
+    "a length of none": (lambda: sordino.pad_to(0), InputError, "length = 0"),
     "workers below none": (lambda: train([(X[0], 0)] * 60, num_workers=-1), InputError, "num_workers"),
 }  # fmt: skip
 

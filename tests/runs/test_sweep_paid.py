@@ -168,6 +168,10 @@ def test_a_paid_sweep_leaves_one_run_whose_papers_state_the_whole_cost(
     assert "secret geometric number of runs" in page
     assert "neither the other runs nor how many there were" in page
     assert not {"runs", "table", "best", "complete", "seconds"} & set(document)  # nothing tells of the other runs
+    left = [path for path in (out / "run").rglob("*") if path.is_file()]
+    assert len({path.stat().st_mtime_ns for path in (*left, out / "run")}) == 1, "how many runs came after the best"
+    assert not [path.name for path in left if HIDDEN.encode() in path.read_bytes()], "its place among the runs"
+    assert "finished" not in result["environment"]
     with pytest.raises(InputError, match="made once"):
         run_paid(over(recipe, "train.lr=0.01,0.5"), PRICE, out)
 

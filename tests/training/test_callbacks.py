@@ -122,3 +122,39 @@ def test_a_run_that_publishes_its_end_alone_is_not_stopped() -> None:
     )  # fmt: skip
     with pytest.raises(Refused, match="no callback can stop it"):
         checked([EarlyStopping()], plan, 2)
+
+
+def test_a_resume_that_is_refused_loses_nothing_of_a_stopped_run(
+    records: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    run(records, out, callbacks=[EarlyStopping(patience=2)])
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    with pytest.raises(InputError, match="give lr"):
+        run(records, out, resume=True, lr=None)
+    with pytest.raises(InputError, match="callbacks must be a list"):
+        run(records, out, resume=True, callbacks=print)
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+
+
+def test_an_evaluation_that_fails_loses_no_step(records: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+
+    def wrong(model: nn.Module) -> dict[str, float]:
+        raise ValueError("a typo")
+
+    with pytest.raises(ValueError, match="a typo"):
+        run(records, out, evaluate=wrong)
+    with pytest.raises(SordinoError, match="a float: it must return a dict of numbers"):
+        run(records, out, evaluate=lambda model: 0.5, resume=True)
+    result = run(records, out, resume=True)
+    assert result.skipped_steps == 0
+    assert len((out / "ledger.jsonl").read_text().splitlines()) == 13
+
+
+def test_a_run_that_diverges_is_ended_and_the_rest_is_not_spent(records: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    settings = sordino.Settings(progress=False, optimizer_options={"momentum": 1e12})
+    with pytest.raises(SordinoError, match=r"after step \d+ of 12 some weights are not finite"):
+        run(records, tmp_path / "run", settings=settings)
+    assert len((tmp_path / "run" / "ledger.jsonl").read_text().splitlines()) < 12
+    assert not (tmp_path / "run" / "model.safetensors").exists()

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from dp_accounting import get_epsilon_gaussian
 
 from sordino import checks
+from sordino.accounting.allocation import COARSEST, Epoch
 from sordino.accounting.events import DpEvent, Release, flatten
 from sordino.accounting.group import GroupPair
-from sordino.accounting.pairs import MAX_CELLS, GridTooLarge, Pmf
+from sordino.accounting.pairs import MAX_CELLS, MAX_LOSS, GridTooLarge, Pmf
 from sordino.accounting.pld import Composition
 from sordino.accounting.rdp import rdp_epsilon, supports
 from sordino.errors import InputError, Refused
@@ -74,7 +75,7 @@ def epsilon(event: DpEvent, delta: float, relation: str = "add-remove", accounta
 def composed_epsilon(
     releases: Releases, delta: float, relation: str, accountant: str, *, tolerance: float = TOLERANCE
 ) -> tuple[float, str]:
-    """(ε, its accountant) of checked releases. If the loss does not fit on the PLD's grid, RDP is used."""
+    """(ε, its accountant) of checked releases. If no grid fits the loss, RDP is used, or no sampling."""
     if accountant == "rdp":
         if not supports(releases, relation):
             raise Refused(f"there is no Rényi bound for {_describe(releases)} under {relation}; use accountant='pld'")
@@ -84,7 +85,7 @@ def composed_epsilon(
     except GridTooLarge as error:
         if supports(releases, relation):
             return rdp_epsilon(releases, delta, relation), "rdp"
-        if (value := _unsampled(releases, delta, relation)) < math.inf:
+        if (value := _unsampled(releases, delta, relation)) <= MAX_LOSS:
             return value, "gaussian"
         raise LossTooLarge(
             f"the privacy loss of {_describe(releases)} is too large for the PLD accountant ({error}), and there is no "
@@ -112,28 +113,44 @@ def pld_epsilon(releases: Releases, delta: float, relation: str, tolerance: floa
 
 
 def _unsampled(releases: Releases, delta: float, relation: str) -> float:
-    """ε of Gaussians on all records, which dominate samples; infinite for other mechanisms and samplers.
+    """ε of Gaussians on all records, which dominate every sample: smaller for many steps and huge noise.
 
-    By joint convexity the draws may be told to the adversary. Then a step of Poisson sampling shifts by at most one
-    clip norm, an epoch of random allocation by one in one of its steps, and a user with k rows by k.
+    By joint convexity the adversary may know the draws. Then a step shifts by at most one clip norm, an epoch of random
+    allocation by one in one of its steps, and a user with k rows by k.
     """
-    if any(r.mechanism != "gaussian" or r.records is not None for r, _ in releases):
+    if any(release.mechanism != "gaussian" for release, _ in releases):
         return math.inf
-    shift = 1.0 if relation == "add-remove" else 2.0
-    precision = math.fsum(count * (shift * (r.group or 1) / r.noise_multiplier) ** 2 for r, count in releases)
-    return _closed_form(precision**-0.5, delta)
+    return _closed_form(sum(count * _shift(r, relation) ** 2 for r, count in releases) ** -0.5, delta)
+
+
+def _shift(release: Release, relation: str) -> float:
+    """By how much a record (or user) can move the released sum, in units of the noise."""
+    one = 1.0 if relation == "add-remove" else 2.0
+    return one * (2.0 if release.cap is not None else 1.0) * (release.group or 1) / release.noise_multiplier
 
 
 def _resolved(release: Release) -> Release:
     """A dominating release whose losses, of the order of q/σ, are not lost in double precision when added to 1.
 
-    Less noise dominates, and so does a larger rate (a sample of a sample is post-processing of the batch).
+    Less noise dominates, and so does a larger rate (a sample of a sample is post-processing of the batch). Truncated
+    batches are dominated by Poisson batches whose records count twice (`Release._truncated`: either case has at most
+    rate q and shift 2). For random allocation the losses are of the order of √seen/(tσ), and fewer batches with as many
+    seen scale M − 1, which is larger in the convex order.
     """
+    if release.batches is not None and release.seen == 1:  # an epoch of which one batch was seen is a Poisson sample
+        release = Release(release.mechanism, release.noise_multiplier, 1 / release.batches)
     noise = min(release.noise_multiplier, _LEAST_LOSS**-1)
-    plain = (release.records, release.batches, release.group) == (None, None, None)
-    rate = max(release.sampling_rate, min(1.0, noise * _LEAST_LOSS)) if plain else release.sampling_rate
+    if release.batches is not None and release.seen is not None:
+        noise = min(noise, (math.sqrt(release.seen) * _LEAST_LOSS) ** -1)
+        batches = max(release.seen, min(release.batches, math.floor(math.sqrt(release.seen) / noise / _LEAST_LOSS)))
+        if (noise, batches) == (release.noise_multiplier, release.batches):
+            return release
+        return replace(release, noise_multiplier=noise, batches=batches, sampling_rate=release.seen / batches)
+    rate = max(release.sampling_rate, min(1.0, noise * _LEAST_LOSS))
     if (noise, rate) == (release.noise_multiplier, release.sampling_rate):
         return release
+    if release.cap is not None:
+        return Release(release.mechanism, noise / 2, rate)
     return replace(release, noise_multiplier=noise, sampling_rate=rate)
 
 
@@ -179,12 +196,11 @@ def _pure_epsilon(releases: Releases, relation: str) -> float:
 def _total_variation(releases: Releases, relation: str) -> float:
     """Σ of the total variations of the releases: if it is at most δ, (0, δ)-DP holds."""
     total = 0.0
-    shift = 1.0 if relation == "add-remove" else 2.0
     for release, count in releases:
         if release.group is not None:
             total += count * GroupPair(release.noise_multiplier, release.sampling_rate, release.group).total_variation()
             continue
-        size = shift * (2.0 if release.cap is not None else 1.0) / release.noise_multiplier
+        size = _shift(release, relation)
         one = math.erf(size / 2 / math.sqrt(2)) if release.mechanism == "gaussian" else -math.expm1(-size / 2)
         total += count * release.sampling_rate * one
     return total
@@ -207,13 +223,20 @@ def _on_grid(releases: Releases, delta: float, relation: str, tolerance: float) 
             return value
         return max(value, Composition(backward, interval, cells).epsilon(delta, tilt))
 
-    interval, tilt = _choose_grid(lambda d: Composition(directions(d)[0], d), delta, tolerance)
+    start = _coarsest(releases)
+    interval, tilt = _choose_grid(lambda d: Composition(directions(d)[0], d), delta, tolerance, start)
     if tilt == 0:
         return 0.0
     value, interval = _on_affordable_grid(lambda d, cells: evaluated(d, tilt, cells), interval, _most_cells(releases))
     if not any(release.batches for release, _ in releases):
         return value
     return _settled(lambda d: evaluated(d, tilt, _FEW_CELLS), value, interval, _SETTLED * tolerance)
+
+
+def _coarsest(releases: Releases) -> float:
+    """The interval to begin with: single summands of random allocation have cells of many intervals."""
+    strides = [Epoch(r.noise_multiplier, r.batches, 1).stride(1) for r, _ in releases if r.batches is not None]
+    return min([0.5, *(COARSEST / stride for stride in strides)])
 
 
 def _most_cells(releases: Releases) -> int:
@@ -247,14 +270,15 @@ def _settled(evaluated: Callable[[float], float], value: float, interval: float,
     return value
 
 
-def _choose_grid(compose: Callable[[float], Composition], delta: float, tolerance: float) -> tuple[float, float]:
+def _choose_grid(
+    compose: Callable[[float], Composition], delta: float, tolerance: float, interval: float
+) -> tuple[float, float]:
     """The coarsest grid whose discretisation error is within the tolerance, and its θ (0 if ε is 0).
 
     Connect-the-Dots adds some v to the variance of the loss and keeps E e^{−L} = 1, so to first order it adds
     θ(θ+1)/2 · v to the cumulant and (θ+1)/2 · v to ε. v is measured on a grid and scales with d² (with d, if the
-    losses are smaller than d).
+    losses are smaller than d). `interval` is the first one tried.
     """
-    interval = 0.5
     good: float | None = None  # the last interval that fitted
     value = tilt = variance = 0.0
     change = 0.0  # relative change of the interval in the last round; after a small change ε and θ are kept
@@ -316,7 +340,7 @@ def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: f
         return Composition([(build(interval, tail)[0], count) for build, count in above], interval, cells)
 
     try:
-        interval, tilt = _choose_grid(compose, delta, TOLERANCE)
+        interval, tilt = _choose_grid(compose, delta, TOLERANCE, _coarsest(parts))
         if tilt == 0:
             return 0.0
     except GridTooLarge:

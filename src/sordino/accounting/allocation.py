@@ -37,6 +37,7 @@ _Item = TypeVar("_Item")
 
 ROUNDING = 1e-12
 """Bound on the relative error of a value of M by rounding: less than 60 additions, each within 2⁻⁴⁶."""
+COARSEST = 64.0  # largest cell of log L: e^{MAX_LOSS + COARSEST} is a double
 _MOST_WORK = 40000  # limit on additions on geometric grids, in convolutions of few points (about 20 µs each)
 _MASS_ROUNDING = 1e-10  # bound on the relative error of a probability: sums of positive numbers
 
@@ -178,7 +179,7 @@ def _cells(epoch: Epoch, interval: float, share: float) -> tuple[int, Array, Arr
     sigma, step = epoch.noise_multiplier, epoch.stride(1) * interval
     shift, scale = math.log(epoch.batches), -float(ndtri(share))
     reach = 0.5 / sigma**2 + scale / sigma
-    if reach > MAX_LOSS or 2 * reach / step > MOST_CELLS:
+    if reach > MAX_LOSS or 2 * reach / step > MOST_CELLS or step > COARSEST:
         raise GridTooLarge(f"losses up to {reach:.3g} on a grid of {step:.3g}")
     first, last = math.floor((-reach - shift) / step), math.ceil((reach - shift) / step)
     edges = np.arange(first, last + 1, dtype=np.float64) * step + shift

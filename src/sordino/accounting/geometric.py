@@ -27,6 +27,7 @@ from sordino.accounting.pairs import Array, GridTooLarge
 MOST_CELLS = 1 << 15
 _ALIKE = 4  # grids whose steps differ by at most this factor are converted to the finer one
 _PAIRS = 1 << 17  # pairs of values added at a time
+_MOST_POINTS = 1 << 22  # of a grid before its tails are cut: 32 MB
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Spread:
         ratio = self.stride // stride
         if ratio == 1:
             return self
-        masses = np.zeros((len(self.masses) - 1) * ratio + 1)
+        masses = np.zeros(_affordable((len(self.masses) - 1) * ratio + 1))
         masses[::ratio] = self.masses
         return Spread(stride, self.lower * ratio, masses, self.zero, self.lost)
 
@@ -168,7 +169,7 @@ class Contracted:
         ratio = self.stride // stride
         if ratio == 1:
             return self
-        masses, means = np.zeros((2, (len(self.masses) - 1) * ratio + 1))
+        masses, means = np.zeros((2, _affordable((len(self.masses) - 1) * ratio + 1)))
         masses[::ratio], means[::ratio] = self.masses, self.means
         return Contracted(stride, self.lower * ratio, masses, means)
 
@@ -214,7 +215,7 @@ class _Places:
 @functools.lru_cache(64)
 def _places(step: float, fine: float) -> _Places:
     """Beyond `reach` the sum of two values stays in the cell of the larger one, even after rounding."""
-    reach = math.ceil(max(-math.log(math.expm1(fine)), 0.0) / step) + 2
+    reach = _affordable(math.ceil(max(-math.log(math.expm1(fine)), 0.0) / step) + 2)
     excess = np.log1p(np.exp(-np.arange(reach) * step))
     return _Places(excess, np.floor(excess / fine), reach)
 
@@ -227,7 +228,8 @@ class _Pairs:
         self.here = (left.lower + np.arange(len(left.masses))) * (left.stride // stride)
         self.there = (right.lower + np.arange(len(right.masses))) * (right.stride // stride)
         self.first = int(min(self.here[0], self.there[0]))
-        self.size = int(max(self.here[-1], self.there[-1])) - self.first + math.ceil(math.log(2) / self.fine) + 3
+        last = int(max(self.here[-1], self.there[-1]))
+        self.size = _affordable(last - self.first + math.ceil(math.log(2) / self.fine) + 3)
 
     def blocks(self) -> Iterator[tuple[slice, NDArray[np.int64], Array]]:
         """(rows of `there`, the grid point below the sum of each pair, the log of the sum relative to that point)."""
@@ -258,7 +260,14 @@ def _factors(factor: float, first: int, count: int) -> Array:
 
 def _size(a: _Variable, b: _Variable, low: int, ratio: int, fine: float) -> int:
     last = max(a.lower + len(a.masses), b.lower + len(b.masses)) - 1
-    return (last - low) * ratio + math.ceil(math.log(2) / fine) + 3
+    return _affordable((last - low) * ratio + math.ceil(math.log(2) / fine) + 3)
+
+
+def _affordable(points: int) -> int:
+    """The number itself; GridTooLarge where so many would take the machine's memory."""
+    if points > _MOST_POINTS:
+        raise GridTooLarge(f"{points:.3g} points for a sum over batches")
+    return points
 
 
 def _shifted(small: _Variable, weights: Array, first: int, large: _Variable, values: Array | None = None) -> Array:

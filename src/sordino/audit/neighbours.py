@@ -116,7 +116,7 @@ def _some(labels: list[Tensor], number: int, quick: bool) -> list[Tensor]:
 
 
 def with_last(split: Split, record: Record) -> Split:
-    """The split with the record appended, or as its last record."""
+    """The split with its last record replaced by this one."""
     inputs = torch.cat([split.inputs[:-1], record.inputs[None].to(split.inputs.dtype)])
     return Split(inputs, torch.cat([split.targets[:-1], record.target[None]]))
 

@@ -49,5 +49,6 @@ def _predict(arguments: argparse.Namespace) -> int:
     write_predictions(out, labels, shares, names)
     document = {"predictions": str(out), "rows": len(labels), "epsilon": run.result["epsilon"],
                 "delta": run.result["delta"]}  # fmt: skip
-    emit(arguments, document, {"predictions": str(out), "rows": str(len(labels)), "guarantee": run.guarantee})
+    sentence = run.guarantee.partition(" It assumes:")[0]  # the report has the assumptions
+    emit(arguments, document, {"predictions": str(out), "rows": str(len(labels)), "guarantee": sentence})
     return 0

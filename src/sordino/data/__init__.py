@@ -16,7 +16,7 @@ from sordino.split import Split
 
 if TYPE_CHECKING:
     from sordino.data.checking import Finding, verify
-    from sordino.data.code import function_of, is_code
+    from sordino.data.code import called, function_of, is_code
     from sordino.data.download import fetch
     from sordino.data.files import data_directory
     from sordino.data.loading import load, load_texts
@@ -29,7 +29,7 @@ else:  # imported on first use: the names of datasets are needed before torch is
         __name__,
         {
             "checking": ["Finding", "verify"],
-            "code": ["function_of", "is_code"],
+            "code": ["called", "function_of", "is_code"],
             "download": ["fetch"],
             "files": ["data_directory"],
             "loading": ["load", "load_texts"],
@@ -48,6 +48,7 @@ __all__ = [
     "HashingTokenizer",
     "Split",
     "TextSplit",
+    "called",
     "catalogue",
     "data_directory",
     "entry",

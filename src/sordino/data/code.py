@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
+import os
 import sys
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,9 @@ import torch
 from torch import Tensor
 
 from sordino.data.own import LICENCE
-from sordino.data.tabular import Labels
+from sordino.data.tabular import Labels, Problems
 from sordino.data.types import Dataset
-from sordino.errors import InputError
+from sordino.errors import InputError, SordinoError
 from sordino.split import Split
 
 CONTRACT = (
@@ -45,13 +48,65 @@ def function_of(name: str) -> Callable[..., Any]:
         raise InputError(f"{name!r}: write module:function, or file.py:function")
     try:
         module = _from_file(Path(place)) if place.endswith(".py") else _imported(place)
+    except SordinoError:
+        raise
     except ImportError as error:
         raise InputError(f"{name!r}: the module can't be imported: {error}") from error
+    except Exception as error:  # whatever the user's module raises when it is run
+        raise _failed(f"{name!r}: the module fails", error) from error
     found = getattr(module, attribute, None)
     if not callable(found):
         raise InputError(f"{name!r}: {place} has no function {attribute!r}")
     function: Callable[..., Any] = found
     return function
+
+
+def called(name: str, arguments: Sequence[Any], options: Mapping[str, Any], *, private: bool = False) -> Any:
+    """What the function returns; InputError names the error, file and line if the user's code fails.
+
+    Args:
+        name: module:function, or file.py:function.
+        arguments: Its arguments.
+        options: The keys of its section in the recipe.
+        private: It reads records, so that the message of an error is for their owner only.
+
+    Raises:
+        InputError: there is no such function, it does not take these arguments, or it fails.
+    """
+    function = function_of(name)
+    try:
+        inspect.signature(function).bind(*arguments, **options)
+    except TypeError as error:
+        raise InputError(f"{name} can't be called with the keys of its section: {error}") from error
+    except ValueError:  # a function without a signature
+        pass
+    try:
+        return function(*arguments, **options)
+    except SordinoError:
+        raise
+    except Exception as error:
+        raise _failed(f"{name} fails", error, private=private) from error
+
+
+def _failed(what: str, error: Exception, *, private: bool = False) -> InputError:
+    """The error with the last line of the user's code in which it occurred."""
+    if os.environ.get("SORDINO_TRACEBACK"):
+        raise error
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _own(f.filename)]
+    place = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f" in {Path(error.filename).name}, line {error.lineno}"
+    told = type(error).__name__ if private else f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return InputError(
+        f"{what}{place}; nothing was spent: {told} (SORDINO_TRACEBACK=1 shows the whole traceback)",
+        private=str(error) if private else "",
+    )
+
+
+def _own(filename: str) -> bool:
+    """Whether a file is the user's: neither installed, nor of this package or the interpreter."""
+    path = Path(filename)
+    return path.is_file() and "site-packages" not in path.parts and Path(__file__).parents[1] not in path.parents
 
 
 def _imported(name: str) -> Any:
@@ -75,15 +130,15 @@ def _from_file(path: Path) -> Any:
 
 def dataset_of(name: str, options: Mapping[str, Any]) -> Dataset:
     """The dataset that the function returns, checked; InputError says what it must return."""
-    made = function_of(name)(**options)
+    made = called(name, (), options, private=True)
     if isinstance(made, Dataset):
         return made
     if not isinstance(made, Mapping) or "train" not in made or "classes" not in made:
         raise InputError(f"{name} {CONTRACT}")
     labels = Labels.of(made["classes"])
-    train = _split(name, "train", made["train"])
+    train = _split(name, "train", made["train"], labels)
     test = made.get("test")
-    held = Split(train.inputs[:0], train.targets[:0]) if test is None else _split(name, "test", test)
+    held = Split(train.inputs[:0], train.targets[:0]) if test is None else _split(name, "test", test, labels)
     for side, split in (("train", train), ("test", held)):
         if split.targets.is_floating_point() or split.targets.ndim != 1:
             raise InputError(f"{name}: the targets of {side} must be whole numbers, one for each record")
@@ -111,19 +166,43 @@ def _users(name: str, given: Any, rows: int) -> tuple[str, ...] | None:
     return tuple(str(one) for one in ids)
 
 
-def _split(name: str, side: str, given: Any) -> Split:
+def _split(name: str, side: str, given: Any, labels: Labels) -> Split:
     if isinstance(given, Split):
         return given
     if not isinstance(given, tuple | list) or len(given) != 2:
         if not (hasattr(given, "__getitem__") and hasattr(given, "__len__")):
             raise InputError(f"{name}: {side} {CONTRACT}")
-        pairs = [given[i] for i in range(len(given))]
-        given = (torch.stack([_tensor(x) for x, _ in pairs]), torch.tensor([int(y) for _, y in pairs]))
-    inputs, targets = (_tensor(one) for one in given)
-    if len(inputs) != len(targets):
+        given = _stacked(f"{name}: {side}", [given[i] for i in range(len(given))])
+    inputs, targets = _tensor(f"{name}: the inputs of {side}", given[0]), given[1]
+    if not isinstance(targets, Tensor) and np.asarray(targets).dtype.kind in "UO":  # texts: the names of the classes
+        problems = Problems(f"{name}: {side}", range(len(targets)))
+        targets = labels(list(targets), "targets", problems)
+        problems.raise_any()
+    targets = _tensor(f"{name}: the targets of {side}", targets)
+    if not inputs.ndim or not targets.ndim or len(inputs) != len(targets):
         raise InputError(f"{name}: {side} has inputs and targets of different lengths")
     return Split(inputs.float() if inputs.dtype == torch.float64 else inputs, targets)
 
 
-def _tensor(values: Any) -> Tensor:
-    return values if isinstance(values, Tensor) else torch.from_numpy(np.asarray(values).copy())
+def _stacked(where: str, items: list[Any]) -> tuple[Tensor, list[Any]]:
+    """(inputs, targets) of the items of a map-style dataset."""
+    if not items:
+        raise InputError(f"{where} has no records")
+    if any(not isinstance(one, tuple | list) or len(one) != 2 for one in items):
+        raise InputError(f"{where}: each item must be a pair (inputs, target)")
+    rows = [_tensor(f"{where}: an item's inputs", inputs) for inputs, _ in items]
+    if len({row.shape for row in rows}) > 1:
+        raise InputError(f"{where} has inputs of different shapes: cut or pad them to a public one")
+    return torch.stack(rows), [one.item() if isinstance(one, Tensor) and one.ndim == 0 else one for _, one in items]
+
+
+def _tensor(where: str, values: Any) -> Tensor:
+    if isinstance(values, Tensor):
+        return values
+    try:
+        array = np.asarray(values)
+    except ValueError as error:  # rows of different lengths
+        raise InputError(f"{where} can't become a tensor: its rows have different shapes") from error
+    if array.dtype.kind not in "fiub":
+        raise InputError(f"{where} are of type {array.dtype}, which can't become a tensor: give numbers")
+    return torch.from_numpy(array.astype(np.int64) if array.dtype.kind == "u" and array.itemsize > 1 else array.copy())

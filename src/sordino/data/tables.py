@@ -31,8 +31,9 @@ class Table:
         """InputError unless all these columns exist. The first line may contain a record, so it is not shown."""
         for name in names:
             if name not in self.columns:
+                alone = " (there is only one: is data.delimiter right?)" if len(self.columns) == 1 else ""
                 raise InputError(
-                    f"{self.path}: there is no column {name!r}; the first line must name the columns",
+                    f"{self.path}: there is no column {name!r}; the first line must name the columns{alone}",
                     private=did_you_mean(name, self.columns),
                 )
 
@@ -87,7 +88,9 @@ def _csv(path: Path, delimiter: str) -> Table:
             rows.append(row)
             lines.append(reader.line_num)
     except csv.Error as error:
-        raise InputError(f"{path}: truncated or not CSV", private=f"line {reader.line_num}: {error}") from error
+        long = f"a field has more than {csv.field_size_limit()} characters" if "limit" in str(error) else ""
+        what = long or "truncated or not CSV (a quotation mark that is not closed)"
+        raise InputError(f"{path}: {what}", private=f"line {reader.line_num}: {error}") from error
     return Table(path, {name: [row[at] for row in rows] for at, name in enumerate(names)}, lines)
 
 

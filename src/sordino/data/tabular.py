@@ -116,6 +116,8 @@ class Number:
                     problems.add(row, name, "no value, and the column has no missing = true")
                 continue
             try:
+                if isinstance(value, str) and "_" in value:  # Python reads 1_000; tables do not mean that
+                    raise ValueError
                 number = float(value)  # type: ignore[arg-type]
             except (TypeError, ValueError):
                 problems.add(row, name, "not a number")

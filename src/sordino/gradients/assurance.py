@@ -1,21 +1,21 @@
-"""What is checked of a model while it is trained: gradients go to the right records, and records do not interact.
+"""Checks of a model during training: gradients are attributed to the right records, and records do not interact.
 
-Attribution. Lineage (``lineage.py``) or a measurement (``measure.py``) gives each position its row. Wherever the
+Attribution. Lineage (``lineage.py``) or a measurement (``measure.py``) gives each position its row. Whenever the
 program of a pass is new, the result is compared with plain autograd at the real number of rows: with random weights w,
 the sum of w_i times record i's gradient, from the engine's contributions, must be the gradient of Σ w_i L_i.
 
-Interaction. Where the program itself shows that loss i depends on row i alone (``Pass.independent``) nothing remains to
-be tested, but a test is made all the same, for the first chunk and one that is much larger (``interaction.py``): the
-rows are put into other groups and another order, one of them is changed, and the losses of the others must not move.
-SAMPLE rows are enough where no random numbers are drawn, for it is only the labels that are tested. Where the program
-does not show it, the test is repeated for every new program and on later batches, chosen by the run's own randomness. A
-program is also new where a question about several rows (``if x.max() > 3``) has another answer than before.
+Interaction. If the program itself shows that loss i depends on row i alone (``Pass.independent``), nothing remains to
+be tested; a test is nevertheless made for the first chunk and for one that is much larger (``interaction.py``): the
+rows are regrouped and reordered, one of them is changed, and the losses of the others must not change.
+SAMPLE rows suffice if no random numbers are drawn, because only the labels are tested. If the program does not show it,
+the test is repeated for every new program and on later batches, chosen by the run's own randomness. A
+program is also new if a comparison over several rows (``if x.max() > 3``) has another result than before.
 
-What leaves the tensors. Labels follow tensors, not what Python makes of a size (``len(x) == 61``) or of a value that it
-reads (``x.max().item()``). The tape sees both leave. A model that asks for the number of rows, or takes rows by their
-places (``x[:60]``), is given few different numbers of them (``Assurance.room``); and in each batch whose size, or whose
-values read, were not tested before, rows are computed again in smaller groups (``check_some``): their losses must be
-those of that very batch. A model that asks for nothing, takes rows alike and reads nothing can't depend on either.
+Values outside of tensors. Labels follow tensors, not Python code that uses a size (``len(x) == 61``) or a value that it
+reads (``x.max().item()``). The tape detects both. A model that queries the number of rows, or selects rows by
+position (``x[:60]``), is given few different numbers of them (``Assurance.room``); and in each batch whose size or read
+values were not tested before, rows are computed again in smaller groups (``check_some``): their losses must be
+those of that batch. A model that queries no size, treats rows alike and reads no value can't depend on either.
 """
 
 from __future__ import annotations
@@ -44,40 +44,40 @@ from sordino.gradients.passes import Found, Setup
 from sordino.gradients.rows import Chunk, take
 from sordino.gradients.survey import Held, check_state
 
-LEVELS = 0.5, 0.02, 0.98  # of what takes the place of random numbers, so that gates are open in one of them
+LEVELS = 0.5, 0.02, 0.98  # values that replace random numbers, so that every gate is open in one of them
 LATER = 0.25
-"""A batch after the first is tested for interaction with this probability over its number: LATER · log(batches)."""
+"""A batch after the first is tested for interaction with this probability divided by its number: LATER ·
+log(batches)."""
 MOST_KNOWN = 1 << 14
-"""So many sizes and values that were tested are remembered."""
+"""The number of tested sizes and values that are remembered."""
 SAMPLE = 32
-"""So many rows of the first chunk are changed where the program itself excludes interaction and draws no numbers."""
+"""The number of rows of the first chunk that are tested if the program excludes interaction and draws no numbers."""
 
 
 class Assurance:
-    """The programs, sizes and values that were checked, over the passes of one training. Nothing is kept on the model.
+    """The programs, sizes and values that were checked in the passes of one training. Nothing is stored on the model.
 
-    sized: what the model does may depend on the number of rows or on their places. widest: rows of the largest batch
-    that records were tested in. proven: that records do not interact, by every program so far. attributed, grouped,
-    looked: how many times gradients were compared with plain autograd, and records tested for interaction, thoroughly
-    and briefly.
+    sized: the computation may depend on the number of rows or on their positions. widest: the number of rows of the
+    largest tested batch. proven: every program so far shows that records do not interact. attributed, grouped, looked:
+    the numbers of comparisons with plain autograd, and of thorough and brief tests for interaction.
     """
 
     def __init__(self) -> None:
         self.memory = PassMemory()
-        self.programs: dict[int, bool] = {}  # those that were checked, and whether they draw no random numbers
+        self.programs: dict[int, bool] = {}  # the checked programs, and whether they draw no random numbers
         self.sized = False
-        self.held: int | None = None  # bytes of the gradients that are held of a record, where they were measured
+        self.held: int | None = None  # bytes of a record's stored gradients, if they were measured
         self.attributed = self.grouped = self.looked = self.batches = 0
         self.widest = 0
         self.proven = True
-        self._left: set[tuple[int, int | None]] = set()  # what left the tensors and was tested: (rows, values read)
-        self._sizes: set[int] = set()  # of batches whose gradients were compared with those of smaller groups
+        self._left: set[tuple[int, int | None]] = set()  # (rows, values read) that were tested
+        self._sizes: set[int] = set()  # sizes of batches whose gradients were compared with those of smaller groups
         self._contents: list[int] | None = None
 
     def room(self, chunk: Chunk) -> int:
-        """How many rows a chunk is filled up to: a multiple of about a sixteenth, if their number may matter.
+        """The number of rows to which a chunk is padded: a multiple of about a sixteenth, if their number may matter.
 
-        It depends on the chunk alone, not on what was tested before: processes that share a batch fill up alike.
+        It depends on the chunk alone, not on earlier tests: processes that share a batch pad in the same way.
         """
         if not self.sized:
             return chunk.rows
@@ -87,13 +87,13 @@ class Assurance:
         return -(-count // step) * step * together
 
     def begin(self, setup: Setup) -> None:
-        """Before a call's passes: until the first check, the content of all state is remembered."""
+        """Called before a call's passes: until the first check, the content of all state is recorded."""
         self._contents = None if self.grouped else [held.content for held in setup.state]
 
     def examine(self, setup: Setup, data: Data, chunk: Chunk, made: Found) -> None:
-        """After a chunk was summed, and before anything is released. Refused where a check fails.
+        """Called after a chunk was summed, and before anything is released. Raises Refused if a check fails.
 
-        data: the rows of the chunk. made: what its passes found.
+        data: the rows of the chunk. made: the result of its passes.
         """
         self.batches += 1
         if self._contents is not None:
@@ -122,9 +122,9 @@ class Assurance:
         self._left.add(left)
 
     def _attribute(self, setup: Setup, data: Data, chunk: Chunk, made: Found) -> bool:
-        """Compares the gradients of a new program with plain autograd; tells whether it draws no random numbers."""
+        """Compares the gradients of a new program with plain autograd; returns whether it draws no random numbers."""
         give_back_freed_memory()
-        # a program that follows neither sizes nor values is the same for a few rows
+        # a program that depends neither on sizes nor on values is the same for a few rows
         few = made.independent and not made.sized and made.numbers is None
         still = not _draws(setup, _first(data, chunk.rows)[0] if few else data)
         give_back_freed_memory()
@@ -138,7 +138,7 @@ class Assurance:
         return still
 
     def _test(self, setup: Setup, data: Data, chunk: Chunk, made: Found, *, new: bool, due: bool, larger: bool) -> bool:
-        """Tests for interaction, where the program or the batch calls for it; tells whether all rows were tested."""
+        """Tests for interaction if the program or the batch requires it; returns whether all rows were tested."""
         if not ((new and not made.independent) or due or larger):
             return False
         rows, some = chunk.rows, made.independent and self.programs[made.program]
@@ -156,10 +156,10 @@ class Assurance:
         return rows == chunk.rows
 
     def _look(self, setup: Setup, data: Data, rows: int, made: Found, still: bool) -> None:
-        """Rows again in smaller groups: their losses must be those of this very batch.
+        """Computes rows again in smaller groups: their losses must be those of this batch.
 
-        For a program that has read values which no tested batch had, all rows; for one that knows a new number of rows,
-        some. still: it draws no random numbers.
+        All rows for a program that has read values which no tested batch had; some rows for one that knows a new number
+        of rows. still: it draws no random numbers.
         """
         self.looked += 1
         with nullcontext() if still else neutral():
@@ -170,12 +170,12 @@ class Assurance:
                 self._sizes.add(rows)
 
     def _chosen(self) -> bool:
-        """Is this batch one of the later ones that are tested? By the run's own randomness."""
+        """Is this batch one of the later ones that are tested? Decided by the run's own randomness."""
         return torch.rand((), generator=generator_of(64 * self.batches)).item() < LATER / self.batches
 
 
 def _first(data: Data, rows: int) -> tuple[Data, int]:
-    """Up to SAMPLE rows of the data, and how many they are."""
+    """Up to SAMPLE rows of the data, and their number."""
     if rows <= SAMPLE:
         return data, rows
     first = slice(0, SAMPLE)
@@ -183,8 +183,8 @@ def _first(data: Data, rows: int) -> tuple[Data, int]:
 
 
 def _draws(setup: Setup, data: Data) -> bool:
-    """Does the forward pass ask torch for random numbers? Where it does not, nothing has to be made neutral, which
-    takes longer than a small model."""
+    """Does the forward pass draw random numbers from torch? If not, they need not be replaced, which would take longer
+    than a small model."""
     with Neutral() as mode:
         losses_of(setup, data)
     drew: bool = mode.drew
@@ -193,8 +193,8 @@ def _draws(setup: Setup, data: Data) -> bool:
 
 @contextmanager
 def _undisturbed(setup: Setup, known: Sequence[int] | None, read: bool) -> Iterator[None]:
-    """Random numbers and state are afterwards what they were; a pass that wrote to state unseen is refused. known: the
-    content of the state, where it has just been read. read: whether it is compared."""
+    """Restores random numbers and state afterwards; a pass that wrote to state without being intercepted is refused.
+    known: the content of the state, if it has just been read. read: whether it is compared."""
     versions = [held.version for held in setup.state]
     contents = known if known is not None or not read else [held.content for held in setup.state]
     with torch.random.fork_rng(devices=[]):
@@ -205,10 +205,11 @@ def _undisturbed(setup: Setup, known: Sequence[int] | None, read: bool) -> Itera
 
 
 def check_contents(state: Sequence[Held], before: Sequence[int]) -> None:
-    """Refused if the content of a buffer or parameter changed: also by writes that bypass the version counter."""
+    """Raises Refused if the content of a buffer or parameter changed, also by writes that bypass the version
+    counter."""
     for held, content in zip(state, before, strict=True):
         if held.content != content:
             raise Refused(
-                f"{held.name}: the forward pass changes it behind autograd's back, so what it stores of the data "
-                "leaves unprotected; put the module in eval mode or remove the update"
+                f"{held.name}: the forward pass changes it without autograd's knowledge, so what it stores of the data "
+                "is published without noise; put the module in eval mode or remove the update"
             )

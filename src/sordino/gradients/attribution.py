@@ -1,7 +1,7 @@
-"""Do gradients go to the right records? They are compared with plain autograd, and with those in other groups.
+"""Are gradients attributed to the right records? Compares them with plain autograd, and with those in other groups.
 
 With random weights w, Σ w_i g_i from the engine's contributions must be plain autograd's gradient of Σ w_i L_i, at the
-real number of rows. And the length of a record's gradient must not move where other records are left out or changed.
+real number of rows. And the length of a record's gradient must not change if other records are left out or changed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}  # coarser types are comp
 
 
 def check_attribution(setup: Setup, data: Data, chunk: Chunk) -> Tensor | None:
-    """Σ w_i g_i from the engine's contributions against plain autograd of Σ w_i L_i, for random w.
+    """Compares Σ w_i g_i from the engine's contributions with plain autograd of Σ w_i L_i, for random w.
 
     Returns:
-        The lengths of the rows' gradients; None where some are not finite.
+        The lengths of the rows' gradients; None if some are not finite.
     """
     gap = _attribution_gap(setup, data, chunk.rows)
     kind = next(iter(setup.parameters.values())).dtype
@@ -40,7 +40,7 @@ def check_attribution(setup: Setup, data: Data, chunk: Chunk) -> Tensor | None:
         return None
     if gap.relative <= TOLERANCE.get(kind, 0.05):
         return gap.lengths
-    if kind == torch.float32:  # a kink, or a long chain of roundings? Double precision decides
+    if kind == torch.float32:  # the cause may be a kink or a long chain of roundings: decide in double precision
         twin = in_double(setup)
         if twin is not None:
             finer = _attribution_gap(twin, wide(data), chunk.rows)
@@ -48,22 +48,23 @@ def check_attribution(setup: Setup, data: Data, chunk: Chunk) -> Tensor | None:
                 return gap.lengths
     raise Refused(
         f"{gap.parameter}: with random weights on the records the engine's gradient differs from autograd's; the "
-        "layer is not supported as it is used here: freeze it, or write it in plain PyTorch",
+        "layer is not supported in this use: freeze it, or write it in plain PyTorch",
         private=f"it differs by {gap.relative:.1e}",
     )
 
 
 class _Gap(NamedTuple):
-    """The parameter that differs most, and by how much, over the length of the records' own gradients."""
+    """The parameter with the largest difference, and the difference relative to the length of the records'
+    gradients."""
 
     parameter: str
     relative: float
-    lengths: Tensor | None  # of all rows' gradients, where they are finite
+    lengths: Tensor | None  # of all rows' gradients, if they are finite
 
 
 def _attribution_gap(setup: Setup, data: Data, rows: int) -> _Gap | None:
-    """None where nothing finite is left to be compared."""
-    with _disable_current_modes():  # the model's random numbers are neutral, not these
+    """None if there is nothing finite to compare."""
+    with _disable_current_modes():  # the model's random numbers are replaced, these must not be
         weight = 0.5 + torch.rand(rows, generator=generator_of(2))
         weight = torch.where(torch.rand(rows, generator=generator_of(3)) < 0.5, weight, -weight).to(setup.device)
     each = Chunk(slice(0, rows), slice(0, rows), rows, rows, None, None)
@@ -83,7 +84,8 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> _Gap | None:
             rest = _attribution_gap(setup, _taken(data, kept, rows), len(kept))
             return None if rest is None else rest._replace(lengths=None)
         mine = {}
-        for name in list(made.gradients):  # each is gone before the next, and all before autograd makes its activations
+        # each is released before the next, and all before autograd creates its activations
+        for name in list(made.gradients):
             mine[name] = _weighted(made.gradients.pop(name), weight, setup.parameters[name])
     scale = float((weight.double().square() * total).sum().sqrt())
     worst = ("", 0.0)
@@ -96,7 +98,7 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> _Gap | None:
 
 
 def _weighted(of: Contribution, weight: Tensor, parameter: Tensor) -> Tensor:
-    """Σ_i w_i g_i, in single precision where the parameter has it."""
+    """Σ_i w_i g_i, in single precision if the parameter has it."""
     if parameter.dtype == torch.float32 and parameter.device.type == "cpu":
         return narrow_sum(of, weight.double(), parameter)
     total = torch.zeros(parameter.shape, dtype=torch.float64, device=parameter.device)
@@ -105,9 +107,10 @@ def _weighted(of: Contribution, weight: Tensor, parameter: Tensor) -> Tensor:
 
 
 def _differences(setup: Setup, data: Data, weight: Tensor, mine: dict[str, Tensor]) -> list[tuple[str, float]]:
-    """How far these sums are from plain autograd's gradient of Σ w_i L_i, parameter by parameter.
+    """The difference between these sums and plain autograd's gradient of Σ w_i L_i, parameter by parameter.
 
-    Each gradient is compared when it is made, and not kept; of a sharded model, one group after the other is whole.
+    Each gradient is compared when it is computed, and not kept; for a sharded model, one group after the other is
+    gathered.
     """
     found: list[tuple[str, float]] = []
 
@@ -126,7 +129,7 @@ def _differences(setup: Setup, data: Data, weight: Tensor, mine: dict[str, Tenso
         ):
             losses = setup.loss(call(setup.model, data[0]), data[1])
             if not losses.requires_grad:
-                continue  # they do not depend on this group, or on no parameter in this batch
+                continue  # they depend on no parameter of this group, or on no parameter in this batch
             given = {name: leaves.get(name, setup.parameters[name]) for name in group}
             hooks = [t.register_post_accumulate_grad_hook(partial(compare, n)) for n, t in given.items()]
             try:
@@ -138,9 +141,9 @@ def _differences(setup: Setup, data: Data, weight: Tensor, mine: dict[str, Tenso
 
 
 def check_lengths(setup: Setup, data: Data, rows: int, known: Tensor | None = None) -> None:
-    """The lengths of the records' gradients in another group and order; Refused where they move.
+    """Compares the lengths of the records' gradients in another group and order; raises Refused if they change.
 
-    A backward pass of its own (a custom function, a hook) may take from other rows what the losses do not show.
+    A custom backward pass (a custom function, a hook) may use other rows without an effect on the losses.
     known: the lengths, if they were computed with the same random numbers.
     """
     gap = _length_gap(setup, data, rows, known)
@@ -156,7 +159,7 @@ def check_lengths(setup: Setup, data: Data, rows: int, known: Tensor | None = No
 
 
 def _length_gap(setup: Setup, data: Data, rows: int, known: Tensor | None = None) -> float:
-    """How far the lengths of half of the rows move where the rest is left out but one row, which is made large."""
+    """How much the lengths of half of the rows change if of the rest only one row is kept, which is made large."""
     with _disable_current_modes():
         order = torch.randperm(rows, generator=generator_of(3))
     count = max(1, rows // 2)
@@ -175,10 +178,10 @@ def _length_gap(setup: Setup, data: Data, rows: int, known: Tensor | None = None
 
 
 def _lengths_beside(setup: Setup, data: Data, rows: int, row: int) -> Tensor | None:
-    """The lengths where this row is made large; None where the model does not take such a row at all.
+    """The lengths if this row is made large; None if the model does not accept such a row.
 
-    Beside a large gradient the others may be too small to be told apart (``measure.py``): then the row is made like
-    its neighbour, and whatever is refused even so is refused.
+    Next to a large gradient the others may be too small to be measured (``measure.py``): then the row is made a copy of
+    its neighbour, and a refusal in that case is final.
     """
     try:
         return _lengths(setup, changed(data, row, "large"), rows)
@@ -189,7 +192,7 @@ def _lengths_beside(setup: Setup, data: Data, rows: int, row: int) -> Tensor | N
 
 
 def _lengths(setup: Setup, data: Data, rows: int) -> Tensor | None:
-    """The length of each row's gradient; None where rows can't be told apart."""
+    """The length of each row's gradient; None if rows can't be told apart."""
     each = Chunk(slice(0, rows), slice(0, rows), rows, rows, None, None)
     try:
         with reading(setup.shards):

@@ -34,6 +34,7 @@ from sordino.gradients.memory import (
     squares,
     too_long,
 )
+from sordino.gradients.products import are_whole
 from sordino.native.kernels import FEW_OUTPUTS
 
 KEEP_RATIO = 2.0  # store products of at most this many times the size of the positions that they were computed from
@@ -141,7 +142,7 @@ class Outer:
         left, right = self.left, self.right
         (m, s, p), q = left.shape, right.shape[2]
         double = (p + q + s * s + 8) * 2.0**-52
-        if left.dtype != torch.float32 or torch.get_float32_matmul_precision() != "highest":
+        if left.dtype != torch.float32 or not are_whole():
             parts = [gram(left[lo:hi], right[lo:hi]) for lo, hi in blocks(m, s * (2 * s + p + q), 8)]
             return torch.cat(parts) + double * lengths2
         parts = [gram_by_parts(left[lo:hi], right[lo:hi]) for lo, hi in blocks(m, 4 * s * s, 8)]

@@ -222,7 +222,7 @@ class Convolved:
         self.runs: npt.NDArray[np.int64] | None = None  # as in Outer
 
     def _maps(self) -> Iterator[tuple[int, int, Outer]]:
-        """Some records at a time; blocks that may be summed in single precision are not cut."""
+        """Some records at a time, never of two blocks that are summed in single precision (`runs`)."""
         positions, inputs = self.g.shape[1] * math.prod(self.g.shape[3:]), math.prod(self.geometry.weight[1:])
         for first, last in itertools.pairwise([0, self.records] if self.runs is None else self.runs.tolist()):
             for lo, hi in blocks(last - first, positions * inputs, self.g.element_size()):

@@ -17,23 +17,25 @@ from sordino.clipping import Clipping, FlatClip, L1Clip, L2LinfClip, PerLayerCli
 from sordino.errors import InputError
 from sordino.gradients.assurance import Assurance
 from sordino.gradients.centring import centred
-from sordino.gradients.companion_norm import STACKED_ROWS
-from sordino.gradients.contributions import Contribution, Outer, add_dense, held_by
+from sordino.gradients.chunk_sizes import default_chunk, held_bytes
+from sordino.gradients.contributions import Contribution, Outer, add_dense
 from sordino.gradients.convolution import Convolved
 from sordino.gradients.measure import NotFinite
 from sordino.gradients.memory import blocks, by_record, keep_freed_memory, lengths
 from sordino.gradients.narrow import MOST, narrow_sum
 from sordino.gradients.pass_memory import PassMemory
 from sordino.gradients.passes import Found, Loss, Setup, contributions
-from sordino.gradients.rows import Chunk, ClippedSum, Rows, checked, chunks, take, tensors
+from sordino.gradients.products import whole_products
+from sordino.gradients.rows import Chunk, ClippedSum, Rows, checked, chunks, take
 from sordino.gradients.runs import stable
-from sordino.gradients.shards import Counting, Shards, reading
+from sordino.gradients.shards import Shards, reading
 from sordino.gradients.spectral import frozen
-from sordino.gradients.survey import Survey, survey, survey_loss
+from sordino.gradients.survey import survey, survey_loss
 
 Iterates = Sequence[tuple[Mapping[str, Tensor], float]]
 
 
+@whole_products()
 def clipped_sum(
     model: nn.Module,
     loss: Any,
@@ -198,6 +200,7 @@ class Scattered:
         return out
 
 
+@whole_products()
 def per_record_gradients(
     model: nn.Module, loss: Any, rows: Rows, assurance: Assurance | None = None
 ) -> tuple[dict[str, Tensor], Tensor]:
@@ -237,53 +240,6 @@ def narrowest(parameters: Iterable[Tensor]) -> torch.dtype | None:
 def accumulate(dtype: torch.dtype) -> torch.dtype:
     """At least single precision."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-
-
-PRODUCT_BYTES = 192 << 20  # memory for the per-record gradients of a chunk if no chunk size is given
-CHUNK_BYTES = 384 << 20  # memory for a chunk if its need was measured
-SMALLEST_CHUNK = 16
-
-
-def default_chunk(model: nn.Module, found: Survey, rows: Rows, records: int, held: int | None = None) -> int:
-    """Equal chunks whose per-record weight gradients take about PRODUCT_BYTES, at least SMALLEST_CHUNK records each.
-
-    With vectors of features as inputs there is one position per row, and only a record's activations are stored: no
-    chunks. held: bytes per record, if they were measured (`held_bytes`): a chunk may also have as many records as fit
-    into CHUNK_BYTES.
-    """
-    limit = most_records(model, found, rows, held)
-    parts = 1 if limit is None else -(-records // limit)
-    return max(1, -(-records // max(1, parts)))
-
-
-def held_bytes(setup: Setup, rows: Rows, sizes: tuple[int, int], steps: Iterates, powers: Sequence[Any]) -> int | None:
-    """Bytes per record of a chunk, for what autograd saves and for the stored gradients, measured on the
-    first two records; None if that is not possible. Nothing is drawn from the run's random numbers."""
-    n, records = sizes
-    few = next(iter(chunks(rows, n, records, 2, False)))
-    data = take(rows.inputs, few.index, n), take(rows.targets, few.index, n)
-    known = {t.untyped_storage().data_ptr() for t in (*setup.parameters.values(), *tensors(data))}
-    saved: dict[int, int] = {}
-    with frozen(powers), torch.random.fork_rng(devices=[]), Counting(saved).hooks():
-        try:
-            made = contributions(setup, data, few, steps)
-        except NotFinite:
-            return None
-    for gradient in made.gradients.values():
-        saved |= held_by(gradient)
-    return sum(size for place, size in saved.items() if place not in known) // few.records
-
-
-def most_records(model: nn.Module, found: Survey, rows: Rows, held: int | None = None) -> int | None:
-    """The largest number of records in a chunk if the caller gives none; None: any number. held: as above."""
-    first = next((t for t in tensors(rows.inputs) if t.ndim), None)
-    if first is None or (first.ndim <= 2 and first.is_floating_point()):
-        return None
-    limit = max(SMALLEST_CHUNK, PRODUCT_BYTES // max(1, found.dense_bytes))
-    limit = limit if held is None else max(limit, CHUNK_BYTES // max(1, held))
-    if (stack := int(vars(model).get("rows_per_record", 1))) > 1:
-        limit = max(1, min(limit, STACKED_ROWS // stack))
-    return limit
 
 
 def layers(parameters: Mapping[str, Tensor]) -> dict[str, list[str]]:

@@ -96,8 +96,8 @@ def simplest(own: Tensor, rows: int) -> Lineage:
 
 
 def _filled(own: Tensor) -> Tensor:
-    """Along every other dimension the rows' own dimension has one row per line. If few positions were selected, another
-    dimension may have the same property; then nothing is filled in."""
+    """Gives positions without a row (−1) the row of the others on the same line, along dimensions in which every line
+    has one row. If few positions were selected, all dimensions may have that property; then nothing is filled in."""
     dims = [d for d in range(own.ndim) if own.shape[d] > 1 and _one_row(own, own.amax(d, keepdim=True))]
     if not dims:
         return own

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ def train(
     out: Path | str | None = None,
     resume: bool = False,
     callbacks: Sequence[Any] = (),
+    declaration: Mapping[str, str] | None = None,
 ) -> Result:
     """Trains a transformer under a plan.
 
@@ -59,6 +60,7 @@ def train(
         out: The run directory; the trained model is also written to `out`/hf, as transformers does.
         resume: Continue the run in `out`.
         callbacks: As for `sordino.train`.
+        declaration: As for `sordino.train`.
 
     Returns:
         The result; its model is the adapted one if peft_config is given.
@@ -80,7 +82,7 @@ def train(
     result = train_module(
         model.train(), loss or (causal_loss if kind == "causal" else class_loss), records, plan, optimizer=optimizer,
         lr=lr, settings=settings, evaluate=evaluate, out=out, resume=resume, callbacks=callbacks,
-        users=None if users is None else users_of(dataset, users),
+        declaration=declaration, users=None if users is None else users_of(dataset, users),
     )  # fmt: skip
     if out is not None and hasattr(model, "save_pretrained"):
         saved: Any = model

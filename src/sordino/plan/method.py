@@ -267,7 +267,8 @@ class Method:
         return 0.0
 
     def train(self, plan: Plan, dataset: Any, **options: Any) -> Result:
-        """Trains under a plan of a method with `trained_by`. Options: evaluate, out, resume, first, settings."""
+        """Trains under a plan of a method with `trained_by`. Options: evaluate, out, resume, first, settings,
+        callbacks."""
         raise Refused(f"the method {self.name} has no training function of its own: use sordino.train")
 
     def _refuse_public(self, public: Any) -> None:

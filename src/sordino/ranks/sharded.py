@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import Refused, SordinoError
-from sordino.gradients.engine import most_records, narrowest
+from sordino.gradients.chunk_sizes import most_records
+from sordino.gradients.engine import narrowest
 from sordino.gradients.survey import survey, trainable
 from sordino.plan.core import Plan
 from sordino.plan.method import Method

@@ -6,6 +6,7 @@ on.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,12 +16,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sordino.errors import InputError, SordinoError
-from sordino.gradients.rows import call, placed, tensors, tree_map
+from sordino.gradients.engine import row_loss
+from sordino.gradients.rows import Rows, call, placed, tensors, tree_map
 from sordino.records.companions import with_companions
 from sordino.records.precision import refuse_half
 from sordino.records.reading import row_reader, tensors_of
 from sordino.split import Split
 
+_ROWS = 4096  # read at once
 _CLASS_LOSSES = (F.cross_entropy, F.nll_loss)
 
 
@@ -38,6 +41,7 @@ def fitted(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> Any:
     inputs, targets = pair
     if any(t.layout != torch.strided for t in (*tensors(inputs), *tensors(targets))):
         raise InputError("the records are sparse tensors, whose rows can't be selected: make them dense (.to_dense())")
+    _refuse_infinite(inputs, targets)
     if len(kinds) == 1:
         (kind,) = kinds
         inputs = tree_map(lambda t: t.to(kind) if t.is_floating_point() and t.dtype != kind else t, inputs)
@@ -47,6 +51,30 @@ def fitted(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> Any:
     if isinstance(dataset, tuple | list):
         return inputs, targets
     return dataset if same else Split(inputs, targets)
+
+
+SCANNED = 2**28
+"""Numbers up to which a tensor is read completely before the run (about a gigabyte, a fraction of a second)."""
+
+
+def _refuse_infinite(inputs: Any, targets: Any) -> None:
+    """InputError if a number is NaN or infinite: such a record would contribute nothing, in every step.
+
+    Larger tensors than SCANNED, which may be maps of files, are not read: their records are dropped one by one.
+    """
+    for part, tree in (("inputs", inputs), ("targets", targets)):
+        for values in tensors(tree):
+            if not values.ndim or not (values.is_floating_point() or values.is_complex()) or values.numel() > SCANNED:
+                continue
+            for first, rows in enumerate(torch.split(values, _ROWS)):
+                if bool(rows.isfinite().all()):
+                    continue
+                found = (~rows.isfinite()).reshape(len(rows), -1).any(1).nonzero().flatten() + first * _ROWS
+                raise InputError(
+                    f"some {part} are NaN or infinite; nothing was spent: fill them with a public constant (and add a "
+                    "column that says where), or leave these records out",
+                    private=f"the first of them are the records {found[:8].tolist()}",
+                )
 
 
 def _classifies(loss: Any) -> bool:
@@ -87,10 +115,7 @@ def check_fits(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> N
     except SordinoError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
-        raise InputError(
-            f"the model fails on a record{_kinds(dataset)}; nothing was spent: "
-            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        ) from error
+        raise InputError(f"the model fails on a record{_kinds(dataset)}; nothing was spent: {_said(error)}") from error
     pair = tensors_of(dataset)
     if pair is None or not _classifies(loss) or not isinstance(outputs, Tensor) or outputs.ndim != 2:
         return
@@ -107,3 +132,34 @@ def check_fits(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> N
                 f"some labels are not in 0 … {classes - 1}, the classes of the model's {classes} outputs; nothing was "
                 "spent: number the classes from 0, or give the model more outputs"
             )
+
+
+def explained(error: Exception, model: nn.Module, loss: Callable[..., Tensor], rows: Rows) -> Exception:
+    """The error as an InputError if plain PyTorch fails on these rows too, without the engine; else the error itself.
+
+    Args:
+        error: What the engine raised in the test before anything was spent.
+        model: The model.
+        loss: The loss.
+        rows: Two rows of the data (their number appears in torch's messages, and that of a batch is private).
+    """
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            outputs = call(copy.deepcopy(model), rows.inputs)
+        except Exception as plain:
+            return _failed("the model fails on two records", rows.inputs, plain)
+        try:
+            row_loss(loss)(outputs, rows.targets)
+        except Exception as plain:
+            return _failed("the loss fails on the outputs and targets of two records", (outputs, rows.targets), plain)
+    return error
+
+
+def _failed(what: str, given: Any, error: Exception) -> InputError:
+    forms = ", ".join(f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in tensors(given))
+    return InputError(f"{what}{f' ({forms})' if forms else ''}; nothing was spent: {_said(error)}")
+
+
+def _said(error: Exception) -> str:
+    """The type and the first line of an error of the user's own code."""
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
+from sordino import checks
 from sordino.errors import InputError, Refused
 from sordino.gradients import Rows
 from sordino.gradients.rows import tensors
@@ -52,7 +53,11 @@ def pad_to(length: int, value: float = 0) -> Callable[[list[Any]], Any]:
 
     Returns:
         The collate function.
+
+    Raises:
+        InputError: the length is not a whole number, at least 1.
     """
+    checks.whole("length", length, minimum=1)
 
     def padded(item: Any) -> Any:
         if isinstance(item, Mapping):

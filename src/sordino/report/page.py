@@ -191,7 +191,7 @@ def _skipped(result: Mapping[str, Any]) -> list[Verdict]:
 
 def _audit_verdict(audit: Mapping[str, Any] | None) -> Verdict:
     if audit is None:
-        return Verdict("open", "Not audited", "This run has no audit.json: `sordino audit` makes one.")
+        return Verdict("open", "Not audited", "This run has no audit.json: the command sordino audit makes one.")
     lower, claimed = numbers.lower(audit.get("epsilon_lower")), numbers.epsilon(audit.get("epsilon_claimed"))
     confidence = numbers.plain(100 * audit["confidence"]) if _number(audit.get("confidence")) else "unknown"
     steps = numbers.plain(audit.get("steps"))

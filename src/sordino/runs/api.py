@@ -7,7 +7,7 @@ ledger.jsonl, metrics.jsonl, model.safetensors, result.json, report.html, not_pr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,13 @@ from sordino.plan.core import Plan
 from sordino.ranks.layout import shard_of, whole_of
 from sordino.records.reading import tensors_of
 from sordino.release.ledger import read_ledger
+from sordino.runs.declaration import DeclarationSection
 from sordino.runs.finished import read_result
+from sordino.runs.recipe import parse_section
 from sordino.runs.results import Described, write_results
 from sordino.runs.trained import MADE_BY, read_weights
 from sordino.training import fit
+from sordino.training.callbacks import AtStart
 from sordino.training.fit import First, Loss
 from sordino.training.job import Result
 from sordino.training.loop import Evaluate, Reader, Settings
@@ -54,6 +57,7 @@ def train(
     callbacks: Sequence[Any] = (),
     labels: Sequence[str] | None = None,
     users: Any = None,
+    declaration: Mapping[str, str] | None = None,
 ) -> Result:
     """Trains `model` in place under `plan` and returns it with its guarantee.
 
@@ -83,6 +87,8 @@ def train(
         labels: Public names of the classes, stored with the model.
         users: One id (a whole number or a text) for each row, for a plan with unit="user"; `plan.records` is then the
             public number of users.
+        declaration: What only you can say, for the report and the card: the keys of a recipe's [declaration] (unit,
+            trust, tuning, public_sources, collection, contact, …). It needs `out`.
 
     Returns:
         The model, its guarantee, the metrics; `not_private` is for the data's owner only.
@@ -96,7 +102,10 @@ def train(
         "public": public, "collate": collate, "num_workers": num_workers, "callbacks": callbacks,
     }  # fmt: skip
     if out is None:
+        if declaration is not None:
+            raise InputError("declaration is for the files of a run: give out=")
         return fit.train(model, loss, dataset, plan, resume=resume, users=users, **given)
+    said = parse_section("declaration", DeclarationSection, declaration or {})
     folder = Path(out)
     earlier = folder / "result.json"
     if earlier.exists():
@@ -104,7 +113,8 @@ def train(
             raise InputError(f"{folder} already contains a run: resume it, or give another directory")
         if read_result(earlier).get("stopped_at") is None:
             return _read_back(folder, model, plan)
-        earlier.unlink()  # it describes the model before the steps that now follow
+        if isinstance(callbacks, list | tuple):  # the result describes the model before the steps that now follow
+            given["callbacks"] = [*callbacks, AtStart(lambda _: earlier.unlink(missing_ok=True))]
     result = fit.train(model, loss, dataset, plan, out=folder, resume=resume, users=users, **given)
     rank = ranks.current()
     if rank is not None and not rank.leads:
@@ -112,7 +122,8 @@ def train(
             whole_of(tensor)  # for the leader, which writes the directory
         return result
     seed = settings.seed if settings is not None else 0
-    write_atomically(folder / "recipe.toml", _described(folder, model, loss, plan, given).encode())
+    document = _described(folder, model, loss, plan, given) | {"declaration": asdict(said)}
+    write_atomically(folder / "recipe.toml", _as_toml(document).encode())
     described = Described(folder.resolve().name, seed, _inputs(dataset, labels), {"stopped_at": result.stopped_at})
     write_results(folder, plan, result, described)
     return result
@@ -142,10 +153,10 @@ def _inputs(dataset: Any, labels: Sequence[str] | None) -> dict[str, Any]:
     return {"input_shape": list(inputs.shape[1:]), "input_type": str(inputs.dtype).removeprefix("torch."), **named}
 
 
-def _described(folder: Path, model: nn.Module, loss: Loss, plan: Plan, given: Mapping[str, Any]) -> str:
-    """What was run, as TOML. It is for readers: the command line can't run it."""
+def _described(folder: Path, model: nn.Module, loss: Loss, plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was run."""
     settings = given["settings"] or Settings()
-    document = {
+    return {
         "run": {"name": folder.resolve().name, "made_by": MADE_BY, "seed": settings.seed},
         "model": {"name": type(model).__qualname__, "written": str(model)},
         "train": {
@@ -156,9 +167,12 @@ def _described(folder: Path, model: nn.Module, loss: Loss, plan: Plan, given: Ma
         },
         "plan": plan.to_dict(),
     }
-    return f"# Made by {MADE_BY}: describes the run for readers; not a recipe for the command line.\n" + tomli_w.dumps(
-        _plain(document)
-    )
+
+
+def _as_toml(document: Mapping[str, Any]) -> str:
+    """TOML for readers: the command line can't run it."""
+    written = tomli_w.dumps({name: part for name, part in _plain(document).items() if part})
+    return f"# Made by {MADE_BY}: describes the run for readers; not a recipe for the command line.\n{written}"
 
 
 def _plain(value: Any) -> Any:

@@ -1,9 +1,10 @@
 """The model card of a finished run: what a deployment must state, in Markdown for people and YAML for registries.
 
-The YAML has the fields of OpenDP's registry of deployments; the Markdown has them too, with what NIST SP 800-226 asks
-an evaluator to check (ε and its unit first, then what undermines it, then how the data were collected). Everything that
-is in the run's files is taken from them; what only the owner can say comes from the recipe's [declaration], and missing
-fields are listed as missing. A directory that `sordino verify` does not find genuine gets no card.
+card.yaml has the fields of OpenDP's registry of deployments, and registry.yaml is a record in the structure of the
+registry's own schema (`deployment`). The Markdown has them too, with what NIST SP 800-226 asks an evaluator to check (ε
+and its unit first, then what undermines it, then how the data were collected). Everything that is in the run's files is
+taken from them; what only the owner can say comes from the recipe's [declaration], and missing fields are listed as
+missing. A directory that `sordino verify` does not find genuine gets no card.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from sordino.plan.attack import success_rate
 from sordino.plan.core import Plan
 from sordino.report.page import relation_in_words
 from sordino.report.reading import Run
+from sordino.runs.deployment import MISSING, registry_record
 from sordino.runs.verify import failed, verify
 from sordino.shown import down, up
 
-MARKDOWN, YAML = "card.md", "card.yaml"
-MISSING = "NOT DECLARED"
+MARKDOWN, YAML, REGISTRY = "card.md", "card.yaml", "registry.yaml"
 _ALARMS = (0.001, 0.01, 0.1)
 
 
 def write_card(folder: Path) -> dict[str, Any]:
-    """Writes card.md and card.yaml into the run directory and returns the fields.
+    """Writes card.md, card.yaml and registry.yaml into the run directory and returns the fields.
 
     Raises:
         InputError: it is not a run directory.
@@ -42,6 +43,7 @@ def write_card(folder: Path) -> dict[str, Any]:
     run = report.read_run(folder)
     fields = card_fields(run)
     write_atomically(folder / YAML, as_yaml(fields).encode())
+    write_atomically(folder / REGISTRY, as_yaml(registry_record(fields, run.declaration)).encode())
     write_atomically(folder / MARKDOWN, as_markdown(run, fields).encode())
     return fields
 
@@ -54,7 +56,7 @@ def card_fields(run: Run) -> dict[str, Any]:
     return {
         "name": run.name,
         "description": str(guarantee.get("sentence", "")).partition(" It assumes:")[0],
-        "privacy_unit": said.get("unit", MISSING),
+        "privacy_unit": said.get("unit") or _unit(plan),
         "variant": "approximate DP (ε, δ)",
         "parameters": {"epsilon": run.epsilon, "epsilon_shown": up(run.epsilon), "delta": plan.delta},
         "adjacency": f"{plan.relation}: {relation_in_words(plan.relation, plan.unit)}",
@@ -63,6 +65,7 @@ def card_fields(run: Run) -> dict[str, Any]:
         "data": {
             "source": _recipe_value(run, "data", "name"),
             "domain": _domain(plan),
+            "units": plan.records if plan.examples_per_user is None else None,  # None: rows are counted, not users
             "collection": said.get("collection", MISSING),
         },
         "unprotected_quantities": _unprotected(run, plan),
@@ -93,14 +96,19 @@ def card_fields(run: Run) -> dict[str, Any]:
         },
         "code": dict(result.get("environment") or {}),
         "contact": said.get("contact", MISSING),
+        **{key: said.get(key, MISSING) for key in ("intended_use", "curator", "curator_type", "region")},
     }
 
 
+DECLARED_AS = {"privacy_unit": "unit", "actors_and_trust": "trust", "tuning_cost": "tuning", "collection": "collection"}
+"""The keys of [declaration] whose fields have another name here."""
+
+
 def undeclared(fields: Mapping[str, Any]) -> list[str]:
-    """The fields that only the owner can fill in, and has not."""
-    inner = [f"{name}.{key}" for name, part in fields.items() if isinstance(part, Mapping) for key in part]
-    values = {**fields, **{path: fields[path.partition(".")[0]][path.partition(".")[2]] for path in inner}}
-    return [name for name, value in values.items() if value == MISSING]
+    """The keys of [declaration] that only the owner can fill in, and has not."""
+    inner = {key: value for part in fields.values() if isinstance(part, Mapping) for key, value in part.items()}
+    missing = [key for key, value in {**fields, **inner}.items() if isinstance(value, str) and value.endswith(MISSING)]
+    return [DECLARED_AS.get(key, key) for key in missing]
 
 
 def as_yaml(value: Any, depth: int = 0) -> str:
@@ -158,6 +166,7 @@ def as_markdown(run: Run, fields: Mapping[str, Any]) -> str:
             }
         ),
         "The data": _bullets({**fields["data"], "public sources": fields["public_sources"]}),
+        "The model": _bullets({key: fields[key] for key in ("intended_use", "curator", "curator_type", "region")}),
         "Where the guarantee comes from": _bullets(
             {
                 "mechanisms": "; ".join(fields["mechanisms"]),
@@ -194,8 +203,18 @@ def _sampling(fields: Mapping[str, Any]) -> str:
     return ", ".join([str(fields["name"]), *numbers])
 
 
+def _unit(plan: Plan) -> str:
+    """The unit that the plan protects; what a record is in the world only the owner can say."""
+    if plan.unit == "user":
+        most = plan.rows_per_user if plan.examples_per_user is None else plan.examples_per_user
+        part = "take part in a step" if plan.examples_per_user is None else "take part in the training"
+        return "one user with all their rows" + ("" if most is None else f", of which at most {most} {part}")
+    return f"one record of the data; what that is: {MISSING}"
+
+
 def _domain(plan: Plan) -> str:
-    return f"{plan.records} {plan.unit}s (a public constant of the plan)"
+    counted = f"{plan.unit}s" if plan.examples_per_user is None else "rows"
+    return f"{plan.records} {counted} (a public constant of the plan)"
 
 
 def _unprotected(run: Run, plan: Plan) -> list[str]:

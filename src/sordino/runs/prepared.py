@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from sordino.runs.build import (
 )
 from sordino.runs.recipe import Recipe
 from sordino.runs.work import Work
+from sordino.training.callbacks import Callback
 from sordino.training.fit import train, train_without_noise
 from sordino.training.job import Result
 from sordino.training.loop import Settings
@@ -77,19 +78,22 @@ class Prepared:
         settings = private_normalisation(self.recipe)
         return Normaliser(settings, self.plan, out) if settings is not None else None
 
-    def train_sharded(self, out: Path, *, resume: bool) -> Result:
+    def train_sharded(self, out: Path, *, resume: bool, callbacks: Sequence[Callback] = ()) -> Result:
         """The private run with the model divided over the ranks of the process group; all of them call it."""
-        result = self.train(out, resume=resume, model=shard_blocks(self.model()))
+        result = self.train(out, resume=resume, model=shard_blocks(self.model()), callbacks=callbacks)
         return replace(result, model=gather_into(result.model, self.model()))
 
-    def train(self, out: Path, *, resume: bool, model: nn.Module | None = None) -> Result:
+    def train(
+        self, out: Path, *, resume: bool, model: nn.Module | None = None, callbacks: Sequence[Callback] = ()
+    ) -> Result:
         """The private run, of the given model if there is one; a method with its own training function uses
         that."""
         normaliser = self.normaliser(out)
         object.__setattr__(self, "_normaliser", normaliser)  # the run without noise uses the same statistics
         first = {} if normaliser is None else {"first": normaliser.first}
         options: dict[str, Any] = {
-            "settings": self.settings, "evaluate": self._evaluate(normaliser), "out": out, "resume": resume, **first
+            "settings": self.settings, "evaluate": self._evaluate(normaliser), "out": out, "resume": resume,
+            "callbacks": callbacks, **first,
         }  # fmt: skip
         if self.plan.method.trained_by is not None:
             return self.plan.method.train(self.plan, self.dataset.train, **options)
@@ -147,7 +151,7 @@ def network_of(recipe: Recipe, shape: tuple[int, ...], classes: int, vectors: Te
     section = recipe.model
     if not data.is_code(section.name):
         return nets.build(section.name, shape, classes, vectors, **section.options)
-    made = data.function_of(section.name)(shape, classes, **section.options)
+    made = data.called(section.name, (shape, classes), section.options)
     if not isinstance(made, nn.Module):
         raise InputError(f"{section.name}(shape, classes, …) must return a torch.nn.Module, not {type(made).__name__}")
     return made

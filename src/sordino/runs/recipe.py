@@ -9,7 +9,8 @@
     [augmentation]  views, crop, flip, erase, mixup, word_dropout, unknown_id, padding_id
     [instruments] every, rows, split, window, not_private
     [batch_clipping] companions, draws
-    [declaration] unit, trust, tuning, public_sources, collection, contact
+    [declaration] unit, trust, tuning, public_sources, collection, contact, curator, curator_type, intended_use,
+                  region, sector
 
 An unknown key is an error that names the nearest known one; nothing is silently ignored.
 """
@@ -33,6 +34,7 @@ from sordino import registry
 from sordino.checks import brief
 from sordino.errors import InputError, Refused, did_you_mean
 from sordino.plan.contribution import Augmentation
+from sordino.runs.declaration import DeclarationSection
 from sordino.runs.words import check_words
 
 
@@ -168,22 +170,6 @@ class InstrumentsSection:
         return self.every is not None
 
 
-@dataclass(frozen=True)
-class DeclarationSection:
-    """Statements that only the owner of the data can make, for the report and the card; they do not affect training."""
-
-    unit: str | None = None  # what one record is, and how many a person may have
-    trust: str | None = None  # who runs the training and sees the records, and who gets the model
-    tuning: str | None = None  # how settings were chosen, and its cost: "on public data", "20 trials, not accounted"
-    public_sources: str | None = None  # public data and pre-trained weights that were used, and their overlap
-    collection: str | None = None  # how the data were collected, and with which consent
-    contact: str | None = None  # who answers questions about this run
-
-    @property
-    def given(self) -> bool:
-        return self != type(self)()
-
-
 OPEN_SECTIONS = ("data", "features", "model", "clipping", "train", "method")
 """Sections whose further keys are options of the part that they name, which checks them."""
 
@@ -250,7 +236,7 @@ class Recipe:
         _no_unknown(document, sections, "section")
         _refuse_boundless(document, "")
         parsed = {
-            name: _parse_section(name, kind, document.get(name, {}))
+            name: parse_section(name, kind, document.get(name, {}))
             for name, kind in sections.items()
             if name in document or _is_required(cls, name)
         }
@@ -336,7 +322,8 @@ def _own_keys(kind: type) -> dict[str, Any]:
     return {key: hint for key, hint in get_type_hints(kind).items() if key != "options"}
 
 
-def _parse_section(name: str, kind: type, given: Any) -> Any:
+def parse_section(name: str, kind: type, given: Any) -> Any:
+    """A section of a recipe as its dataclass; InputError names a key that is unknown, missing or wrong."""
     if not isinstance(given, Mapping):
         raise InputError(f"[{name}] must be a section, not {given!r}")
     hints = _own_keys(kind)

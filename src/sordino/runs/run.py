@@ -40,8 +40,10 @@ from sordino.runs.recipe import Recipe
 from sordino.runs.results import Described, write_results
 from sordino.runs.verify import QUICK, failed, verify
 from sordino.runs.work import Work
+from sordino.training.callbacks import AtStart
 from sordino.training.job import Result
 
+Begin = Callable[[Plan], None]
 FITTING = tuple(check for check in QUICK if check != "files")  # a missing report is written again
 
 
@@ -55,7 +57,7 @@ def run_recipe(
     adopt: bool = False,
     budget: Path | None = None,
     shard: bool = False,
-    begin: Callable[[Plan], None] | None = None,
+    begin: Begin | None = None,
 ) -> dict[str, Any]:
     """Trains according to the recipe, writes the run directory, and returns the content of result.json.
 
@@ -71,7 +73,7 @@ def run_recipe(
             this statement.
         budget: A budget file (sordino.runs.budget) in which the run is counted.
         shard: In a process group, divide the model over its ranks (torch's fully_shard); the results are the same.
-        begin: Called with the plan after all checks, before anything is written or released.
+        begin: Called with the plan after all checks, before the first step.
 
     Raises:
         InputError: the recipe is wrong, or the run would exceed the budget; nothing was written.
@@ -114,7 +116,7 @@ def _made(
     budget: Path | None,
     adopt: bool,
     shard: bool,
-    begin: Callable[[Plan], None] | None,
+    begin: Begin | None,
 ) -> dict[str, Any]:
     """The run itself, in the only process or in the leader."""
     usable_folder(out)
@@ -129,8 +131,6 @@ def _made(
     rank = ranks.current()
     if rank is not None and work.plan.method.trained_by is not None:
         raise Refused(f"the method {work.plan.method.name} trains in one process: run it without torchrun")
-    if begin is not None:
-        begin(work.plan)
     made = make_folder(out)
     with locked(out):
         # another process may have started or finished the run since: check again under the lock
@@ -140,25 +140,28 @@ def _made(
             adopt_ledger(out / LEDGER)
         try:
             with charged(budget, recipe, work.plan, out, data_dir):
-                return _carried_out(recipe, work, out, resume, shard)
+                return _carried_out(recipe, work, out, resume, shard, begin)
         except InputError:
             _take_back(out, made)
             raise
 
 
-def _trained(work: Work, out: Path, resume: bool, shard: bool) -> Result:
+def _trained(work: Work, out: Path, resume: bool, shard: bool, begin: Begin | None = None) -> Result:
+    callbacks = () if begin is None else (AtStart(begin),)
     if not shard:
-        return work.train(out, resume=resume)
+        return work.train(out, resume=resume, callbacks=callbacks)
     if not isinstance(work, Prepared):
         raise Refused(f"the method {work.plan.method.name} trains in one process: run it without torchrun")
-    return work.train_sharded(out, resume=resume)
+    return work.train_sharded(out, resume=resume, callbacks=callbacks)
 
 
-def _carried_out(recipe: Recipe, work: Work, out: Path, resume: bool, shard: bool) -> dict[str, Any]:
+def _carried_out(
+    recipe: Recipe, work: Work, out: Path, resume: bool, shard: bool, begin: Begin | None
+) -> dict[str, Any]:
     write_atomically(out / "recipe.toml", recipe.to_toml().encode())
     if (rank := ranks.current()) is not None:
         rank.tell(ranks.Begin())
-    result = _trained(work, out, resume, shard)
+    result = _trained(work, out, resume, shard, begin)
     noise_free = work.without_noise() if recipe.run.noise_free else None
     described = Described(recipe.run.name, recipe.run.seed, work.inputs, _companions(recipe))
     return write_results(out, work.plan, result, described, noise_free)

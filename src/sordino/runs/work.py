@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from sordino.audit.one_run import AuditResult
 from sordino.data.types import Dataset
 from sordino.plan.core import Plan
+from sordino.training.callbacks import Callback
 from sordino.training.job import Result
 
 
@@ -30,7 +31,7 @@ class Work(Protocol):
     def inputs(self) -> Mapping[str, Any]:
         """The form of the data, for users of the model: input_shape, input_type, classes, labels."""
 
-    def train(self, out: Path, *, resume: bool) -> Result:
+    def train(self, out: Path, *, resume: bool, callbacks: Sequence[Callback] = ()) -> Result:
         """Trains in the run directory: ledger, metrics, checkpoints, and the method's own files."""
 
     def without_noise(self) -> Result:

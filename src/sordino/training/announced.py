@@ -34,6 +34,8 @@ def header(plan: Plan, guarantee: Guarantee, seconds_per_step: float | None) -> 
 def _duration(seconds: float) -> str:
     if seconds < 60:
         return "less than a minute"
+    if seconds < 90:
+        return "about a minute"
     return f"about {seconds / 60:.0f} minutes" if seconds < 5400 else f"about {seconds / 3600:.1f} hours"
 
 

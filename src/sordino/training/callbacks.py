@@ -117,6 +117,20 @@ class EarlyStopping(Callback):
         return self._waited >= self.patience
 
 
+class AtStart(Callback):
+    """Calls a function with the plan before the first step, after all checks.
+
+    Args:
+        function: A function of the plan.
+    """
+
+    def __init__(self, function: Callable[[Plan], None]) -> None:
+        self._function = function
+
+    def begin(self, plan: Plan, guarantee: Guarantee) -> None:
+        self._function(plan)
+
+
 class _Function(Callback):
     """A function of the row; if it returns True the run ends."""
 

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sordino.errors import SordinoError
 from sordino.gradients import verify
 from sordino.gradients.check import verify_shards
 from sordino.plan.core import Plan
 from sordino.randomness import RandomSource
 from sordino.ranks.store import Store
+from sordino.records.fitting import explained
 from sordino.records.gradients import record_gradients
 from sordino.records.momentum import made_up_past
 from sordino.records.reading import count_records, refuse_dependent_rows
@@ -45,7 +47,13 @@ def check_first_batch(
             verify_shards(model, loss, rows, plan.clipping, store)
             return None
         iterates = None if stated.inner is None else made_up_past(model, stated.inner).with_present(stated.inner)
-        verify(model, loss, rows, plan.clipping, iterates=iterates)
+        try:
+            verify(model, loss, rows, plan.clipping, iterates=iterates)
+        except SordinoError:
+            raise
+        except Exception as error:
+            told = explained(error, model, loss, made.rows(some[:2] if len(some) > 1 else some.repeat(2), first.step))
+            raise told from error
         if settings.progress is not False:
             return seconds_per_step(model, loss, partial(made.rows, step=first.step), some, plan)
     return None

@@ -21,9 +21,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from sordino import checks
-from sordino.errors import InputError
+from sordino.errors import InputError, SordinoError
 from sordino.plan.core import Plan
 from sordino.plan.spent import epsilon_curve
+from sordino.ranks.layout import is_sharded
 from sordino.records.momentum import PastIterates
 from sordino.release.ledger import Ledger
 from sordino.release.ledger_lines import Head
@@ -124,6 +125,7 @@ class Loop:
         apart = self.checkpoints if watch is not None and watch.not_private else None  # later in not_private.json
         self.watch, self.readings = watch, MetricsLog(apart / "not_private.jsonl" if apart else None, private=True)
         self.fingerprint, self.label, self.callbacks = fingerprint, label, tuple(callbacks)
+        self.sharded = is_sharded(model)
         self.ledger: Ledger | None = None  # its head is stored with each checkpoint
         trained = [p for p in model.parameters() if p.requires_grad]
         if not trained:
@@ -192,8 +194,16 @@ class Loop:
                 if average is not None:
                     average = average.include(self.model, self.settings.averaging, private.step, self.steps)
                 self._read(done)
+                if plan is not None:
+                    self._refuse_infinite(plan, done)
                 if self._due(done, self.settings.eval_every):
-                    ended = self._log(done, average, spent, earlier + time.monotonic() - started)
+                    seconds = earlier + time.monotonic() - started
+                    try:
+                        ended = self._log(done, average, spent, seconds)
+                    except Exception:  # the caller's evaluation or callback failed: what was released is not lost
+                        if self.settings.saves and not self.sharded:
+                            self._save(state, done, average, seconds)
+                        raise
                     stopped_at = done if ended and done < self.steps else None
                 minutes = (time.monotonic() - last_saved) / 60
                 if self._save_now(done, minutes, stopping, stopped_at is not None):
@@ -220,6 +230,22 @@ class Loop:
         self.update.move(private, self.optimizer)
         if self.scheduler is not None:
             self.scheduler.step()
+
+    def _refuse_infinite(self, plan: Plan, done: int) -> None:
+        """Ends a run that has diverged, so that its remaining steps are not spent.
+
+        The weights are released values, so the decision is post-processing; where only the last iterate is published
+        it would not be, and nothing is checked.
+        """
+        if plan.method.publishes is not None or self.sharded:
+            return
+        trained = [p.detach() for p in self.model.parameters() if p.requires_grad]
+        if all(p.sum().isfinite() for p in trained) or all(bool(p.isfinite().all()) for p in trained):
+            return
+        raise SordinoError(
+            f"after step {done} of {self.steps} some weights are not finite: the run has diverged, and it was ended so "
+            "that the remaining steps are not spent. Try a smaller lr or momentum, in another directory"
+        )
 
     def _read(self, done: int) -> None:
         """Adds the instruments' readings to the metrics, or stores them separately if they are of private records."""
@@ -268,7 +294,14 @@ class Loop:
         if self.evaluate is None:
             return {}
         with _evaluating(self.model, values):
-            return {name: float(value) for name, value in self.evaluate(self.model).items()}
+            found = self.evaluate(self.model)
+        try:
+            return {str(name): float(value) for name, value in found.items()}
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+            raise SordinoError(
+                f"evaluate returned a {type(found).__name__}: it must return a dict of numbers, such as "
+                '{"test_accuracy": 0.9}'
+            ) from error
 
     def _save(self, state: TrainState, done: int, average: Average | None, seconds: float) -> None:
         if self.checkpoints is not None:

@@ -11,7 +11,7 @@ statistic must not be drawn twice.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from sordino.plan.core import Plan
 from sordino.plan.explained import Explained
 from sordino.randomness import RandomSource
 from sordino.release.ledger import Ledger
+from sordino.training.callbacks import Callback
 from sordino.training.job import Result
 from sordino.training.loop import Evaluate
 from sordino.training.progress import working
@@ -88,7 +89,7 @@ class MacWork:
     def inputs(self) -> dict[str, Any]:
         return self.raw.described
 
-    def train(self, out: Path, *, resume: bool) -> Result:
+    def train(self, out: Path, *, resume: bool, callbacks: Sequence[Callback] = ()) -> Result:
         made, source = self.made, self.made.plan.source()
         rehearse_w_step(mac_update(made.plan, made.network(), made.mac), made.settings)  # before DP-PCA is released
         with working("DP-PCA", self.progress):
@@ -97,7 +98,7 @@ class MacWork:
         network = made.network()
         result = train_mac(
             network, sets.train, made.plan, made.mac, settings=made.settings,
-            evaluate=_measured(sets, made), out=out, resume=resume, source=source,
+            evaluate=_measured(sets, made), out=out, resume=resume, source=source, callbacks=callbacks,
         )  # fmt: skip
         images = pictures(network, projection, self.raw.test.inputs, sets.test[0], made) if len(self.raw.test) else []
         write_atomically(out / "pictures.json", (json.dumps({"pictures": images}) + "\n").encode())

@@ -39,6 +39,7 @@ from sordino.randomness import RandomSource
 from sordino.records.momentum import PastIterates
 from sordino.records.reading import count_records, refuse_owners, row_reader
 from sordino.sampling import LogicalBatch
+from sordino.training.callbacks import Callback, checked
 from sordino.training.fit import fit, fit_without_noise
 from sordino.training.job import Job, Result, digest
 from sordino.training.loop import Evaluate, Settings
@@ -148,6 +149,7 @@ def train_mac(
     out: Path | None = None,
     resume: bool = False,
     source: RandomSource | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Trains `network` in place under a DP-MAC plan.
 
@@ -161,6 +163,7 @@ def train_mac(
         out: A directory for ledger.jsonl, metrics.jsonl and checkpoints.
         resume: Continue the run in `out`.
         source: The source that was used before in the same run (DP-PCA); default: the plan's.
+        callbacks: Called with each row of the metrics.
     """
     settings = settings or Settings()
     check_mac_plan(plan, mac, len(network.layers))
@@ -173,7 +176,8 @@ def train_mac(
             "seed": settings.seed, "widths": network.widths, "activations": network.activations,
         }
     )  # fmt: skip
-    job = Job(network, dataset, plan, update, settings, evaluate, out, fingerprint, "DP-MAC")
+    watching = checked(callbacks, plan, settings.eval_every)
+    job = Job(network, dataset, plan, update, settings, evaluate, out, fingerprint, "DP-MAC", callbacks=watching)
     rehearse_w_step(update, settings)
     return fit(job, source or plan.source(), plan.guarantee(), resume=resume)
 

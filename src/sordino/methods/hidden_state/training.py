@@ -28,7 +28,7 @@ noise. With an insecure seed it may be repeated from the start in the same direc
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,10 +47,12 @@ from sordino.records.reading import count_records, refuse_owners, tensors_of
 from sordino.release import Entry, release
 from sordino.release.ledger import Ledger
 from sordino.sampling import LogicalBatch
+from sordino.training.announced import header
+from sordino.training.callbacks import Callback, checked
 from sordino.training.fit import First
 from sordino.training.job import Result
 from sordino.training.metrics import MetricsLog
-from sordino.training.progress import ProgressBar
+from sordino.training.progress import ProgressBar, say
 from sordino.training.steps import check_records, plan_batches
 
 if TYPE_CHECKING:
@@ -91,12 +93,15 @@ def train_hidden(
     first: First | None = None,
     chunk: int = CHUNK,
     progress: bool | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Trains under the plan, from zero weights, and returns the last iterate with its guarantee.
 
     `evaluate(model)` is called once, with the published model. `out`: a directory for ledger.jsonl and metrics.jsonl.
+    `callbacks` receive the row of the published model; one that may stop the run is refused.
     """
     method = _method(plan)
+    watching = checked(callbacks, plan, 0)
     refuse_owners(dataset, plan.method.name)
     check_records(plan, count_records(dataset))
     folder = Path(out) if out is not None else None
@@ -110,6 +115,9 @@ def train_hidden(
         seen = first(dataset, source, ledger) if first is not None else dataset
         records = Records.of(seen, method)
         check_gradients(method.loss, records)
+        say(header(plan, guarantee, None), progress)
+        for callback in watching:
+            callback.begin(plan, guarantee)
         iterate = descend(plan, records, source=source, ledger=ledger, chunk=chunk, progress=progress)
     model = published_model(method, iterate)
     log = MetricsLog(folder / "metrics.jsonl" if folder else None)
@@ -120,6 +128,9 @@ def train_hidden(
             row |= {name: float(value) for name, value in evaluate(model).items()}
     seconds = time.monotonic() - started
     log.append(row | {"seconds": round(seconds, 3)})
+    for callback in watching:
+        callback.told(log.rows[-1])
+        callback.end(log.rows)
     return Result(model, guarantee, log.rows, seconds, 0, {"dropped_records": records.dropped})
 
 
