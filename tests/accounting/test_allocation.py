@@ -12,7 +12,7 @@ import pytest
 from dp_accounting import get_epsilon_gaussian
 from scipy.special import ndtri
 
-from sordino.accounting.account import account, composed_epsilon, epsilon
+from sordino.accounting.account import LossTooLarge, account, composed_epsilon, epsilon
 from sordino.accounting.allocation import Epoch, epoch_pmfs
 from sordino.accounting.calibration import calibrate
 from sordino.accounting.events import AllocatedDpEvent, Release, allocated, compose_events, flatten, grouped
@@ -245,6 +245,28 @@ def test_a_ledger_whose_batches_do_not_fit_its_steps_is_an_error() -> None:
         spent(entries([0, 0]))
 
 
+@pytest.mark.parametrize(
+    ("releases", "delta", "shift"),
+    [
+        ([(allocated(1.0, 100, 100), 10)], 1e-300, 10**0.5),
+        ([(allocated(2.0, 100, 100), 3), (allocated(2.0, 100, 1), 1)], 1e-290, 1.0),
+    ],
+)
+def test_where_no_grid_holds_the_losses_epsilon_is_that_of_known_draws(releases, delta, shift) -> None:
+    """It was infinite."""
+    found = account(compose_events(releases), delta)
+    assert found.epsilon == pytest.approx(get_epsilon_gaussian(1 / shift, delta), rel=1e-9)
+    # δ(ε) = Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ), so ε is nearly where the first term is δ
+    assert found.epsilon == pytest.approx(shift**2 / 2 - shift * float(ndtri(delta)), rel=3e-3)
+    assert found.epsilon_lower is None or found.epsilon_lower <= found.epsilon
+
+
+@pytest.mark.parametrize("release", [(allocated(1.0, 100, 100), 10**12), (grouped(0.01, 0.5, 1000), 4)])
+def test_losses_beyond_every_double_are_refused_by_a_sentence(release) -> None:
+    with pytest.raises(LossTooLarge, match="use more noise or fewer steps"):
+        account(compose_events([release]), 1e-5)
+
+
 @pytest.mark.parametrize("epochs", [1, 100])
 @pytest.mark.parametrize("batches", [10**5, 10**7, 10**9])
 @pytest.mark.parametrize("sigma", [0.35, 1.0, 20.0])
@@ -275,21 +297,3 @@ def test_an_epoch_that_was_hardly_begun_takes_little_memory_and_costs_more_than_
     tracemalloc.stop()
     assert half <= found < 1.6 * half + 0.5
     assert peak < 1 << 29
-
-
-@pytest.mark.parametrize(
-    ("releases", "delta", "shift"),
-    [
-        ([(allocated(1.0, 100, 100), 10)], 1e-300, 10**0.5),
-        ([(allocated(1.0, 100, 100), 10**12)], 1e-5, 1e6),
-        ([(allocated(2.0, 100, 100), 3), (allocated(2.0, 100, 1), 1)], 1e-290, 1.0),
-        ([(grouped(0.01, 0.5, 1000), 4)], 1e-5, 2e5),
-    ],
-)
-def test_where_no_grid_holds_the_losses_epsilon_is_that_of_known_draws(releases, delta, shift) -> None:
-    """It was refused, or infinite."""
-    found = account(compose_events(releases), delta)
-    assert found.epsilon == pytest.approx(get_epsilon_gaussian(1 / shift, delta), rel=1e-9)
-    # δ(ε) = Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ), so ε is nearly where the first term is δ
-    assert found.epsilon == pytest.approx(shift**2 / 2 - shift * float(ndtri(delta)), rel=3e-3)
-    assert found.epsilon_lower is None or found.epsilon_lower <= found.epsilon

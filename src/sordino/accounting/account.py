@@ -12,7 +12,7 @@ from sordino import checks
 from sordino.accounting.allocation import COARSEST, Epoch
 from sordino.accounting.events import DpEvent, Release, flatten
 from sordino.accounting.group import GroupPair
-from sordino.accounting.pairs import MAX_CELLS, GridTooLarge, Pmf
+from sordino.accounting.pairs import MAX_CELLS, MAX_LOSS, GridTooLarge, Pmf
 from sordino.accounting.pld import Composition
 from sordino.accounting.rdp import rdp_epsilon, supports
 from sordino.errors import InputError, Refused
@@ -85,7 +85,7 @@ def composed_epsilon(
     except GridTooLarge as error:
         if supports(releases, relation):
             return rdp_epsilon(releases, delta, relation), "rdp"
-        if (value := _unsampled(releases, delta, relation)) < math.inf:
+        if (value := _unsampled(releases, delta, relation)) <= MAX_LOSS:
             return value, "gaussian"
         raise LossTooLarge(
             f"the privacy loss of {_describe(releases)} is too large for the PLD accountant ({error}), and there is no "
@@ -113,15 +113,14 @@ def pld_epsilon(releases: Releases, delta: float, relation: str, tolerance: floa
 
 
 def _unsampled(releases: Releases, delta: float, relation: str) -> float:
-    """ε of Gaussians on all records, which dominate every sample: smaller if there are many steps and the noise is
-    huge.
+    """ε of Gaussians on all records, which dominate every sample: smaller for many steps and huge noise.
 
-    By joint convexity the draws may be told to the adversary. Then a step of Poisson sampling shifts by at most one
-    clip norm, an epoch of random allocation by one in one of its steps, and a user with k rows by k.
+    By joint convexity the adversary may know the draws. Then a step shifts by at most one clip norm, an epoch of random
+    allocation by one in one of its steps, and a user with k rows by k.
     """
     if any(release.mechanism != "gaussian" for release, _ in releases):
         return math.inf
-    return _closed_form(math.fsum(count * _shift(r, relation) ** 2 for r, count in releases) ** -0.5, delta)
+    return _closed_form(sum(count * _shift(r, relation) ** 2 for r, count in releases) ** -0.5, delta)
 
 
 def _shift(release: Release, relation: str) -> float:
@@ -314,8 +313,7 @@ def _shared(interval: float) -> float:
 
 def _tail_of(delta: float, total: int) -> float:
     """The probability of one release that may be truncated, a power of 100 for the same reason."""
-    share = max(delta * _TAIL / total, 1e-300)
-    return float(max(100.0 ** math.floor(math.log(share, 100)), 1e-300))
+    return float(max(100.0 ** math.floor(math.log(delta * _TAIL / total, 100)), 1e-300))
 
 
 def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: float) -> float | None:
