@@ -66,7 +66,7 @@ def _refuse_infinite(inputs: Any, targets: Any) -> None:
         for values in tensors(tree):
             if not values.ndim or not (values.is_floating_point() or values.is_complex()) or values.numel() > SCANNED:
                 continue
-            for first, rows in enumerate(values.split(_ROWS)):
+            for first, rows in enumerate(torch.split(values, _ROWS)):
                 if bool(rows.isfinite().all()):
                     continue
                 found = (~rows.isfinite()).reshape(len(rows), -1).any(1).nonzero().flatten() + first * _ROWS
