@@ -90,8 +90,6 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "δ above 1/n": (lambda: train(plan=plan_of(delta=0.1)), Refused, "not below 1/60"),
     "settings as a dict": (lambda: train(settings={"chunk": 3}), InputError, r"sordino\.Settings"),
     "one callback": (lambda: train(callbacks=print), InputError, r"callbacks=\[…\]"),
-    "rows that are not finite": (
-        lambda: train((torch.where(X > 2, torch.nan, X), Y)), InputError, "NaN or infinite"),
     "whole numbers for a loss of floats": (
         lambda: train((X, Y % 2), model=nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), loss=binary), InputError,
         r"the loss fails on the outputs and targets of two records \(float32 \(2,\), int64 \(2,\)\)"),

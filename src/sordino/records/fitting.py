@@ -26,7 +26,6 @@ from sordino.records.precision import refuse_half
 from sordino.records.reading import Collated, row_reader, tensors_of
 from sordino.split import Split
 
-_ROWS = 4096  # read at once
 _AT_ONCE = 1 << 20  # labels in memory at once
 _CLASS_LOSSES = (F.cross_entropy, F.nll_loss)
 
@@ -52,7 +51,6 @@ def fitted(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> Any:
     inputs, targets = pair
     if any(t.layout != torch.strided for t in (*tensors(inputs), *tensors(targets))):
         raise InputError("the records are sparse tensors, whose rows can't be selected: make them dense (.to_dense())")
-    _refuse_infinite(inputs, targets)
     if len(kinds) == 1:
         (kind,) = kinds
         inputs = tree_map(lambda t: t.to(kind) if t.is_floating_point() and t.dtype != kind else t, inputs)
@@ -62,30 +60,6 @@ def fitted(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> Any:
     if isinstance(dataset, tuple | list):
         return inputs, targets
     return dataset if same else Split(inputs, targets)
-
-
-SCANNED = 2**28
-"""Numbers up to which a tensor is read completely before the run (about a gigabyte, a fraction of a second)."""
-
-
-def _refuse_infinite(inputs: Any, targets: Any) -> None:
-    """InputError if a number is NaN or infinite: such a record would contribute nothing, in every step.
-
-    Larger tensors than SCANNED, which may be maps of files, are not read: their records are dropped one by one.
-    """
-    for part, tree in (("inputs", inputs), ("targets", targets)):
-        for values in tensors(tree):
-            if not values.ndim or not (values.is_floating_point() or values.is_complex()) or values.numel() > SCANNED:
-                continue
-            for first, rows in enumerate(torch.split(values, _ROWS)):
-                if bool(rows.isfinite().all()):
-                    continue
-                found = (~rows.isfinite()).reshape(len(rows), -1).any(1).nonzero().flatten() + first * _ROWS
-                raise InputError(
-                    f"some {part} are NaN or infinite; nothing was spent: fill them with a public constant (and add a "
-                    "column that says where), or leave these records out",
-                    private=f"the first of them are the records {found[:8].tolist()}",
-                )
 
 
 def _classifies(loss: Any) -> bool:
