@@ -148,7 +148,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "train": {"epochs": None, "steps": 2, "eval_every": None, "chunk": 64},
 }
 NETS = {"resnet": {"depth": 8}, "classifier": {"hidden": [16]}, "autoencoder": {"hidden": [12]}}
-BEST = ("best-adult", "best-fashion-mnist")
+BEST = ("best-adult", "best-cifar10", "best-fashion-mnist", "best-imdb", "best-mnist")
 """The package's best known recipes, at a small size."""
 KINDS = (*VARIANTS, *BUNDLED, *BEST, *EXPERIMENTS)
 

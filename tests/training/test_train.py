@@ -88,8 +88,8 @@ def test_resuming_under_another_plan_is_refused(records: Records, linear: nn.Mod
         train(linear, nn.functional.cross_entropy, records, plan_for(epsilon=8.0), lr=1.0, out=tmp_path, resume=True)
 
 
-class Interrupted(Exception):
-    """Raised by an evaluation, to stop a run between two checkpoints."""
+class Interrupted(BaseException):
+    """Raised by an evaluation, to stop a run between two checkpoints as a kill does: nothing is saved on the way."""
 
 
 def interrupted_run(records: Records, out: Path, plan: Plan, stop: int) -> None:

@@ -313,7 +313,7 @@ def _shared(interval: float) -> float:
 
 def _tail_of(delta: float, total: int) -> float:
     """The probability of one release that may be truncated, a power of 100 for the same reason."""
-    return float(max(100.0 ** math.floor(math.log(delta * _TAIL / total, 100)), 1e-300))
+    return float(max(100.0 ** math.floor(math.log(max(delta * _TAIL / total, 1e-300), 100)), 1e-300))
 
 
 def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: float) -> float | None:

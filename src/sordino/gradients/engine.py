@@ -81,8 +81,7 @@ def clipped_sum(
 
     Returns:
         The sums by parameter name, in double precision except with ``narrow``; norms and losses of single records,
-        which
-            are private.
+        which are private.
 
     Raises:
         Refused: a scalar loss, BatchNorm in training mode, compiled modules, buffers written in the forward pass, or

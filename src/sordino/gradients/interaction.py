@@ -162,7 +162,7 @@ def _largest(base: Tensor) -> float:
 
 def _grouped(setup: Setup, data: Data, rows: int, variants: list[Changes], first: int) -> float:
     """How far losses move. The first variant that the model takes as a whole is cut into small groups as well."""
-    base = losses_of(setup, data)
+    base = _alone(setup, data)
     size, worst, small = _largest(base), 0.0, True
     number, todo = 0, list(variants)
     while todo:
@@ -186,7 +186,7 @@ def _grouped(setup: Setup, data: Data, rows: int, variants: list[Changes], first
         if not complete:
             todo = [*([()] if small and () not in todo else []), *_one_by_one(ways), *todo]
         small = small and not complete
-    return max(worst, _apart(losses_of(setup, data), base, size))
+    return max(worst, _apart(_alone(setup, data), base, size))
 
 
 def _one_by_one(ways: Changes) -> list[Changes]:

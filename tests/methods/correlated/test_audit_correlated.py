@@ -110,8 +110,8 @@ def test_the_groups_are_what_is_claimed_and_records_of_two_groups_are_found(monk
     assert sampling_findings(plan_of(**SAMPLED, records=800, expected_batch=200), seed=1)[1] == []
     from sordino import sampling
 
-    def anew(cyclic: Cyclic, records: int, source: Any) -> Any:
-        return sampling._allocation(cyclic.batches, records, source)
+    def anew(cyclic: Cyclic, records: int, source: Any, start: int) -> Any:
+        return sampling._allocation(cyclic.batches, records, source, start)
 
     monkeypatch.setattr(sampling, "_cyclic", anew)
     assert sampling_findings(plan, seed=1)[1] == ["a record participates in the steps of two groups"]
