@@ -11,6 +11,7 @@ import pytest
 from small_recipes import small_toml
 from sordino.errors import InputError, Refused
 from sordino.methods.coupling import DPMD, AdaMix, Constant, LeastError, WarmUp, public_use
+from sordino.methods.coupling.weights import rule_from_dict
 from sordino.runs.build import clipping_of, plan_from, private_records
 from sordino.runs.prepared import prepare
 from sordino.runs.recipe import Recipe
@@ -141,3 +142,8 @@ def _without_epsilon(recipe: Recipe) -> dict[str, Any]:
 def test_alpha_moves_nothing_that_is_accounted(tmp_path: Path) -> None:
     plans = [prepare(read(tmp_path, f"method.alpha={alpha}"), progress=False).plan for alpha in (0.1, 0.9)]
     assert plans[0] == plans[1]
+
+
+def test_a_rule_that_is_a_table_is_an_unknown_one() -> None:
+    with pytest.raises(InputError, match="is unknown"):
+        rule_from_dict({"rule": {"kind": "constant"}})

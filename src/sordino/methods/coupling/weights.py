@@ -272,7 +272,7 @@ def rule_from_dict(values: Mapping[str, Any]) -> Rule:
     """{"alpha": 0.3}, or {"rule": name, …} with the rule's options. Unknown names and keys are errors."""
     given = dict(values)
     name = given.pop("rule", "constant" if "alpha" in given else "mse")
-    if name not in RULES:
+    if not isinstance(name, str) or name not in RULES:
         raise InputError(f"method.rule = {name!r} is unknown: {did_you_mean(str(name), RULES)}")
     known = [field.name for field in fields(RULES[name])]  # type: ignore[arg-type]
     for key in given:
