@@ -1,6 +1,6 @@
 """Random programs in which records do not interact: the engine's gradients against a plain loop, in float64.
 
-    python experiments/random_programs.py --programs 10000 --json experiments/results/random_programs.json
+    python experiments/random_programs.py --programs 10000 --jobs 2 --json experiments/results/random_programs.json
 
 Resumes from the JSON file if it is there and the engine is the same. Each program is run with as many rows as all other
 dimensions have, one in six also with another number (tests/gradients/programs.py).
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +67,18 @@ def started(path: Path, programs: int) -> dict[str, Any]:
     return found
 
 
-def add(result: dict[str, Any], seed: int) -> None:
+def tried(seed: int) -> tuple[int, list[Any], str | None]:
+    """(seed, what its runs gave, the error if it crashed)."""
+    torch.set_num_threads(1)
     try:
-        found = outcome(seed)
+        return seed, outcome(seed), None
     except Exception as error:
-        result["crashed"].append({"seed": seed, "error": f"{type(error).__name__}: {error}"})
-        found = []
+        return seed, [], f"{type(error).__name__}: {error}"
+
+
+def add(result: dict[str, Any], seed: int, found: list[Any], error: str | None) -> None:
+    if error is not None:
+        result["crashed"].append({"seed": seed, "error": error})
     for one in found:
         result["runs"][one.kind] += 1
         result["largest_difference"] = max(result["largest_difference"], one.gap)
@@ -85,11 +93,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--programs", type=int, default=10000)
     parser.add_argument("--json", type=Path, default=ROOT / "experiments/results/random_programs.json")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     result, begun = started(options.json, options.programs), time.time()
-    for seed in range(result["programs"], options.programs):
-        add(result, seed)
+    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+        _run(pool.imap(tried, range(result["programs"], options.programs)), result, options, begun)
+
+
+def _run(
+    outcomes: Iterable[tuple[int, list[Any], str | None]],
+    result: dict[str, Any],
+    options: argparse.Namespace,
+    begun: float,
+) -> None:
+    for seed, found, error in outcomes:
+        add(result, seed, found, error)
         if (seed + 1) % 100 == 0 or seed + 1 == options.programs:
             options.json.write_text(json.dumps(result, indent=1) + "\n")
             bad = {name: len(result[name]) for name in ("wrong", "refused", "crashed")}
