@@ -20,7 +20,7 @@ from sordino.gradients.contributions import Contribution
 from sordino.gradients.interaction import Data, changed, generator_of, in_double, wide
 from sordino.gradients.measure import NotFinite
 from sordino.gradients.narrow import narrow_sum
-from sordino.gradients.passes import Setup, contributions
+from sordino.gradients.passes import Found, Setup, contributions
 from sordino.gradients.refusals import Aside
 from sordino.gradients.rows import Chunk, call, take
 from sordino.gradients.shards import reading
@@ -67,11 +67,8 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> _Gap | None:
     with _disable_current_modes():  # the model's random numbers are replaced, these must not be
         weight = 0.5 + torch.rand(rows, generator=generator_of(2))
         weight = torch.where(torch.rand(rows, generator=generator_of(3)) < 0.5, weight, -weight).to(setup.device)
-    each = Chunk(slice(0, rows), slice(0, rows), rows, rows, None, None)
-    try:
-        with reading(setup.shards):
-            made = contributions(replace(setup, once=False), data, each, [({}, 1.0)])
-    except NotFinite:
+    made = _by_row(setup, data, rows)
+    if made is None:
         return None
     with torch.no_grad():
         squares = {name: g.norm2().double() for name, g in made.gradients.items()}
@@ -193,16 +190,23 @@ def _lengths_beside(setup: Setup, data: Data, rows: int, row: int) -> Tensor | N
 
 def _lengths(setup: Setup, data: Data, rows: int) -> Tensor | None:
     """The length of each row's gradient; None if rows can't be told apart."""
-    each = Chunk(slice(0, rows), slice(0, rows), rows, rows, None, None)
-    try:
-        with reading(setup.shards):
-            made = contributions(replace(setup, once=False), data, each, [({}, 1.0)])
-    except NotFinite:
+    made = _by_row(setup, data, rows)
+    if made is None:
         return None
     with torch.no_grad():
         none = torch.zeros(rows, dtype=torch.float64, device=setup.device)
         total = sum((g.norm2().double() for g in made.gradients.values()), none)
     return total.sqrt()
+
+
+def _by_row(setup: Setup, data: Data, rows: int) -> Found | None:
+    """The gradients with every row as its own record; None if rows can't be told apart."""
+    each = Chunk(slice(0, rows), slice(0, rows), rows, rows, None, None)
+    try:
+        with reading(setup.shards):
+            return contributions(replace(setup, once=False), data, each, [({}, 1.0)])
+    except NotFinite:
+        return None
 
 
 def _taken(data: Data, part: Tensor, rows: int) -> Data:
