@@ -1,7 +1,9 @@
-/* The loops that a private step spends its own time in. Optional: sordino.kernels says what stands in for them,
- * checks them when they are loaded, and docs/guarantees/noise.md (section 3) bounds the errors of the first.
+/* Optional C kernels for the loops in which a private step spends most of its own time. sordino.native.kernels lists
+ * the Python code that each of them replaces and tests them when it loads the library. docs/guarantees/noise.md bounds
+ * their errors: section 3 those of rounded_sum, section 6 those of the norms.
  *
- * Plain C for the compiler to vectorise; it may contract a*b + c, which is an error less, and nothing else. */
+ * The loops are plain C that the compiler vectorises. Fused multiply-add is allowed: it only removes a rounding. No
+ * other change of floating-point results is allowed (no -ffast-math). */
 
 #include <float.h>
 #include <math.h>
@@ -19,7 +21,8 @@
 INLINE float as_float(int32_t x) { float y; memcpy(&y, &x, sizeof y); return y; }
 INLINE int32_t as_int(float x) { int32_t y; memcpy(&y, &x, sizeof y); return y; }
 
-/* -ln(u * 2^-32): u = 2^e * m with m in [sqrt(1/2), sqrt(2)), ln m = 2 artanh((m-1)/(m+1)). 0 gives over 100. */
+/* -ln(u * 2^-32) from u = 2^e * m with m in [sqrt(1/2), sqrt(2)) and ln m = 2 artanh((m-1)/(m+1)). For u = 0 the result
+ * is larger than 100. */
 INLINE float minus_log(uint32_t u) {
     const int32_t root_half = 0x3F3504F3;
     int32_t bits = as_int((float)u) - root_half;
@@ -29,7 +32,8 @@ INLINE float minus_log(uint32_t u) {
     return (float)(32 - (bits >> 23)) * 0.693147180559945f - 2.0f * s * series;
 }
 
-/* Of 2 pi v 2^-32, v signed: brought within an eighth of a turn exactly, then Taylor's series. */
+/* Cosine and sine of 2 pi v 2^-32, with v as a signed number. The angle is reduced exactly to at most an eighth of a
+ * turn; then the Taylor series is used. */
 INLINE void cos_sin(uint32_t v, float *cosine, float *sine) {
     int32_t quarter = (int32_t)(v + (1u << 29)) >> 30;
     float angle = (float)(int32_t)(v - ((uint32_t)quarter << 30)) * (float)(2.0 * M_PI * 0x1p-32);
@@ -40,10 +44,12 @@ INLINE void cos_sin(uint32_t v, float *cosine, float *sine) {
     *sine = as_float(as_int(quarter & 1 ? cs : sn) ^ (int32_t)((uint32_t)(quarter & 2) << 30));
 }
 
-/* A tensor: the released values are those of several, one after the other. */
+/* A tensor in memory: its address and its number of elements. The released vector is the concatenation of several. */
 typedef struct { int64_t at, n; } Part;
 
-/* A number of a part, or of one after it; `rest` finds the one that has it, and returns how many there are from it on. */
+/* An element of the concatenation: `number` elements after the beginning of `part`, perhaps in a later part. `rest`
+ * moves `part` forward to the part that contains the element and returns how many elements this part has from there
+ * on. */
 typedef struct { const Part *part; int64_t number; } Place;
 
 INLINE int64_t rest(Place *place) {
@@ -51,18 +57,18 @@ INLINE int64_t rest(Place *place) {
     return place->part->n - place->number;
 }
 
-/* A pair that is not decided yet: where its two values are, where its results go (0: it has no sine), and 32 digits of U
- * and of V. */
+/* An undecided pair: the addresses of its two values and of its two results (the second ones are 0 if it has no sine),
+ * and 32 binary digits of U and of V. */
 typedef struct { int64_t values[2], results[2]; uint32_t u, v; } Open;
 
-/* The scale of the noise, the grid, what a step of the grid becomes, and what a stage may decide: sums no further than
- * `limit` from an integer, with -ln U between `least` and `most`. */
+/* The scale of the noise in grid steps, the spacing of the grid, the value of one grid step in the result, and when a
+ * stage may decide: if the sum is at most `limit` from an integer and -ln U is between `least` and `most`. */
 typedef struct { double scale, spacing, step, limit, least, most; } Rule;
 
-/* to <- step * round(from/spacing + scale * Z) for pairs of values, Z from 32 digits of U and of V, in single
- * precision; the results of a pair for which that leaves more than one integer are of no use, and it is marked. The type
- * R of the results is that of the values, T, or a narrower one. `from` may be `to` if it is the same: such a pair then
- * stays as it was. */
+/* to <- step * round(from/spacing + scale * Z) for pairs of values, with Z computed in single precision from 32
+ * digits of U and of V. A pair for which the error bound leaves more than one integer is marked as undecided, and
+ * its values are copied unchanged. The type R of the results is the type T of the values or a narrower one. If R is
+ * T, `to` may be `from`. */
 #define ROUNDED_SUM(NAME, T, R, RINT)                                                                                  \
     INLINE void NAME##_run(const T *from, const T *sines_from, R *to, R *sines_to, const uint32_t *u,                  \
                            const uint32_t *v, int64_t pairs, const Rule *rule, uint8_t *undecided) {                   \
@@ -79,16 +85,17 @@ typedef struct { double scale, spacing, step, limit, least, most; } Rule;
             float rounded = rintf(first), turned = rintf(second);                                                      \
             int open = (log > most) | (log < least);                                                                   \
             open |= (fabsf(first - rounded) > limit) | (fabsf(second - turned) > limit);                               \
-            /* two integers are added in the dtype, rounded once; adding +0 makes one zero of two */                   \
+            /* The sum of two integers is rounded once, in type T. Adding +0 turns -0 into +0. */                      \
             T summed = (whole + (T)rounded + (T)0) * step, next = (other + (T)turned + (T)0) * step;                   \
             to[i] = (R)(open ? from[i] : summed);                                                                      \
             sines_to[i] = (R)(open ? sines_from[i] : next);                                                            \
             undecided[i] = (uint8_t)open;                                                                              \
         }                                                                                                              \
     }                                                                                                                  \
-    /* One block: n values from number `start` of the parts on. The digits are those of U, then those of V, for each   \
-     * pair; `address` is that of the first one. Notes the open pairs and their addresses, as AES blocks, after the    \
-     * `count` that there are (the last one of an odd number always is one), and returns how many there are then. */   \
+    /* One block: n values, beginning at element `start` of the parts. `digits` contains the digits of U of all        \
+     * pairs, then those of V; `address` is the position of the first pair's digits in the stream. Appends the         \
+     * open pairs to `open` and their positions, as AES counter blocks, to `counters`, after the first `count`         \
+     * entries, and returns the new count. If n is odd, the last pair is always left open. */                          \
     WIDE int64_t NAME(const Part *parts, const Part *results, int64_t start, int64_t n, const uint32_t *digits,        \
                       const Rule *rule, uint64_t address, uint8_t *mask, Open *open, uint64_t *counters,               \
                       int64_t count) {                                                                                 \
@@ -124,8 +131,8 @@ typedef struct { double scale, spacing, step, limit, least, most; } Rule;
         }                                                                                                              \
         return count;                                                                                                  \
     }                                                                                                                  \
-    /* The same for the open pairs, in double precision, with 32 further digits of U and of V at the beginning of each \
-     * 16 bytes of `further`. Returns how many are still open, and their numbers among those given. */                 \
+    /* The same for the open pairs in double precision. Each 16 bytes of `further` begin with 32 further digits of     \
+     * U and 32 of V. Writes the indices of the pairs that are still open to `left` and returns their number. */       \
     int64_t NAME##_again(const Open *open, int64_t count, const uint32_t *further, const Rule *rule, int64_t *left) {  \
         const T inverse = (T)(1.0 / rule->spacing), step = (T)rule->step;                                              \
         int64_t still = 0;                                                                                             \
@@ -154,9 +161,9 @@ ROUNDED_SUM(rounded_sum_f32, float, float, rintf)
 ROUNDED_SUM(rounded_sum_f64, double, double, rint)
 ROUNDED_SUM(rounded_sum_f64_f32, double, float, rint)
 
-/* AES-256 in counter mode (FIPS 197, SP 800-38A) by the processor's own instructions, whose time does not depend on the
- * key. Block number i is the encryption of i, as a big-endian number of 16 bytes: what OpenSSL makes of zeros from a
- * zero IV on. */
+/* AES-256 in counter mode (FIPS 197, SP 800-38A) with the processor's AES instructions, whose time does not depend
+ * on the key. Block i is the encryption of i as a big-endian number of 16 bytes. These are the bytes that OpenSSL's
+ * AES-256-CTR returns for zeros if the IV is zero. */
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 
@@ -166,12 +173,13 @@ enum { ROUNDS = 14 };
 #define VAES __attribute__((target("vaes,aes,avx2")))
 #endif
 
-/* Word k of the result is the exclusive or of the words 0 to k. */
+/* Word k of the result is the exclusive or of words 0 to k of a. */
 AES static inline __m128i prefix(__m128i a) {
     a = _mm_xor_si128(a, _mm_slli_si128(a, 4));
     return _mm_xor_si128(a, _mm_slli_si128(a, 8));
 }
 
+/* The round keys of a 256-bit key (FIPS 197, section 5.2). */
 AES static void schedule_of(const uint8_t *key, __m128i *keys) {
     keys[0] = _mm_loadu_si128((const __m128i *)key), keys[1] = _mm_loadu_si128((const __m128i *)(key + 16));
 #define NEXT(I, CONSTANT)                                                                                              \
@@ -184,6 +192,7 @@ AES static void schedule_of(const uint8_t *key, __m128i *keys) {
 #undef NEXT
 }
 
+/* Blocks `first` to first + blocks - 1 of the key stream. */
 AES static void some_blocks(const __m128i *keys, uint64_t first, int64_t blocks, uint8_t *out) {
     enum { LANES = 8 };
     for (int64_t done = 0; done < blocks; done += LANES) {
@@ -201,7 +210,7 @@ AES static void some_blocks(const __m128i *keys, uint64_t first, int64_t blocks,
 }
 
 #ifdef VAES
-/* The same, two blocks in a register; `blocks` is a multiple of 16. */
+/* The same with two blocks in each register; `blocks` must be a multiple of 16. */
 VAES static void many_blocks(const __m128i *keys, uint64_t first, int64_t blocks, uint8_t *out) {
     enum { LANES = 8 };
     const __m256i swap = _mm256_broadcastsi128_si256(_mm_set_epi8(8, 9, 10, 11, 12, 13, 14, 15, 7, 6, 5, 4, 3, 2, 1, 0));
@@ -226,7 +235,8 @@ VAES static void many_blocks(const __m128i *keys, uint64_t first, int64_t blocks
 
 #endif
 
-/* bytes of the key stream from block number `first` on; returns 0, and writes nothing, without the instructions. */
+/* Writes `bytes` bytes of the key stream, beginning with block `first`, and returns 1. Returns 0 and writes nothing
+ * if the processor has no AES instructions. */
 int32_t key_stream(const uint8_t *key, uint64_t first, int64_t bytes, uint8_t *out) {
     if (!__builtin_cpu_supports("aes") || !__builtin_cpu_supports("sse4.1")) return 0;
     __m128i keys[ROUNDS + 1], last;
@@ -248,10 +258,12 @@ int32_t key_stream(const uint8_t *key, uint64_t first, int64_t bytes, uint8_t *o
 int32_t key_stream(const uint8_t *key, uint64_t first, int64_t bytes, uint8_t *out) { return 0; }
 #endif
 
-/* out[i] = the sum of squares of row i, times factors[i] if there are any; in double precision. A lane adds up PIECE
- * squares at most in the type of the numbers. Single precision: where the sum leaves the range in which squares neither
- * overflow nor get lost, it is made again from squares in double precision, all of which are normal numbers. Double
- * precision: the smallest normal number is added for each square that may have got lost. (noise.md, section 6) */
+/* out[i] = the sum of squares of row i, times factors[i] if `factors` is not null, as a double. Each vector lane
+ * adds at most PIECE squares in type T before the partial sums are added in double precision. In single precision,
+ * if the sum is outside the range in which no square overflows and underflow is negligible, it is computed again
+ * from squares in double precision, where the square of every float is zero or a normal number. In double
+ * precision, the smallest normal number is added for each column, because its square may have underflowed.
+ * (docs/guarantees/noise.md, section 6) */
 #define SQUARES(NAME, T, SINGLE)                                                                                       \
     WIDE void NAME(const T *restrict rows, int64_t n, int64_t columns, int64_t stride, const double *restrict factors, \
                    double *restrict out) {                                                                             \
@@ -287,8 +299,8 @@ int32_t key_stream(const uint8_t *key, uint64_t first, int64_t bytes, uint8_t *o
 SQUARES(squares_f32, float, 1)
 SQUARES(squares_f64, double, 0)
 
-/* out = the rows, each times its weight; totals += the sum of them. A row of weight zero counts as zeros, whatever is
- * in it. `out` may be `rows`. */
+/* out = the rows, each multiplied by its weight; totals += the sum of these rows. A row with weight zero becomes
+ * zeros even if it contains NaN or infinity. `out` may be `rows`. */
 #define SCALED(NAME, T)                                                                                                \
     WIDE void NAME(const T *rows, int64_t n, int64_t columns, int64_t stride, const double *restrict weights, T *out,  \
                    double *restrict totals) {                                                                          \
@@ -311,7 +323,8 @@ SQUARES(squares_f64, double, 0)
 SCALED(scaled_f32, float)
 SCALED(scaled_f64, double)
 
-/* to += the sum of the rows, each times its weight, in double precision. A row of weight zero is not read. */
+/* totals += the sum of the rows, each multiplied by its weight, in double precision. A row with weight zero is not
+ * read. */
 #define GATHERED(NAME, T)                                                                                              \
     INLINE void NAME##_tile(const T *restrict rows, int64_t n, int64_t width, int64_t stride,                          \
                             const double *restrict weights, double *restrict to) {                                     \
@@ -338,11 +351,12 @@ SCALED(scaled_f64, double)
                         totals + left);                                                                                \
     }
 
-enum { GATHER = 2048 }; /* columns that are added up at a time */
+enum { GATHER = 2048 }; /* number of columns that are summed at a time */
 GATHERED(gathered_f32, float)
 GATHERED(gathered_f64, double)
 
-/* Row place[i] of the totals += weights[owner[i]] times row i, in double precision; weight zero leaves a row out. */
+/* Row places[i] of the totals += weights[owners[i]] times row i, in double precision. A row with weight zero is not
+ * read. */
 #define SCATTERED(NAME, T)                                                                                             \
     WIDE void NAME(const T *restrict rows, int64_t n, int64_t columns, const int64_t *restrict places,                 \
                    const int64_t *restrict owners, const double *restrict weights, double *restrict totals) {          \
@@ -355,9 +369,10 @@ GATHERED(gathered_f64, double)
         }                                                                                                              \
     }
 
-/* Rows (records, positions, columns) with the place of each in a table of `size` rows: for every record and place one row
- * of `values`, the sum of the record's rows there, with its place and its owner. Rows at place `skip` are left out.
- * Returns how many there are, or -1 for a place outside of the table. last: memory for `size` numbers. */
+/* Sums the rows of each record that have the same place. rows: (records, positions, columns); at: the place of each
+ * row in a table of `size` rows. For every record and every place of it, writes the sum to a row of `values`, the
+ * place to `places` and the record's index to `owners`. Rows with place `skip` are omitted. last: memory for `size`
+ * integers. Returns the number of sums, or -1 if a place is outside the table. */
 WIDE int64_t merged_f32(const float *restrict rows, const int64_t *restrict at, const int64_t *restrict shape,
                         int64_t size, int64_t skip, int64_t *restrict last, float *restrict values,
                         int64_t *restrict places, int64_t *restrict owners) {
@@ -382,9 +397,9 @@ WIDE int64_t merged_f32(const float *restrict rows, const int64_t *restrict at, 
     return count;
 }
 
-/* Row k of the totals = the sum of weights[owner[i]] times row i over the i with place k, in double precision, rounded
- * once; weight zero leaves a row out. room: size + 1 + n integers; sums: one row of numbers. The i of a place are taken
- * in rising order. */
+/* Row k of the totals = the sum of weights[owners[i]] times row i over all i with places[i] = k, in increasing
+ * order of i, computed in double precision and rounded once. A row with weight zero is not read. room: memory for
+ * size + 1 + n integers; sums: memory for one row in double precision. */
 WIDE void placed_f32(const float *restrict rows, int64_t n, int64_t columns, const int64_t *restrict places,
                      const int64_t *restrict owners, const double *restrict weights, int64_t size,
                      int64_t *restrict room, double *restrict sums, float *restrict totals) {
@@ -392,7 +407,7 @@ WIDE void placed_f32(const float *restrict rows, int64_t n, int64_t columns, con
     memset(first, 0, (size_t)(size + 1) * sizeof *first);
     for (int64_t i = 0; i < n; i++) first[places[i] + 1]++;
     for (int64_t k = 0; k < size; k++) first[k + 1] += first[k];
-    for (int64_t i = 0; i < n; i++) order[first[places[i]]++] = i; /* then first[k] is where the next place begins */
+    for (int64_t i = 0; i < n; i++) order[first[places[i]]++] = i; /* now first[k] is the end of place k */
     for (int64_t k = 0, i = 0; k < size; k++) {
         float *restrict to = totals + k * columns;
         if (i == first[k]) {
@@ -413,16 +428,20 @@ WIDE void placed_f32(const float *restrict rows, int64_t n, int64_t columns, con
 SCATTERED(scattered_f32, float)
 SCATTERED(scattered_f64, double)
 
-/* total (p, q) += the sum over blocks of weight times (the sum over the block's rows of left_k (p) times right_k (q)).
- * A block is summed in single precision, DEEP rows at most at a time; blocks are added up in double precision, so that
- * what one adds does not depend on the others. Tiles of the total stay in the cache meanwhile. sizes: how many blocks,
- * p, q, the strides of left and right, and how many rows of a block are one record's: these are added up first (where
- * p > SLIM). room: memory for `blocked_room` numbers. */
+/* total (p, q) += the sum over blocks b of weights[b] times the sum over the block's rows k of the outer product of
+ * left_k (p) and right_k (q). Block b consists of the rows bounds[b] <= k < bounds[b + 1]. Within a block, sums are
+ * in single precision; for p > SLIM over at most DEEP rows at a time. They are added to the total in double
+ * precision, so that the rounding error of a block does not depend on the other blocks. The loops go over tiles of
+ * the total that stay in the cache. sizes: the number of blocks, p, q, the strides of left and right, and the
+ * number of rows of a block that belong to one record: for p > SLIM these rows are summed first. room: memory for
+ * `blocked_room()` floats. */
 enum { DOWN = 6, ACROSS = 16, HIGH = 96, BROAD = 128, DEEP = 128 };
 typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
 typedef float Half __attribute__((vector_size(16), may_alias));
 typedef double Four __attribute__((vector_size(32), aligned(8), may_alias));
 
+/* One tile: to (down, across) += weight times the sum over `depth` rows, in groups of `each`, of left (DOWN
+ * columns) and right (ACROSS columns), which were laid out by `panels`. */
 INLINE void tile(const float *restrict left, const float *restrict right, int64_t depth, int64_t each, double weight,
                  double *restrict to, int64_t stride, int64_t down, int64_t across) {
     for (int64_t r = 0; r < down; r++)
@@ -457,7 +476,8 @@ INLINE void tile(const float *restrict left, const float *restrict right, int64_
         for (int j = 0; j < across; j++) to[r * stride + j] += weight * (double)flat[r][j];
 }
 
-/* (rows, columns) of memory with the given stride, as panels of `width` columns, one after the other, filled up by 0 */
+/* Copies (rows, columns) with the given stride into consecutive panels of `width` columns; the last one is padded with
+ * zeros. */
 INLINE void panels(const float *restrict from, int64_t stride, int64_t rows, int64_t columns, int64_t width,
                    float *restrict to) {
     for (int64_t j = 0; j < columns; j += width, to += rows * width)
@@ -467,8 +487,8 @@ INLINE void panels(const float *restrict from, int64_t stride, int64_t rows, int
                 for (int64_t c = 0; c < width; c++) to[k * width + c] = j + c < columns ? from[k * stride + j + c] : 0;
 }
 
-/* One block of few left columns: rows of the right are read where they lie, four at a time, a strip of STRIP columns that
- * stays in the nearest cache with the sums (p, STRIP) of the block. */
+/* One block if left has few columns (p <= SLIM). The rows of right are not copied: four rows at a time are read, in
+ * strips of STRIP columns, so that the strip and the sums (p, STRIP) of the block stay in the first-level cache. */
 enum { STRIP = 512, SLIM = 24 };
 
 INLINE void strip(const float *restrict left, int64_t left_stride, const float *restrict right, int64_t right_stride,
@@ -499,7 +519,7 @@ INLINE void strip(const float *restrict left, int64_t left_stride, const float *
     }
 }
 
-/* total (p, width) += weight times the sum of each block, for the columns of one strip. */
+/* total (p, width) += weights[b] times the sum of block b, for all blocks and the columns of one strip. */
 INLINE void strips(const float *restrict left, const float *restrict right, const int64_t *restrict sizes,
                    const int64_t *restrict bounds, const double *restrict weights, float *restrict sums, int64_t x,
                    int64_t width, double *restrict total, int64_t stride) {
@@ -514,7 +534,8 @@ INLINE void strips(const float *restrict left, const float *restrict right, cons
     }
 }
 
-/* total (high, broad) += weight times the sum of each block, for the outputs from y and the inputs from x on. */
+/* total (high, broad) += weights[b] times the sum of block b, for all blocks; rows of the total from y on, columns
+ * from x on. */
 INLINE void tiles(const float *restrict left, const float *restrict right, const int64_t *restrict sizes,
                   const int64_t *restrict bounds, const double *restrict weights, float *restrict room, int64_t y,
                   int64_t high, int64_t x, int64_t broad, double *restrict total, int64_t stride) {
@@ -551,9 +572,10 @@ WIDE void blocked_f32(const float *restrict left, const float *restrict right, c
 
 int64_t blocked_room(void) { return (HIGH + BROAD) * DEEP; } /* at least SLIM * STRIP */
 
-/* e^x for x in [-87, 80], held to that range: 2^n e^r with |r| <= ln(2)/2, and Taylor's series. Not for a NaN. */
+/* e^x for x in [-87, 80]: 2^n e^r with |r| <= ln(2)/2 and the Taylor series of e^r. The caller keeps x in this
+ * range; x must not be NaN. */
 INLINE float exponential(float x) {
-    const float turned = x * 1.44269504088896341f + 12582912.0f; /* the integer in its last digits */
+    const float turned = x * 1.44269504088896341f + 12582912.0f; /* its last bits are the integer n */
     const float whole = turned - 12582912.0f;
     const float r = (x - whole * 0.693145751953125f) - whole * 1.42860682030941723e-6f;
     const float series =
@@ -561,13 +583,13 @@ INLINE float exponential(float x) {
     return as_float(as_int(series) + (int32_t)((uint32_t)as_int(turned) << 23));
 }
 
-/* 1/(1 + e^-x) and tanh x; a NaN stays one. */
+/* 1/(1 + e^-x); NaN for NaN. */
 INLINE float sigmoid(float x) {
     const float held = x > 80.f ? 80.f : x < -80.f ? -80.f : x == x ? x : 0.f;
     return x == x ? 1.f / (1.f + exponential(-held)) : x;
 }
 
-/* 1 - 2/(e^2x + 1), and x times a series in x^2 where that would cancel. */
+/* tanh x = 1 - 2/(e^2x + 1); for |x| < 0.4, where this would cancel, x times a series in x^2. NaN for NaN. */
 INLINE float tanh_of(float x) {
     const float held = x > 10.f ? 10.f : x < -10.f ? -10.f : x == x ? x : 0.f;
     const float far = 1.f - 2.f / (exponential(2.f * held) + 1.f), z = held * held;
@@ -576,8 +598,9 @@ INLINE float tanh_of(float x) {
     return x == x ? (z < 0.16f ? near : far) : x;
 }
 
-/* A step of an LSTM for n records with `hidden` units: gates (n, 4, hidden) before i, f, g, o are squashed, and after;
- * cells before and after; their tanh; the output. */
+/* One step of an LSTM for n records and `hidden` units. gates (n, 4, hidden): the inputs of the activations of i,
+ * f, g, o, which are overwritten with their outputs. before, cells (n, hidden): the cells before and after the
+ * step. squashed: the tanh of the cells. out: the output. */
 WIDE void lstm_step_f32(float *restrict gates, const float *restrict before, float *restrict cells,
                         float *restrict squashed, float *restrict out, int64_t n, int64_t hidden) {
     for (int64_t k = 0; k < n; k++, gates += 4 * hidden, before += hidden, cells += hidden, squashed += hidden, out += hidden) {
@@ -591,8 +614,8 @@ WIDE void lstm_step_f32(float *restrict gates, const float *restrict before, flo
     }
 }
 
-/* The same step backwards: what the output's gradient dh and the cells' dc put on the gates; dc becomes that of the
- * cells before. */
+/* The backward pass of this step. dh, dc: the gradients of the output and of the cells after the step. delta:
+ * receives the gradient of the gates' inputs. dc is overwritten with the gradient of the cells before the step. */
 WIDE void lstm_back_f32(const float *restrict gates, const float *restrict before, const float *restrict squashed,
                         const float *restrict dh, float *restrict dc, float *restrict delta, int64_t n, int64_t hidden) {
     for (int64_t k = 0; k < n; k++) {
@@ -612,7 +635,8 @@ WIDE void lstm_back_f32(const float *restrict gates, const float *restrict befor
     }
 }
 
-/* The largest magnitude: the order of magnitudes is that of their bits, NaN last. */
+/* The largest magnitude of all elements; NaN if one is NaN. Without the sign bit, floats are ordered like their bits as
+ * integers, and NaN comes last. */
 #define LARGEST(NAME, T, BITS, MAGNITUDE)                                                                              \
     WIDE double NAME(const Part *parts, int64_t count) {                                                               \
         BITS most = 0;                                                                                                 \
@@ -631,8 +655,8 @@ WIDE void lstm_back_f32(const float *restrict gates, const float *restrict befor
 LARGEST(largest_f32, float, int32_t, 0x7FFFFFFF)
 LARGEST(largest_f64, double, int64_t, 0x7FFFFFFFFFFFFFFF)
 
-/* (n, C, H, W) -> (n, places, C * kh * kw): the patch under a kernel at each of its places. Rows of the usual kernels
- * are copied as one constant piece. */
+/* (n, C, H, W) -> (n, places, C * kh * kw): the patch under the kernel at each of its places. For common kernel
+ * widths the length of the inner loop is a constant. */
 typedef struct {
     int64_t channels, height, width, kernel_height, kernel_width, stride_y, stride_x, dilation_y, dilation_x;
     int64_t places_y, places_x;
@@ -663,16 +687,18 @@ typedef struct {
 PATCHES(patches_f32, float)
 PATCHES(patches_f64, double)
 
-/* The weight gradient of a convolution of each channel by itself, record by record: n records of `images` images each,
- * a (n, images, C, H, W), g (n, images, C, places), out (n, C, kernel). Some channels at a time are brought side by side
- * in `work`, which has room for an image, a gradient and a kernel of so many, and are then the lanes of vectors. Places
- * of a row are added up by themselves: the error is that of sums of places_x and of images * places_y terms. */
+/* The weight gradient of a depthwise convolution for each record: n records of `images` images each, a (n, images,
+ * C, H, W), g (n, images, C, places), out (n, C, kernel). LANES channels at a time are transposed into `work`, so
+ * that channels become the lanes of vectors; `work` needs memory for an image, an output gradient and a kernel of
+ * LANES channels each. The places of a row are summed first, so the rounding error is that of sums of places_x and
+ * of images * places_y terms. */
 typedef struct {
     Shape shape;
     int64_t padding_y, padding_x, images;
 } Depthwise;
 
-/* The places (from, to) at which a tap, `shift` from the corner of the kernel's place, meets the image. */
+/* The first place, and the end of the places, along one axis at which a tap of the kernel is inside the image.
+ * `shift` is the tap's offset from the beginning of the image for the first place. */
 INLINE int64_t first_place(int64_t shift, int64_t stride) { return shift < 0 ? (-shift + stride - 1) / stride : 0; }
 INLINE int64_t end_of_places(int64_t shift, int64_t stride, int64_t size, int64_t places) {
     const int64_t end = size <= shift ? 0 : (size - shift - 1) / stride + 1;
@@ -734,8 +760,8 @@ INLINE int64_t end_of_places(int64_t shift, int64_t stride, int64_t size, int64_
 DEPTHWISE(depthwise_f32, float)
 DEPTHWISE(depthwise_f64, double)
 
-/* out = x w^T + bias (which may be 0), and norm2[i] = the sum of squares of row i of x, for few outputs: the rows
- * are read from memory once, some of them at a time, and what is computed of them finds them in the cache. */
+/* out = x w^T + bias (null: no bias), and norm2[i] = the sum of squares of row i of x, for few outputs. Four rows
+ * at a time are read from memory; everything that is computed from them then finds them in the cache. */
 #define FEW_OUTPUTS(NAME, T, SQUARES)                                                                                  \
     typedef T NAME##_t __attribute__((vector_size(32), aligned(sizeof(T)), may_alias));                                \
     INLINE void NAME##_dots(const T *const *rows, const T *const *weights, int64_t columns, T (*dots)[2]) {            \

@@ -1,4 +1,4 @@
-"""Optional C kernels, used if a compiler was available at installation. They return the results of the Python versions:
+"""Optional C kernels, used if a compiler was available at installation. Compared with the Python versions:
 
 | loop            | replaces                               | its results                                              |
 |-----------------|----------------------------------------|----------------------------------------------------------|
@@ -10,10 +10,10 @@
 | `gathered`      | a vector times a matrix, in double     | likewise                                                  |
 | `scattered`     | torch's `index_add_`, in double        | likewise                                                  |
 | `blocked`       | a product of matrices for each block   | the same up to the rounding of a block                    |
-| `lengths`       | numpy's sums and its square root       | the same                                                  |
-| `factors`       | numpy's quotient and its minimum       | the same                                                  |
+| `merged`        | a sort and sums of equal neighbours, in float32 | the same up to rounding                         |
+| `placed`        | torch's `index_add_` in double, rounded once | the same up to the rounding of double precision    |
 | `largest`       | a minimum and a maximum                | the same                                                  |
-| `few_outputs`   | a linear map, and `squares` of its input | likewise                                                |
+| `few_outputs`   | a linear map, and `squares` of its input | the same up to rounding, and 2⁻¹⁷ for the squares       |
 | `patches`       | a contiguous copy of strided windows   | the same                                                  |
 | `lstm_step`, `lstm_back` | a dozen operations on an LSTM's gates | the same up to 2⁻²¹ of each, or of 1          |
 | `depthwise`     | a convolution's gradient, one group for each channel of each record | the same up to rounding      |
