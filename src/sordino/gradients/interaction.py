@@ -1,10 +1,11 @@
 """Do records interact? Their losses are computed again together with other records, and must not change.
 
-In other groups and another order, with random numbers that are neutral (``neutral.py``): what is
-computed over the batch shows. In the same batch and order, with the same random numbers, and one row changed: what
-random numbers decide (who is mixed with whom) shows as well. And once more as it was at first, after all that: what a
-pass leaves to the next shows. A changed row is large, not there (NaN), at the ends of its range, all zero, or the copy
-of another; several are changed at once, and one by one where the model does not take them together.
+Three tests. (1) The rows are computed in other groups and another order, with neutral random numbers (``neutral.py``):
+this detects computations over the batch. (2) In the same batch and order and with the same random numbers, some rows
+are changed: this also detects interactions that random numbers decide (which rows are mixed). (3) Afterwards the
+original batch is computed again: this detects state that a pass leaves behind for the next one. A changed row is large,
+missing (NaN), at the ends of its range, all zero, or a copy of another row. Several rows are changed at once; if the
+model fails on them together, they are changed one at a time.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from sordino.gradients.survey import survey
 Data = tuple[Any, Any]
 Changes = tuple[str, ...]
 EVERY: tuple[Changes, ...] = (("large", "zero"), ("ends", "copy"), ("missing",))
-"""Rows that are changed together, each in one of these ways. NaN stands alone: it would hide the others."""
+"""Rows that are changed together, each in one of these ways. NaN is tested alone: it would hide the others."""
 FEW: tuple[Changes, ...] = (("large",),)
-_ROOM = 6  # rows; of fewer, one is changed at a time
+_ROOM = 6  # if there are fewer rows, one is changed at a time
 
 
 def generator_of(purpose: int) -> torch.Generator:
@@ -41,22 +42,22 @@ def generator_of(purpose: int) -> torch.Generator:
 
 
 def check_groups(setup: Setup, data: Data, rows: int, variants: tuple[Changes, ...], number: int = 1) -> None:
-    """The losses of rows in other groups, another order and beside changed rows, and as at first; Refused where they
-    move. number: of the test; each has another order and other changed rows."""
+    """Computes the losses in other groups, another order and together with changed rows, and once more as at first.
+    Raises Refused if they differ. number: each test has its own, which decides the order and the changed rows."""
     _check(setup, data, lambda one, given: _grouped(one, given, rows, _fitting(variants, rows), 64 * number))
 
 
 def check_some(setup: Setup, data: Data, rows: int, losses: Tensor | None, number: int, *, every: bool) -> None:
-    """The losses of rows in smaller groups and another order; Refused where they are not those of the batch.
+    """Computes the losses of rows in smaller groups and another order; raises Refused if they are not the batch's.
 
     Args:
-        setup: the model and its loss.
-        data: the rows of the batch.
-        rows: how many there are.
-        losses: those of the pass that is tested; None where it drew random numbers or had other weights: then it is
-            made again, with neutral numbers.
-        number: of the test; each has other groups.
-        every: all rows, in two groups. Otherwise the first, the last and a quarter of all.
+        setup: The model and its loss.
+        data: The rows of the batch.
+        rows: The number of rows.
+        losses: The losses of the pass that is tested; None if it drew random numbers or had other weights: then they
+            are computed again, with neutral random numbers.
+        number: The number of the test, which decides the groups.
+        every: Test all rows, in two groups; otherwise the first, the last and a quarter of all.
     """
     with _disable_current_modes():
         order = torch.randperm(rows, generator=generator_of(64 * number + 32))
@@ -78,7 +79,7 @@ def check_some(setup: Setup, data: Data, rows: int, losses: Tensor | None, numbe
 
 
 def _alone(setup: Setup, data: Data) -> Tensor:
-    """The losses of rows of a batch by themselves; Refused where the model fails on them."""
+    """The losses of these rows; raises Refused if the model fails on them."""
     try:
         return losses_of(setup, data)
     except (ValueError, RuntimeError, IndexError, ArithmeticError) as error:
@@ -87,15 +88,15 @@ def _alone(setup: Setup, data: Data) -> Tensor:
 
 def _fails(error: Exception) -> Refused:
     return Refused(
-        "the model fails on the same records in other groups, so what it does depends on how many there are, or on "
+        "the model fails on the same records in other groups, so its computation depends on their number, or on "
         "what it keeps from one batch to the next; make it work row by row",
         private=f"{type(error).__name__}: {error}",
     )
 
 
 def check_places(setup: Setup, data: Data, rows: int, variants: tuple[Changes, ...], number: int = 1) -> None:
-    """The losses of the other rows where some are changed in their places, with the same random numbers; Refused where
-    they move. number: of the test."""
+    """Changes some rows in place and computes the losses with the same random numbers; raises Refused if the losses of
+    the other rows change. number: each test has its own, which decides the changed rows."""
     _check(setup, data, lambda one, given: _in_place(one, given, rows, _fitting(variants, rows), 64 * number + 16))
 
 
@@ -112,9 +113,9 @@ def _check(setup: Setup, data: Data, furthest: Callable[[Setup, Data], float]) -
         return
     if gap == float("inf"):
         raise Refused(
-            "a record that is not finite (NaN) makes the losses of others so: their values meet, as in attention over "
-            "several records that are packed into one sequence, where a weight of zero times NaN is NaN; give each "
-            "record a row of its own, or set what is masked to zero before it is multiplied"
+            "a record that is not finite (NaN) makes losses of other records non-finite: their values are combined, as "
+            "in attention over several records that are packed into one sequence, where a weight of zero times NaN is "
+            "NaN; give each record a row of its own, or set masked values to zero before they are multiplied"
         )
     raise Refused(
         "a record's loss is not the same when the others of its batch change, so records interact: look for a layer or "
@@ -130,13 +131,13 @@ def _tolerance(setup: Setup) -> float:
 
 def losses_of(setup: Setup, data: Data) -> Tensor:
     leaves = () if setup.shards is None else setup.shards.groups[0]
-    # gradients as in training: a model may ask for them, or put hooks on what it computes
+    # gradients are enabled as in training: a model may query them, or attach hooks to its activations
     with torch.enable_grad(), reading(setup.shards, leaves):
         return setup.loss(call(setup.model, data[0]), data[1]).detach()
 
 
 def _fixed(setup: Setup, data: Data) -> Tensor:
-    """With random numbers that are the same in every call, those of Python and numpy too."""
+    """The losses with random numbers that are the same in every call, also those of Python and numpy."""
     own, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with Neutral(None):
@@ -147,7 +148,7 @@ def _fixed(setup: Setup, data: Data) -> Tensor:
 
 
 def _apart(found: Tensor, base: Tensor, largest: float) -> float:
-    """How far these losses are from those, relative to the largest of all."""
+    """The largest difference between two vectors of losses, relative to `largest`; infinite if only one is finite."""
     a, b = found.double(), base.double()
     if bool((torch.isfinite(a) != torch.isfinite(b)).any()):
         return float("inf")
@@ -161,7 +162,8 @@ def _largest(base: Tensor) -> float:
 
 
 def _grouped(setup: Setup, data: Data, rows: int, variants: list[Changes], first: int) -> float:
-    """How far losses move. The first variant that the model takes as a whole is cut into small groups as well."""
+    """The largest relative change of a loss. Variants are computed in small groups until the model has accepted one
+    completely, the others in two groups."""
     base = _alone(setup, data)
     size, worst, small = _largest(base), 0.0, True
     number, todo = 0, list(variants)
@@ -180,7 +182,7 @@ def _grouped(setup: Setup, data: Data, rows: int, variants: list[Changes], first
             except (ValueError, RuntimeError, IndexError, ArithmeticError) as error:
                 if bool(others.all()):
                     raise _fails(error) from error
-                complete = False  # the model does not take such rows: a distribution or a solver checks its arguments
+                complete = False  # the model rejects the changed rows: a distribution or a solver checks its arguments
                 continue
             worst = max(worst, _apart(found[others], base[part][others], size))
         if not complete:
@@ -223,7 +225,7 @@ def _some_changed(data: Data, rows: int, ways: Changes, number: int) -> tuple[Te
 
 
 def changed(data: Data, row: int, variant: str) -> Data:
-    """Inputs and targets with one row unlike all others, or like its neighbour."""
+    """Inputs and targets with one row changed: unlike all others, or equal to its neighbour."""
 
     def change(t: Tensor) -> Tensor:
         if not t.ndim or not t.numel():
@@ -250,7 +252,7 @@ def wide(data: Data) -> Data:
 
 
 def in_double(setup: Setup) -> Setup | None:
-    """The same with a copy of the model in double precision; None where it can't be copied."""
+    """The same with a copy of the model in double precision; None if it can't be copied."""
     if setup.shards is not None:
         return None
     try:

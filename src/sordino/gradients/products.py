@@ -1,6 +1,6 @@
-"""Products in single precision, with all their digits.
+"""Matrix products in full single precision.
 
-torch may round the factors of such a product to 8 or 11 bits where its user allows it, for speed
+torch may round the factors of such a product to 8 or 11 bits if the user allows it, for speed
 (`torch.set_float32_matmul_precision`). A record's share of a sum would exceed its bound by up to 2⁻⁷, and the margin of
 docs/guarantees/noise.md, section 6, is 2⁻¹⁰.
 """
@@ -23,7 +23,7 @@ def _setting() -> Any:
 
 
 def are_whole() -> bool:
-    """Whether torch keeps all digits."""
+    """Whether torch multiplies in full single precision."""
     setting = _setting()
     if setting is None:
         return torch.get_float32_matmul_precision() == "highest"
@@ -32,7 +32,7 @@ def are_whole() -> bool:
 
 @contextlib.contextmanager
 def whole_products() -> Iterator[None]:
-    """Within, torch keeps all digits; afterwards it does what its user said."""
+    """Inside this context torch multiplies in full single precision; afterwards the user's setting is restored."""
     if are_whole():
         yield
         return
