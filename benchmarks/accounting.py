@@ -1,10 +1,10 @@
-"""What ε and a calibration cost, and how tight they are, against the peers.
+"""The time and tightness of ε and of calibrated noise, compared with the peers.
 
     python benchmarks/accounting.py [--json FILE] [--repeat N]
 
 Each row is one accountant on one setting: the value, and the best processor time of N runs. The value is ε at the noise
-multiplier, or the noise multiplier for the target ε. Peers are asked for the tightness that they offer by default:
-dp-accounting's PLD with interval 1e-4, Opacus' PRV with an error of 0.01. A peer that fails is reported as failing.
+multiplier, or the noise multiplier for the target ε. Peers run with their default precision: dp-accounting's PLD with
+interval 1e-4, Opacus' PRV with an error of 0.01. A peer that fails is reported as failing.
 """
 
 from __future__ import annotations
@@ -124,14 +124,14 @@ def measure(action: Callable[[], float], repeat: int) -> tuple[float | str, floa
         begin = time.process_time()
         try:
             value = action()
-        except Exception as error:  # a peer that fails is a result, too
+        except Exception as error:  # the failure of a peer is reported as its result
             value = f"fails: {type(error).__name__}"
         best = min(best, time.process_time() - begin)
     return value, best
 
 
 def run(repeat: int) -> list[Row]:
-    account_dpsgd(1.0, 10, 1e-5, sampling_rate=0.1)  # imports and first calls are nobody's cost
+    account_dpsgd(1.0, 10, 1e-5, sampling_rate=0.1)  # so that imports and first calls are not measured
     rows = []
     for setting in SETTINGS:
         for (task, name), action in tasks(setting).items():

@@ -1,16 +1,16 @@
-"""What the engine's checks of itself cost, as a share of a run of 200 steps with Poisson batches.
+"""The cost of the engine's own checks, as a share of a run of 200 steps with Poisson batches.
 
     python benchmarks/check.py --out benchmarks/results/check.json                  all workloads, about ten minutes
     python benchmarks/check.py --only mlp10 logistic --out benchmarks/results/check.json     these again, others kept
     python benchmarks/check.py --table benchmarks/results/check.json --into docs/benchmarks.md
 
-Each workload runs in a process of its own, one thread. The size of every batch is drawn from a Poisson law with the
-workload's own as its mean, so that sizes change from step to step as they do in training. The processor time that is
-spent inside `Assurance` (before, in and after a chunk) is counted, and that of the whole steps. Before the first step
-that counts, the engine takes two steps of its own without checks: what a process loads once is not the checks'.
-Of a large model fewer than 200 steps are run, until `--seconds` have passed: the share is that of the checks' time to
-200 times the median step beside it, plus the checks' time. A check that a later, rarer program or draw would bring is
-then not seen; `steps` in the results says how many were.
+Each workload runs in a separate process with one thread. The size of every batch has a Poisson distribution whose mean
+is the workload's batch size, so sizes change from step to step as in training. The processor time spent inside
+`Assurance` (before, during and after a chunk) is measured, and that of whole steps. Before the first measured step the
+engine makes two steps without checks, so that code loaded once per process is not counted as a cost of the checks.
+For large models fewer than 200 steps are run, until `--seconds` have passed. The share is the checks' time divided by
+the sum of the checks' time and 200 median steps without checks. Checks that only a later, rarer program or draw causes
+are then missing; `steps` in the results is the number of steps that were run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GOAL = 0.03
 
 
 def timed(name: str, spent: list[float]) -> Any:
-    """The method of Assurance, with its processor time noted."""
+    """The method of Assurance, wrapped so that its processor time is appended to `spent`."""
     method: Callable[..., None] = getattr(Assurance, name)
 
     def run(self: Assurance, *args: Any) -> None:
@@ -51,7 +51,7 @@ def timed(name: str, spent: list[float]) -> Any:
 
 
 def measure(workload: str, seconds: float) -> dict[str, Any]:
-    """One run: the checks' processor time, the median step's, and how many checks there were."""
+    """One run: the processor time of the checks and of the median step, and the number of checks."""
     from peers.ours import stepping
 
     torch.set_num_threads(1)
@@ -102,7 +102,7 @@ def table(results: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--seconds", type=float, default=15.0, help="for one workload, after which no step is begun")
+    parser.add_argument("--seconds", type=float, default=15.0, help="for one workload; no step begins afterwards")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/check.json"))
     parser.add_argument("--table", type=Path, metavar="JSON", help="print the table of a results file and stop")
     parser.add_argument("--into", type=Path, metavar="MD", help="with --table: fill it into this document")

@@ -1,16 +1,16 @@
 """Step time and extra peak memory of the gradient engine and its peers, as ratios to plain PyTorch.
 
-    python benchmarks/engine.py --fresh                                    all of it, five rounds: about 45 minutes
-    python benchmarks/engine.py                                            goes on where it stopped
-    python benchmarks/engine.py --quick --workloads W3 --engines sordino --out quick.json         a first look
+    python benchmarks/engine.py --fresh                                    everything, five rounds: about 45 minutes
+    python benchmarks/engine.py                                            continues an interrupted measurement
+    python benchmarks/engine.py --quick --workloads W3 --engines sordino --out quick.json         a quick measurement
     python benchmarks/engine.py --table benchmarks/results/engine.json --into docs/benchmarks.md
     python benchmarks/engine.py --only mlp10 words logistic --engines sordino floor --out benchmarks/results/floor.json
     python benchmarks/engine.py --only mlp10 words                         two of the held-out workloads
     python benchmarks/engine.py --only held-out                            all of them, into results/heldout.json
     python benchmarks/engine.py --only gpt2 --fresh                        measures this one again, keeps the others
 
-Each engine is a fresh process in every round, and all engines of a workload take turns of a tenth of a second, so that
-what else happens on the machine hits them alike; a ratio is always taken between turns that lie side by side.
+Each engine runs in a fresh process in every round, and all engines of a workload take turns of a tenth of a second, so
+that other load on the machine affects them equally; ratios are taken between neighbouring turns.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=general, help="plain is always run")
     parser.add_argument("--rounds", type=int, help="interleaved rounds (5, quick 2)")
     parser.add_argument("--budget", type=float, help="seconds of timed steps of plain and sordino (4, quick 1.5)")
-    parser.add_argument("--peer-budget", type=float, help="and of each peer, where one step may be enough (1)")
-    parser.add_argument("--turn", type=float, default=0.1, help="seconds of steps before another engine has its turn")
+    parser.add_argument("--peer-budget", type=float, help="the same for each peer; one step may be enough (1)")
+    parser.add_argument("--turn", type=float, default=0.1, help="seconds of steps in one turn of an engine")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=900, help="seconds for one measurement")
-    parser.add_argument("--records", type=int, help="another batch than the workload's own (for a smoke test)")
+    parser.add_argument("--records", type=int, help="replaces the workload's batch size (for a smoke test)")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and steps")
     parser.add_argument("--unchecked", action="store_true", help="time sordino without the comparison with a loop")
-    parser.add_argument("--only-checks", action="store_true", help="compare with the loop, and time nothing yet")
-    parser.add_argument("--fresh", action="store_true", help="forget what the results file holds of these workloads")
+    parser.add_argument("--only-checks", action="store_true", help="compare with the loop, without timing")
+    parser.add_argument("--fresh", action="store_true", help="discard earlier results of these workloads")
     parser.add_argument("--table", type=Path, metavar="JSON", help="print the tables of a results file and stop")
     parser.add_argument("--into", type=Path, metavar="MD", help="with --table: fill them into this document")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="which time the tables compare")
@@ -82,7 +82,7 @@ def _version(distribution: str) -> str | None:
 
 
 def cpu_model() -> str:
-    """The processor's name as the system tells it."""
+    """The processor's name as reported by the system."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -90,14 +90,14 @@ def cpu_model() -> str:
 
 
 def commit() -> str | None:
-    """The revision measured, with a mark when files differ from it; None outside a repository."""
+    """The measured revision, marked if files differ from it; None outside a repository."""
     command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
     return done.stdout.strip() if done.returncode == 0 else None
 
 
 def environment() -> dict[str, Any]:
-    """What the numbers depend on besides the code."""
+    """The machine and the versions, on which the results depend besides the code."""
     return {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
@@ -123,7 +123,7 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def load(options: argparse.Namespace) -> Results:
-    """The results so far, of other workloads too, if measured under the same settings; else a new, empty set."""
+    """The results so far, also those of other workloads, if measured with the same settings; otherwise an empty set."""
     fresh: Results = {
         "environment": environment(),
         "settings": settings(options),
@@ -162,8 +162,8 @@ def save(results: Results, path: Path) -> None:
 
 
 def child(job: dict[str, Any], threads: int) -> None:
-    """Runs in a fresh process: one line of JSON first, and one for each line that it reads."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # whatever else prints must not be taken for an answer
+    """Runs in a fresh process: writes one line of JSON at the start, and one for each line that it reads."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # other output must not be mistaken for an answer
     import torch
 
     from peers.measure import check, serve
@@ -176,7 +176,7 @@ def child(job: dict[str, Any], threads: int) -> None:
 
 
 def check_all(options: argparse.Namespace, results: Results) -> None:
-    """No timing of an engine that is wrong: each workload against the plain loop first."""
+    """Compares sordino with the plain loop on each workload before anything is timed."""
     for workload in options.workloads:
         if workload in results["checks"]:
             continue
@@ -196,7 +196,7 @@ def check_all(options: argparse.Namespace, results: Results) -> None:
 
 
 def present(options: argparse.Namespace, results: Results) -> list[str]:
-    """The engines that can run; the others are written down with the reason."""
+    """The engines that can run; for the others the reason is stored in the results."""
     results["absent"] = {
         e: f"the distribution {ENGINES[e].distribution} is not installed"
         for e in options.engines
@@ -206,7 +206,7 @@ def present(options: argparse.Namespace, results: Results) -> list[str]:
 
 
 def amount(engine: str, options: argparse.Namespace) -> tuple[float, int]:
-    """How long to measure: peers that are many times slower need no five steps for a ratio to plain."""
+    """(seconds, least number of steps) of a measurement: for peers, which are much slower, one step suffices."""
     if engine in ("plain", "plain-kept", "sordino", "floor"):
         return options.budget, 3 if options.quick else 5
     return options.peer_budget, 1
@@ -231,7 +231,7 @@ def run(options: argparse.Namespace) -> Results:
     for number, (turn, workload) in enumerate(jobs, 1):
         if (turn, workload) in done:
             continue
-        shift = turn % len(engines)  # each round begins with another engine
+        shift = turn % len(engines)  # each round starts with a different engine
         able = [e for e in engines if not ENGINES[e].only or workload in ENGINES[e].only]
         able = [e for e in able if workload in SIX or ENGINES[e].any_loss]
         here = [e for e in [*able[shift:], *able[:shift]] if (workload, e) not in broken]

@@ -1,8 +1,8 @@
-"""What ε of random allocation with its certified lower bound costs, and how near they are, over a grid of plans.
+"""The time of ε and its certified lower bound for random allocation, and their distance, over a grid of plans.
 
     python benchmarks/epochs.py [--out FILE]
 
-Processor time of one call of `account`, with empty caches, on one core that other processes share.
+Processor time of one call of `account` with empty caches, on one core of a shared machine.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class BagOfWords(nn.Module):
 
 
 class BiLstm(nn.Module):
-    """Embedding 64, a bidirectional nn.LSTM of 64 units, the mean of its states classifies."""
+    """An embedding of width 64, a bidirectional nn.LSTM of 64 units, and a classifier on the mean of its states."""
 
     def __init__(self, vocabulary: int = VOCABULARY, width: int = 64, hidden: int = 64) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class BiLstm(nn.Module):
 
 
 class Logits(nn.Module):
-    """A model of transformers or peft whose output is its logits alone."""
+    """A model of transformers or peft that returns only its logits."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Logits(nn.Module):
         return logits
 
 
-_OPERATORS: list[torch.library.Library] = []  # a declaration lives as long as its object
+_OPERATORS: list[torch.library.Library] = []  # kept, because a declaration ends with its object
 
 
 def _declare_torchvision_operators() -> None:
@@ -85,7 +85,7 @@ def _declare_torchvision_operators() -> None:
 
 
 def _timm(name: str, **options: Any) -> nn.Module:
-    """A model of timm, with GroupNorm for BatchNorm."""
+    """A model of timm, with GroupNorm instead of BatchNorm."""
     _declare_torchvision_operators()
     import timm
 
@@ -104,7 +104,7 @@ def edgenext() -> nn.Module:
 
 def maxvit() -> nn.Module:
     model = _timm("maxvit_rmlp_pico_rw_256", img_size=64)
-    for module in model.modules():  # the network that makes its position biases drops an eighth of its units
+    for module in model.modules():  # the network that computes the position biases has dropout
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     return model
@@ -197,7 +197,7 @@ def lora() -> nn.Module:
 
 
 def next_token(outputs: Tensor, ids: Tensor) -> Tensor:
-    """Of each text, the mean over its places of the cross-entropy of the next token."""
+    """For each text, the mean over its positions of the cross-entropy of the next token."""
     return F.cross_entropy(outputs[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none").mean(1)
 
 

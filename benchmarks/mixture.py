@@ -1,12 +1,11 @@
-"""What correlated noise costs beside DP-SGD's: memory and processor time of a release, by the number of Gaussians.
+"""The cost of correlated noise compared with DP-SGD's: memory and processor time of a release, by number of Gaussians.
 
     python benchmarks/mixture.py --json benchmarks/results/mixture.json
 
-Each row is a process of its own that releases sums in double precision for some steps, as training does, with one
-Gaussian for each coordinate (DP-SGD) or with p of them (`inverse-root` with p coefficients: its own, and p − 1 of
-earlier steps, made again from their addresses). `peak` is by how many megabytes the resident size was largest beyond
-that before the first release; `seconds` is the processor time of a release, the least of the last ones. The machine may
-be shared.
+Each row is measured in a separate process that releases sums in double precision for some steps, as training does, with
+one Gaussian for each coordinate (DP-SGD) or with p Gaussians (`inverse-root` with p coefficients: the step's own, and
+p − 1 of earlier steps, regenerated from their addresses). `peak` is the largest resident size minus that before the
+first release, in megabytes; `seconds` is the least processor time among the last releases. The machine may be shared.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ STEPS = 3
 
 
 def measured(coordinates: int, bands: int) -> dict[str, Any]:
-    """One process: releases of `coordinates` sums with `bands` Gaussians each, once there are so many earlier steps."""
+    """One process: releases of `coordinates` sums with `bands` Gaussians each, after that many earlier steps."""
     import torch
 
     import sordino

@@ -1,17 +1,17 @@
-"""Damage by bytes: does anybody notice? Every file of a run is changed in thousands of ways.
+"""Is damage of single bytes detected? Changes every file of a run in thousands of ways.
 
     python benchmarks/mutations.py                  2,000 changes of each file
     python benchmarks/mutations.py --each 100       fewer
 
-A change is a bit flipped, a byte replaced, taken out or put in, sixteen bytes zeroed, the file cut short, or two lines
-exchanged, at places spread over the whole file. Files of a finished run are held against `sordino.runs.verify`; the
-ledger and the checkpoint of a run that was killed against what a resume does with them. A change is
+A change is a flipped bit, a replaced, removed or inserted byte, sixteen zeroed bytes, a truncated file, or two
+exchanged lines, at positions spread over the whole file. Files of a finished run are tested with `sordino.runs.verify`;
+the ledger and the checkpoint of a killed run are tested by resuming it. A change is
 
-    noticed     it is named
-    harmless    what is read is what was there (a space in JSON, the last newline), and no release is counted less
+    noticed     an error names it
+    harmless    the values that are read are the same (a space in JSON, the last newline), and no release is lost
     UNNOTICED   anything else
 
-Exit code 1 where a change is unnoticed.
+Exits with 1 if a change is unnoticed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Killed(BaseException):
 
 
 def changes(content: bytes, each: int, chance: random.Random) -> Iterator[bytes]:
-    """`each` changed versions of the content, at places spread over all of it."""
+    """`each` changed versions of the content, with changes spread over all of it."""
     for number in range(each):
         at = min(len(content) - 1, int((number + chance.random()) * len(content) / each))
         head, byte, tail = content[:at], content[at], content[at + 1 :]
@@ -79,7 +79,7 @@ def changes(content: bytes, each: int, chance: random.Random) -> Iterator[bytes]
 
 
 def finished_judge(folder: Path, name: str) -> Judge:
-    """Whether `verify` names the change; the checks that need no accountant come first."""
+    """Whether `verify` detects the change; the checks without an accountant come first."""
     path, whole = folder / name, (folder / name).read_bytes()
     quick = ("result", "report") if name == "report.html" else QUICK
     read: dict[str, Callable[[bytes], Any]] = {
@@ -120,7 +120,7 @@ def killed_run(folder: Path) -> Plan:
 
 
 def ledger_judge(folder: Path, plan: Plan) -> Judge:
-    """What a resume does with the ledger. Cut behind the checkpoint it looks like a kill: that is no damage."""
+    """How a resumed run treats the ledger. Truncation after the checkpoint looks like a kill and counts as harmless."""
     path, whole = folder / "ledger.jsonl", (folder / "ledger.jsonl").read_bytes()
     saved = _newest(folder)
     releases = len(read_ledger(path)[1])
@@ -160,7 +160,7 @@ def checkpoint_judge(folder: Path) -> Judge:
 
 
 def sweep(each: int, seed: int = 0) -> Iterator[tuple[str, Counter[str]]]:
-    """File by file, how many changes were noticed, harmless or unnoticed."""
+    """For each file the numbers of changes that were noticed, harmless and unnoticed."""
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         folder = Path(name)

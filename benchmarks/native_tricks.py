@@ -1,12 +1,12 @@
-"""What each trick that only buys speed is worth: a private step with it, over the same step without it.
+"""The gain of each optimisation that only saves time: a private step without it compared with the same step with it.
 
-    python benchmarks/native_tricks.py                                     all of them: about 15 minutes
+    python benchmarks/native_tricks.py                                     all optimisations: about 15 minutes
     python benchmarks/native_tricks.py --tricks rounded-sum --workloads mlp10 --seconds 2
     python benchmarks/native_tricks.py --table benchmarks/results/native.json --into docs/engine.md
 
-A trick is switched off by putting its slow form in its place, in this process alone; nothing in sordino asks whether it
-is on. Steps with and without it take turns, and the ratio is that of their processor times, side by side. A trick that
-saves less than 3 % on every workload is not worth its lines.
+An optimisation is switched off by replacing it with its slow form in this process; sordino itself has no such switch.
+Steps with and without it take turns, and the ratio is that of the processor times of neighbouring turns. An
+optimisation that saves less than 3 % on every workload is removed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _no(*args: Any, **kwargs: Any) -> bool:
 
 
 def _outside(*names: str) -> Callable[[], Kernels | None]:
-    """The library for everybody but these functions."""
+    """The C library, hidden from these functions only."""
     library = compiled()
     return lambda: None if sys._getframe(1).f_code.co_name in names else library
 
@@ -109,12 +109,12 @@ TRICKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 }
 
 MANY = {"gathered", "scattered", "blocked"}
-"""Sums in double precision are those over more records than are rounded: these are measured without that rounding."""
+"""Only sums over many records stay in double precision: these loops are measured without rounding to single."""
 
 
 @contextmanager
 def without(trick: str) -> Iterator[None]:
-    """The trick's slow form in its place."""
+    """Replaces the optimisation by its slow form inside the block."""
     with ExitStack() as stack:
         for target, slow in TRICKS[trick][1].items():
             stack.enter_context(mock.patch(target, slow))
@@ -122,7 +122,7 @@ def without(trick: str) -> Iterator[None]:
 
 
 def _turn(step: Step, seconds: float) -> float:
-    """Processor time of a step, over the steps that fit into so many seconds, or one."""
+    """The mean processor time of the steps that fit into this time, at least one step."""
     began, deadline, steps = time.process_time(), time.perf_counter() + seconds, 0
     while not steps or time.perf_counter() < deadline:
         step()
@@ -131,7 +131,7 @@ def _turn(step: Step, seconds: float) -> float:
 
 
 def measure(trick: str, workload: str, seconds: float) -> dict[str, Any]:
-    """Both forms in turns: the median of the ratios of neighbouring turns, and its quartiles."""
+    """Measures both forms in turns: the median of the ratios of neighbouring turns, and the quartiles."""
     steps: list[Step] = []
     for _ in range(2):
         model, inputs, targets = WORKLOADS[workload].build()
@@ -156,7 +156,7 @@ def measure(trick: str, workload: str, seconds: float) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Time without the trick over time with it, as a table of Markdown."""
+    """The time without each optimisation divided by the time with it, as a Markdown table."""
     lines = ["| trick | without it, time of a step |", "|---|---|"]
     for trick, (title, _, _) in TRICKS.items():
         found = [m for m in results["measurements"] if m["trick"] == trick]
@@ -170,8 +170,8 @@ def table(results: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tricks", nargs="+", choices=TRICKS, default=list(TRICKS))
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, help="in place of each trick's own")
-    parser.add_argument("--seconds", type=float, default=20.0, help="for one trick on one workload")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, help="instead of those of each optimisation")
+    parser.add_argument("--seconds", type=float, default=20.0, help="for one optimisation on one workload")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/native.json"))
     parser.add_argument("--table", type=Path, metavar="JSON", help="print the table of a results file and stop")
     parser.add_argument("--into", type=Path, metavar="MD", help="with --table: fill it into this document")
@@ -189,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for trick in options.tricks:
         for workload in options.workloads or TRICKS[trick][2]:
             if any(m["trick"] == trick and m["workload"] == workload for m in results["measurements"]):
-                continue  # measured before: delete the file for all of it again
+                continue  # measured before: delete the file to measure everything again
             one = measure(trick, workload, options.seconds) | {"commit": commit()}
             results["measurements"].append(one)
             print(f"{trick:12s} {workload:9s} without it × {one['ratio']:.3f}", flush=True)
@@ -198,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for trick in options.tricks:
         most = max((m["ratio"] for m in results["measurements"] if m["trick"] == trick), default=EARNED)
         if most < EARNED:
-            print(f"{trick} saves less than 3 % on all of these: it can go", file=sys.stderr)
+            print(f"{trick} saves less than 3 % on all of these workloads: remove it", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""What noise, a release, a ledger entry and a sample cost, on one thread; and a large release on several.
+"""The time of noise, releases, ledger entries and samples on one thread, and of a large release on several threads.
 
     python benchmarks/noise.py [--json FILE] [--repeat N]
-    python benchmarks/noise.py --threads 1 2 --coordinates 100 --repeat 5          a sum of 100 million alone
+    python benchmarks/noise.py --threads 1 2 --coordinates 100 --repeat 5          only a sum of 100 million
     python benchmarks/noise.py --beside 2 --coordinates 20 --repeat 5              noise while gradients are computed
 
-Each figure is the best of N runs: the time on the clock, and the processor time, which other work on the machine
-disturbs less (an fsync takes none of it). Beside our generator stand torch.randn (a Mersenne twister: neither secure
-nor exact) and what Opacus does in its secure mode, which adds four Gaussians to make one (Holohan and
-Braghin, 2021) and draws them from torchcsprng; that package is dead, so the four draws are timed here on
-torch.randn in its place: a lower bound on what the secure mode costs.
+Each figure is the best of N runs: the wall-clock time, and the processor time, which depends less on other load (an
+fsync takes none of it). For comparison there are torch.randn (a Mersenne twister: neither secure nor exact) and Opacus'
+secure mode, which adds four Gaussians to make one (Holohan and Braghin, 2021) and draws them from torchcsprng. That
+package is no longer maintained, so the four draws are timed with torch.randn: a lower bound on the time of the secure
+mode.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Figure(NamedTuple):
 
 
 def best(action: Callable[[], object], repeat: int, warm: bool = True) -> Figure:
-    """The fastest run, by the clock and by the processor's time; after one that does not count, if warm."""
+    """The least wall-clock time and the least processor time of the runs, after one warm-up run if `warm`."""
     if warm:
         action()
     wall, cpu = [], []
@@ -77,7 +77,7 @@ def noise(source: RandomSource, repeat: int) -> dict[str, Figure]:
 
 @contextmanager
 def by_numpy() -> Iterator[None]:
-    """As on a machine without a compiler."""
+    """Inside the block the C kernels are not used, as on a machine without a compiler."""
     with ExitStack() as stack:
         for module in (randomness, keystream, releasing):
             stack.enter_context(patch.object(module, "compiled", lambda: None))
@@ -125,7 +125,7 @@ def releases(source: RandomSource, directory: Path, repeat: int) -> dict[str, Fi
 
 
 def shared(source: RandomSource, millions: int, threads: Sequence[int], repeat: int) -> dict[str, Figure]:
-    """One large rounded sum in place; the numbers of threads take turns, so that the machine is the same for all."""
+    """One large rounded sum in place; the numbers of threads take turns, so that all see the same load."""
     values = torch.zeros(millions * MILLION)
     found: dict[int, list[Figure]] = {number: [] for number in threads}
     before = torch.get_num_threads()
@@ -140,9 +140,10 @@ def shared(source: RandomSource, millions: int, threads: Sequence[int], repeat: 
 
 
 def beside(source: RandomSource, millions: int, threads: int, repeat: int) -> dict[str, Figure]:
-    """Products of matrices and the noise of a release, one after the other or at once, in so many threads each.
+    """Matrix products and the noise of a release, one after the other or at the same time, in `threads` threads each.
 
-    At once, the noise has to be kept until the sum is there, which costs more; this measures the gain at most.
+    If the noise is drawn early, it must be stored until the sum is known, which takes additional time that is not
+    measured: the result is an upper bound on the gain.
     """
     torch.set_num_threads(threads)
     values, matrix = torch.zeros(millions * MILLION), torch.randn(1024, 1024)
@@ -190,10 +191,10 @@ def samples(source: RandomSource, repeat: int) -> dict[str, Figure]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="The cost of noise, releases and samples on one thread.")
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
-    parser.add_argument("--repeat", type=int, default=30, help="runs of each, of which the best counts")
-    parser.add_argument("--threads", type=int, nargs="+", help="only a large sum, in so many threads in turn")
+    parser.add_argument("--repeat", type=int, default=30, help="runs of each measurement; the best counts")
+    parser.add_argument("--threads", type=int, nargs="+", help="only a large sum, with these numbers of threads")
     parser.add_argument("--coordinates", type=int, default=100, help="millions of coordinates of that sum")
-    parser.add_argument("--beside", type=int, metavar="THREADS", help="only noise beside products of matrices")
+    parser.add_argument("--beside", type=int, metavar="THREADS", help="only noise drawn during matrix products")
     options = parser.parse_args()
     torch.set_num_threads(1)
     source = RandomSource.from_os()

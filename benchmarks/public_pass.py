@@ -1,10 +1,10 @@
-"""Coupling: should public rows ride in the private rows' forward and backward pass, or have one of their own?
+"""Coupling: should public rows share the private rows' forward and backward pass, or have a separate one?
 
     python benchmarks/public_pass.py
 
-Core milliseconds of a step's gradients (median over interleaved rounds, one thread): the private rows alone; with a
-plain pass over the public rows besides; and with the public rows joined to the private ones in the engine's pass. The
-last is a lower bound: it makes one weighted sum where two would be needed to keep public and private rows apart.
+Core milliseconds of a step's gradients (median over interleaved rounds, one thread): private rows only; with a separate
+plain pass over the public rows; and with public and private rows in one pass of the engine. The last one is a lower
+bound: it computes one weighted sum, although two would be needed to separate public and private rows.
 Writes benchmarks/results/public_pass.json.
 """
 
@@ -36,7 +36,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 
 
 def measure(model: nn.Module, shape: tuple[int, ...], count: int) -> dict[str, float]:
-    """Milliseconds of each way."""
+    """The milliseconds of each of the three."""
     private = torch.randn(PRIVATE, *shape), torch.randint(10, (PRIVATE,))
     public = torch.randn(count, *shape), torch.randint(10, (count,))
 

@@ -1,9 +1,9 @@
-"""Steps of one run by 1, 2 and 4 processes: seconds a step, bytes a step, and whether the released bits are the same.
+"""Steps of one run by 1, 2 and 4 processes: seconds and bytes per step, and whether the released bits are the same.
 
     python benchmarks/ranks.py --json benchmarks/results/ranks.json
 
-One thread a process. Four ranks on two cores are for correctness alone. The same model, batches and insecure seed for
-every number of ranks; the first step, in which the engine checks its programs, is left out of the times.
+Each process has one thread. Four ranks on two cores test correctness only. Model, batches and insecure seed are the
+same for every number of ranks; the first step, in which the engine checks its programs, is not timed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def measure(size: int) -> dict[str, Any]:
 
 
 def bytes_of_a_step(parameters: int, ranks: int) -> int:
-    """Weights in single precision and 8 bytes a record to every follower; sums in double precision (gloo's ring)."""
+    """Weights in single precision and 8 bytes per record to every follower; sums in double precision (gloo's ring)."""
     sums = 16 * parameters if ranks == 2 else 8 * parameters * (ranks - 1) * (ranks + 1) // ranks
     return (ranks - 1) * (4 * parameters + 8 * BATCH) + sums
 

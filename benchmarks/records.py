@@ -1,11 +1,11 @@
-"""Step time and memory of records that are more than a row, as ratios to plain DP-SGD: past iterates and views.
+"""Step time and memory of records with past iterates or views, as ratios to plain DP-SGD.
 
-    python benchmarks/records.py                                   measure, write the JSON: about five minutes
-    python benchmarks/records.py --into docs/benchmarks.md         fill the tables of the JSON into the document
+    python benchmarks/records.py                                   measure and write the JSON file: about five minutes
+    python benchmarks/records.py --into docs/benchmarks.md         write the tables of the JSON file into the document
 
-A step is the one that a training run takes: views drawn, gradients at every iterate, one clipped vector per record,
-noise by `release` with a ledger in memory, SGD. Each round is a fresh process in which all settings take turns
-step by step; a ratio is that of two steps of the same turn, and the table shows the median over all of them.
+A step is that of a training run: draw the views, compute gradients at every iterate and one clipped vector per record,
+add noise by `release` with a ledger in memory, update by SGD. Each round is a fresh process in which all settings take
+turns step by step; a ratio is that of two steps of the same turn, and the table shows the median over all of them.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ BEGIN, END = "<!-- records:begin -->", "<!-- records:end -->"
 
 
 def goal(setting: str) -> float:
-    """What we set ourselves: 1.1 for each iterate (3.3 at K₀ = 2), and 1.1 for each view."""
+    """The goal for the ratio: 1.1 for each iterate (3.3 at K₀ = 2), and 1.1 for each view."""
     kind, _, count = setting.partition(" ")
     return 1.0 if kind == "plain" else 1.1 * int(count)
 
 
 def stepper(workload: str, setting: str) -> tuple[Callable[[], None], int]:
-    """One private step of the workload under this setting, and how many it takes until all past iterates are there."""
+    """One private step of the workload with this setting, and the number of steps until all past iterates exist."""
     import torch
 
     from sordino.plan import Plan
@@ -91,7 +91,7 @@ def times(workload: str, repeats: int) -> dict[str, list[float]]:
 
 
 def memory(workload: str, setting: str) -> int:
-    """Bytes of the peak during steps above what is resident once model and batch are there."""
+    """The peak memory during steps minus the resident size after model and batch were made, in bytes."""
     from peers.measure import peak, reset_peak, resident
 
     step, early = stepper(workload, setting)
@@ -104,7 +104,7 @@ def memory(workload: str, setting: str) -> int:
 
 
 def child(job: dict[str, Any]) -> Any:
-    """A fresh process, one thread; the last line of its output is the result."""
+    """Runs a job in a fresh process with one thread; the last line of its output is the result."""
     variables = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     command = [sys.executable, str(Path(__file__).resolve()), "--child", json.dumps(job)]
     done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
@@ -162,7 +162,7 @@ def said(setting: str) -> str:
 
 
 def fill(document: Path, results: dict[str, Any]) -> None:
-    """Puts the table between the markers; nothing in it is typed by hand."""
+    """Writes the table between the markers."""
     text = document.read_text(encoding="utf8")
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=4)
-    parser.add_argument("--into", type=Path, metavar="MD", help="fill the tables of --out into this document and stop")
+    parser.add_argument("--into", type=Path, metavar="MD", help="write the tables of --out into this document and stop")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:

@@ -1,14 +1,14 @@
-"""A model divided over ranks (fully_shard): that it trains where one process can't, and what a private step costs.
+"""A model divided over ranks (fully_shard): does it train if one process has too little memory, and at what cost?
 
     python benchmarks/sharded.py --json benchmarks/results/sharded.json
     python benchmarks/sharded.py --only time --rounds 3 --json benchmarks/results/sharded_time.json
 
-Memory: every process gets RLIMIT_DATA, what it has after importing torch plus a budget in which neither the model, its
-sums and its optimizer's state fit into one process. One process has to fail, two have to make their steps.
+Memory: RLIMIT_DATA of every process is its use after importing torch plus a budget that is too small for the model, its
+sums and its optimizer's state in one process. One process must fail; two must make their steps.
 
-Time: the processor time of all ranks (the slowest counts) for a private step of the sharded model over a plain step of
-the same sharded model with fully_shard's own gathering and reduction; beside it the same ratio of one process. Bits:
-the weights after the steps, for one process, for ranks that share chunks, and for shards.
+Time: the processor time (of the slowest rank) of a private step of the sharded model divided by that of a plain step of
+the same sharded model with fully_shard's own gathering and reduction; the same ratio for one process. Bits: the weights
+after the steps are compared for one process, for ranks that share chunks, and for shards.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _plan(records: int, batch: int, steps: int) -> Plan:
 
 
 def _limited(rank: int, megabytes: int, width: int, blocks: int) -> dict[str, Any]:
-    """A run under a limit: the model is made shard by shard, so that no process ever has it whole."""
+    """A run with limited memory: the model is made shard by shard, so that no process ever has the whole model."""
     before = _private_bytes()
     resource.setrlimit(resource.RLIMIT_DATA, (before + (megabytes << 20), resource.RLIM_INFINITY))
     torch.manual_seed(0)
@@ -118,13 +118,13 @@ def _limited(rank: int, megabytes: int, width: int, blocks: int) -> dict[str, An
 
 
 def _private_bytes(peak: bool = False) -> int:
-    """What counts for RLIMIT_DATA; the peak is that of resident memory."""
+    """The bytes that RLIMIT_DATA limits; with `peak`, the peak of the resident memory."""
     text = Path("/proc/self/status").read_text(encoding="utf8")
     return int(text.split("VmHWM:" if peak else "VmData:")[1].split()[0]) << 10
 
 
 def _steps(rank: int, kind: str, size: Size) -> dict[str, Any]:
-    """Processor seconds and bytes sent of each step but the first, and a digest of the weights."""
+    """Processor seconds and sent bytes of each step except the first, and a digest of the weights."""
     torch.manual_seed(0)
     net: nn.Module = Transformer(size.width, size.blocks)
     if kind.endswith("sharded"):
@@ -155,8 +155,8 @@ def _steps(rank: int, kind: str, size: Size) -> dict[str, Any]:
 
 
 def _each(seen: list[tuple[float, int]]) -> dict[str, Any]:
-    """Of the second half of the steps: in the first one, chunks of new sizes are checked. Bytes on average, because
-    some of them wait in the system's buffers between two steps."""
+    """Results for the second half of the steps, because chunks of new sizes are checked in the first half. Bytes are an
+    average, because some of them are in the system's buffers between two steps."""
     last = seen[len(seen) // 2 :]
     return {
         "seconds": [b[0] - a[0] for a, b in itertools.pairwise(last)],
@@ -165,7 +165,7 @@ def _each(seen: list[tuple[float, int]]) -> dict[str, Any]:
 
 
 def _plain(net: nn.Module, size: Size) -> dict[str, Any]:
-    """Plain training: the same number of records a step, divided over the ranks."""
+    """Plain training with the same number of records per step, divided over the ranks."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     x, y = _data(size.batch // ranks)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -185,7 +185,7 @@ def _process(number: int, size: int, place: str, function: Any, arguments: Any, 
         dist.init_process_group("gloo", f"file://{place}", rank=number, world_size=size)
     try:
         queue.put((number, function(number, *arguments)))
-    except Exception as error:  # of one rank: the others must not wait for it
+    except Exception as error:  # an error of one rank is reported, so that the others do not wait for it
         resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         queue.put((number, {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"}))
     queue.close()
@@ -194,7 +194,7 @@ def _process(number: int, size: int, place: str, function: Any, arguments: Any, 
 
 
 def together(size: int, function: Any, *arguments: Any) -> list[dict[str, Any]]:
-    """What each of so many ranks found; 0: one process without a group."""
+    """The results of `size` ranks; 0: one process without a group."""
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
@@ -237,7 +237,7 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class Size:
-    """What is timed."""
+    """The sizes of the timed model and batches."""
 
     width: int = 128
     blocks: int = 4
@@ -250,7 +250,7 @@ KINDS = {"plain": 0, "private": 0, "plain sharded": 2, "private sharded": 2, "pr
 
 
 def _timed(rounds: int) -> dict[str, Any]:
-    """Every kind once in each round, so that what else the machine does meets all of them."""
+    """Runs every kind once in each round, so that other load on the machine affects all of them."""
     size = Size()
     rows: dict[str, list[list[dict[str, Any]]]] = {kind: [] for kind in KINDS}
     for _ in range(rounds):
@@ -276,7 +276,7 @@ def _timed(rounds: int) -> dict[str, Any]:
 
 
 def _ratios(private: list[float], plain: list[float]) -> dict[str, float]:
-    """Of the medians over all rounds, and the smallest and largest of single rounds."""
+    """The ratio of the medians over all rounds, and the smallest and largest ratio of single rounds."""
     single = [a / b for a, b in zip(private, plain, strict=True)]
     return {
         "median": statistics.median(private) / statistics.median(plain), "least": min(single), "most": max(single)
@@ -296,7 +296,7 @@ def formula(kind: str, size: Size) -> float | None:
 
 
 def _chunks(size: Size) -> float:
-    """Chunks of a batch, on average over the steps that are timed: they are cut by the records' numbers."""
+    """The mean number of chunks of a batch over the timed steps; chunks are cut by the records' numbers."""
     plan = _plan(8 * size.batch, size.batch, size.steps)
     drawn = plan_batches(plan, records=8 * size.batch, source=plan.source(), chunk=size.chunk)
     numbers = [len(stable_chunks(batch)) for batch in drawn]

@@ -27,7 +27,7 @@ def sent() -> int:
                     info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
                     if len(info) >= _BYTES_ACKED + 8:
                         total += struct.unpack_from("=Q", info, _BYTES_ACKED)[0]
-        except OSError:  # it was closed meanwhile, or does not listen to TCP
+        except OSError:  # it was closed in the meantime, or is not a TCP connection
             continue
     return total
 

@@ -1,8 +1,8 @@
 """The workloads on which the gradient engines are compared: model, synthetic batch and loss.
 
-Time and memory of a step do not depend on what the records say, so the batches are random. The models of the six
+Time and memory of a step do not depend on the records' values, so the batches are random. The models of the six
 workloads here are plain torch modules that every engine accepts unmodified or through its own documented replacement.
-`heldout` has further models, of libraries among them, which only plain PyTorch and sordino are measured on.
+`heldout` has further models, some of them from libraries, on which only plain PyTorch and sordino are measured.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Workload:
     name: str
     title: str
     records: int
-    goal: float  # time over plain that the engine has to reach
+    goal: float  # the time over plain that the engine should reach
     model: Callable[[], nn.Module]
     batch: Callable[[int], tuple[Tensor, Tensor]]
     loss: RowLoss | None = None
@@ -63,7 +63,7 @@ class MnistCnn(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two 3×3 convolutions with GroupNorm(16); the shortcut is a 1×1 convolution where the shape changes."""
+    """Two 3×3 convolutions with GroupNorm(16); the shortcut is a 1×1 convolution if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def resnet20() -> nn.Module:
 
 
 class EncoderLayer(nn.Module):
-    """Pre-LN encoder layer; query, key and value are one Linear, which every engine knows."""
+    """Pre-LN encoder layer; query, key and value are one Linear, which every engine supports."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -135,10 +135,10 @@ class TransformerClassifier(nn.Module):
 
 
 class LstmClassifier(nn.Module):
-    """Embedding 100, one nn.LSTM of 128 units as it comes from torch, the mean of its states classifies.
+    """An embedding of width 100, one nn.LSTM of 128 units, and a classifier on the mean of its states.
 
-    Not the last state alone: its gradient decays over 200 steps into subnormal numbers, on which this kind of
-    CPU takes ten times as long, with every engine (3.9 s instead of 0.37 s for a plain step).
+    It does not use the last state only: that gradient decays over 200 steps to subnormal numbers, on which this kind of
+    CPU takes ten times as long with every engine (3.9 s instead of 0.37 s for a plain step).
     """
 
     def __init__(self, vocabulary: int = 20_000, width: int = 100, hidden: int = 128) -> None:

@@ -1,4 +1,4 @@
-"""Your own module: stopped early by a metric of public data, with what was spent; then resumed to the plan's end.
+"""Your own module: training is stopped early by a metric of public data, and later resumed to the end of the plan.
 
 Run it with `python examples/early_stopping.py`.
 """
@@ -28,7 +28,7 @@ def main() -> None:
     public = torch.randn(200, 8)
 
     def evaluate(model: torch.nn.Module) -> dict[str, float]:
-        """On public rows."""
+        """The metrics of the model on public rows."""
         return {"test_loss": torch.nn.functional.cross_entropy(model(public), (public[:, 0] > 0).long()).item()}
 
     plan = sordino.dpsgd(epsilon=3.0, delta=1e-5, records=2000, expected_batch=200, steps=40)
@@ -38,8 +38,8 @@ def main() -> None:
         loss, records = torch.nn.functional.cross_entropy, (inputs.numpy(), targets.numpy())
         stop = sordino.EarlyStopping("test_loss", patience=1, least=0.05)
         first = sordino.train(Net(), loss, records, plan, callbacks=[stop], **options)
-        print(f"stopped after {first.stopped_at} steps: spent {first.guarantee.beside.get('epsilon_spent')}")
-        result = sordino.train(Net(), loss, records, plan, resume=True, **options)  # the steps that were not made
+        print(f"stopped after {first.stopped_at} steps; ε spent: {first.guarantee.beside.get('epsilon_spent')}")
+        result = sordino.train(Net(), loss, records, plan, resume=True, **options)  # makes the remaining steps
         model = sordino.load(f"{folder}/run", model=Net())
         print(f"ε = {result.guarantee.epsilon:.3f} after all steps; predictions {model.predict(public[:3])}")
 

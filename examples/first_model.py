@@ -15,7 +15,7 @@ def main() -> None:
     print(plan.guarantee())
 
     def accuracy(model: torch.nn.Module) -> dict[str, float]:
-        """On test images, which are public: what is returned is logged."""
+        """The accuracy on test images, which must be public: the returned values are logged."""
         return {"accuracy": (model(data.test.inputs).argmax(1) == data.test.targets).float().mean().item()}
 
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))

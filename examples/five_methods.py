@@ -1,7 +1,7 @@
-"""A student's own dataset and model under each of the five methods, by one recipe each.
+"""Your own dataset and model with each of the five methods, one recipe each.
 
-Run it with `python examples/five_methods.py`. Two methods have a proof for one kind of model alone, as their recipes
-say: the hidden state's is linear, DP-MAC's a chain of layers.
+Run it with `python examples/five_methods.py`. Two methods are proven for one kind of model only, which their recipes
+name: hidden state for linear models, DP-MAC for chains of layers.
 """
 
 import sys
@@ -16,7 +16,7 @@ CODE = '''
 import torch
 
 def rows():
-    """Your data: inputs and targets, and the classes there are."""
+    """Your data: inputs, targets and the names of the classes."""
     inputs = 2 * torch.rand(2500, 4, generator=torch.Generator().manual_seed(0)) - 1
     targets = (inputs[:, 0] > inputs[:, 1]).long()
     train, test = (inputs[:2000], targets[:2000]), (inputs[2000:], targets[2000:])
@@ -60,7 +60,7 @@ def main() -> None:
                     key: value.replace("student.py", str(folder / "student.py")) if key == "name" else value
                     for key, value in sections[section].items()
                 }
-            # --allow-code on the command line: a recipe alone never runs code
+            # --allow-code on the command line: without it, a recipe never runs code
             recipe = Recipe.from_dict(sections, allow_code=True)
             result = run_recipe(recipe, folder / method, progress=False)
             model = sordino.load(folder / method, allow_code=True)

@@ -1,4 +1,4 @@
-"""A hospital's CSV to a private model, its report and predictions, by the command line alone.
+"""From a hospital's CSV file to a private model, its report and predictions, using only the command line.
 
 Run it with `python examples/hospital.py`. The page that explains it: docs/tutorials/hospital.md.
 """
@@ -17,13 +17,13 @@ name = "visits"
 [data]
 name = "csv"
 path = "{folder}/visits.csv"
-test_path = "{folder}/held_out.csv"     # visits whose patients agreed: the guarantee does not protect them
-records = 3000                          # the number that the hospital publishes; never counted from the file
+test_path = "{folder}/held_out.csv"     # visits of patients who agreed: the guarantee does not protect them
+records = 3000                          # the number that the hospital publishes; it is not counted from the file
 target = "readmitted"
 classes = ["no", "yes"]
 ignore = ["patient"]
 
-[data.columns]                          # public bounds and lists: none of them is read off the file
+[data.columns]                          # public bounds and lists: none of them is computed from the file
 age = {{ kind = "number", low = 0, high = 110 }}
 glucose = {{ kind = "number", low = 40, high = 400, missing = true }}
 sex = {{ kind = "category", values = ["f", "m"] }}
@@ -48,7 +48,7 @@ average = "tail"                        # the mean of the last half of the itera
 
 
 def visits(path: Path, count: int, seed: int) -> None:
-    """Made-up visits, in the place of yours."""
+    """Writes synthetic visits, in place of your data."""
     draw = random.Random(seed)
     lines = ["patient,age,glucose,sex,ward,note,readmitted"]
     for patient in range(count):
@@ -73,7 +73,7 @@ def main() -> None:
         print(
             found.read_text(encoding="utf8").splitlines()[:3], (run / "report.html").stat().st_size, "bytes of report"
         )
-        print(f"ε = {result['epsilon']:.3f}, {result['test_accuracy']:.0%} of the held-out visits are right")
+        print(f"ε = {result['epsilon']:.3f}, {result['test_accuracy']:.0%} of held-out visits are classified correctly")
 
 
 if __name__ == "__main__":

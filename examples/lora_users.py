@@ -1,14 +1,14 @@
 """LoRA on a small GPT, on texts of many users: the guarantee protects a user with all their texts.
 
-Run it with `python examples/lora_users.py` (it needs transformers and peft: `pip install sordino[hf]`). So that nothing
-is downloaded, a small GPT is first trained on public sentences; put `AutoModelForCausalLM.from_pretrained(…)` and its
-tokenizer there.
+Run it with `python examples/lora_users.py` (it needs transformers and peft: `pip install sordino[hf]`). To avoid a
+download, a small GPT is first trained on public sentences; replace it by `AutoModelForCausalLM.from_pretrained(…)` and
+its tokenizer.
 """
 
 # ruff: noqa: E402
 import sys
 
-sys.modules.setdefault("torchvision", None)  # texts alone: an image library of another build need not load
+sys.modules.setdefault("torchvision", None)  # only texts are used: a torchvision of another build is not loaded
 
 import peft
 import tokenizers
@@ -23,14 +23,14 @@ WORDS = [word for part in PARTS for word in part.split()]
 
 
 def sentences(count: int, order: tuple[int, ...], seed: int) -> list[str]:
-    """Made-up sentences: a word of each part of speech, in this order."""
+    """Synthetic sentences: one word of each part of speech, in this order."""
     draw = torch.Generator().manual_seed(seed)
     words = [PARTS[part].split() for part in order]
     return [" ".join(some[int(torch.randint(len(some), (), generator=draw))] for some in words) for _ in range(count)]
 
 
 def small_gpt(texts: list[str]) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerFast]:
-    """A GPT that has read public texts, in the place of a downloaded one."""
+    """A GPT trained on public texts, in place of a downloaded one."""
     vocabulary = {word: number for number, word in enumerate(["[PAD]", "[END]", *WORDS])}
     core = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[END]"))
     core.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -51,14 +51,14 @@ def small_gpt(texts: list[str]) -> tuple[transformers.PreTrainedModel, transform
 
 
 def main() -> None:
-    public, private = (0, 1, 2, 3), (3, 0, 1, 2)  # the users put the adverb first
+    public, private = (0, 1, 2, 3), (3, 0, 1, 2)  # in the users' sentences the adverb comes first
     model, tokenizer = small_gpt(sentences(200, public, seed=0))
     texts = iter(sentences(1000, private, seed=1))
     messages = [{"user": f"u{user}", "text": next(texts)} for user in range(400) for _ in range(1 + user % 4)]
     held_out = tokenizer(sentences(100, private, seed=2), return_tensors="pt")["input_ids"]
 
     def evaluate(gpt: torch.nn.Module) -> dict[str, float]:
-        """On sentences of nobody: what is returned is logged."""
+        """The loss on sentences that belong to no user; the returned values are logged."""
         return {"test_loss": gpt(input_ids=held_out, labels=held_out).loss.item()}
 
     before = evaluate(model)["test_loss"]

@@ -1,7 +1,7 @@
-"""A maintainer's new layer, dataset and method, from a package of their own: sordino finds them and trains with them.
+"""A new layer, dataset and method in your own package: sordino finds them and trains with them.
 
-Run it with `python examples/maintainer.py`. The pages that say how: docs/howto/own_layer.md, docs/howto/your_data.md,
-docs/howto/extend.md. A method with a plan, recipe keys and an update of its own: tests/methods/sixth/signed_steps.py.
+Run it with `python examples/maintainer.py`. It is explained in docs/howto/own_layer.md, docs/howto/your_data.md and
+docs/howto/extend.md. A method with its own plan, recipe keys and update: tests/methods/sixth/signed_steps.py.
 """
 
 import sys
@@ -26,7 +26,7 @@ from sordino.plan import Assumption, Method, make_plan
 
 
 class Gated(torch.nn.Module):
-    """A layer: nothing to register, the engine follows torch's operations."""
+    """A layer. It need not be registered: the engine follows torch's operations."""
 
     def __init__(self, features, classes):
         super().__init__()
@@ -51,7 +51,7 @@ def rows():
 
 @dataclass(frozen=True)
 class Plain(Method):
-    """A method: what it does not override is DP-SGD's, here everything but its name and its recipe's keys."""
+    """A method. What it does not override is DP-SGD's: here everything except its name and its recipe keys."""
 
     name: ClassVar[str] = "plain-steps"
 
@@ -70,7 +70,7 @@ class Plain(Method):
     def assumptions(self, plan):
         return (Assumption("steps are plain", "they are those of the base class"),)
 '''
-ENTRY_POINT = "[sordino.methods]\nplain-steps = our_package:Plain\n"  # what pip writes of your pyproject.toml
+ENTRY_POINT = "[sordino.methods]\nplain-steps = our_package:Plain\n"  # pip writes this from your pyproject.toml
 RECIPE = {
     "data": {"name": "our_package:rows", "records": 400},
     "model": {"name": "our_package:net"},
@@ -93,7 +93,7 @@ def main() -> None:
             ours = import_module("our_package")
             rows = sordino.Rows(*ours.rows()["train"])
             sordino.verify(ours.Gated(4, 2), torch.nn.functional.cross_entropy, rows, sordino.FlatClip(1.0))
-            print("layer: its gradients per record are those of a loop over records")
+            print("layer: its per-record gradients equal those of a loop over records")
             result = run_recipe(Recipe.from_dict(RECIPE, allow_code=True), out, progress=False)
             print(f"{result['method']}: ε = {result['epsilon']:.3f}, accuracy {result['test_accuracy']:.0%}")
         finally:

@@ -1,4 +1,4 @@
-"""A training loop of your own: any optimizer and scheduler, on released gradients.
+"""Your own training loop with any optimizer and scheduler, on released gradients.
 
 Run it with `python examples/own_loop.py`.
 """
@@ -24,7 +24,7 @@ def main() -> None:
 
     with TemporaryDirectory() as folder, sordino.Ledger.open(Path(folder) / "ledger.jsonl", plan.to_dict()) as ledger:
         for step in sordino.private_steps(plan, gradient_sum, records=2000, source=plan.source(), ledger=ledger):
-            step.assign(model)  # released gradients, into parameter.grad
+            step.assign(model)  # stores the released gradients in parameter.grad
             optimizer.step()
             scheduler.step()
         print(f"{len(ledger.entries)} releases in the ledger, ε = {plan.guarantee().epsilon:.3f}")

@@ -1,4 +1,4 @@
-"""The command line with a recipe of your own. The run directory holds the model, the ledger and the report.
+"""The command line with your own recipe. The run directory contains the model, the ledger and the report.
 
 Run it with `python examples/recipe.py`.
 """

@@ -1,4 +1,4 @@
-"""A run that is interrupted and goes on: what was released and lost is skipped, and ε stays that of the plan.
+"""An interrupted run is resumed: released steps whose update was lost are skipped, and ε remains that of the plan.
 
 Run it with `python examples/resume.py`.
 """
@@ -11,7 +11,7 @@ import sordino
 
 
 def interrupted(model: torch.nn.Module) -> dict[str, float]:
-    """Stands for a kill: it is called after step 8, when the last checkpoint is that of step 5."""
+    """Simulates a kill: it is called after step 8, when the last checkpoint is that of step 5."""
     raise KeyboardInterrupt
 
 

@@ -1,6 +1,6 @@
-"""A reviewer gets run directories, twenty of them forged: `sordino verify` tells the genuine one from each of them.
+"""A reviewer receives run directories, twenty of them forged: `sordino verify` accepts only the genuine one.
 
-Run it with `python examples/reviewer.py`. What is compared with what: docs/howto/verify.md.
+Run it with `python examples/reviewer.py`. docs/howto/verify.md explains what is compared.
 """
 
 import json
@@ -26,7 +26,7 @@ def run(out: Path, epsilon: float) -> None:
 
 
 def replaced(name: str, old: str, new: str) -> Callable[[Path, Path], None]:
-    """A forgery: another text in a file."""
+    """A forgery that replaces a text in a file."""
 
     def forge(folder: Path, other: Path) -> None:
         text = (folder / name).read_text(encoding="utf8")
@@ -37,7 +37,7 @@ def replaced(name: str, old: str, new: str) -> Callable[[Path, Path], None]:
 
 
 def result(**changes: object) -> Callable[[Path, Path], None]:
-    """A forgery: another entry of result.json."""
+    """A forgery that changes entries of result.json."""
 
     def forge(folder: Path, other: Path) -> None:
         document = json.loads((folder / "result.json").read_text(encoding="utf8"))
@@ -47,7 +47,7 @@ def result(**changes: object) -> Callable[[Path, Path], None]:
 
 
 def lines(keep: Callable[[list[str]], list[str]]) -> Callable[[Path, Path], None]:
-    """A forgery: other lines of the ledger."""
+    """A forgery that changes the lines of the ledger."""
 
     def forge(folder: Path, other: Path) -> None:
         found = (folder / "ledger.jsonl").read_text(encoding="utf8").splitlines(keepends=True)
@@ -57,12 +57,12 @@ def lines(keep: Callable[[list[str]], list[str]]) -> Callable[[Path, Path], None
 
 
 def swapped(name: str) -> Callable[[Path, Path], None]:
-    """A forgery: the file of another genuine run, of a larger ε."""
+    """A forgery with a file of another genuine run, which has a larger ε."""
     return lambda folder, other: shutil.copy(other / name, folder / name) and None
 
 
 def flipped(folder: Path, other: Path) -> None:
-    """A forgery: one bit of the last weight."""
+    """A forgery that flips one bit of the last weight."""
     content = bytearray((folder / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (folder / "model.safetensors").write_bytes(bytes(content))

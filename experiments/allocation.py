@@ -2,11 +2,12 @@
 
     python experiments/allocation.py [--plans 30] [--samples 100000] [--seed 0] [--out FILE]
 
-A plan is t, σ, a number of epochs and an ε, drawn at random. δ(ε) is estimated from samples of the composed privacy
-loss: by removing E_P (1 − e^{ε−L})₊ under P, by adding the same with the pair exchanged. Its interval is that of
-Maurer & Pontil 2009 (empirical Bernstein, values in [0, 1]) at confidence 1 − 10⁻⁶ on either side. The
-accountant must not lie below it, nor its certified lower bound above it; `wrong` counts the plans where one does. At
-δ = 10⁻⁶, which sampling does not reach, both bounds are written down with the processor time that they took.
+A plan consists of t, σ, a number of epochs and an ε, drawn at random. δ(ε) is estimated from samples of the composed
+privacy loss: E_P (1 − e^{ε−L})₊ for removing a record, and the same with the pair exchanged for adding one. The
+confidence interval is that of Maurer & Pontil 2009 (empirical Bernstein, values in [0, 1]) at 1 − 10⁻⁶ on either side.
+The accountant's ε must not be below the interval, and its certified lower bound must not be above it; `wrong` counts
+the plans that violate this. δ = 10⁻⁶ is too small for sampling: there the file has both bounds and their processor
+time.
 """
 
 from __future__ import annotations
@@ -55,21 +56,21 @@ def interval(losses: Array, epsilon: float) -> tuple[float, float, float]:
 
 
 def direction_epsilon(epoch: Epoch, epochs: int, delta: float, *, removing: bool, grid: float = 2e-3) -> float:
-    """ε at δ from above, of one direction."""
+    """An upper bound on ε at δ for one direction."""
     pmf = epoch_pmfs(epoch, grid, delta * 1e-6 / epochs)[0 if removing else 1]
     composition = Composition([(pmf, epochs)], grid)
     return composition.epsilon(delta, composition.renyi(delta)[1])
 
 
 def compared(plan: dict[str, Any], samples: int, generator: np.random.Generator) -> dict[str, Any]:
-    """One plan: Monte Carlo of both directions, the accountant at the ends of the intervals."""
+    """One plan: Monte Carlo estimates of both directions, and the accountant at the ends of the intervals."""
     epoch = Epoch(plan["noise_multiplier"], plan["batches"], plan["seen"])
     found: dict[str, Any] = dict(plan)
     wrong = False
     for removing in (True, False):
         losses = sampled_losses(epoch, plan["epochs"], samples, generator, removing=removing)
         estimate, low, high = interval(losses, plan["epsilon"])
-        # δ(ε) ≥ low, so ε(low) from above must be at least ε
+        # δ(ε) ≥ low, so the upper bound on ε at δ = low must be at least ε
         upper = direction_epsilon(epoch, plan["epochs"], low, removing=removing) if low > 0 else None
         found["removing" if removing else "adding"] = {
             "delta": estimate, "delta_low": low, "delta_high": high, "epsilon_at_delta_low": upper,
@@ -85,7 +86,7 @@ def compared(plan: dict[str, Any], samples: int, generator: np.random.Generator)
 
 
 def _bracket(event: Any) -> dict[str, Any]:
-    """Both bounds at a δ that no sampling reaches, and the processor time that they take together."""
+    """Both bounds at a δ that is too small for sampling, and the processor time of both together."""
     begin = time.process_time()
     found = account(event, SMALL)
     return {"delta": SMALL, "epsilon": found.epsilon, "epsilon_lower": found.epsilon_lower,
@@ -101,7 +102,7 @@ def random_plan(generator: np.random.Generator) -> dict[str, Any]:
     sigma = float(np.exp(generator.uniform(math.log(0.4), math.log(6.0))))
     epochs = int(generator.integers(1, 9))
     seen = batches if generator.random() < 0.7 else int(generator.integers(1, batches + 1))
-    # an ε around which δ is neither 0 nor 1
+    # the scale of an ε for which δ is neither close to 0 nor to 1
     scale = math.sqrt(epochs * math.expm1(min(1 / sigma**2, 3.0)) / batches)
     return {"batches": batches, "seen": seen, "noise_multiplier": sigma, "epochs": epochs,
             "epsilon": float(generator.uniform(0.3, 1.8) * scale)}  # fmt: skip

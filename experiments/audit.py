@@ -1,4 +1,4 @@
-"""How often the default audit breaks a correct claim, and how often it catches halved noise: one JSON file.
+"""How often the default audit rejects a correct claim, and how often it detects halved noise: one JSON file.
 
 python experiments/audit.py
 """

@@ -1,14 +1,15 @@
-"""How much of a true ε an audit shows, and how often it calls a true claim broken: one JSON file.
+"""How much of a true ε an audit can prove, and how often it rejects a true claim: one JSON file.
 
     python experiments/audit_strength.py [white] [ceiling] [false] [black] [--data-dir DIR]
 
-white     DP-SGD at ε = 4, every release seen: the share of ε that is shown, for full batches and Poisson samples, by
-          the verdict, by order statistics at 95 %, and by f-DP in one run, which assumes least
-ceiling   what an auditor could show who knows the very pair of distributions, with as many independent trials
-false     audits of a mechanism that lies exactly on its claim: how many call it broken
-black     the final model's loss on one record, with initial weights that the adversary chose; MNIST
+white     DP-SGD at ε = 4, the auditor sees every release: the share of ε that is proven, for full batches and Poisson
+          samples, by the verdict, by order statistics at 95 %, and by f-DP in one run, which assumes least
+ceiling   what an auditor could prove who knows the exact pair of distributions and has as many independent trials
+false     audits of a mechanism whose ε equals its claim: how many of them reject the claim
+black     the auditor sees the final model's loss on one record, with initial weights that the adversary chose; MNIST
 
-Rows that results/audit_strength.json holds are kept, so a run that was stopped goes on; delete the file to begin anew.
+Rows that are already in results/audit_strength.json are not computed again, so an interrupted run continues; delete the
+file to start from the beginning.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def plan_of(rate: float, steps: int, epsilon: float = EPSILON) -> Plan:
 
 
 def audited(rate: float, steps: int, runs: int, seed: int, canaries: int = CANARIES) -> Row:
-    """One audit of 7,850 weights, as many runs as are asked for."""
+    """One audit of a model with 7,850 weights, over `runs` runs."""
     started = time.process_time()
     torch.manual_seed(seed)
     records = torch.randn(RECORDS, 784), torch.randint(0, 10, (RECORDS,))
@@ -78,7 +79,8 @@ def white() -> Iterator[Job]:
 
 
 def ceiling_of(rate: float, steps: int, canaries: int) -> Row:
-    """Clopper and Pearson on as many independent trials, at the threshold and counts that the exact pair expects."""
+    """The Clopper-Pearson bound for as many independent trials, at the threshold and with the counts that the exact
+    pair has in expectation."""
     plan = plan_of(rate, steps)
     coins, scores = simulate(Scorer.of(plan), torch.tensor([[plan.clipping.clip_norm]]).double(), steps, 1_000_000)
     each, inside, outside = canaries / 2, np.sort(scores[coins].numpy()), np.sort(scores[~coins].numpy())
@@ -93,7 +95,7 @@ def ceiling_of(rate: float, steps: int, canaries: int) -> Row:
 
 
 def in_one_run(rate: float, steps: int, guesses: int, canaries: int = 1_000_000) -> Row:
-    """The bound from one run with so many simulated canaries of the very pair: what the theorem itself costs."""
+    """The bound from one run with simulated canaries of the exact pair: what the theorem itself loses."""
     plan = plan_of(rate, steps)
     coins, scores = simulate(Scorer.of(plan), torch.tensor([[plan.clipping.clip_norm]]).double(), steps, canaries)
     chosen = Guesses(guesses, 0)
@@ -106,7 +108,8 @@ def in_one_run(rate: float, steps: int, guesses: int, canaries: int = 1_000_000)
 
 
 def _beyond(least: float, most: float, curve: Curve) -> bool:
-    """Whether the curve forbids true alarms of at least `least` with false ones of at most `most`."""
+    """Whether the trade-off curve excludes a true positive rate of at least `least` with a false positive rate of at
+    most `most`."""
     return curve.least_false(least) > most
 
 
@@ -120,7 +123,7 @@ def ceiling() -> Iterator[Job]:
 
 
 def false() -> Iterator[Job]:
-    """Full batches, where the accountant is exact and the mechanism lies on its claim."""
+    """Full batches, for which the accountant is exact, so that the mechanism's ε equals its claim."""
     for runs, canaries in ((1, 7800), (4, 1950)):
         for first in range(0, 200, 20):
             yield f"false runs={runs} seeds={first}", partial(_false, runs, canaries, first)
@@ -136,7 +139,8 @@ def _false(runs: int, canaries: int, first: int) -> Row:
 
 
 def black(data_dir: Path | None) -> Iterator[Job]:
-    """500 pictures of MNIST, which the initial weights fit; the record is noise, of the class that fits it least."""
+    """500 images of MNIST, which the initial weights fit; the audited record is noise, labelled with the class that
+    fits it least."""
     for hidden, epsilon, runs in ((None, 10.0, 800), (None, 4.0, 400)):
         yield f"black {hidden or 'linear'} ε={epsilon}", partial(_black, hidden, epsilon, runs, data_dir)
 
@@ -160,7 +164,7 @@ def _black(hidden: int | None, epsilon: float, runs: int, data_dir: Path | None)
 
 
 def table(runs: dict[str, Any]) -> dict[str, Any]:
-    """What the pages show."""
+    """The table that the pages show."""
     kept = {kind: [row for key, row in runs.items() if key.startswith(kind)] for kind in ("white", "ceiling", "black")}
     rows = []
     for rate, steps in SETTINGS:

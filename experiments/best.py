@@ -1,11 +1,12 @@
 """The recipes behind `sordino train --dataset NAME --epsilon ε`, written from result files.
 
     python experiments/best.py            write src/sordino/recipes/best/NAME.toml, and the table in README.md
-    python experiments/best.py --check    exit 1 where a recipe or the table is not what the results say
+    python experiments/best.py --check    exit 1 if a recipe or the table differs from the result files
 
-For every dataset the methods that are named here, each at the ε at which it was run: its recipe, the number of seeds,
-the mean test accuracy and its standard deviation. A method that stands later takes an ε from those before it. The order
-was decided by held-out training rows (experiments/results/heads_*.json), before the later methods saw a test row.
+For every dataset and every method named here, the file has each ε at which the method was run: its recipe, the number
+of seeds, the mean test accuracy and its standard deviation. If several methods were run at one ε, the last one counts.
+Their order was decided by held-out training rows (experiments/results/heads_*.json), before the later methods were
+evaluated on a test row.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ CHOSEN = {
 
 
 def measured(name: str, method: str) -> Iterator[dict[str, Any]]:
-    """Each ε at which a result file has this method."""
+    """The results of this method in a result file, one for each ε."""
     path = RESULTS / name
     if not path.exists():
         return
     document = json.loads(path.read_text(encoding="utf8"))
     about = {"method": method, "source": f"experiments/results/{name}"}
-    if "recipe" in document:  # of experiments/run.py: one recipe at its own ε
+    if "recipe" in document:  # a file of experiments/run.py: one recipe at its own ε
         recipe = tomllib.loads((ROOT / "experiments" / "recipes" / document["recipe"]).read_text(encoding="utf8"))
         first = document["runs"][0]
         yield {
@@ -60,7 +61,7 @@ def measured(name: str, method: str) -> Iterator[dict[str, Any]]:
 
 
 def best(dataset: str) -> str | None:
-    """The file's text; None where nothing was run."""
+    """The text of the recipe file; None if nothing was run."""
     found = {one["epsilon"]: one for source in CHOSEN[dataset] for one in measured(*source)}
     if not found:
         return None
@@ -74,7 +75,7 @@ BEGIN, END = "<!-- best:begin -->", "<!-- best:end -->"
 
 
 def plain(dataset: str) -> str:
-    """The accuracy without privacy, of the comparisons' files; the best where there are several."""
+    """The best accuracy without privacy in the files of `sordino compare`."""
     found = []
     for name, _ in CHOSEN[dataset]:
         document = json.loads((RESULTS / name).read_text(encoding="utf8")) if (RESULTS / name).exists() else {}
@@ -89,7 +90,7 @@ def _cell(row: dict[str, Any]) -> str:
 
 
 def overview() -> str:
-    """The table of README.md: for every dataset the best recipe known at each ε, and what it assumes."""
+    """The table of README.md: for every dataset the best known recipe at each ε, and its assumptions."""
     rows, epsilons = [], (0.5, 1.0, 2.0, 3.0, 8.0)
     for dataset in CHOSEN:
         text = best(dataset)

@@ -1,9 +1,9 @@
-"""Audits of inner momentum, of momentum of single records and of self-augmentation, and of the same with a fault.
+"""Audits of inner momentum, momentum of single records and self-augmentation, each also with a deliberate fault.
 
 python experiments/bias_audit.py
 
-Canaries are records here, so that clipping is part of what is audited: 1,200 of them, one run each. The faults clip
-every iterate, or every view, by itself, and sum. One JSON file.
+The canaries are records, so that clipping is audited too: 1,200 canaries in one run. The faulty versions clip every
+iterate, or every view, separately and add the results. Writes one JSON file.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def fill(summary: dict[str, dict[str, Any]]) -> None:
-    """Puts the table into the page, between its markers."""
+    """Writes the table into the page, between its markers."""
     page = Path(__file__).parents[1] / "docs" / "guarantees" / "clipping_bias.md"
     before, rest = page.read_text(encoding="utf8").split(BEGIN)
     lines = ["| | claimed ε | ε at least | broken |", "| --- | --- | --- | --- |"]

@@ -1,12 +1,12 @@
-"""Two items of Xiao et al. 2023 (clipping bias) on the embedded images of Fashion-MNIST; one JSON, resumable.
+"""Two items of Xiao et al. 2023 (clipping bias) on the embedded images of Fashion-MNIST; one JSON file, resumable.
 
     python experiments/bias_small.py
 
 fig4b    p-averaged clipping at an equal guarantee: groups of p = 1, 4, 10 records are averaged, then clipped to c = 1.
-         A record moves the clipped mean of its group by up to 2c, and there are B/p of them: the noise in the mean
-         gradient is 2p times that of single records (the paper's factor). Small CNN, 300 steps of 256, the step size
-         of instruments.json, the noise of ε = 4 for p = 1. Our library refuses p > 1 as a private method: these runs
-         add noise by hand on public data and have **no guarantee**.
+         A record moves the clipped mean of its group by up to 2c, and a batch has B/p groups: the noise in the mean
+         gradient is 2p times that of single records (the paper's factor). Small CNN, 300 steps with batches of 256,
+         the step size of instruments.json, the noise of ε = 4 for p = 1. sordino refuses p > 1 as a private method:
+         these runs add noise in this script, on public data, and have **no guarantee**.
 records  Algorithm 1, the momentum of single records: full batches of 3,000 images, a softmax layer on the pixels,
          gradients normalised (automatic clipping), 60 steps, ε = 3, δ = 1e-5, add-remove; with kept = 0 (DP-GD), 0.5
          and 0.9. The step size of each is the best of three on 2,000 other training images, seed 0; three seeds on the
@@ -52,7 +52,7 @@ def part(split: data.Split, start: int, stop: int) -> data.Split:
 
 
 def grouped(p: int, seed: int) -> dict[str, Any]:
-    """Clipped means of groups of p records, with noise by hand: NOT private."""
+    """Trains on clipped means of groups of p records, with noise added in this script: NOT private."""
     whole = images()
     count = BATCH - BATCH % p
     sigma = Plan.dpsgd(
@@ -110,7 +110,7 @@ def records(kept: float, lr: float, seed: int, held_out: bool) -> dict[str, Any]
 
 
 def table(runs: dict[str, Any]) -> list[dict[str, Any]]:
-    """Mean and spread over the seeds on the test images."""
+    """Mean and standard deviation over the seeds on the test images."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for run in runs.values():
         if not run["held_out"]:

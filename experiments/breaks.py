@@ -1,8 +1,7 @@
-"""What an attack of two hours broke in the code of November, and the tests that fail on that code.
+"""What a two-hour attack broke in the code of November, and the tests that fail on that code.
 
-    the number, what was broken, what excludes its kind now, tests (file::name)
-
-`trust.py` shows the table on docs/trust.md; tests/experiments/test_trust.py holds that each test exists.
+Each row: its number, what was broken, what excludes this kind of fault now, and the tests (file::name).
+`trust.py` shows the table on docs/trust.md; tests/experiments/test_trust.py checks that each test exists.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Audits of random allocation, correlated noise and users: which claims hold, and which broken runs are caught.
+"""Audits of random allocation, correlated noise and users: which claims hold, and which broken runs are detected.
 
     python experiments/caught.py [--seeds 3] [--out FILE]
-    python experiments/caught.py --page                 the table of FILE as a page has it
+    python experiments/caught.py --page                 print the table of FILE as Markdown
 
-A linear layer with 7,850 weights, 64 made-up records, one short run for each audit. "As claimed" runs the plan; all
-other rows run something else under the plan's claim. Runs that are in FILE already are not made again.
+A linear layer with 7,850 weights, 64 synthetic records, one short run for each audit. "As claimed" runs the plan; all
+other rows run something that does not satisfy the plan's claim. Runs that are already in FILE are not repeated.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def rows() -> tuple[Tensor, Tensor]:
 
 
 def in_a_fixed_order(run: Plan) -> Plan:
-    """The batches of the first epoch again in every epoch."""
+    """Uses the batches of the first epoch in every epoch."""
     assert isinstance(run.sampling, Allocation)
     return replace(run, sampling=Cyclic(run.sampling.batches))
 
 
 def suspects_a_fixed_order(plan: Plan) -> CorrelatedScorer:
-    """The likelihood ratio of independent noise on groups that take turns; the group of a canary is not used."""
+    """The likelihood ratio for independent noise and groups in a fixed order; it does not use a canary's group."""
     assert isinstance(plan.sampling, Allocation)
     identity = torch.zeros(plan.steps, dtype=torch.float64)
     identity[0] = 1.0
@@ -66,13 +66,13 @@ def suspects_a_fixed_order(plan: Plan) -> CorrelatedScorer:
 
 
 def once(plan: Plan) -> float:
-    """The noise of a sensitivity that counts one participation, as a factor of the right one."""
+    """The noise for a sensitivity that counts only one participation, relative to the correct noise."""
     strategy, groups = plan.method.strategy, plan.sampling.batches  # type: ignore[attr-defined,union-attr]
     return column_norm(strategy, steps=plan.steps) / sensitivity(strategy, steps=plan.steps, separation=groups)
 
 
 def cases() -> dict[str, Callable[[], tuple[Plan, Options]]]:
-    """(plan, options of the audit) by name; plans are made when they are needed."""
+    """Functions that make (plan, options of the audit), by name."""
     half: Options = {"noise_scale": 0.5}
 
     def of(make: Callable[[], Plan], options: Options | Callable[[Plan], Options]) -> Callable[..., Any]:
@@ -146,7 +146,7 @@ def table(runs: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def markdown(rows: list[dict[str, Any]]) -> list[str]:
-    """The table as lines of a page."""
+    """The table as lines of Markdown."""
     lines = [
         "| run | claim | canaries | called broken | ε at least: least, median, greatest |",
         "|---|---|---|---|---|",
@@ -161,7 +161,7 @@ def markdown(rows: list[dict[str, Any]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--page", action="store_true", help="print the table of FILE as a page has it")
+    parser.add_argument("--page", action="store_true", help="print the table of FILE as Markdown")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "caught.json")
     arguments = parser.parse_args()
     if arguments.page:

@@ -1,16 +1,15 @@
-"""Clipping bias (Xiao et al. 2023) on real data: which of its remedies pays, at which ε, at equal epochs and records.
+"""Clipping bias (Xiao et al. 2023) on real data: which of its remedies help, at which ε, at equal epochs and records.
 
     python experiments/clipping_bias.py --part imdb --epsilons 4 --only original enhanced
     python experiments/clipping_bias.py --part cifar10
     python experiments/clipping_bias.py --part fashion_mnist
 
-One process, results in experiments/results/clipping_bias_{part}.json after every run; what is there is not made again.
-The step size of a column is found by the same climb (×2, ×½ from the same start) on rows of the *training* split that
-no run trains on or, for IMDb, that runs of the climb do not train on; on images every column is searched for itself,
-but columns with more than four views, and on IMDb those with inner momentum, take that of the column they are made of
-("lr_of").
-Then the seeds run on the test split. Images: all records, for a step costs its batch whatever their number.
-Readings (Figs. 6, 11): E‖∇f_i − ∇F‖² over public rows of the test split.
+Writes experiments/results/clipping_bias_{part}.json after every run; runs that are already in the file are not
+repeated. The step size of a column is found by the same search (doubled or halved from the same start) on held-out rows
+of the *training* split: on images no run trains on these rows; on IMDb the runs of the search do not. Columns with more
+than four views, and on IMDb columns with inner momentum, are not tuned; they take the step size of the column that
+`lr_of` names. Then each column is trained with all seeds and evaluated on the test split.
+The readings (Figs. 6, 11) are E‖∇f_i − ∇F‖² over public rows of the test split.
 """
 
 from __future__ import annotations
@@ -51,16 +50,16 @@ INNER_LENGTH, INNER_DECAY = 2, 0.08  # the paper's K₀ and γ₀
 
 @dataclass(frozen=True)
 class Column:
-    """One way to train. `lr_of`: the column whose step size it takes, where it is not tuned itself."""
+    """One way to train. `lr_of`: the column whose step size it uses if it is not tuned itself."""
 
     model: Mapping[str, Any]
     inner: float = 0.0  # γ₀; 0: no inner momentum
-    outer: float = OUTER  # what is kept of the outer momentum
+    outer: float = OUTER  # the factor of the outer momentum
     augmentation: Augmentation | None = None
     average: bool = True
     scattering: bool = False
     companions: int = 0
-    centred: bool = False  # word vectors standardised by public constants, before the network
+    centred: bool = False  # word vectors are standardised by public constants before the network
     lr_of: str | None = None
 
 
@@ -76,7 +75,7 @@ class Part:
     expected_batch: int
     length: Mapping[str, float]  # {"epochs": …} or {"steps": …}
     first_lr: float
-    watched: int  # public rows of a reading
+    watched: int  # the number of public rows of a reading
     clipping: Clipping
     chunk: int = 256
     notes: str = ""
@@ -95,7 +94,7 @@ class Rows:
 
 
 def shuffled(split: Split) -> Split:
-    """In an order drawn by a public seed, so that "the first n rows" is a sample."""
+    """The rows in an order drawn with a public seed, so that "the first n rows" are a random sample."""
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))
     return Split(split.inputs[order], split.targets[order])
 
@@ -136,7 +135,7 @@ def images(name: str, scattering: bool = False) -> tuple[Split, Split]:
 
 
 def of_images(name: str, records: int, held: int, public: int, column: Column, held_out: bool) -> Rows:
-    """The first `records` rows; held-out and public rows come after them. Copies of public rows are not private."""
+    """The first `records` rows; held-out and public rows come after them. Private copies of public rows are removed."""
     train_rows, test_rows = images(name, column.scattering)
     mine, others = part_of(train_rows, 0, records), part_of(train_rows, records, records + held)
     if column.companions:
@@ -181,7 +180,7 @@ def ablation() -> dict[str, Column]:
     base = Column({"name": "mnist-cnn"}, average=False)
     better, shifted = {"name": "mnist-cnn", "form": "enhanced"}, Augmentation(views=4, crop=2, flip=True)
     scattered = replace(base, model={"name": "scatter-cnn"}, scattering=True)
-    four = "+ self-augmentation 4"  # the step size of columns with more views
+    four = "+ self-augmentation 4"  # columns with more views use its step size
     return {
         "base": base,
         "base, no momentum": replace(base, outer=0.0),
@@ -331,7 +330,7 @@ Runs = dict[str, Any]
 
 
 def climb(part: Part, runs: Runs, name: str) -> Iterator[Job]:
-    """Step sizes to try, each after the result of the one before it is in `runs`."""
+    """Step sizes to try; each one is yielded after the result of the previous one is in `runs`."""
 
     def job(lr: float) -> Job:
         return Job(name, part.tuned_at, lr, 0, held_out=True)
@@ -355,7 +354,7 @@ def chosen_lr(part: Part, runs: Runs, name: str) -> float:
 
 
 def jobs(part: Part, runs: Runs, only: tuple[str, ...], epsilons: tuple[float, ...], seeds: int) -> Iterator[Job]:
-    """Whatever there is to do, in order: first the step sizes, then the seeds, the first seed of every column first."""
+    """The runs still to be made, in order: first the step sizes, then the seeds, seed 0 of every column first."""
     for name in dict.fromkeys(part.columns[one].lr_of or one for one in only):
         yield from climb(part, runs, name)
     for seed in range(seeds):
@@ -365,7 +364,7 @@ def jobs(part: Part, runs: Runs, only: tuple[str, ...], epsilons: tuple[float, .
 
 
 def table(part: Part, runs: Runs) -> list[dict[str, Any]]:
-    """Mean and spread over the seeds, for each ε and column."""
+    """Mean and standard deviation over the seeds, for each ε and column."""
     out = []
     for epsilon in part.epsilons:
         for name in part.columns:
@@ -391,7 +390,7 @@ def table(part: Part, runs: Runs) -> list[dict[str, Any]]:
 
 
 def last_noise(found: list[dict[str, Any]]) -> dict[str, float | None]:
-    """τ² after the last step, and in units of the squared gradient: networks differ in scale."""
+    """τ² after the last step, and τ² divided by the squared gradient norm, because networks differ in scale."""
     last = [r["readings"][-1] for r in found if r["readings"]]
     return {
         "sampling_noise": statistics.fmean(r["sampling_noise"] for r in last) if last else None,

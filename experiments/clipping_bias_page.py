@@ -1,8 +1,9 @@
-"""Puts the figures of clipping_bias_{imdb,cifar10,fashion_mnist}.json into docs/clipping_bias.md, and draws its plots.
+"""Writes the results of clipping_bias_{imdb,cifar10,fashion_mnist}.json into docs/clipping_bias.md; draws its plots.
 
     python experiments/clipping_bias_page.py
 
-A block lies between <!-- name --> and <!-- end name -->; nothing else is touched. What has not been run says so.
+A block is the text between <!-- name --> and <!-- end name -->; the rest of the page is not changed. A block of an
+experiment that has not been run says so.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def accuracy(row: Mapping[str, Any]) -> str:
 
 
 def table(document: Mapping[str, Any]) -> str:
-    """Accuracy at each ε, and what it took; the number of seeds in brackets."""
+    """Accuracy at each ε with the number of seeds in brackets, sampling noise, step size and time."""
     rows = document["table"]
     epsilons = list(dict.fromkeys(row["target_epsilon"] for row in rows))
     lines = []
@@ -71,7 +72,7 @@ def sizes(document: Mapping[str, Any]) -> str:
 
 
 def noise_curves(document: Mapping[str, Any]) -> tuple[list[float], dict[str, list[float]]]:
-    """Steps, and the mean over seeds of τ² for each column, at the first ε."""
+    """The steps, and for each column the mean of τ² over the seeds, at the first ε."""
     epsilon = document["table"][0]["target_epsilon"] if document["table"] else None
     steps: list[float] = []
     curves: dict[str, list[float]] = {}

@@ -1,13 +1,14 @@
-"""Poisson sampling, random allocation and correlated noise at equal ε, batch and steps: who wins where.
+"""Poisson sampling, random allocation and correlated noise at equal ε, batch and steps: which is best in which case.
 
     python experiments/correlated.py --data-dir DIR [--out FILE]
-    python experiments/correlated.py --page              the table of FILE as a page has it
+    python experiments/correlated.py --page              print the table of FILE as Markdown
 
 The design is experiments/designs/ways.toml, fixed before the runs: tasks, budgets, step sizes, seeds and rules. Plain
-SGD with a constant step size, clip norm 1, add-remove, a record. The step size is the best on held-out *training* rows,
-tuned alike for each way; then all training rows are used, and the accuracy on the test rows is the mean over the seeds.
-The planner (`sordino.methods.planner.compare_ways`) looks at no data. Tuning is not paid for: these are public
-datasets. Runs that are in FILE already are not made again; the table has every row whose three ways are there.
+SGD with a constant step size, clip norm 1, add-remove, the unit of privacy is a record. The step size is the best on
+held-out *training* rows, tuned in the same way for each of the three; then all training rows are used, and the accuracy
+on the test rows is the mean over the seeds. The planner (`sordino.methods.planner.compare_ways`) uses no data. Tuning
+is not charged to the budget, because these datasets are public. Runs that are already in FILE are not repeated; the
+table has every row for which all three runs are there.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Row = dict[str, Any]
 
 
 def plan_of(way: str, records: int, batches: int, epochs: int, epsilon: float, delta: float) -> sordino.Plan:
-    """The plan of a way at this budget; all have the same expected batch and number of steps."""
+    """The plan of one of the three at this budget; all have the same expected batch and number of steps."""
     shared: dict[str, Any] = {
         "records": records, "expected_batch": records / batches, "steps": batches * epochs, "epsilon": epsilon,
         "delta": delta,
@@ -83,7 +84,7 @@ def budgets(design: Design) -> list[tuple[int, int, float]]:
 
 
 def compared(design: Design, task: str, budget: tuple[int, int, float], cells: Mapping[str, Row]) -> Row:
-    """One row of the table: the ways, the planner's answer, and the rules of the design."""
+    """One row of the table: the three results, the planner's answer, and the rules of the design."""
     batches, epochs, epsilon = budget
     answer = compare_ways(Budget(cells["poisson"]["records"], batches, epochs, epsilon, design["delta"]))
     planned = {row["way"]: row for row in answer["rows"]}
@@ -105,7 +106,7 @@ def compared(design: Design, task: str, budget: tuple[int, int, float], cells: M
 
 
 def _pair(a: str, b: str, cells: Mapping[str, Row], planned: Mapping[str, Row], error: float) -> Row:
-    """How much better b is than a, in points: expected, and measured; and by how much less noise of the mechanism."""
+    """How much better b is than a, in points, expected and measured; and by how much the mechanism's noise is lower."""
     measured = 100 * (cells[b]["accuracy"] - cells[a]["accuracy"])
     return {
         "ways": [a, b], "expected": planned[a]["expected_loss"] - planned[b]["expected_loss"], "measured": measured,
@@ -115,7 +116,7 @@ def _pair(a: str, b: str, cells: Mapping[str, Row], planned: Mapping[str, Row], 
 
 
 def summary(rows: list[Row]) -> dict[str, Any]:
-    """The design's questions over all rows."""
+    """The answers to the design's questions over all rows."""
     pairs = [pair for row in rows for pair in row["pairs"]]
     called = [pair for pair in pairs if abs(pair["expected"]) > ALIKE]
     alike = [pair for pair in pairs if abs(pair["expected"]) <= ALIKE]
@@ -156,7 +157,7 @@ def _correlation(pairs: list[Row], what: str) -> float | None:
 
 
 def table(design: Design, runs: Mapping[str, Row]) -> dict[str, Any]:
-    """Every row whose three cells are there."""
+    """Every row that has all three cells."""
     rows = []
     for task in design["tasks"]:
         for budget in budgets(design):
@@ -167,7 +168,7 @@ def table(design: Design, runs: Mapping[str, Row]) -> dict[str, Any]:
 
 
 def markdown(found: Mapping[str, Any]) -> list[str]:
-    """The table as lines of a page: test accuracy in % (± over the seeds) and the noise multiplier of each way."""
+    """The table as lines of Markdown: test accuracy in % (± over the seeds) and the noise multiplier of each."""
     ways = found["design"]["ways"]
     lines = [
         "| task, batches × epochs, ε | " + " | ".join(ways) + " | planner | told apart |",
@@ -192,7 +193,7 @@ def markdown(found: Mapping[str, Any]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--page", action="store_true", help="print the table of what is in FILE as a page has it")
+    parser.add_argument("--page", action="store_true", help="print the table of FILE as Markdown")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "correlated.json")
     arguments = parser.parse_args()
     if arguments.page:

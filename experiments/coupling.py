@@ -1,4 +1,4 @@
-"""Table 3 of Liu et al. 2023 and our columns, at ε = 2 and δ = 1e-5; one JSON file for each part, resumable.
+"""Table 3 of Liu et al. 2023 and further columns, at ε = 2 and δ = 1e-5; one JSON file for each part, resumable.
 
     python experiments/coupling.py --part mnist [--seeds 3] [--epochs 4] [--only-columns Coupling DOPE]
     python experiments/coupling.py --part cifar10 | imdb | monotonicity
@@ -10,19 +10,19 @@ probe on frozen MiniLM sentence embeddings. A twentieth or a fifth of the traini
     OnlyPub       SGD on the public rows                       OnlyPriv   DP-SGD on the private rows
     AdaMix        α = ½, clipped at the 0.9 quantile of public norms; without or with its projection of the last layer
     DPMD          α = 1 − cos(πt/2K), K in units of the number of steps T
-    Coupling      the α of equation (5), or a constant one where that was better on held-out rows
-    MSE           the least-error rule over a horizon, private gradients scaled back
+    Coupling      the α of equation (5), or a constant one if that was better on held-out rows
+    MSE           the rule of least error over a horizon, private gradients scaled back
     Coupling+, MSE+   the same after a warm-up of twice as many steps on public rows
     OnlyPriv+     their control: OnlyPriv after the same warm-up
     AdaMix+, DPMD+, DOPE+   the other columns after the same warm-up
-    OnlyPub+      OnlyPub with three times the steps: all the public steps that Coupling+ and MSE+ have
-    DOPE          the public gradient as the centre that records are clipped around (flat), α = 0
+    OnlyPub+      OnlyPub with three times the steps: as many public steps as Coupling+ and MSE+ have
+    DOPE          records are clipped around the public gradient (flat clipping), α = 0
 
-All with the same steps, batch, momentum 0.9, cosine schedule and number of public rows in a step. Step sizes (and the
-α of Coupling, the horizon of MSE, the clip norm of DOPE, the directions of AdaMix, the K of DPMD) are chosen in shorter
-runs (2.5 epochs for 4), judged on a twelfth of the training rows, held out, with the noise of seed 0 at r_pub = 0.05:
-doubled while that helps, else halved while that helps. Never on test rows; those runs are in the file. A run whose
-public gradient overflows counts as accuracy 0.
+All columns have the same steps, batch, momentum 0.9, cosine schedule and number of public rows in a step. Step sizes
+(and the α of Coupling, the horizon of MSE, the clip norm of DOPE, the directions of AdaMix, the K of DPMD) are chosen
+in shorter runs (2.5 epochs instead of 4) by the accuracy on held-out training rows, a twelfth of all, with the noise of
+seed 0 at r_pub = 0.05: doubled while that helps, otherwise halved while that helps. Test rows choose nothing. All runs
+are in the file. A run whose public gradient overflows counts as accuracy 0.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from sordino.runs.prepared import test_metrics
 from sordino.training import Settings, train
 
 EPSILON, DELTA, SHARES, TUNED_AT = 2.0, 1e-5, (0.05, 0.2), 0.05
-SHORTER = 1.6  # settings are chosen in runs of so many times fewer epochs
-WARM_UP = 2  # times as many steps on public rows alone, before the others
+SHORTER = 1.6  # the epochs of the result runs divided by those of the runs that choose settings
+WARM_UP = 2  # the steps on public rows before the others, divided by the number of the others
 LOSS = nn.functional.cross_entropy
 COLUMNS = (
     "NonPriv",
@@ -75,14 +75,14 @@ COLUMNS = (
     "DPMD+",
     "DOPE+",
 )
-WITHOUT_SHARE = ("NonPriv", "FullPriv")  # all rows, whatever the share of public ones
-TUNED_AS = {"FullPriv": "OnlyPriv", "OnlyPub+": "OnlyPub"}  # they take the step size of
-STAND_IN = {"NonPriv": "OnlyPub"}  # in files that hold no search of their own for a column
+WITHOUT_SHARE = ("NonPriv", "FullPriv")  # columns that use all rows and do not depend on the share of public ones
+TUNED_AS = {"FullPriv": "OnlyPriv", "OnlyPub+": "OnlyPub"}  # column: the column whose step size it uses
+STAND_IN = {"NonPriv": "OnlyPub"}  # the same, in files that have no search for the column itself
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is trained, and where the search for step sizes starts: column → {variant: first step size}."""
+    """What is trained, and the first step sizes of the search: column → {variant: first step size}."""
 
     dataset: str
     features: str
@@ -93,7 +93,7 @@ class Part:
     first: Mapping[str, Mapping[float, float]]
 
 
-# A clipped gradient is short, so it takes step sizes of its own: a public one, which is not clipped, diverges at them.
+# Clipped gradients are short and need large step sizes, at which public gradients, which are not clipped, diverge.
 # Variants: α of Coupling (−1: equation 5), H of MSE, clip norm of DOPE, K/T of DPMD, directions that AdaMix keeps
 # of the last layer's released gradient (0: all of them).
 PARTS = {
@@ -131,8 +131,8 @@ PARTS = {
 }  # fmt: skip
 
 
-# The step size that DOPE's search chose on MNIST lies beside one that diverges, and diverged in three of six test runs
-# (they are in the file). The table has half of it: decided after those runs, in DOPE's favour.
+# The step size that DOPE's search chose on MNIST is next to one that diverges, and it diverged in three of six test
+# runs (they are in the file). The table uses half of it: this was decided after those runs, in DOPE's favour.
 STEADIER = {("mnist", "DOPE"): 0.5}
 
 
@@ -148,7 +148,7 @@ class Job:
     seed: int
     epochs: float
     held_out: bool
-    redrawn: bool = False  # the public rows are drawn anew for every seed
+    redrawn: bool = False  # every seed has other public rows
 
     @property
     def key(self) -> str:
@@ -175,7 +175,7 @@ def dataset(name: str) -> data.Dataset:
 
 @lru_cache(maxsize=4)
 def splits(name: str, share: float, held_out: bool, seed: int = 0) -> tuple[data.Split, data.Split, data.Split]:
-    """(public rows, private rows, rows to measure on). Private rows whose content is public are left out."""
+    """(public rows, private rows, rows to evaluate on). Private rows whose content is public are left out."""
     whole = dataset(name)
     rows, measured = whole.train, whole.test
     if held_out:
@@ -231,7 +231,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def without_privacy(job: Job, model: nn.Module, public: data.Split, private: data.Split) -> dict[str, Any]:
-    """SGD with the same momentum, schedule and number of steps: on all rows in batches of B, or on the public rows."""
+    """SGD with the same momentum, schedule and number of steps, on all rows in batches of B or on the public rows."""
     part, rows = PARTS[job.part], public
     if job.column == "NonPriv":
         pairs = ((public.inputs, private.inputs), (public.targets, private.targets))
@@ -287,7 +287,7 @@ _NOISE: dict[tuple[Any, ...], float] = {}
 
 
 def calibrated(public: data.Split | None, options: Mapping[str, Any]) -> Plan:
-    """The plan at ε; its noise is found once for all runs of the same shape."""
+    """The plan at ε; its noise is calibrated once for all runs with the same options."""
     shape = tuple(options[key] for key in ("records", "expected_batch", "steps"))
     if shape not in _NOISE:
         plain = {key: value for key, value in options.items() if key not in ("centring", "quantile", "clipping")}
@@ -311,7 +311,7 @@ def tuned(runs: Mapping[str, Mapping[str, Any]], column: str, epochs: float) -> 
 
 
 def search(part: str, runs: Mapping[str, Mapping[str, Any]], column: str, epochs: float) -> Iterator[Job]:
-    """Settings to try, each after the result of the one before it is in `runs`."""
+    """Settings to try; each one is yielded after the result of the previous one is in `runs`."""
     for variant, first in PARTS[part].first[column].items():
         at = partial(_held_out, part, column, variant, epochs / SHORTER)
         best = first
@@ -349,7 +349,7 @@ def jobs(
 
 
 def table(runs: Mapping[str, Mapping[str, Any]], epochs: float) -> list[dict[str, Any]]:
-    """Mean and spread over the seeds, for each column and share."""
+    """Mean and standard deviation over the seeds, for each column and share."""
     rows = []
     for column in COLUMNS:
         for share in sorted({r["share"] for r in runs.values() if not r["held_out"]}):
@@ -382,7 +382,7 @@ def work(
     redrawn: bool = False,
     shares: Sequence[float] = SHARES,
 ) -> None:
-    """Makes what is not in the file yet; the file is whole after every run."""
+    """Makes the runs that are not in the file yet; the file is complete after every run."""
     runs: dict[str, Any] = json.loads(out.read_text("utf8"))["runs"] if out.exists() else {}
     length = PARTS[part].epochs if epochs is None else epochs
     for job in jobs(part, runs, columns, seeds, length, redrawn, shares):
@@ -407,12 +407,12 @@ def work(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=[*PARTS, "monotonicity"], required=True)
-    parser.add_argument("--out", type=Path, help="default: results/coupling_PART.json beside this file")
+    parser.add_argument("--out", type=Path, help="default: results/coupling_PART.json in this folder")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=float)
     parser.add_argument("--only-columns", nargs="+", choices=COLUMNS, default=COLUMNS)
-    parser.add_argument("--redraw", action="store_true", help="draw the public rows anew for every seed (another file)")
-    parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="r_pub; settings are those of 0.05")
+    parser.add_argument("--redraw", action="store_true", help="draw other public rows for every seed (another file)")
+    parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="r_pub; all use the settings of 0.05")
     options = parser.parse_args()
     torch.set_num_threads(1)
     name = f"coupling_{options.part}{'_redrawn' if options.redraw else ''}.json"

@@ -1,12 +1,12 @@
-"""Figs. 2 and 3 of Liu et al. 2023 at a small size: accuracy over α and the step size, by r_pub and by ε; one JSON.
+"""Figs. 2 and 3 of Liu et al. 2023 at a small size: accuracy over α and the step size, by r_pub and by ε; one file.
 
     python experiments/coupling_maps.py
 
-`sordino sweep` on experiments/recipes/coupling_mini.toml: a softmax layer on the 12,000 embedded images of
-Fashion-MNIST, a part r_pub of them public, one seed; true Poisson sampling, add-remove, δ = 1e-5. The paper has
-ViT-small on CIFAR-10.
-Accuracies are on test images, as in its maps: they show how the best α moves and choose nothing. Resumable; the run
-directories are under runs/experiments. Maps are drawn in docs/figures from the file.
+Runs `sordino sweep` on experiments/recipes/coupling_mini.toml: a softmax layer on the 12,000 embedded images of
+Fashion-MNIST, of which the share r_pub is public; one seed, true Poisson sampling, add-remove, δ = 1e-5. The paper uses
+ViT-small on CIFAR-10. As in the paper's maps, accuracies are on test images: they show how the best α changes, and no
+setting is chosen by them. Resumable; the run directories are under runs/experiments. The maps in docs/figures are drawn
+from the result file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PARTS = {"r_pub": "public.fraction=0.01,0.05,0.2,0.5", "epsilon": "privacy.epsil
 
 
 def best(document: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """For each value of the key: the best point of its map."""
+    """The best point of the map of each value of the key."""
     found: dict[float, dict[str, Any]] = {}
     for row in document["table"]:
         value = row["settings"][key]

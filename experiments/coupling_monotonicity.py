@@ -1,13 +1,14 @@
-"""How the best α moves with ε, B, n_pub, n_priv, d and T: Corollary 4.3.2 of Liu et al. 2023, by simulation.
+"""How the best α changes with ε, B, n_pub, n_priv, d and T: Corollary 4.3.2 of Liu et al. 2023, by simulation.
 
     python experiments/coupling.py --part monotonicity
 
-Logistic regression, x ~ N(0, I_d), y = 1 with probability sigmoid(⟨w*, x⟩), ‖w*‖ = 2. Gradient steps of
-α · public + (1 − α) · private from w = 0, records clipped by g/(‖g‖ + 1), Poisson batches, noise of the multiplier that
-meets ε at δ = 1e-5 by the library's own accountant. For every setting and every α of a grid: the loss on 5,000 fresh
-records of the mean of the last half of the iterates, averaged over seeds that all α share, at the best of a few step
-sizes. `best` is the α of the least mean loss, `equation_5` what Corollary 4.3.2 says with the L of the true model and
-𝓛₀ = log 2. Nothing is released here, and no record is real: the sums are simulated in numpy.
+Logistic regression, x ~ N(0, I_d), y = 1 with probability sigmoid(⟨w*, x⟩), ‖w*‖ = 2. The gradient steps are
+α · public + (1 − α) · private, starting from w = 0; records are clipped by g/(‖g‖ + 1), batches are Poisson samples,
+the noise multiplier meets ε at δ = 1e-5 according to the library's own accountant. For every setting and every α of a
+grid the file has the loss of the mean of the last half of the iterates on 5,000 fresh records, averaged over seeds that
+are the same for all α, at the best of a few step sizes. `best` is the α with the least mean loss; `equation_5` is the α
+of Corollary 4.3.2 with the L of the true model and 𝓛₀ = log 2. Nothing is released, and no record is real: the sums are
+simulated in numpy.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def one(at: Setting, sigma: float, alpha: float, lr: float, seed: int) -> float:
     rng = np.random.default_rng([seed, at.dimension])
     truth = rng.normal(size=at.dimension)
     truth *= 2 / np.linalg.norm(truth)
-    x, y = records(rng, 400 + 8000, truth)  # the first ones are public; settings of other sizes share them
+    x, y = records(rng, 400 + 8000, truth)  # the first ones are public; settings of different sizes use the same ones
     public, private = (x[: at.public], y[: at.public]), (x[400 : 400 + at.private], y[400 : 400 + at.private])
     fresh = records(rng, FRESH, truth)
     w, kept = np.zeros(at.dimension), np.zeros(at.dimension)

@@ -1,8 +1,9 @@
-"""Puts the figures of coupling_*.json into docs/coupling.md.
+"""Writes the results of coupling_*.json into docs/coupling.md.
 
     python experiments/coupling_page.py
 
-A block lies between <!-- name --> and <!-- end name -->; nothing else is touched. Parts that were not run are left out.
+A block is the text between <!-- name --> and <!-- end name -->; the rest of the page is not changed. Parts that were
+not run are left out.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def cell(row: Mapping[str, Any] | None, seeds: int) -> str:
-    """Mean ± standard deviation; where a column has fewer seeds than the others, how many."""
+    """Mean ± standard deviation, and the number of seeds if a column has fewer than the others."""
     if row is None:
         return ""
     spread = "" if row["spread"] is None else f" ± {100 * row['spread']:.2f}"

@@ -2,8 +2,9 @@
 
     python experiments/coupling_table6.py
 
-B = 1000, epochs of the paper's Table 4 (5 for ViT on CIFAR-10, 3 for SST-2, 6 for QNLI), Poisson sampling, add/remove.
-The table prints ε = 2.00001 where δ falls from 1e-5 to between 9e-6 and 4e-6; the accountant says how much it rises.
+B = 1000, the epochs of the paper's Table 4 (5 for ViT on CIFAR-10, 3 for SST-2, 6 for QNLI), Poisson sampling,
+add/remove. The paper prints ε = 2.00001 although δ decreases from 1e-5 to between 9e-6 and 4e-6; the accountant
+computes how much ε really increases.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def row(name: str, records: int, epochs: int, target: float, printed: float) -> 
 
 
 def curve(target: float) -> list[float]:
-    """Fig. 5: the noise multiplier at δ = n^(−1.1), over n."""
+    """Fig. 5: the noise multiplier at δ = n^(−1.1), for each n."""
     return [
         calibrate(lambda sigma, n=n: event(sigma, n, FIGURE["epochs"]), target, n**-1.1)[0]  # type: ignore[misc]
         for n in FIGURE["records"]

@@ -1,11 +1,12 @@
-"""Bad input, damaged files, failing disks and kills, by the thousand: nothing uncaught, nothing lost.
+"""Thousands of bad inputs, damaged files, disk failures and kills: counts tracebacks and losses; none is expected.
 
     python experiments/faults.py                       every kind, as many as `COUNTS` says
     python experiments/faults.py recipes --count 500   500 more of one kind
 
-Each kind has its part of experiments/results/faults.json, which is written as it goes: a run that was stopped goes on,
-on the same commit; a part of another commit is begun anew. `uncaught` counts tracebacks; `left_behind` what must not
-be: wrong input after which something was on the disk, damage that was accepted, a run that could not be resumed.
+Each kind has its part of experiments/results/faults.json, which is written during the run. On the same commit an
+interrupted run continues; a part that another commit wrote is started again. `uncaught` counts tracebacks;
+`left_behind` counts wrong input after which something was on the disk, damage that was accepted, and runs that could
+not be resumed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ COUNTS = {"commands": 700, "datasets": 11_000, "runs": 500, "recipes": 22_000, "
 
 
 def keep(path: Path, kind: str, found: Mapping[str, Any]) -> None:
-    """Puts one part into the JSON file, with the sums that a table of trust shows."""
+    """Writes one part into the JSON file, with the sums that docs/trust.md shows."""
     document = json.loads(path.read_text()) if path.exists() else {}
     parts = {**document.get("parts", {}), kind: dict(found)}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +71,7 @@ def _memory() -> str | None:
 
 
 def earlier(path: Path, kind: str) -> tuple[Tally, dict[str, Any]]:
-    """What this commit has counted so far."""
+    """The counts of this commit so far."""
     part = (json.loads(path.read_text()) if path.exists() else {}).get("parts", {}).get(kind, {})
     if part.get("commit") != COMMIT or COMMIT.endswith("+changes"):
         return Tally(), {}
@@ -117,7 +118,7 @@ def run_disk(count: int, path: Path) -> Tally:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(COUNTS))
-    parser.add_argument("--count", type=int, metavar="N", help="so many more of each")
+    parser.add_argument("--count", type=int, metavar="N", help="try N more of each kind")
     parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE")
     arguments = parser.parse_args()
     limit_memory()

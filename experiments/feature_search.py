@@ -1,14 +1,14 @@
-"""Which fixed features? Maps are compared on few training rows, with the noise that all of them would have; one JSON.
+"""Which fixed features? Compares feature maps on few training rows with the noise for all rows; one JSON file.
 
     python experiments/feature_search.py cifar10 --rows 12000 --judged 4000 --maps "grid=4 threshold=0.3 side=8" …
 
-A softmax layer learns on `rows` training rows and is judged on `judged` others of the *training* split; test rows are
-not read. The standard deviation of the noise in the mean gradient is that of the plan with all records, so a map is
-judged under the noise that it will meet; what more records would add to the fit is left out, for every map alike. Every
+A softmax layer is trained on `rows` training rows and evaluated on `judged` other rows of the *training* split; test
+rows are not read. The noise in the mean gradient has the standard deviation of the plan with all records, so every map
+is evaluated with the noise of the final run; the better fit from more records is missing for all maps alike. Every
 `--maps` word changes one option of the base map (patches, 6 pixels, 128 atoms, mirrored, whitened by 0.5).
 
-The file also keeps earlier trials ("earlier"): by scratch versions of this script, whose patches were cut out in
-another random order; as they were printed.
+Under "earlier" the file also has trials of earlier versions of this script, which cut out patches in another random
+order, with the values that they printed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SETTINGS = (
 
 
 def some(name: str, rows: int, judged: int) -> tuple[Tensor, Tensor, int, int]:
-    """(inputs, targets, all records that a run would have, classes) of the first rows and the last ones, shuffled."""
+    """(inputs, targets, the number of records of a full run, classes) of the first and the last rows, shuffled."""
     found = data.load(name)
     split = found.train
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(5))
@@ -45,10 +45,10 @@ def some(name: str, rows: int, judged: int) -> tuple[Tensor, Tensor, int, int]:
 
 
 def judge(seen: Tensor, targets: Tensor, rows: int, records: int, classes: int, setting: dict[str, Any]) -> float:
-    """Held-out accuracy, with the batch in proportion and the noise of all records."""
+    """The held-out accuracy, with a proportional batch and the noise of a plan for all records."""
     sigma = noise_of(setting["epsilon"], records, setting["batch"], setting["steps"])
     fewer = setting | {"batch": round(setting["batch"] * rows / records)}
-    scaled = sigma * fewer["batch"] / setting["batch"]  # noise over batch is what the mean gradient has
+    scaled = sigma * fewer["batch"] / setting["batch"]  # keeps noise / batch, the noise in the mean gradient
     weights, _ = trained(seen[:rows], targets[:rows], classes, fewer, sigma=scaled)
     right = (seen[rows:] @ weights[:-1] + weights[-1]).argmax(1) == targets[rows:]
     return float(right.float().mean())
@@ -67,7 +67,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=12_000)
     parser.add_argument("--judged", type=int, default=4000)
     parser.add_argument(
-        "--maps", nargs="+", default=[], metavar="KEY=VALUE", help="one option each; none: the base map"
+        "--maps", nargs="+", default=[], metavar="KEY=VALUE", help="one option each; default: the base map"
     )
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,9 +1,9 @@
-"""Every forgery of tests/runs/forgeries.py against `sordino verify`: which check names it. One JSON file.
+"""Which check of `sordino verify` detects each forgery of tests/runs/forgeries.py: one JSON file.
 
     python experiments/forged.py
 
-Makes two genuine runs of one small recipe, forges copies of the first, and writes results/forgeries.json. Exit code 1
-if a forgery passes, is named by another check than the one that it is for, or a genuine run is called forged.
+Makes two genuine runs of one small recipe, forges copies of the first, and writes results/forgeries.json. Exits with 1
+if a forgery passes, if another check than the intended one detects it, or if a genuine run is called forged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TARGET = ROOT / "experiments" / "results" / "forgeries.json"
 
 
 def forgeries() -> dict[str, Any]:
-    """name → (how, the check that must name it); kept with the tests, which run them too."""
+    """name → (the forgery, the check that must detect it); defined with the tests, which run them too."""
     sys.path.insert(0, str(ROOT / "tests" / "runs"))
     from forgeries import FORGERIES  # type: ignore[import-not-found]
 

@@ -1,9 +1,9 @@
-"""The planner's proposal for a linear classifier on Fashion-MNIST (full batches, 1000 epochs) against what trains well.
+"""The planner's proposal for a linear classifier on Fashion-MNIST (full batches, 1000 epochs) and better settings.
 
     python experiments/full_batch.py --data-dir DIR [--out FILE]
 
-The design is experiments/designs/full_batch.toml, fixed before the runs. Runs that are in FILE already are not made
-again.
+The design is experiments/designs/full_batch.toml, fixed before the runs. Runs that are already in FILE are not
+repeated.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def trained(plan: sordino.Plan, train: Rows, test: Rows, lr: float, seed: int) -
 
 
 def proposal(design: Mapping[str, Any], records: int, features: int) -> Setting:
-    """What the planner proposes where every iterate may be seen."""
+    """The planner's proposal for an adversary who sees every iterate."""
     problem = Problem(records, features, 10, design["epsilon"], design["delta"])
     found = compare(problem)["composition"]
     return {

@@ -1,16 +1,16 @@
-"""Search for the settings of a softmax layer on fixed features, on held-out *training* rows; one JSON, resumable.
+"""Searches for settings of a softmax layer on fixed features, on held-out *training* rows; one JSON file, resumable.
 
     python experiments/heads.py RECIPE.toml --name NAME --held-out 10000 --over "epsilon=1,3 lr=3000,6000 steps=100"
 
 The features are the recipe's, read from the cache. A record's gradient is (p − y) ⊗ (x, 1), so its norm is known in
-closed form and a trial is a few products of matrices: what `sordino train` does, without ledger, engine and checks.
-Batches are slices of the rows in random order, of the expected size, in the place of Poisson's; noise is torch's, of
-the plan's multiplier. So a trial is good enough to choose by, and nothing else: test rows are not read, and the
-accuracies that are reported come from `sordino train`.
+closed form and a trial consists of a few matrix products: it computes what `sordino train` does, without ledger, engine
+and checks. Batches are slices of the rows in random order, with the expected size, instead of Poisson samples; the
+noise has the plan's multiplier and is drawn by torch. So a trial can only be used to choose settings: test rows are not
+read, and the reported accuracies come from `sordino train`.
 
-What the search would cost. The rows here are public. On private rows every trial is a run: k trials at (ε, δ) cost
-about √k·ε when all are looked at (the file says how many were made); `sordino sweep --pay` chooses for two to three
-times ε.
+What the search would cost: the rows here are public. On private rows every trial would be a run: k trials at (ε, δ)
+cost about √k·ε if all results are used (the file says how many trials were made); `sordino sweep --pay` chooses for two
+to three times ε.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MOMENTUM, DELTA = 0.9, 1e-5
 
 @cache
 def noise_of(epsilon: float, records: int, batch: int, steps: int) -> float:
-    """The noise multiplier of the plan; 0 where ε is 0, which stands for no privacy."""
+    """The noise multiplier of the plan; 0 if ε is 0, which stands for no privacy."""
     if not epsilon:
         return 0.0
     plan = Plan.dpsgd(epsilon=epsilon, delta=DELTA, records=records, expected_batch=batch, steps=steps, clip_norm=1.0)
@@ -48,9 +48,9 @@ def noise_of(epsilon: float, records: int, batch: int, steps: int) -> float:
 def trained(
     rows: Tensor, targets: Tensor, classes: int, setting: dict[str, Any], sigma: float | None = None
 ) -> tuple[Tensor, float]:
-    """(weights (d + 1, classes), noise multiplier): clipped, noisy momentum SGD with an average of the iterates.
+    """(weights (d + 1, classes), noise multiplier) of clipped, noisy momentum SGD with an average of the iterates.
 
-    sigma: another noise multiplier than that of a plan with these rows.
+    sigma: a noise multiplier that replaces that of a plan for these rows.
     """
     batch, steps, clip = int(setting["batch"]), int(setting["steps"]), setting["clip"]
     if sigma is None:
@@ -65,7 +65,7 @@ def trained(
         error = torch.softmax(x @ weights[:-1] + weights[-1], 1) - wanted[at : at + batch]
         norms = (error.square().sum(1) * lengths[at : at + batch]).sqrt()
         error *= (clip / norms.clamp(min=clip))[:, None]
-        total = torch.cat([(error.T @ x).T, error.sum(0, keepdim=True)])  # x.T @ error takes ten times as long
+        total = torch.cat([(error.T @ x).T, error.sum(0, keepdim=True)])  # ten times as fast as x.T @ error
         total += sigma * clip * torch.randn(total.shape, generator=generator)
         momentum = MOMENTUM * momentum + total / batch
         weights = weights - setting["lr"] * momentum
@@ -74,7 +74,7 @@ def trained(
 
 
 def rows_of(recipe: Recipe, held_out: int, data_dir: Path | None) -> tuple[Tensor, Tensor, int]:
-    """The training rows' features in random order (public seed); the last `held_out` are judged on."""
+    """The features of the training rows in random order (public seed); the last `held_out` ones are for evaluation."""
     prepared = prepare(recipe, data_dir, progress=False)
     split = prepared.dataset.train
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(5))
@@ -82,7 +82,7 @@ def rows_of(recipe: Recipe, held_out: int, data_dir: Path | None) -> tuple[Tenso
 
 
 def grid(text: str) -> list[dict[str, Any]]:
-    """Settings from "key=v1,v2 key=v3": every combination, with defaults for the rest."""
+    """Settings from "key=v1,v2 key=v3": every combination, with defaults for the other keys."""
     axes = [(key, [float(v) for v in values.split(",")]) for key, _, values in (w.partition("=") for w in text.split())]
     unknown = [key for key, _ in axes if key not in DEFAULTS]
     if unknown:

@@ -1,11 +1,12 @@
-"""Algorithms 1 and 2 of Ye & Shokri 2022 trained side by side on the embedded images; one JSON, resumable.
+"""Algorithms 1 and 2 of Ye & Shokri 2022 compared on the embedded images; one JSON file, resumable.
 
     python experiments/hidden_small.py [--seeds 0 1 2]
 
 12,000 images of Fashion-MNIST, the 3 × 3 lowest frequencies of the scattering maps (729 features), ε = 3 at δ = 1e-5,
-replace-one, 4,000 steps of 64 with the settings of hidden_state_fashion_mnist.toml, nothing tuned. The rows: shuffle
-and partition (Algorithm 1), sampling without replacement (Algorithm 2), and composition (DP-SGD) as in
-hidden_state_composition.toml with 200 steps of 1,024. A run states the ε that it would have if every iterate were seen.
+replace-one, 4,000 steps with batches of 64 and the settings of hidden_state_fashion_mnist.toml; nothing is tuned. The
+rows: shuffle and partition (Algorithm 1), sampling without replacement (Algorithm 2), and composition (DP-SGD) as in
+hidden_state_composition.toml with 200 steps of 1,024. Each run also states its ε against an adversary who sees every
+iterate.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def run(row: str, seed: int) -> dict[str, Any]:
 
 
 def table(runs: dict[str, Any]) -> list[dict[str, Any]]:
-    """Mean and spread over the seeds of each row."""
+    """Mean and standard deviation over the seeds of each row."""
     rows = []
     for name in ROWS:
         reached = [r["accuracy"] for r in runs.values() if r["column"] == name]

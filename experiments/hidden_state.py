@@ -2,11 +2,11 @@
 
     python experiments/hidden_state.py --out experiments/results/hidden_state.json
 
-Every run is a `sordino train` of a recipe (hidden state, composition) or one of the two baselines of the same convex
-problem (`hidden_state_baselines`), at replace-one, δ = 1e-5, with private centring paid for. What is done already is
-not done again: kill it and start it again at will; the file is written after each run.
-Settings were chosen on the last 10,000 training images (trained on the first 50,000, noise as for 60,000), never on the
-test images: `SEARCH` says what was tried.
+Every run is a `sordino train` of a recipe (hidden state, composition) or one of the two baselines for the same convex
+problem (`hidden_state_baselines`), with replace-one, δ = 1e-5, and private centring charged to the budget. The file is
+written after each run, and finished runs are not repeated, so the script may be killed and started again.
+Settings were chosen on the last 10,000 training images (trained on the first 50,000, with the noise for 60,000), never
+on the test images; `SEARCH` lists what was tried.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SEARCH = (
 
 
 def settings(dataset: str, epsilon: float) -> dict[str, tuple[str, list[str]]]:
-    """{row: (recipe, overrides)} of the runs that go through the whole pipeline."""
+    """{row: (recipe, overrides)} of the runs made by `sordino train`."""
     common = [f"data.name={dataset}", f"privacy.epsilon={epsilon}"]
     if epsilon < 2:
         hidden, composed = ["train.steps=20000"], ["train.steps=200", "train.lr=7.0"]
@@ -66,7 +66,7 @@ def run_directory(row: str, dataset: str, epsilon: float, seed: int, work: Path)
 
 
 def one_run(row: str, dataset: str, epsilon: float, seed: int, work: Path) -> dict[str, Any]:
-    """The result of one run, from its directory if it is done."""
+    """The result of one run; read from its directory if the run is finished."""
     out = run_directory(row, dataset, epsilon, seed, work)
     if row in BASELINES:
         done = out / "result.json"
@@ -100,7 +100,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path("runs/experiments/hidden_state"))
     parser.add_argument("--datasets", nargs="+", default=["fashion-mnist", "mnist"])
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--done", action="store_true", help="run nothing: write the table of the runs that are done")
+    parser.add_argument("--done", action="store_true", help="run nothing: write the table of the finished runs")
     arguments = parser.parse_args()
     jobs = [
         (dataset, epsilon, row, seed)

@@ -1,22 +1,23 @@
-"""Output and objective perturbation for the convex problem of the hidden-state experiment: simple, and sound.
+"""Output and objective perturbation for the convex problem of the hidden-state experiment, with proofs.
 
 Both minimise F(w) = (1/n)·Σ f(W·x̃_i) + λ/2·‖w‖² with the capped softmax on features that are centred privately and
 scaled to norm 1, relation replace-one; S bounds the change of the summed gradient, R = ‖x̃‖, G and H are the loss's.
 
 **Output perturbation** (Chaudhuri, Monteleoni & Sarwate 2011, with Gaussian noise). F is λ-strongly convex: replacing
-a record moves the minimiser by at most S/(nλ); a point with ‖∇F‖ ≤ γ is within γ/λ of it. Noise of standard deviation
-(S/n + 2γ)/(λμ) makes it μ-GDP; the private mean adds in squares.
+a record moves the minimiser by at most S/(nλ), and a point with ‖∇F‖ ≤ γ is within γ/λ of it. Noise with standard
+deviation (S/n + 2γ)/(λμ) makes it μ-GDP; the μ² of the private mean is added to μ².
 
 **Objective perturbation** (Kifer, Smith & Thakurta 2012; approximate minima as in Iyengar et al. 2019). Minimises
 n·F(w) + ⟨b, w⟩, b ~ N(0, σ²). With Λ = nλ the privacy loss at w is at most
 
     tr(∇²f)·R²/Λ + S²/(2σ²) + S·‖P·b‖/σ²,     tr(∇²f) ≤ 2·cap,
 
-the first from the determinants of the two Hessians (log det(I + A/Λ) ≤ tr A/Λ, A ⪰ 0 the record's), the others from
-b' = b + v with ‖v‖ ≤ S and v in the span of the two records' features times zero-sum residuals, of dimension 2(K − 1),
-which P projects to. ‖P·b‖/σ is chi-distributed, so its quantile gives (ε, δ). (w ↦ b is bi-Lipschitz: the formula for
-densities holds although f has kinks in its second derivative.) What is published is off by at most γ/λ, which a last
-Gaussian noise hides at μ = 0.03. The three parts compose by adding ε and δ.
+The first term comes from the determinants of the two Hessians (log det(I + A/Λ) ≤ tr A/Λ, where A ⪰ 0 is the record's).
+The others come from b' = b + v with ‖v‖ ≤ S, where v is in the span of the two records' features times zero-sum
+residuals, of dimension 2(K − 1), onto which P projects. ‖P·b‖/σ is chi-distributed, so its quantile gives (ε, δ).
+(w ↦ b is bi-Lipschitz: the formula for densities holds although f has kinks in its second derivative.) The computed
+minimiser is off by at most γ/λ; additional Gaussian noise hides this difference at μ = 0.03. ε and δ of the three parts
+are added.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ from sordino.release.ledger import Ledger
 LOSS, GEOMETRY, DELTA = Softmax(10, cap=0.1), Geometry(1.0, 0.3), 1e-5
 CENTRE = PrivateNormalisation("centre", 60.0, 63.0)
 LAMBDAS = {"output": {3.0: 1e-5, 1.0: 3e-5}, "objective": {3.0: 1e-5, 1.0: 4e-5}}
-"""By hand, between the best of 5e-6, 2e-5 and 1e-4 on the held-out training images of Fashion-MNIST."""
-LARGEST_SLOPE = {"output": 2e-8, "objective": 5e-10}  # max |∂F| at which the search for the minimiser stops
+"""Chosen by hand, between the best of 5e-6, 2e-5 and 1e-4 on the held-out training images of Fashion-MNIST."""
+LARGEST_SLOPE = {"output": 2e-8, "objective": 5e-10}  # the minimisation stops when max |∂F| is below this
 AMP_MU = 0.03
 
 
@@ -118,7 +119,7 @@ def minimiser(dataset: str, seed: int, lam: float) -> tuple[Tensor, float]:
 def minimise(
     x: Tensor, labels: Tensor, lam: float, start: Tensor, push: Tensor, largest_slope: float
 ) -> tuple[Tensor, float]:
-    """(w, ‖∇F(w)‖) by L-BFGS on F + ⟨push, w⟩; the gradient found is what the guarantee pays for, whatever it is."""
+    """(w, ‖∇F(w)‖) by L-BFGS on F + ⟨push, w⟩; the guarantee accounts for the gradient norm that is reached."""
 
     def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
         weights = torch.from_numpy(flat).view(start.shape)
@@ -137,7 +138,7 @@ def minimise(
 
 
 def normal(shape: torch.Size, seed: int, purpose: str) -> Tensor:
-    """Seeded: these are experiments on public data."""
+    """Gaussian noise from a seed: these are experiments on public data."""
     drawn = torch.empty(shape.numel(), dtype=torch.float64)
     RandomSource.seeded(seed).stream(f"experiment/{purpose}", 0).rounded_normal(drawn, 2.0**32)
     return drawn.view(shape) / 2.0**32

@@ -1,9 +1,9 @@
-"""Figs. 1 and 2 of Ye & Shokri from our accountants: writes experiments/results/hidden_state_figures.json and two SVGs.
+"""Figs. 1 and 2 of Ye & Shokri 2022 from our accountants: writes results/hidden_state_figures.json and SVG files.
 
     python experiments/hidden_state_figures.py
 
 λ = 1, β = 4, S_g = 4, n = 50, η = 0.02, σ² = 4, orders 10, 20, 30; b = 2 in Fig. 1, b = 4 in Fig. 2 (12 batches).
-"hull" is ours. The curves are Rényi divergences, as in the paper; composition is under replace-one, like the rest.
+The curve "hull" is sordino's bound. The curves are Rényi divergences, as in the paper, all under replace-one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def hull_partition(setting: ys.Setting) -> Array:
 
 
 def hull_without_replacement(setting: ys.Setting) -> Array:
-    """The best of the chains; what lies beyond their grids is left out of the figure (it is below 1e-12)."""
+    """The best of the chains; the probability mass outside their grids, below 1e-12, is left out of the figure."""
     laws = without_replacement_law(*steps_of(setting), setting.batch / setting.records)
     best: Array = np.array([averaged(law.weights, law.squares) for law in laws]).min(axis=0)
     return best
@@ -71,8 +71,8 @@ def hull_without_replacement(setting: ys.Setting) -> Array:
 def mixing_and_diffusion(setting: ys.Setting, position: int) -> Array:
     """Balle, Barthe, Gaboardi & Geumlek 2019, Thm 5, for one epoch, and composition over the epochs (the dashed line).
 
-    A record of the last batch has the cost of its step; one with k batches after it that cost, divided by k and
-    multiplied by (1 − 2ηβλ/(β + λ))^((k + 1)/2).
+    A record of the last batch has the cost of its step. For a record with k batches after it, this cost is divided by k
+    and multiplied by (1 − 2ηβλ/(β + λ))^((k + 1)/2).
     """
     after = setting.batches - 1 - position
     product = setting.smoothness * setting.strong_convexity / (setting.smoothness + setting.strong_convexity)
@@ -81,7 +81,7 @@ def mixing_and_diffusion(setting: ys.Setting, position: int) -> Array:
 
 
 def composition(setting: ys.Setting, rate: float) -> Array:
-    """Every iterate seen: one whole Gaussian per epoch (rate 1), or a subset of the records in every step."""
+    """The adversary sees every iterate: one Gaussian mechanism per epoch (rate 1), or a sample of records per step."""
     if rate == 1:
         return ORDERS * setting.step_cost * setting.epochs
     sigma = math.sqrt(2 / setting.step_size) * setting.sigma * setting.batch * 2 / setting.sensitivity

@@ -1,4 +1,4 @@
-"""Puts the table of experiments/results/hidden_state.json into docs/hidden_state.md, between its two marks.
+"""Writes the table of experiments/results/hidden_state.json into docs/hidden_state.md, between its two markers.
 
 python experiments/hidden_state_page.py
 """
@@ -16,7 +16,7 @@ NAMES = {"fashion-mnist": "Fashion-MNIST", "mnist": "MNIST"}
 
 
 def table(document: dict[str, Any]) -> str:
-    """One line for each row of the results that has all its seeds, or as many as there are."""
+    """One line for each row of the results, with the seeds that were run."""
     lines = [
         "| data | ε (replace-one) | method | test accuracy, mean ± spread | runs | ε if every iterate were seen |",
         "|---|---|---|---|---|---|",

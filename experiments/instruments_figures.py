@@ -3,7 +3,8 @@
 python experiments/instruments_figures.py [--steps 300]
 
 Nothing here is private: the data is the embedded subset of Fashion-MNIST, a public benchmark, and no noise is added.
-They use ResNet-20 on CIFAR-10; this is the 26,010-parameter CNN of Liu et al. 2023 and takes minutes of one core.
+The paper uses ResNet-20 on CIFAR-10; this script uses the CNN of Liu et al. 2023 with 26,010 parameters, which takes
+minutes on one core.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ GROUPS = (1, 2, 4, 10)
 
 @dataclass(frozen=True)
 class Setting:
-    """Clipped SGD without noise, on means of p records. The step sizes go with 1/c, so that a step is as long."""
+    """Clipped SGD without noise, on means of p records. Step sizes are proportional to 1/c, so that steps have the same
+    length."""
 
     name: str
     clip_norm: float
@@ -84,7 +86,7 @@ def main() -> int:
 
 
 def train(setting: Setting, dataset: data.Dataset, steps: int) -> dict[str, Any]:
-    """One run with readings along it; in the run with c = 1 also Figs. 5a and 7."""
+    """One run with readings during training; the run with c = 1 also provides Figs. 5a and 7."""
     torch.manual_seed(SEED)
     model = nets.build("mnist-cnn", dataset.input_shape, dataset.classes)
     optimizer = torch.optim.SGD(model.parameters(), lr=setting.lr)
@@ -123,7 +125,7 @@ def update(
     dataset: data.Dataset,
     generator: torch.Generator,
 ) -> None:
-    """A step along the mean of the clipped means of groups of p records."""
+    """A step in the direction of the mean of the clipped means of groups of p records."""
     count = BATCH - BATCH % setting.p
     chosen = torch.randperm(len(dataset.train), generator=generator)[:count]
     rows = Rows(

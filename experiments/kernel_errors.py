@@ -1,11 +1,11 @@
-"""The errors of the compiled log, cos and sin, over every argument that they can tell apart.
+"""The errors of the compiled log, cos and sin, for every argument that they can distinguish.
 
     python experiments/kernel_errors.py            writes experiments/results/kernel_errors.json, in about a minute
 
-docs/guarantees/noise.md, section 3, allows each a relative error of 2⁻²¹. The functions see their 32 digits as a
-float32, so that a hundred million arguments are all there are: for U from 2⁻¹³ to 1 − 2⁻¹¹, and for angles within an
-eighth of a turn. Both are compared with the C library's functions in double precision, for each way in which the loop
-is compiled.
+docs/guarantees/noise.md, section 3, allows each a relative error of 2⁻²¹. The functions convert their 32 digits to
+float32, so there are only about a hundred million different arguments: U from 2⁻¹³ to 1 − 2⁻¹¹, and angles within an
+eighth of a turn. The results are compared with the C library's functions in double precision, for each instruction set
+for which the loop is compiled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ static void worst(double *most, double found, double exact) {
     if (error > *most) *most = error;
 }
 
-/* the first integer above u that another float32 stands for */
+/* the first integer above u that is converted to another float32 */
 static uint64_t after(uint64_t u) {
     int bits = 64 - __builtin_clzll(u);
     return bits <= 24 ? u + 1 : ((u >> (bits - 24)) + 1) << (bits - 24);
@@ -59,7 +59,7 @@ int main(void) {
 
 
 def measured(extra: list[str]) -> dict[str, float]:
-    """The largest relative errors of one build, as powers of two, and how many arguments were tried."""
+    """The largest relative errors of one build, as powers of two, and the number of arguments."""
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder) / "harness.c", Path(folder) / "harness"
         source.write_text(HARNESS)

@@ -1,9 +1,9 @@
-"""DP-MAC measured: one JSON file, written after every run; what is in it already is not run again.
+"""Experiments with DP-MAC: one JSON file, written after every run; runs that are already in it are not repeated.
 
     python experiments/mac.py --out experiments/results/mac.json [--only mnist usps …]
 
-Public data and insecure seeds: repeatable, and harmless. Every private run says its ε, δ, relation and seed. The
-sections and their sizes are in `work`; settings come from experiments/recipes/mac_*.toml.
+The data are public, so insecure seeds are used and every run can be repeated. Every private run states its ε, δ,
+relation and seed. `work` lists the sections and their runs; settings come from experiments/recipes/mac_*.toml.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MNIST = {"0.5": "mac_mnist_eps05", "2": "mac_mnist_eps2", "8": "mac_mnist_eps8"}
 USPS = "mac_usps_autoencoder"
 SEEDS = (0, 1, 2)
 PAPER_Z = ZSteps(30, 0.003)
-DPSGD_CLIP = {"mnist": 1.0, "usps": 0.1}  # chosen on held-out images, as was everything
+DPSGD_CLIP = {"mnist": 1.0, "usps": 0.1}  # chosen on held-out images, like all settings
 USPS_LR = {"dp-mac": {1: 0.004, 2: 0.004, 4: 0.006, 8: 0.006}, "dp-sgd": {1: 0.004, 2: 0.004, 4: 0.004, 8: 0.004}}
 Row = dict[str, Any]
 
@@ -64,7 +64,7 @@ def sets_of(made: MacRecipe) -> Sets:
 
 
 def private(plan: Plan, rows: Any, seconds: float, autoencoder: bool) -> Row:
-    """What every private run says of itself."""
+    """The entries of every private run."""
     guarantee, key = plan.guarantee(), "test_error" if autoencoder else "test_accuracy"
     return {
         key: rows[-1][key],
@@ -85,7 +85,7 @@ def run_mac(made: MacRecipe, mac: Mac | None = None, plan: Plan | None = None) -
 
 
 def variant(made: MacRecipe, mac: Mac, epsilon: float, steps: int | None = None) -> Row:
-    """Other settings at the same ε: their own plan, calibrated with whatever statistics they release."""
+    """Other settings at the same ε, with a plan of their own that includes the statistics that they release."""
     from sordino.methods import dp_mac
 
     layers, base = len(made.widths) - 1, made.plan
@@ -100,7 +100,7 @@ def variant(made: MacRecipe, mac: Mac, epsilon: float, steps: int | None = None)
 
 
 def run_dpsgd(made: MacRecipe) -> Row:
-    """DP-SGD (Adam) on the same network, records, sampling and budget, with the noise that it needs."""
+    """DP-SGD (Adam) with the same network, records, sampling and budget; its noise is calibrated to that budget."""
     sets, base, clip = sets_of(made), made.plan, DPSGD_CLIP[made.recipe.data.name]
     paid = [] if made.pca is None else [made.pca.statistic()]
     plan = Plan.dpsgd(
@@ -120,7 +120,7 @@ def run_dpsgd(made: MacRecipe) -> Row:
 
 
 def without_privacy(made: MacRecipe, lr: float, mac: Mac | None = None, steps: int | None = None) -> Row:
-    """Back-propagation (mac=None) or MAC, Adam, no clipping, no noise: NOT private."""
+    """Back-propagation (mac=None) or MAC with Adam, without clipping and noise: NOT private."""
     sets, network, count = sets_of(made), made.network(), steps or made.plan.steps
     plan = replace(made.plan, steps=count)
     settings = replace(made.settings, scheduler=None, eval_every=max(1, count // 5))
@@ -156,9 +156,9 @@ def _back_propagation(
 
 
 def scales(start: str) -> Row:
-    """Median gradient norm of each layer of the USPS autoencoder at public initial weights, for ways to find Z.
+    """The median gradient norm of each layer of the USPS autoencoder at public initial weights, for ways to find Z.
 
-    Measured on test images, which are public here: no budget is spent on it.
+    Measured on test images, which are public here, so it has no privacy cost.
     """
     made, images = recipe(USPS, 0), dataset("usps").test.inputs[:500].flatten(1)
     ways = {
@@ -203,7 +203,7 @@ def mnist_variants(made: MacRecipe) -> dict[str, Callable[[], Row]]:
 
 
 def usps_variants(made: MacRecipe) -> dict[str, Callable[[], Row]]:
-    """ε = 8, one seed: the paper's algorithm, and what each remedy adds."""
+    """ε = 8, one seed: the paper's algorithm, and each change of ours."""
     w, mac = made.mac.w, made.mac
     paper = Mac(ZSteps(30, 0.001), Expansion(), WSteps("adam", 0.003), {"gradient": 0.001})
     return {
@@ -227,7 +227,7 @@ def usps_variants(made: MacRecipe) -> dict[str, Callable[[], Row]]:
 
 
 def public_bounds(made: MacRecipe) -> list[float]:
-    """The median norm of each layer's gradient at the initial weights, on test images: public here."""
+    """The median norm of each layer's gradient at the initial weights, on test images, which are public here."""
     images = dataset(made.recipe.data.name).test.inputs[:500].flatten(1)
     with torch.no_grad():
         terms = layer_terms(chain(made.network()), images, images, made.mac.z)
@@ -239,7 +239,7 @@ def _softplus(made: Recipe) -> Recipe:
 
 
 def work() -> dict[str, dict[str, Callable[[], Row]]]:
-    """Every section and its runs, in the order of their making."""
+    """Every section and its runs, in the order in which they are made."""
     mnist: dict[str, Callable[[], Row]] = {
         f"eps={e}, seed {s}, {how}": partial(_mnist, name, s, how)
         for s in SEEDS for e, name in MNIST.items() for how in ("dp-mac", "dp-sgd")
@@ -286,7 +286,7 @@ def _usps(epsilon: int, seed: int, how: str) -> Row:
 
 
 def summary(document: Row) -> Row:
-    """Mean and spread over the seeds of every setting that has several."""
+    """Mean and standard deviation over the seeds of every setting with several seeds."""
     found: dict[str, dict[str, Any]] = {}
     for section in ("mnist", "usps", "not_private"):
         groups: dict[str, list[float]] = {}

@@ -1,12 +1,12 @@
 """Figs. 1, 3 and 4 of Harder et al. 2018, drawn from result files.
 
     python experiments/mac_figures.py            docs/figures/mac_*.svg, and results/mac_fig4.json
-    python experiments/mac_figures.py --check    exit 1 where a figure is not what the files say
+    python experiments/mac_figures.py --check    exit 1 if a figure differs from the files
 
-Figs. 1 and 3: the curves of experiments/results/mac.json (test error over the steps, mean of the seeds). Fig. 4: one
-weight, softplus layer with true weight −0.7 and sigmoid layer with 0.7, 1,000 random inputs: the objective and its
-second-order expansion at 0, and one standard deviation of the expansion's value where slope and curvature are released
-with noise multiplier 1 and each clipped to 1.
+Figs. 1 and 3: the curves of experiments/results/mac.json (test error over the steps, mean over the seeds). Fig. 4: one
+weight, a softplus layer with true weight −0.7 and a sigmoid layer with 0.7, 1,000 random inputs. It shows the objective
+and its second-order expansion at 0, and one standard deviation of the expansion's value if slope and curvature are
+released with noise multiplier 1 and each is clipped to 1.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def layers() -> dict[str, tuple[Layer, torch.Tensor, torch.Tensor]]:
 
 
 def fourth() -> dict[str, Any]:
-    """The objective, its expansion and the noise of the latter, per record, over the weight."""
+    """The objective, its expansion and the noise of the expansion, per record, as functions of the weight."""
     found = {}
     for name, (layer, z, targets) in layers().items():
         terms = expand(layer, z, targets)
@@ -62,7 +62,7 @@ def fourth() -> dict[str, Any]:
 
 
 def curves(document: Mapping[str, Any], part: str, epsilon: str) -> str:
-    """Figs. 1 (USPS) and 3 (MNIST): the mean over the seeds, at the steps at which it was measured."""
+    """Figs. 1 (USPS) and 3 (MNIST): the mean over the seeds, at the evaluated steps."""
     lines: dict[str, list[float]] = {}
     for method in ("dp-mac", "dp-sgd"):
         runs = [

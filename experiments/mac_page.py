@@ -1,8 +1,8 @@
-"""Puts the figures of experiments/results/mac.json into docs/dp_mac.md and docs/guarantees/dp_mac.md.
+"""Writes the results of experiments/results/mac.json into docs/dp_mac.md and docs/guarantees/dp_mac.md.
 
     python experiments/mac_page.py
 
-A block lies between <!-- name --> and <!-- end name -->; nothing else is touched.
+A block is the text between <!-- name --> and <!-- end name -->; the rest of the page is not changed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def by_epsilon(document: Document, section: str, epsilons: tuple[str, ...], perc
 
 
 def pairs(document: Document) -> str:
-    """How often DP-MAC has the smaller error, seed by seed."""
+    """How often DP-MAC has the smaller error among pairs of runs with equal seeds."""
     runs = document.get("usps", {})
     both = [(r, runs.get(name.replace("dp-mac", "dp-sgd"))) for name, r in runs.items() if name.endswith("dp-mac")]
     known = [(ours["test_error"], theirs["test_error"]) for ours, theirs in both if theirs is not None]
@@ -128,7 +128,7 @@ def blocks(document: Document) -> dict[str, str]:
 
 
 def filled(text: str, found: dict[str, str]) -> str:
-    """The page with its blocks replaced; a block that it does not have is left out."""
+    """The page with its blocks replaced; blocks that it does not have are ignored."""
     for name, content in found.items():
         before, after = f"<!-- {name} -->\n", f"<!-- end {name} -->"
         text = re.sub(f"({before}).*?({after})", lambda _: "\0", text, flags=re.S)

@@ -1,11 +1,11 @@
-"""The USPS autoencoder at ε = 8, where one seed in three went astray (mac.json: 0.0271 ± 0.0044): a steadier setting.
+"""A more stable setting for the USPS autoencoder at ε = 8, where one seed of three failed (mac.json: 0.0271 ± 0.0044).
 
     python experiments/mac_steady.py
 
-Three settings of the recipe, three seeds each, are judged on the last 649 training images while the first 4,000 train;
-the one with the least mean error there is trained on all 4,649 with seeds 0 to 4, and with Z-steps that act (3 Adam
-steps after the backward start, then the paper's 30 from a forward start) beside it. Test images are measured in the
-last part only. One JSON, resumable; public data and insecure seeds. δ = 1e-5, add/remove.
+Three settings of the recipe are trained with three seeds each on the first 4,000 training images and evaluated on the
+last 649. The setting with the least mean error is then trained on all 4,649 images with seeds 0 to 4: without Z-steps,
+with 3 Adam steps after the backward start, and with the paper's 30 steps from a forward start. Test images are used in
+this last part only. One JSON file, resumable; public data and insecure seeds; δ = 1e-5, add/remove.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def final(setting: str, z: str, seed: int) -> dict[str, Any]:
 
 
 def table(runs: dict[str, Any]) -> list[dict[str, Any]]:
-    """Mean error and spread over the seeds, of the held-out images first."""
+    """Mean error and standard deviation over the seeds, on the held-out images first."""
     groups: dict[tuple[bool, str, str], list[float]] = {}
     for run in runs.values():
         groups.setdefault((run["held_out"], run["setting"], run["z"]), []).append(run["error"])

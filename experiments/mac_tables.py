@@ -1,4 +1,4 @@
-"""The tables of experiments/mac.py that need no data: sensitivities against an adversary, the paper's noise, audits."""
+"""The tables of experiments/mac.py without data: sensitivities found by an adversary, the paper's noise, audits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ascended(layer: Layer, radius: float, part: Callable[[Terms], Tensor]) -> fl
 
 
 def sensitivity_table() -> Row:
-    """Our bounds, the printed ones and what an adversary attains, for T = 2t, softplus 60-300 and sigmoid 300-10."""
+    """Our bounds, the paper's, and the norms that an adversary reaches; T = 2t, softplus 60-300 and sigmoid 300-10."""
     rows = []
     for radius in (0.1, 1.0, 5.0):
         generator = torch.Generator().manual_seed(0)
@@ -78,7 +78,7 @@ def sensitivity_table() -> Row:
 
 
 def paper_noise() -> Row:
-    """The ε of the noise that Table 2 prints for the classifier, DP-PCA included, by composition (PLD)."""
+    """The ε of the noise that Table 2 of the paper prints for the classifier, including DP-PCA, composed by PLD."""
     rows = []
     for epsilon, sigma, batch, epochs, pca in (
         (0.5, 8.0, 500, 10, 16.0), (0.5, 4.4, 500, 10, 16.0), (2.0, 2.8, 1000, 30, 8.0), (8.0, 1.0, 1000, 30, 4.0)
@@ -93,7 +93,7 @@ def paper_noise() -> Row:
 
 
 def audited(seed: int, noise_scale: float) -> Row:
-    """The claim of 20 full-batch steps at ε = 2, with 5000 canaries in the coefficient vector."""
+    """An audit of 20 full-batch steps at ε = 2, with 5000 canaries in the coefficient vector."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = Network([60, 300, 10], "relu", "sigmoid")

@@ -2,8 +2,8 @@
 
     python experiments/modelmix.py --out experiments/results/modelmix.json
 
-Scattering features with group normalisation (27 groups: costs no privacy), the small CNN, ε = 0.2, 0.6 and 1.0 at
-δ = 1e-5, add-remove, true Poisson sampling, 5 seeds (arms with the paper's settings: 3). Every arm sees the same number
+Scattering features with group normalisation (27 groups, no privacy cost), the small CNN, ε = 0.2, 0.6 and 1.0 at
+δ = 1e-5, add-remove, true Poisson sampling, 5 seeds (arms with the paper's settings: 3). Every arm uses the same number
 of records and publishes the same running average of its iterates. The arms:
 
     dpsgd             DP-SGD with momentum 0.9
@@ -12,10 +12,10 @@ of records and publishes the same running average of its iterates. The arms:
     same-variance     `averaging` with the noise multiplier of equal per-coordinate variance; its ε is lower
     modelmix-paper    ModelMix with the paper's own c, η and τ_k, and its control at the same ε, averaging-paper
 
-Step sizes of `dpsgd` and `averaging` are chosen on 10,000 held-out training images while the other 50,000 train (noise
-of seed 0), at ε = 1 and at ε = 0.2: doubled while that helps, else halved while that helps; at ε = 0.6 their geometric
-mean is taken. `modelmix` and `same-variance` take those of `averaging`: they are compared at equal steps. Never on the
-test images; all these runs are in the file. Runs that are in the file are not made again.
+The step sizes of `dpsgd` and `averaging` are chosen on 10,000 held-out training images while the other 50,000 are
+trained on (noise of seed 0), at ε = 1 and at ε = 0.2: doubled while that helps, otherwise halved while that helps; at
+ε = 0.6 the geometric mean of the two is used. `modelmix` and `same-variance` use the step sizes of `averaging`, so that
+they are compared at equal steps. No setting is chosen on test images. All runs are in the file and are not repeated.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from sordino.training.updates import Averaging, AveragingSGD
 EPSILONS, SEEDS, DELTA = (0.2, 0.6, 1.0), (0, 1, 2, 3, 4), 1e-5
 BATCH, STEPS, CLIP = 4096, 60, 0.1
 TUNED_AT, FIRST_RATE = (1.0, 0.2), {"dpsgd": 16.0, "averaging": 256.0}
-RATIO = 1.0  # of the uniform noise's standard deviation to the Gaussian's: half of the variance is uniform
+RATIO = 1.0  # the uniform noise's standard deviation over the Gaussian's: half of the variance is uniform
 PAPER: Mapping[str, Any] = {"batch": 8192, "steps": 30, "clip": 1.0, "lr": 0.4, "tau": ((0.0, 0.05), (0.5, 0.025))}
 ARMS = ("dpsgd", "averaging", "modelmix", "same-variance", "modelmix-paper", "averaging-paper")
 SHOWN = ("epsilon", "beside", "noise_multiplier", "lr", "tau_over_lr", "steps", "expected_batch", "clip_norm")
@@ -82,7 +82,7 @@ def dataset() -> data.Dataset:
 
 @lru_cache(maxsize=2)
 def splits(held_out: bool) -> tuple[data.Split, data.Split]:
-    """(records to train on, images to measure on)."""
+    """(records to train on, images to evaluate on)."""
     whole = dataset()
     if not held_out:
         return whole.train, whole.test
@@ -170,7 +170,7 @@ def _schedule(plan: Plan, name: str) -> dict[str, Any] | None:
 
 
 def chosen_rate(runs: Mapping[str, Mapping[str, Any]], arm: str, epsilon: float) -> float:
-    """The step size that was best on the held-out images. Arms with the paper's settings take the paper's."""
+    """The step size that was best on the held-out images; the paper's for the arms with the paper's settings."""
     if arm.endswith("-paper"):
         return float(PAPER["lr"])
     tuned = "dpsgd" if arm == "dpsgd" else "averaging"
@@ -182,7 +182,7 @@ def chosen_rate(runs: Mapping[str, Mapping[str, Any]], arm: str, epsilon: float)
 
 
 def climb(runs: Mapping[str, Mapping[str, Any]], arm: str, epsilon: float, first: float) -> Iterator[Job]:
-    """Step sizes to try, each after the result of the one before it is in `runs`."""
+    """Step sizes to try; each one is yielded after the result of the previous one is in `runs`."""
 
     def job(lr: float) -> Job:
         return Job(arm, epsilon, lr, 0, held_out=True)
@@ -200,7 +200,7 @@ def climb(runs: Mapping[str, Mapping[str, Any]], arm: str, epsilon: float, first
 
 
 def jobs(runs: Mapping[str, Mapping[str, Any]], arms: tuple[str, ...]) -> Iterator[Job]:
-    """Whatever there is to do, in order: first what chooses the settings, then the seeds."""
+    """The runs still to be made, in order: first those that choose the settings, then the seeds."""
     for arm, first in FIRST_RATE.items():
         for epsilon in TUNED_AT:
             yield from climb(runs, arm, epsilon, first)
@@ -212,7 +212,7 @@ def jobs(runs: Mapping[str, Mapping[str, Any]], arms: tuple[str, ...]) -> Iterat
 
 
 def table(runs: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Mean and spread over the seeds, for each arm and ε."""
+    """Mean and standard deviation over the seeds, for each arm and ε."""
     tested = [run for run in runs.values() if not run["held_out"]]
     rows = []
     for arm in ARMS:
@@ -234,7 +234,7 @@ def table(runs: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def paired(tested: list[Mapping[str, Any]], arm: str, epsilon: float) -> dict[str, float] | None:
-    """The mean difference to `averaging` at the same ε and seed, and its standard error."""
+    """The mean difference from `averaging` at the same ε and seed, and its standard error."""
     other = "averaging-paper" if arm.endswith("-paper") else "averaging"
     accuracy = {(run["arm"], run["seed"]): run["accuracy"] for run in tested if run["target_epsilon"] == epsilon}
     seeds = [seed for seed in SEEDS if (arm, seed) in accuracy and (other, seed) in accuracy]

@@ -1,4 +1,4 @@
-"""What the audit sees of broken mixing, in four settings and over several seeds; one JSON file.
+"""Whether the audit detects broken mixing, in four settings and over several seeds; one JSON file.
 
 python experiments/modelmix_audit.py
 """

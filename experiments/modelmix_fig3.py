@@ -1,10 +1,10 @@
-"""Fig. 3 of ModelMix (Xiao, Wan & Devadas 2022), recomputed: ε over the steps, beside its control; JSON and SVG.
+"""Fig. 3 of ModelMix (Xiao, Wan & Devadas 2022), recomputed: ε over the steps, with its control; JSON and SVG.
 
-python experiments/modelmix_fig3.py             all of it
-python experiments/modelmix_fig3.py --only d-f  panels (d) to (f) alone, q = 0.04: into the file, no figure
+python experiments/modelmix_fig3.py             all panels
+python experiments/modelmix_fig3.py --only d-f  only panels (d) to (f), q = 0.04: into the file, without a figure
 
-The paper prints no values of (d) to (f) in its text. The noise is what plain DP-SGD needs for ε = 200 at that rate, as
-in (a) to (c).
+The paper's text has no values for (d) to (f). The noise is that of plain DP-SGD for ε = 200 at that rate, as in (a) to
+(c).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def further(rate: float = 0.04) -> dict[str, Any]:
-    """Panels (d) to (f): ε after all steps, at twice the sampling rate and noise for ε = 200 without mixing."""
+    """Panels (d) to (f): ε after all steps, at twice the sampling rate, with the noise for ε = 200 without mixing."""
     shared: dict[str, Any] = {
         "sampling_rate": rate, "clip_norm": CLIP, "expected_batch": BATCH * rate / RATE, "delta": DELTA,
     }  # fmt: skip
@@ -113,7 +113,8 @@ def panel(tau: float) -> dict[str, Any]:
 
 
 def svg(panels: list[dict[str, Any]]) -> str:
-    """Three panels, tight ε on a logarithmic scale, circles what the paper prints; colours for white and for black."""
+    """Three panels with the tight ε on a logarithmic scale; circles show the paper's values. The colours are visible on
+    white and on black."""
     body = []
     for index, entry in enumerate(panels):
         x = PlotAxis(0.0, 7000.0, LEFT, WIDTH - RIGHT, 2500.0)

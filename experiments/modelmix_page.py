@@ -1,9 +1,9 @@
-"""Puts the figures of modelmix.json, modelmix_table1.json and modelmix_audit.json into docs/modelmix.md, and draws the
-plot beside it.
+"""Writes the results of modelmix.json, modelmix_table1.json and modelmix_audit.json into docs/modelmix.md; draws its
+plots.
 
     python experiments/modelmix_page.py
 
-A block lies between <!-- name --> and <!-- end name -->; nothing else is touched.
+A block is the text between <!-- name --> and <!-- end name -->; the rest of the page is not changed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def accuracies(document: Mapping[str, Any]) -> str:
 
 
 def long_runs(document: Mapping[str, Any]) -> str:
-    """Table 1 with the 800 steps of Appendix E, beside the published values."""
+    """Table 1 with the 800 steps of Appendix E, and the published values."""
     names = {"dpsgd": "DP-SGD, c = 0.1, η = 4", "averaging": "averaging control, same ε", "modelmix": "ModelMix"}
     epsilons = sorted({row["target_epsilon"] for row in document["table"]})
     rows = []
@@ -140,7 +140,7 @@ def figure(document: Mapping[str, Any]) -> str:
 
 
 def audit(runs: list[Mapping[str, Any]]) -> str:
-    """Over the seeds: the lower bounds, how often ε was broken, how often the noise did not fit."""
+    """Over the seeds: the lower bounds, how often they exceeded ε, and how often the test of the noise failed."""
     rows = []
     for key in dict.fromkeys((run["noise_multiplier"], run["width"], run["steps"], run["width_scale"]) for run in runs):
         sigma, width, steps, scale = key

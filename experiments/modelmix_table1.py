@@ -1,17 +1,17 @@
-"""Table 1 of Xiao et al. (ModelMix), Fashion-MNIST, with the settings and 800 steps of its Appendix E; one JSON.
+"""Table 1 of Xiao, Wan & Devadas 2022, Fashion-MNIST, with the settings and 800 steps of its Appendix E; one file.
 
     python experiments/modelmix_table1.py [--seeds 0 1 2] [--epsilons 1 0.2] [--arms dpsgd] [--part 1/2]
 
-Scattering features with group normalisation (27 groups: costs no privacy; the paper spends ε = 0.695 on data
+Scattering features with group normalisation (27 groups, no privacy cost; the paper spends ε = 0.695 on data
 normalisation, in its own table), the same small CNN, q = 8192/60000, 800 steps, δ = 1e-5, add-remove, true Poisson
-sampling, ε = 0.2 to 1. Nothing is tuned here: every setting is the appendix's. The arms:
+sampling, ε = 0.2 to 1. Nothing is tuned: all settings are those of the appendix. The arms:
 
     dpsgd       the row "[19]": DP-SGD with c = 0.1, η = 4 (momentum 0.9, as Tramèr and Boneh train)
     modelmix    the row "DP-SGD + MM": c = 1, η = 0.4, τ = 0.05·η for the first half, then 0.025·η
     averaging   its control at the same ε: the same rule and settings, Gaussian noise only
 
-The last iterate is measured on the test images.
-Runs that are in the file are not made again; `--part i/n` lets n processes share the file.
+The last iterate is evaluated on the test images.
+Runs that are already in the file are not repeated; with `--part i/n` n processes share the file.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def jobs(
 
 
 def table(runs: dict[str, Any]) -> list[dict[str, Any]]:
-    """Mean and spread over the seeds for each arm and ε, beside the published value."""
+    """Mean and standard deviation over the seeds for each arm and ε, and the published value."""
     rows = []
     for arm in ARMS:
         for epsilon in sorted(EPSILONS):

@@ -1,13 +1,13 @@
-"""Section 5.3 of Xiao et al. (ModelMix), transfer: a softmax layer on frozen public features of CIFAR-10; one JSON.
+"""Section 5.3 of Xiao, Wan & Devadas 2022, transfer: a softmax layer on frozen public features of CIFAR-10; one file.
 
     python experiments/modelmix_transfer.py [--seeds 0 1 2] [--epsilons 2 0.64]
 
-The settings of Appendix E: q = 1024/50000, c = 0.1; DP-SGD η = 4 for 2,700 steps (momentum 0.9, as Tramèr and Boneh
-train), ModelMix η = 5 and τ = 0.0075·η, 0.005·η, 0.0025·η in thirds of 1,500 steps. Its control descends from the mean
-of the last two iterates at the same ε with Gaussian noise only. The features are EfficientNet-Lite0's (ImageNet with
-labels, 128 pixels, each record's own mean taken off), where the paper has SimCLR's, which are not on this machine: a
-linear layer without privacy reaches 86.6 % on ours and 94.3 % on theirs. Nothing is tuned; δ = 1e-5, add-remove, true
-Poisson sampling, the last iterate on the test images. ε = 2 and 0.64 are the two of the paper.
+The settings of Appendix E: q = 1024/50000, c = 0.1; DP-SGD with η = 4 for 2,700 steps (momentum 0.9, as in Tramèr and
+Boneh); ModelMix with η = 5 and τ = 0.0075·η, 0.005·η, 0.0025·η in the thirds of 1,500 steps. The control descends from
+the mean of the last two iterates at the same ε with Gaussian noise only. The features are those of EfficientNet-Lite0
+(trained on ImageNet with labels, 128 pixels, each record's own mean subtracted). The paper uses SimCLR's, which are not
+available here: a linear layer without privacy reaches 86.6 % on ours and 94.3 % on theirs. Nothing is tuned; δ = 1e-5,
+add-remove, true Poisson sampling, the last iterate is evaluated on the test images. ε = 2 and 0.64 are the paper's.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def run(arm: str, epsilon: float, seed: int) -> dict[str, Any]:
 
 
 def table(runs: dict[str, Any]) -> list[dict[str, Any]]:
-    """Mean and spread over the seeds for each arm and ε, beside the published value."""
+    """Mean and standard deviation over the seeds for each arm and ε, and the published value."""
     rows = []
     for arm in ARMS:
         for epsilon in EPSILONS:

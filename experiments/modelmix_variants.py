@@ -1,17 +1,18 @@
-"""Two items of Xiao et al. (ModelMix) at a size that two cores carry: Algorithm 2 trained, and Fig. 2; one JSON.
+"""Two items of Xiao, Wan & Devadas 2022 (ModelMix) at a size for two cores: Algorithm 2 and Fig. 2; one JSON file.
 
     python experiments/modelmix_variants.py [--seeds 0 1 2]
 
-Fashion-MNIST, the small CNN on scattering features, 60 steps of 4,096, c = 0.1, η = 64, true Poisson sampling,
-add-remove, δ = 1e-5: what experiments/modelmix.py chose on held-out rows for mixing, nothing is tuned here. The arms:
+Fashion-MNIST, the small CNN on scattering features, 60 steps with batches of 4,096, c = 0.1, η = 64, true Poisson
+sampling, add-remove, δ = 1e-5. These are the settings that experiments/modelmix.py chose for mixing on held-out rows;
+nothing is tuned here. The arms:
 
     p = 1, p = 25, p = 100   ModelMix at ε = 1, half of the noise's variance uniform; coordinates are truncated at c/√p
-                             (Algorithm 2), which lets the accountant charge less for the uniform part (Cor. 4.1)
-    no mixing                Fig. 2: plain descent, with the Gaussian noise of the arm p = 1 and nothing else
+                             (Algorithm 2), for which the uniform noise costs less (Cor. 4.1)
+    no mixing                Fig. 2: plain descent with only the Gaussian noise of the arm p = 1
     mean of two              the same noise, descending from the mean of the last two iterates: mixing without its noise
 
-The last two have less noise than p = 1 and so a larger ε, which the file states: Fig. 2 compares at equal Gaussian
-noise. Its own setting, ResNet-20 on CIFAR-10, takes hours for a line here.
+The last two have less noise than p = 1 and therefore a larger ε, which the file states: Fig. 2 compares at equal
+Gaussian noise. The paper's setting, ResNet-20 on CIFAR-10, would take hours for each curve.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def run(arm: str, seed: int) -> dict[str, Any]:
 
 
 def table(runs: dict[str, Any]) -> list[dict[str, Any]]:
-    """Mean and spread over the seeds for each arm, with its ε and noise."""
+    """Mean and standard deviation over the seeds for each arm, with its ε and noise."""
     rows = []
     for arm in ARMS:
         own = [r for r in runs.values() if r["arm"] == arm]

@@ -1,16 +1,17 @@
-"""Faults put into a copy of our own code, one at a time, and which general check of `sordino attack` catches each.
+"""Mutation tests: faults in a copy of sordino, one at a time, and the check of `sordino attack` that detects each.
 
-    python experiments/mutants.py            every mutant that results/mutants.json does not hold for this commit
-    python experiments/mutants.py NAME…      some of them (or all of a recipe), anew
-    python experiments/mutants.py --all      with all checks of the attack for every mutant, not the quickest that fits
+    python experiments/mutants.py            every mutant that is not in results/mutants.json for this commit
+    python experiments/mutants.py NAME…      run these mutants (or all mutants of a recipe) again
+    python experiments/mutants.py --all      with all checks of the attack for every mutant, not only the quickest one
 
-Writes results/mutants.json and results/mutants.md after each mutant, so a run that was stopped goes on; rows of another
-commit are dropped. Each mutant is a change of the source, applied to a copy in a temporary directory. A process of its
-own attacks one of the small recipes of zoo.py with that code, quickly, and stops at the first finding. No check knows
-of a mutant. A mutant is caught by a *counter-example* that the attack finds; or the library *refuses* to run, or stops,
-what the unchanged code runs (its own checks: the engine against a plain loop, the ledger's guard), which is said apart.
-The unchanged code goes through the same attacks, as the control. A mutant whose text is no longer in the source, or
-that fails as no mistake of ours would (a name that does not exist), is an error: it has to be written anew.
+Writes results/mutants.json and results/mutants.md after each mutant, so an interrupted run continues; rows of other
+commits are dropped. Each mutant is a change of the source, applied to a copy in a temporary directory. A separate
+process attacks one of the small recipes of zoo.py with that code, quickly, and stops at the first finding. No check is
+written for a particular mutant. A mutant is caught if the attack finds a *counter-example*, or if the library *refuses*
+or stops a run that the unchanged code completes (by its own checks: the engine against a plain loop, the ledger's
+guard); the two are counted separately. As the control, the unchanged code is attacked in the same way. It is an error
+if a mutant's text is no longer in the source, or if it fails like no real mistake would (a name that does not exist):
+such a mutant must be rewritten.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ RESULTS = Path(os.environ.get("MUTANTS_RESULTS", Path(__file__).parent / "result
 
 
 def _commit() -> str:
-    """As provenance.py has it; that module imports the package, which only the children may."""
+    """The same as in provenance.py, which can't be used here: it imports the package, and only children may do that."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
@@ -57,16 +58,16 @@ COMMIT = _commit()
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault: changes (file, old text, new text), the recipe that runs through it, and the checks that are run."""
+    """One fault: changes (file, old text, new text), the recipe that uses this code, and the checks that are run."""
 
     name: str
     recipe: str
     edits: tuple[tuple[str, str, str], ...]
-    only: tuple[str, ...] = ()  # all of them where it is empty
+    only: tuple[str, ...] = ()  # if it is empty, all checks
 
 
 def read_mutants() -> tuple[Mutant, ...]:
-    """Those of mutants.toml."""
+    """The mutants of mutants.toml."""
     document = tomllib.loads((Path(__file__).parent / "mutants.toml").read_text(encoding="utf8"))
     return tuple(
         Mutant(
@@ -81,7 +82,7 @@ def read_mutants() -> tuple[Mutant, ...]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an attack on one copy of the code found, by check; a refusal is the library's own."""
+    """What an attack on one copy of the code found, by check, and whether the library itself refused the run."""
 
     found: dict[str, list[str]]
     refused: dict[str, str]
@@ -89,7 +90,7 @@ class Outcome:
 
 
 def applied(mutant: Mutant, folder: Path) -> Path:
-    """A copy of the package with the mutant in it; ValueError where its text is not there exactly once."""
+    """A copy of the package with the mutant in it; ValueError if its text does not occur exactly once."""
     root = folder / "sordino"
     shutil.copytree(SOURCE, root, ignore=shutil.ignore_patterns("__pycache__"))
     for file, old, new in mutant.edits:
@@ -101,7 +102,7 @@ def applied(mutant: Mutant, folder: Path) -> Path:
 
 
 def attacked(name: str, source: Path, only: tuple[str, ...] = ()) -> Outcome:
-    """The quick attack on the recipe, by the code in `source`, in a process of its own."""
+    """Makes the quick attack on the recipe with the code in `source`, in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
         child = os.fork()
@@ -143,13 +144,13 @@ def _attack(name: str, source: Path, only: tuple[str, ...], answer: Path) -> int
 
 
 def caught(clean: Outcome, broken: Outcome) -> dict[str, str]:
-    """Check → what it said. A refusal counts where the unchanged code was not refused."""
+    """Check → its message. A refusal counts only if the unchanged code was not refused."""
     said = {check: texts[0] for check, texts in broken.found.items()}
     return said | {f"library ({c})": text for c, text in broken.refused.items() if c not in clean.refused}
 
 
 def how(said: Mapping[str, str]) -> str:
-    """A counter-example to the guarantee, or the library's own refusal to go on."""
+    """Whether there is a counter-example to the guarantee, or only the library's own refusal."""
     if not said:
         return "not caught"
     own = [text for check, text in said.items() if not check.startswith("library") and STOPPED not in text]
@@ -160,7 +161,7 @@ Row = dict[str, Any]
 
 
 def control(recipe: str, mutants: Iterable[Mutant]) -> tuple[Outcome, Row]:
-    """The unchanged code under every check that a mutant of the recipe meets."""
+    """The unchanged code under every check that is used for a mutant of the recipe."""
     looks = [mutant.only for mutant in mutants if mutant.recipe == recipe]
     same = tuple(dict.fromkeys(check for only in looks for check in only)) if all(looks) else ()
     found = attacked(recipe, SOURCE.parent, same)
@@ -222,7 +223,7 @@ def main(names: list[str]) -> int:
 
 
 def _cost(mutant: Mutant) -> tuple[int, str]:
-    """Quick checks first; recipes together, so that the control of one is made once and early."""
+    """Sorts quick checks first and keeps recipes together, so that each control is made once and early."""
     return max((COSTS.index(check) for check in mutant.only), default=len(COSTS)), mutant.recipe
 
 
@@ -234,7 +235,7 @@ def _write(rows: list[Row]) -> None:
 
 
 def _earlier(known: tuple[Mutant, ...]) -> list[Row]:
-    """Rows of this very commit, of mutants that still exist."""
+    """The rows of this commit whose mutants still exist."""
     path = RESULTS / "mutants.json"
     if not path.exists():
         return []

@@ -1,20 +1,20 @@
-"""Optimizers that claim gains from what is released alone: low-pass filtering, and scaling before clipping.
+"""Optimizers that claim gains by using released gradients only: low-pass filtering, and scaling before clipping.
 
     python experiments/optimizers.py --data-dir DIR [--out FILE]
 
 The design is experiments/designs/optimizers.toml, fixed before the runs. Every setting of every optimizer is tried once
 on held-out training rows; the best is then trained on all training rows with each seed and measured on the test rows.
 
-*Doppler* (Zhang et al. 2024, arXiv 2408.13460) filters the released gradients by a linear low-pass filter: it is
-post-processing, whatever its coefficients are.
+*Doppler* (Zhang et al. 2024, arXiv 2408.13460) applies a linear low-pass filter to the released gradients: this is
+post-processing for all coefficients.
 
 *Scaled Adam* (Ganesh, McMahan & Thakurta 2025, arXiv 2507.01129, algorithm 8) multiplies each record's gradient by
-s = floor/(√v + floor), coordinate by coordinate, *before* clipping, and divides what is released by s; v is Adam's
-second moment, made of earlier releases. What it needs: the map g ↦ clip(s ⊙ g) has norm at most C for every g and
-every s, so one record moves the sum by at most C given what was released before, and s is a function of that alone.
-The accountants of Poisson sampling and of random allocation are proven for steps that depend on earlier releases
-(docs/guarantees), so ε is that of the plan. Here s ⊙ g is the gradient with respect to u of a model whose weights are
-s ⊙ u, so the engine clips it as it clips every gradient. Runs that are in FILE already are not made again.
+s = floor/(√v + floor), coordinate by coordinate, *before* clipping, and divides the released gradient by s; v is Adam's
+second moment, computed from earlier releases. Its privacy: the map g ↦ clip(s ⊙ g) has norm at most C for every g and
+every s, and s is a function of earlier releases only, so given these one record moves the sum by at most C. The
+accountants of Poisson sampling and of random allocation are proven for steps that depend on earlier releases
+(docs/guarantees), so ε is that of the plan. In this script s ⊙ g is the gradient with respect to u of a model whose
+weights are s ⊙ u, so the engine clips it like every gradient. Runs that are already in FILE are not repeated.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class Scaled(nn.Module):
 
     @torch.no_grad()
     def set_weights(self, weights: Weights, scales: Weights) -> None:
-        """The weights, and the geometry of the next step."""
+        """Sets the weights and the scales of the next step."""
         for name, p in self.named_parameters():
             getattr(self, f"{name}_scale").copy_(scales[name])
             p.copy_(weights[name] / scales[name])
 
 
 class Adam:
-    """m̂/(√v̂ + eps), with its correction of the bias."""
+    """m̂/(√v̂ + eps), with Adam's bias correction."""
 
     def __init__(self, eps: float) -> None:
         self.eps, self.t = eps, 0
@@ -111,7 +111,7 @@ class Momentum:
 
 
 class LowPass:
-    """m_t = 0.9·m_{t−1} + 0.05·(g_t + g_{t−1}), over the same of 1, 1, …"""
+    """m_t = 0.9·m_{t−1} + 0.05·(g_t + g_{t−1}), divided by the same filter of the sequence 1, 1, …"""
 
     def __init__(self) -> None:
         self.m: Weights = {}
@@ -137,7 +137,7 @@ class Rule:
         self.momentum = Momentum() if name == "momentum" else None
 
     def move(self, model: Scaled, released: Weights) -> None:
-        """One step from a released gradient, with respect to the raw weights."""
+        """Makes one step from a released gradient with respect to the raw weights."""
         gradients = {name: g.float() / getattr(model, f"{name}_scale") for name, g in released.items()}
         filtered = self.low_pass.filtered(gradients) if self.low_pass else gradients
         base = self.adam or self.momentum
@@ -163,7 +163,7 @@ def per_row(outputs: Tensor, targets: Tensor) -> Tensor:
 def accuracy(
     plan: sordino.Plan, train: Rows, test: Rows, rule: tuple[str, Mapping[str, float]], seed: int, hidden: int | None
 ) -> float:
-    """On the test rows, after a private run."""
+    """The accuracy on the test rows after a private run."""
     model = Scaled(train[0].shape[1], int(train[1].max()) + 1, hidden, seed)
     name, setting = rule
     moved = Rule(name, setting, plan.noise.noise_multiplier / plan.divisor)
@@ -205,7 +205,7 @@ def run(design: Mapping[str, Any], task: str, optimizer: str, folder: Path) -> d
 
 
 def table(design: Mapping[str, Any], runs: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row for each task and optimizer, with its difference to its control in standard errors."""
+    """A row for each task and optimizer, with its difference from its control in standard errors."""
     rows = []
     for task in design["tasks"]:
         for name, optimizer in design["optimizers"].items():

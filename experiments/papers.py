@@ -1,9 +1,10 @@
-"""experiments/PAPERS.md: where each algorithm, theorem, figure and table of the five papers is built, tested, measured.
+"""Writes experiments/PAPERS.md: where each item of the five papers is implemented, tested and measured.
 
     python experiments/papers.py            write the page
-    python experiments/papers.py --check    exit 1 where the page is not what the result files say
+    python experiments/papers.py --check    exit 1 if the page differs from the result files
 
-Paths are those of the repository and must exist; our values are read from the result files.
+Items are algorithms, theorems, figures and tables. Paths are relative to the repository and must exist; our values are
+read from the result files.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Row:
-    """One item of a paper. `left` says what separates ours from the published, or why there is nothing."""
+    """One item of a paper. `left` says how our result differs from the published one, or why there is none."""
 
     item: str
     built: str = ""
@@ -85,7 +86,7 @@ def _variants(*arms: str) -> str:
 
 
 def _kept(name: str) -> str:
-    """The result file, where it is there."""
+    """The name of the result file if it exists."""
     return f"experiments/results/{name}" if (RESULTS / name).exists() else ""
 
 
@@ -211,7 +212,7 @@ INSTRUMENTS, T_INSTRUMENTS = "src/sordino/diagnostics/instruments", "tests/diagn
 
 
 def _hours(start: str) -> str:
-    """What an item would take at its full size, by step_costs.json."""
+    """The time of an item at its full size, from step_costs.json."""
     (row,) = (r for r in _read("step_costs.json")["items"] if r["item"].startswith(start))
     return f"{row['core_hours']:.2g} core-hours a run (step_costs.json)"
 
@@ -797,7 +798,7 @@ def page() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="exit 1 where the page differs from what would be written")
+    parser.add_argument("--check", action="store_true", help="exit 1 if the page differs from what would be written")
     if parser.parse_args().check:
         return int(not PAGE.exists() or PAGE.read_text(encoding="utf8") != page())
     PAGE.write_text(page(), encoding="utf8")

@@ -2,8 +2,8 @@
 
     python experiments/random_programs.py --programs 10000 --jobs 2 --json experiments/results/random_programs.json
 
-Resumes from the JSON file if it is there and the engine is the same. Each program is run with as many rows as all other
-dimensions have, one in six also with another number (tests/gradients/programs.py).
+Resumes from the JSON file if it exists and the engine is the same. Each program is run with as many rows as all other
+dimensions have, one in six also with another number of rows (tests/gradients/programs.py).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def git(*arguments: str) -> str:
 
 
 def sources() -> str:
-    """The state of what the programs test, by its content: commits that leave it alone do not end a run."""
+    """Identifies the content of the tested code: commits that do not change it do not invalidate a run."""
     return git("rev-parse", *(f"HEAD:{path}" for path in SOURCES)).replace("\n", " ")
 
 
@@ -68,7 +68,7 @@ def started(path: Path, programs: int) -> dict[str, Any]:
 
 
 def tried(seed: int) -> tuple[int, list[Any], str | None]:
-    """(seed, what its runs gave, the error if it crashed)."""
+    """(seed, the results of its runs, the error if it crashed)."""
     torch.set_num_threads(1)
     try:
         return seed, outcome(seed), None

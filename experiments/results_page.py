@@ -1,10 +1,10 @@
-"""experiments/RESULTS.md: every result file with its command, commit, versions, age and figures.
+"""Writes experiments/RESULTS.md: every result file with its command, commit, versions, age and figures.
 
     python experiments/results_page.py            write the page
-    python experiments/results_page.py --check    exit 1 where the page is not what the files say
+    python experiments/results_page.py --check    exit 1 if the page differs from the files
 
-Everything on the page is read from the files; a test compares the two. A file of trainings that is older than today's
-engine is marked: its figures stand until they are measured again.
+Everything on the page is read from the files; a test compares the two. A file whose trainings are older than today's
+engine is marked; its figures remain until they are measured again.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def day(document: Document) -> str | None:
 
 
 def older(name: str, document: Document) -> bool:
-    """Whether trainings of this file ran on an earlier engine. Runs that name their own commit count by themselves."""
+    """Whether the file has trainings that were finished before today's engine."""
     return name not in NO_TRAINING and (day(document) or "") < ENGINE
 
 
 def seconds(part: Any) -> float:
-    """What the runs of a file took, by their own entries (core seconds where they have them)."""
+    """The time of the runs of a file, from their own entries (processor time if they have it)."""
     if isinstance(part, list):
         return sum(map(seconds, part))
     if not isinstance(part, dict):
@@ -69,7 +69,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def accuracies(document: Document) -> str:
-    """The `table` of a file: a row for each setting, its accuracy with its spread, and the number of seeds."""
+    """The `table` of a file: for each setting the accuracy, its standard deviation and the number of seeds."""
     rows = document["table"]
     names = [
         key for key in ("column", "arm", "method", "share", "target_epsilon", "epsilon") if any(key in r for r in rows)
@@ -81,7 +81,7 @@ def accuracies(document: Document) -> str:
         return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
     def shown(row: Mapping[str, Any]) -> list[str]:
-        scale = 0.01 if row["mean"] is not None and row["mean"] > 1.5 else 1.0  # some files hold per cent
+        scale = 0.01 if row["mean"] is not None and row["mean"] > 1.5 else 1.0  # some files have per cent
         spread = row.get("spread")
         mean = None if row["mean"] is None else scale * row["mean"]
         return [*(label(row.get(n)) for n in names), percent(mean, None if spread is None else scale * spread),
@@ -177,7 +177,7 @@ def monotonicity(document: Document) -> str:
 
 
 def ways(document: Document) -> str:
-    """Poisson sampling, allocation and correlated noise by task and budget, and how the planner did."""
+    """Poisson sampling, allocation and correlated noise by task and budget, and the planner's predictions."""
     if isinstance(document["table"], list):  # the file of the comparison before its design was fixed
         return plain(document)
     names = document["table"]["design"]["ways"]
@@ -213,7 +213,7 @@ def optimizers(document: Document) -> str:
 
 
 def caught(document: Document) -> str:
-    """Audits of runs that are as claimed, and of broken ones."""
+    """Audits of correct runs and of broken ones."""
     rows = [
         [r["case"], f"{r['epsilon_claimed']:.2f}", f"{r['broken']} of {r['audits']}",
          ", ".join(f"{r[key]:.2f}" for key in ("lower_least", "lower_median", "lower_greatest"))]
@@ -223,7 +223,7 @@ def caught(document: Document) -> str:
 
 
 def settings(document: Document) -> str:
-    """Rows of one task with the setting of each."""
+    """The rows of one task, each with its setting."""
     rows = [
         [r["row"], percent(r["accuracy"], r["spread"]), str(r["steps"]), f"{r['noise_multiplier']:.3g}",
          ", ".join(f"{key} {value:.4g}" for key, value in r["setting"].items())]
@@ -324,7 +324,7 @@ GOALS = (  # what, ε, per cent, file, method
 
 
 def goals() -> str:
-    """Each goal of the suites, what was reached, and what the same features reach without privacy."""
+    """Each goal of the suites, the accuracy that was reached, and that of the same features without privacy."""
     rows = []
     for what, epsilon, wanted, name, method in GOALS:
         path = RESULTS / f"{name}.json"
@@ -364,7 +364,7 @@ def plain(document: Document) -> str:
 
 
 def figures(name: str, document: Document) -> str:
-    """What a file found, as Markdown."""
+    """The figures of a file as Markdown."""
     shown: dict[str, Callable[[Document], str]] = {
         "hidden_state": hidden_state, "mac": mac, "audit": audits, "bias_audit": audits,
         "coupling_table6": table6, "feature_search": searched_features,

@@ -2,8 +2,9 @@
 
     python experiments/run.py experiments/recipes/NAME.toml --seeds 0 1 2
 
-Each seed is a `sordino train` of its own, with `run.seed` and `privacy.insecure_seed` set to it: repeatable, on public
-data, so that the insecure seed harms nobody. Finished seeds are not run again; killed ones are resumed.
+Each seed is a separate `sordino train` with `run.seed` and `privacy.insecure_seed` set to it, so that it can be
+repeated; the data are public, so the insecure seed does no harm. Finished seeds are not run again; killed ones are
+resumed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ KEYS = (
 
 
 def run_seed(recipe: Path, seed: int, work: Path, overrides: list[str]) -> dict[str, Any]:
-    """One training run in a process of its own; its result.json."""
+    """Makes one training run in a separate process; returns its result.json."""
     out = work / f"{recipe.stem}-seed{seed}"
     settings = [*overrides, f"run.seed={seed}", f"privacy.insecure_seed={seed}"]
     command = [sys.executable, "-m", "sordino", "train", str(recipe), "--out", str(out), "--resume", "--json"]
@@ -66,7 +67,7 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--name", help="name of the result file (default: the recipe's)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument("--work", type=Path, default=Path("runs/experiments"), help="where run directories go")
+    parser.add_argument("--work", type=Path, default=Path("runs/experiments"), help="the folder of the run directories")
     arguments = parser.parse_args()
     name = arguments.name or arguments.recipe.stem
     target = Path(__file__).parent / "results" / f"{name}.json"

@@ -1,10 +1,10 @@
-"""What the papers' larger experiments would take on a core here: the clipped gradient of a record, measured; one JSON.
+"""How long the papers' larger experiments would take on one core, from the time of a clipped gradient; one JSON file.
 
     python experiments/step_costs.py
 
-Processor time of `clipped_sum` (the engine's norms and weighted sum; no noise, no data loading) on random rows, one
-thread, the best of three passes after one that warms up. An item's core hours are that times its gradients: one run,
-one seed, nothing tuned.
+Measures the processor time of `clipped_sum` (norms and weighted sum, without noise and data loading) on random rows, in
+one thread, as the best of three passes after a warm-up. The core hours of an item are this time multiplied by its
+number of gradients, for one run with one seed and without tuning.
 """
 
 from __future__ import annotations

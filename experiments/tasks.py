@@ -1,4 +1,4 @@
-"""Small tasks for tables of many runs: rows of a dataset as vectors, a linear model or one with a hidden layer."""
+"""Small tasks for tables of many runs: rows of a dataset as vectors, and a linear model or one hidden layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Rows = tuple[Tensor, Tensor]
 
 
 def rows_of(task: Mapping[str, Any], folder: Path) -> tuple[Rows, Rows]:
-    """(training rows, test rows), flat. `every`: so many training rows apart; `words`: hashed words, present or not."""
+    """(training rows, test rows) as vectors. `every`: use every n-th training row; `words`: hashed words that occur."""
     found = data.load(task["dataset"], folder)
     parts = []
     for split, every in ((found.train, task["every"]), (found.test, 1)):
@@ -27,7 +27,7 @@ def rows_of(task: Mapping[str, Any], folder: Path) -> tuple[Rows, Rows]:
 
 
 def held_out(rows: Rows, share: float) -> tuple[Rows, Rows]:
-    """The rows without a share of them, and that share, at random from a fixed seed."""
+    """Splits off a share of the rows, chosen at random with a fixed seed: (the others, the share)."""
     order = torch.randperm(len(rows[1]), generator=torch.Generator().manual_seed(0))
     cut = round(len(order) * (1 - share))
     most, rest = order[:cut], order[cut:]
@@ -35,7 +35,7 @@ def held_out(rows: Rows, share: float) -> tuple[Rows, Rows]:
 
 
 def model_of(task: Mapping[str, Any], rows: Rows, seed: int) -> nn.Module:
-    """A linear model from 0, or a network with one hidden layer of tanh from a seed."""
+    """A linear model initialised with zeros, or a network with one hidden tanh layer initialised from a seed."""
     inputs, outputs = rows[0].shape[1], int(rows[1].max()) + 1
     torch.manual_seed(seed)
     if "hidden" in task:

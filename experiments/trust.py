@@ -1,14 +1,14 @@
-"""One table of what was tried against every method: claims, audits, neighbours, mutants, kills, faults, bad inputs.
+"""Attacks every recipe and writes one page with all tests of trust: audits, neighbours, mutants, faults, bad inputs.
 
-    python experiments/trust.py             attacks every recipe (zoo.py, bundled) that trust.json does not hold yet
-    python experiments/trust.py --again     all of them anew
-    python experiments/trust.py --table     no attack: the page from what the result files hold
-    python experiments/trust.py NAME…       these anew
+    python experiments/trust.py             attack every recipe (zoo.py, bundled) that is not in trust.json yet
+    python experiments/trust.py --again     attack all of them again
+    python experiments/trust.py --table     make no attack: write the page from the result files
+    python experiments/trust.py NAME…       attack these again
 
-Writes results/trust.json after each recipe, and from it, results/mutants.json (mutants.py), results/faults.json
-(faults.py), results/forgeries.json (forged.py) and results/audit_strength.json (audit_strength.py) the page
-docs/trust.md. What one of these files lacks is shown as a dash, never as a nought. Exit code 1 if anything was found,
-lost or not caught.
+Writes results/trust.json after each recipe. The page docs/trust.md is made from this file, results/mutants.json
+(mutants.py), results/faults.json (faults.py), results/forgeries.json (forged.py) and results/audit_strength.json
+(audit_strength.py). Missing values are shown as a dash, never as zero. Exits with 1 if anything was found, lost or not
+caught.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
 PAGE = ROOT / "docs" / "trust.md"
 SLOW = {"companions": ("neighbours", "outputs", "sampling"), "record-momentum": ("neighbours", "outputs", "noise")}
-"""Recipes of which some checks take minutes: these are made."""
+"""For recipes whose other checks take minutes: the checks that are made."""
 BUNDLED = {"the bundled audit.toml": "audit.toml", "the bundled demo.toml": "demo.toml"}
 NAMES = (*ZOO, *BUNDLED)
 Row = dict[str, Any]
@@ -84,7 +84,7 @@ def mutants_of(name: str, rows: list[Row]) -> str:
 
 
 def black_of(name: str, strength: dict[str, Any]) -> str:
-    """Black-box audits are made of DP-SGD with full batches, the recipe `dpsgd` of the table."""
+    """The black-box bound of the recipe `dpsgd` (DP-SGD with full batches), the only one that has it."""
     rows = strength.get("table", {}).get("black", []) if name == "dpsgd" else []
     return "; ".join(f"{down(row['epsilon_lower'], 3)} of {up(row['epsilon_claimed'], 3)}" for row in rows) or "–"
 
@@ -192,7 +192,7 @@ def strength_lines() -> Iterator[str]:
 
 
 def _missing(rows: list[Row]) -> str:
-    """Recipes that the file does not hold: not attacked, so nothing is said of them."""
+    """A sentence with the recipes that are not in the file, because they were not attacked."""
     left = [name for name in NAMES if name not in {row["recipe"] for row in rows}]
     return f"Not attacked yet: {', '.join(left)}." if left else "Every recipe was attacked."
 

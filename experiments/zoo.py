@@ -1,4 +1,4 @@
-"""One small recipe for each method and each part of a record's vector, on the embedded data: what is attacked."""
+"""The recipes that are attacked: a small one for each method and each part of a record's vector, on embedded data."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ ZOO: dict[str, Document] = {
 
 
 def recipe(name: str, **changes: dict[str, Any]) -> Recipe:
-    """The recipe of this name, with further changes; a key that is None is left out."""
+    """The recipe of this name with further changes; keys that are None are left out."""
     document = {"run": {"name": name}}
     for part in (BASE, ZOO[name], changes):
         for section, keys in part.items():

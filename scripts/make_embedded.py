@@ -1,10 +1,10 @@
-"""Make the embedded subset of Fashion-MNIST from the original IDX files.
+"""Makes the embedded subset of Fashion-MNIST from the original IDX files.
 
     python scripts/make_embedded.py DATA_DIR
 
-The first 1,200 training and 400 test images of each class, in the order of the original files; each as an IDX
-file, packed with xz, in src/sordino/data/embedded, with SHA256SUMS of the unpacked bytes. Fashion-MNIST is
-MIT-licensed (Copyright 2017 Zalando SE); the licence text lies beside the files.
+It consists of the first 1,200 training and 400 test images of each class, in the order of the original files, as IDX
+files compressed with xz in src/sordino/data/embedded, with SHA256SUMS of the uncompressed bytes. Fashion-MNIST is
+MIT-licensed (Copyright 2017 Zalando SE); the licence text is in the same folder.
 """
 
 from __future__ import annotations

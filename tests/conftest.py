@@ -1,4 +1,4 @@
-"""What all tests share: one thread per process (the suite runs on all cores), small data, markers."""
+"""Shared by all tests: one thread per process (the suite runs on all cores), small data, markers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sordino.data import files, loading
 
 torch.set_num_threads(1)
 
-# The same examples in every run, and no limits of wall-clock time: a loaded machine changes no result. To look for new
+# The same examples in every run and no wall-clock limits, so that results do not depend on the load. To search for new
 # examples: pytest --hypothesis-profile=search.
 TIMED = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("same", derandomize=True, deadline=None, database=None, suppress_health_check=TIMED)
@@ -31,13 +31,13 @@ settings.load_profile("same")
 HERE = Path(__file__).parent
 SLOW = HERE / "slow.json"
 """Tests with their seconds of processor time, measured by `pytest --measure` on one process (see CONTRIBUTING.md)."""
-LIMIT = 1.0  # seconds of a test function, over all its parameters, from which on `make unit` leaves it out
+LIMIT = 1.0  # seconds; `make unit` leaves out a test function that takes at least this, over all its parameters
 MARKED = {"models/": "models", "report/test_report_browser.py": "browser"}
 _SPENT = pytest.StashKey[dict[str, float]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--measure", action="store_true", help=f"measure the tests that run, and write {SLOW.name} anew")
+    parser.addoption("--measure", action="store_true", help=f"measure the tests that run, and update {SLOW.name}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -53,19 +53,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Every test begins with the same global random state, whichever tests ran before it in its process."""
+    """Every test starts with the same global random state, independent of earlier tests in its process."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - the global state is what libraries draw from
     torch.manual_seed(0)
 
 
 def function_of(item: pytest.Item) -> str:
-    """The name of a test without its parameters, from the folder of the tests on."""
+    """The name of a test without its parameters, relative to the folder of the tests."""
     return item.nodeid.split("[")[0].removeprefix("tests/")
 
 
 def spent() -> float:
-    """Processor time of this process and of those that it waited for."""
+    """Processor time of this process and of the children that it has waited for."""
     return math.fsum(os.times()[:4])
 
 
@@ -93,7 +93,7 @@ def _unpacked(path: Path, changed: int) -> bytes:
 
 @pytest.fixture(autouse=True, scope="session")
 def _embedded_data_are_unpacked_once() -> Iterator[None]:
-    """Nearly every run reads them, and unpacking took half of a small run's time."""
+    """Nearly every run reads them, and unpacking would take half of a small run's time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "read_bytes", lambda path: _unpacked(path, path.stat().st_mtime_ns))
         yield
@@ -101,13 +101,13 @@ def _embedded_data_are_unpacked_once() -> Iterator[None]:
 
 @pytest.fixture
 def few_test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recipes evaluate on 100 test rows: with a convolutional net, thousands of them take longer than the steps do."""
+    """Recipes evaluate on 100 test rows: with a convolutional net, thousands of rows take longer than the steps."""
     shorten_test_rows(monkeypatch)
 
 
 @pytest.fixture
 def records() -> tuple[Tensor, Tensor]:
-    """Two hundred records of three classes that a linear layer can tell apart."""
+    """Two hundred records of three classes that a linear layer can separate."""
     generator = torch.Generator().manual_seed(0)
     targets = torch.arange(200) % 3
     inputs = nn.functional.one_hot(targets, 6) * 2.0 + torch.randn(200, 6, generator=generator)

@@ -1,8 +1,8 @@
 """One training step of each engine: forward, clipped per-record gradients, noise, SGD update.
 
-An engine is a function from a model and a batch to a step; a step does its work and returns how many seconds
-it spent in its named phases (empty where the engine does not tell). Clip norm 1, noise multiplier 1, learning
-rate 0.01 for everybody; the divisor is the batch.
+An engine is a function from a model and a batch to a step; a step makes one update and returns the seconds of its named
+phases (empty if the engine does not provide them). All engines have clip norm 1, noise multiplier 1 and learning rate
+0.01; the divisor is the batch size.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ Prepare = Callable[..., Step]
 
 @dataclass(frozen=True)
 class Engine:
-    """Where an engine's step lives, and the distribution that must be installed for it."""
+    """The function that makes an engine's step, and the distribution that must be installed for it."""
 
     name: str
     title: str
     module: str
     function: str
     distribution: str
-    only: tuple[str, ...] = ()  # the workloads that it can do, if not all; not run unless asked for
-    any_loss: bool = False  # takes a loss per record, and any model; the others run cross-entropy on the six workloads
+    only: tuple[str, ...] = ()  # the workloads that it supports, if not all; it is run only on request
+    any_loss: bool = False  # supports any model and loss per record; the others: cross-entropy on the six workloads
 
     def version(self) -> str | None:
-        """The installed version, or None when the distribution is not there."""
+        """The installed version, or None if the distribution is not installed."""
         try:
             return version(self.distribution)
         except PackageNotFoundError:
             return None
 
     def prepare(self, model: nn.Module, inputs: Tensor, targets: Tensor, loss: RowLoss) -> Step:
-        """Imports the engine, only now, so that no other is loaded in this process, and wraps the model."""
+        """Imports the engine and wraps the model. It is imported here so that a process loads only one engine."""
         prepare: Prepare = getattr(import_module(self.module), self.function)
         return prepare(model, inputs, targets, loss) if self.any_loss else prepare(model, inputs, targets)
 

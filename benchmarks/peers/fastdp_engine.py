@@ -1,7 +1,7 @@
-"""fastDP's step (clipping mode MixOpt, its default), where the distribution is installed.
+"""fastDP's step (clipping mode MixOpt, its default), if the distribution is installed.
 
-fastDP is published as a repository and not on the package index; where it is not installed the benchmark
-records it as absent.
+fastDP is published as a repository and not on the package index; if it is not installed, the benchmark records it as
+absent.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Steps written down by hand, each for one network and nothing else: how far down an engine could get.
+"""Steps written by hand for one network each: a lower bound on the time of an engine.
 
-Forward and backward pass, norms, weights and sums as straight-line code, without autograd, checks or a ledger; sums in
-single precision, in memory that stays from step to step. The noise is the one that sordino releases with: exact, from
-the cryptographic generator, on every coordinate. How much slower an engine is that takes any model, is the price of
-that; where the step by hand misses a goal, no engine with this noise can reach it on this machine.
+Forward and backward pass, norms, weights and sums are straight-line code, without autograd, checks or a ledger; sums
+are in single precision, in memory that is reused in every step. The noise is sordino's: exact, from the cryptographic
+generator, on every coordinate. The difference to an engine is the cost of supporting any model. If the step by hand
+misses a goal, no engine with this noise can reach it on this machine.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def _words(parameters: Sequence[Tensor], totals: Sequence[Tensor], inputs: Tenso
     length = inputs.shape[1]
     mean = F.embedding(inputs, table).mean(1)
     top = _surprise(F.linear(mean, out, last), targets)
-    below = (top @ out) / length  # what each word of a text gets
+    below = (top @ out) / length  # the gradient of each word of a text
     ordered = inputs.sort(1).values
-    again = (ordered[:, 1:] == ordered[:, :-1]).sum(1) * 2 + length  # Σ of squared counts where a word is there twice
+    again = (ordered[:, 1:] == ordered[:, :-1]).sum(1) * 2 + length  # Σ of squared counts if no word occurs more than twice
     weight = _weights(squares(below) * again + squares(top) * (squares(mean) + 1))
     rows, shares = scaled(below, weight)[0], scaled(top, weight)
     totals[0].zero_().index_add_(0, inputs.flatten(), rows.repeat_interleave(length, 0))

@@ -1,4 +1,4 @@
-"""What happens inside one measuring process: build, check or warm up, time the steps, read the peak."""
+"""One measuring process: builds the model, checks it or warms up, times the steps, reads the peak memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from peers import CLIP_NORM, ENGINES
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 TOLERANCE = 1e-8
-SINGLE_TOLERANCE = 2.0**-8  # by which a norm may be raised for its rounding (`contributions.RAISED`)
+SINGLE_TOLERANCE = 2.0**-8  # the largest relative increase of a norm for its rounding (`contributions.RAISED`)
 
 
 def _status(field: str) -> int:
@@ -29,12 +29,12 @@ def _status(field: str) -> int:
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory now; the peak so far where the system does not tell."""
+    """The resident bytes of this process; the peak so far if the system does not report them."""
     return _status("VmRSS") if STATUS.exists() else _peak_since_start()
 
 
 def reset_peak() -> None:
-    """Starts the peak anew (Linux); elsewhere the peak counts from the start of the process."""
+    """Resets the peak (Linux); on other systems the peak counts from the start of the process."""
     if CLEAR_REFS.exists():
         CLEAR_REFS.write_text("5")
 
@@ -49,12 +49,12 @@ def _peak_since_start() -> int:
 
 
 def serve(workload: str, engine: str, *, turn: float, records: int | None) -> Iterator[dict[str, Any]]:
-    """Two warm-up steps, and then, each time the caller asks, a turn: the steps that fit into `turn` seconds, or one.
+    """Makes two warm-up steps, and then on each request a turn: the steps that fit into `turn` seconds, at least one.
 
-    The first step is timed as well: what it takes beyond a later one is what an engine does once, its checks included.
+    The first step is timed too: its additional time is what an engine does once, including its checks.
 
-    Memory is the peak over all steps so far, warm-up included, minus what was resident once model, batch and engine
-    were built: activations, gradients and whatever the engine keeps, but not the model or the imports.
+    Memory is the peak over all steps so far, including the warm-up, minus the resident size after model, batch and
+    engine were built: it contains activations, gradients and what the engine keeps, but not the model or the imports.
     """
     model, inputs, targets = WORKLOADS[workload].build(records)
     step = ENGINES[engine].prepare(model, inputs, targets, WORKLOADS[workload].row_loss)
@@ -82,11 +82,11 @@ def serve(workload: str, engine: str, *, turn: float, records: int | None) -> It
 
 
 def check(workload: str, *, records: int = 4) -> dict[str, Any]:
-    """sordino's clipped sum and norms against the plain loop over records, in double precision.
+    """Compares sordino's clipped sum and norms with a plain loop over records, in double precision.
 
-    float64 because at a ReLU's kink single precision may take the other side on one record (a difference of
-    4e-3 that says nothing about the engine); in single precision where torch has no float64 (grouped products). The
-    clip norm is the median record's norm, so that some records are clipped and some are not.
+    In single precision the two may be on different sides of a ReLU's kink for one record (a difference of 4e-3 that is
+    not a fault of the engine); it is used only if torch has no float64 kernel (grouped products). The clip norm is the
+    median of the records' norms, so that some records are clipped and some are not.
     """
     from sordino.clipping import FlatClip
     from sordino.gradients import Rows, brute_force, clipped_sum

@@ -1,7 +1,7 @@
-"""Opacus' step in its two modes, with the classes that its PrivacyEngine puts together.
+"""Opacus' step in its two modes, with the classes that its PrivacyEngine uses.
 
-Layers that Opacus does not take are replaced by its own ModuleValidator.fix (nn.LSTM becomes DPLSTM), as its
-documentation asks for. Its noise comes from torch's ordinary generator (secure_mode off, its default).
+Layers that Opacus does not support are replaced by its own ModuleValidator.fix (nn.LSTM becomes DPLSTM), as its
+documentation requires. Its noise comes from torch's ordinary generator (secure_mode is off by default).
 """
 
 from __future__ import annotations

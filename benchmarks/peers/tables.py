@@ -1,4 +1,4 @@
-"""From the measurements in the JSON file to the tables that people read."""
+"""Makes Markdown tables from the measurements in the JSON file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ HELD_BEGIN, HELD_END = "<!-- heldout:begin -->", "<!-- heldout:end -->"
 SHORT_BEGIN, SHORT_END = "<!-- speed:begin -->", "<!-- speed:end -->"
 
 
-CLOCKS = {"seconds": 1, "cpu_seconds": 2}  # their places in a turn
+CLOCKS = {"seconds": 1, "cpu_seconds": 2}  # their positions in the tuple of a turn
 
 
 def ratios(results: Mapping[str, Any], workload: str, engine: str, quantity: str) -> list[float]:
-    """One ratio to plain per round, each within its own round: of times, the median over turns side by side."""
+    """One ratio to plain for each round; for times it is the median over the round's neighbouring turns."""
     by_key = {(m["workload"], m["engine"], m["round"]): m for m in results["measurements"] if m["status"] == "ok"}
     rounds = sorted({r for w, e, r in by_key if (w, e) == (workload, engine)})
     pairs = [(by_key[workload, engine, r], by_key.get((workload, "plain", r))) for r in rounds]
@@ -86,7 +86,7 @@ def _phases(results: Mapping[str, Any], names: Sequence[str]) -> list[list[str]]
 
 
 def failures(results: Mapping[str, Any]) -> list[str]:
-    """One line for each engine that is absent, crashed or ran out of time, with what it said."""
+    """One line for each engine that is absent, crashed or ran out of time, with its message."""
     lines = [f"{ENGINES[e].title}: {reason}" for e, reason in results["absent"].items()]
     wrong = {w: c["error"] for w, c in results["checks"].items() if "error" in c}
     lines += [f"sordino on {w}: not timed, for its check failed: {error}" for w, error in wrong.items()]
@@ -107,7 +107,7 @@ def environment_line(results: Mapping[str, Any]) -> str:
 
 
 def tables(results: Mapping[str, Any], clock: str = "wall") -> str:
-    """Time, memory and the phases of our own step as Markdown, with the environment and what failed."""
+    """Time, memory and the phases of sordino's step as Markdown, with the environment and the failures."""
     names = [w for w in SIX if w in results["settings"]["workloads"]]
     if not names:
         return held_out(results, clock)
@@ -138,11 +138,11 @@ def tables(results: Mapping[str, Any], clock: str = "wall") -> str:
     return "\n\n".join(parts)
 
 
-RUN_STEPS = 200  # of the run that a first step's extra time is compared with
+RUN_STEPS = 200  # length of the run with which the additional time of the first step is compared
 
 
 def first_share(results: Mapping[str, Any], workload: str, engine: str) -> float | None:
-    """(first step − median step) ÷ (RUN_STEPS · median step): what an engine does once, as a share of a short run."""
+    """(first step − median step) ÷ (RUN_STEPS · median step): an engine's one-time work as a share of a short run."""
     shares = [
         (m["first_seconds"] - m["seconds"]) / (RUN_STEPS * m["seconds"])
         for m in results["measurements"]
@@ -152,7 +152,7 @@ def first_share(results: Mapping[str, Any], workload: str, engine: str) -> float
 
 
 def held_out(results: Mapping[str, Any], clock: str = "wall") -> str:
-    """One line for each held-out workload: time and memory over plain, our phases, and the share of the first step."""
+    """One line for each held-out workload: time and memory over plain, sordino's phases, the first step's share."""
     seconds = {"wall": "seconds", "cpu": "cpu_seconds"}[clock]
     rows = []
     for w in (w for w in WORKLOADS if w in results["settings"]["workloads"]):
@@ -173,7 +173,7 @@ def held_out(results: Mapping[str, Any], clock: str = "wall") -> str:
             ]
         )
     head = ["workload", "plain, ms", f"{clock} time ratio", "goal", "plain, MB", "extra peak memory ratio"]
-    if clock == "wall":  # what is only known by it
+    if clock == "wall":  # phases and the first step are measured by the wall clock only
         head += ["gradients + release + update, ms", f"first step's extra, of {RUN_STEPS} steps"]
     parts = [environment_line(results), _markdown(head, rows)]
     parts += ["Not measured:\n\n" + "\n".join(f"- {line}" for line in failures(results))] if failures(results) else []
@@ -181,7 +181,7 @@ def held_out(results: Mapping[str, Any], clock: str = "wall") -> str:
 
 
 def summary(results: Mapping[str, Any], clock: str = "wall") -> str:
-    """One line for each workload, medians alone, of the engines that ran: for those who want no more."""
+    """The short table: one line for each workload with the medians of the engines that ran."""
     seconds = {"wall": "seconds", "cpu": "cpu_seconds"}[clock]
     engines = [e for e in results["settings"]["engines"] if not e.startswith("plain") and e not in results["absent"]]
     rows = []
@@ -193,7 +193,7 @@ def summary(results: Mapping[str, Any], clock: str = "wall") -> str:
 
 
 def fill(document: Path, results: Mapping[str, Any], clock: str = "wall") -> None:
-    """Puts the tables, or the summary, between the two markers of a document."""
+    """Writes the tables, or the summary, between the two markers of a document."""
     text = document.read_text()
     six = any(w in SIX for w in results["settings"]["workloads"])
     places = ((BEGIN, END, tables), (SHORT_BEGIN, SHORT_END, summary)) if six else ((HELD_BEGIN, HELD_END, held_out),)
@@ -207,7 +207,7 @@ def fill(document: Path, results: Mapping[str, Any], clock: str = "wall") -> Non
 
 
 def put(document: Path, begin: str, end: str, table: str) -> None:
-    """What is between two markers of a document, anew."""
+    """Replaces the text between two markers of a document."""
     before, found, rest = document.read_text().partition(begin)
     if not found:
         raise SystemExit(f"{document} has no {begin} … {end} to fill")
@@ -215,7 +215,7 @@ def put(document: Path, begin: str, end: str, table: str) -> None:
 
 
 def floors(results: Mapping[str, Any], clock: str = "wall") -> str:
-    """Our step beside the one by hand, over plain's."""
+    """The time of sordino's step and of the step by hand, divided by plain's."""
     seconds = {"wall": "seconds", "cpu": "cpu_seconds"}[clock]
     names = [w for w in WORKLOADS if w in results["settings"]["workloads"]]
     rows = [

@@ -1,8 +1,8 @@
-"""Engines that take turns: all of them alive at once, each in a process of its own, one of them at work at a time.
+"""Engines that take turns: each runs in its own process, all processes exist at once, and only one works at a time.
 
-The speed of a shared machine drifts within seconds, by more than the differences that we want to see. Engines
-that are measured one after the other see different machines; engines that take turns of a tenth of a second see the
-same one, and a ratio is taken turn by turn.
+The speed of a shared machine changes within seconds, by more than the differences that are to be measured. Engines that
+are measured one after the other see different speeds; engines that take turns of a tenth of a second see the same, and
+ratios are taken turn by turn.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Failed(Exception):
 
 
 class Child:
-    """A process of engine.py that answers each line it is sent with one line of JSON."""
+    """A process of engine.py that answers each line that it receives with one line of JSON."""
 
     def __init__(self, job: Mapping[str, Any], threads: int, timeout: float) -> None:
         script, count = Path(__file__).resolve().parents[1] / "engine.py", str(threads)
@@ -45,7 +45,7 @@ class Child:
         )
 
     def answer(self) -> dict[str, Any]:
-        """The next line; Failed when the process ends, or its time does, before there is one."""
+        """The next line; raises Failed if the process or its time ends before."""
         stdout = self._process.stdout
         assert stdout is not None
         ready, _, _ = select.select([stdout], [], [], max(0.0, self.deadline - time.monotonic()))
@@ -61,13 +61,13 @@ class Child:
         return answer
 
     def ask(self) -> dict[str, Any]:
-        """One more turn."""
+        """Requests one more turn."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # it crashed: `answer` says how
+            pass  # it crashed: `answer` reports how
         return self.answer()
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class Child:
 
 @dataclass
 class Taken:
-    """What one engine did so far."""
+    """The measurements of one engine so far."""
 
     budget: float
     least: int
@@ -124,16 +124,16 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float]:
 def interleaved(
     jobs: Mapping[str, Mapping[str, Any]], amounts: Mapping[str, tuple[float, int]], threads: int, timeout: float
 ) -> dict[str, dict[str, Any]]:
-    """The outcome of each engine. jobs: what its process is told. amounts: (seconds of steps, steps at least).
+    """The outcome of each engine. jobs: the task of its process. amounts: (seconds of steps, least number of steps).
 
-    Cycle by cycle all engines that are not done take a turn; plain PyTorch goes on until the last one is done, so that
-    each turn has one of plain's next to it.
+    In each cycle all engines that are not done take a turn; plain PyTorch continues until the last one is done, so that
+    each turn has a neighbouring turn of plain.
     """
     taken = {engine: Taken(*amounts[engine]) for engine in jobs}
     failed: dict[str, dict[str, Any]] = {}
     children: dict[str, Child] = {}
     try:
-        for engine, job in jobs.items():  # one after the other: none warms up while another one is at work
+        for engine, job in jobs.items():  # one after the other, so that only one process warms up at a time
             children[engine] = Child(job, threads, timeout)
             ready = _attempt(engine, children, failed)
             taken[engine].first_seconds = 0.0 if ready is None else ready["first_seconds"]
@@ -153,7 +153,7 @@ def interleaved(
 def _attempt(
     engine: str, children: dict[str, Child], failed: dict[str, dict[str, Any]], ask: bool = False
 ) -> dict[str, Any] | None:
-    """An answer of the engine's process; after a failure there is none, and no process either."""
+    """The answer of the engine's process; after a failure None, and the process is removed."""
     child = children[engine]
     try:
         return child.ask() if ask else child.answer()

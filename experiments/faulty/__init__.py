@@ -1,1 +1,1 @@
-"""Faults on purpose: bad input, damaged files, failing disks, kills. `experiments/faults.py` counts what they do."""
+"""Deliberate faults: bad input, damaged files, failing disks, kills. `experiments/faults.py` counts their effects."""

@@ -1,4 +1,4 @@
-"""Damaged files of every dataset and layout: read and verified."""
+"""Damaged files of every dataset and layout, which are read and verified."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _unpacked(path: str, content: bytes) -> tuple[bytes, Callable[[bytes], bytes
 
 
 def _damaged(seed: int, folder: Path) -> tuple[str, str]:
-    """Writes a dataset with one damaged file, within its packing or around it: (name, the damaged file)."""
+    """Writes a dataset with one damaged file, inside its compressed content or outside; returns (name, that file)."""
     draw = random.Random(seed)
     name, files = WORLDS[draw.randrange(len(WORLDS))]
     damaged = draw.choice(sorted(files))
@@ -134,7 +134,7 @@ def _damaged(seed: int, folder: Path) -> tuple[str, str]:
 
 
 def complaint(seed: int, folder: Path) -> str:
-    """What is said publicly of a damaged private file, without its path; empty where it can be read.
+    """The public part of the error message about a damaged private file, without its path; empty if it can be read.
 
     Word vectors (GloVe) are public."""
     name, damaged = _damaged(seed, folder)

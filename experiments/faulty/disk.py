@@ -1,7 +1,7 @@
-"""Failing disks and kills at every file operation of a run: no entry is lost, no step is drawn twice.
+"""Disk failures and kills at every file operation of a run: checks that no entry is lost and no step is drawn twice.
 
-A run of a few steps with secure noise is made; at its k-th file operation the disk fails, or the process dies:
-nothing that it does afterwards reaches the disk. Then the run is resumed without faults.
+A run of a few steps with secure noise is made. At its k-th file operation the disk fails or the process is killed;
+nothing that the process does afterwards reaches the disk. Then the run is resumed without faults.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KINDS = ("EIO", "ENOSPC", "kill before", "kill after", "torn")
 
 
 def recipe() -> Recipe:
-    """All records in every step: ε has a closed form, so that a run takes a tenth of a second."""
+    """A recipe with all records in every step: ε then has a closed form, and a run takes a tenth of a second."""
     return Recipe.from_dict(
         {
             "data": {"name": "fashion-mnist-mini", "records": RECORDS},
@@ -49,18 +49,18 @@ def recipe() -> Recipe:
 
 
 class Killed(BaseException):
-    """The process is gone: nothing that it does from here on reaches the disk."""
+    """The process was killed: nothing that it does afterwards reaches the disk."""
 
 
 class Disk:
-    """Counts the file operations of sordino's own code, and fails at one of them."""
+    """Counts the file operations of sordino's own code and makes one of them fail."""
 
     def __init__(self, at: int | None, kind: str) -> None:
         self.at, self.kind, self.count, self.dead = at, kind, 0, False
         self.real = {name: getattr(os, name) for name in OPERATIONS}
 
     def ours(self) -> bool:
-        """Called by the package, or by pathlib for it; not by torch or the interpreter."""
+        """Whether the package made the call, directly or through pathlib; not torch or the interpreter."""
         frame: FrameType | None = sys._getframe(2)
         for _ in range(4):
             if frame is None:
@@ -115,7 +115,7 @@ def _run(out: Path, seen: Counter[int], disk: Disk, resume: bool) -> str:
     except SordinoError as error:
         return f"exit {error.exit_code}"
     except OSError:
-        return "exit 1"  # the command line makes a sentence of it
+        return "exit 1"  # the command line prints it as one sentence
     except BaseException as error:
         return f"uncaught: {type(error).__name__}"
 
@@ -130,7 +130,7 @@ def operations(folder: Path) -> int:
 
 
 def attempt(folder: Path, at: int, kind: str) -> dict[str, Any]:
-    """What one fault led to: how both runs ended, entries lost, steps drawn twice."""
+    """The effects of one fault: how both runs ended, entries lost, steps drawn twice."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     out, seen = folder / "run", Counter[int]()
@@ -149,13 +149,13 @@ def attempt(folder: Path, at: int, kind: str) -> dict[str, Any]:
 
 
 def every_fault(folder: Path, seed: int = 0) -> list[tuple[int, str]]:
-    """Every kind of fault at every operation, in an order that a part of them does not favour."""
+    """Every kind of fault at every operation, in random order, so that any part of the list is a fair sample."""
     every = [(at, kind) for at in range(1, operations(folder) + 1) for kind in KINDS]
     return random.Random(seed).sample(every, len(every))
 
 
 def sweep(tally: Tally, folder: Path, limit: int | None = None, seed: int = 0) -> dict[str, int]:
-    """Every kind of fault at every operation, or `limit` of them; the sums of what was lost."""
+    """Tries every kind of fault at every operation, or `limit` of them; returns the numbers of losses."""
     found = {"entries_lost": 0, "steps_redrawn": 0, "not_resumed": 0, "kills": 0}
     with small_world():
         for at, kind in every_fault(folder, seed)[:limit]:
@@ -164,7 +164,7 @@ def sweep(tally: Tally, folder: Path, limit: int | None = None, seed: int = 0) -
 
 
 def add(tally: Tally, found: dict[str, int], folder: Path, at: int, kind: str) -> None:
-    """One fault, counted."""
+    """Tries one fault and counts its effects."""
     torch.set_num_threads(1)
     one = attempt(folder, at, kind)
     codes = f"{one['first']}, then {one['second'] or 'whole'}"

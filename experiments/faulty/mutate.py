@@ -25,7 +25,7 @@ NAMES = [
 
 
 def value(draw: random.Random, old: Any) -> Any:
-    """Another value: mostly one of the same kind, for those get furthest."""
+    """Another value, mostly of the same type, because such values pass the most checks."""
     if draw.random() < 0.35:
         pools: list[list[Any]] = [list(NUMBERS), list(NAMES), OTHERS]
         return draw.choice(draw.choice(pools))

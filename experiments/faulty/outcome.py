@@ -1,4 +1,4 @@
-"""One try: what a command does with an input, within limits of time and memory."""
+"""Runs a command on one input, with limits on time and memory, and classifies how it ends."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SECONDS = 4
 
 
 class TooSlow(BaseException):
-    """The input asks for more work than a fuzzer has time for; it is no fault of the program."""
+    """The input needs more time than the fuzzer allows; this is not a fault of the program."""
 
 
 @dataclass
 class Tally:
-    """What the inputs of one kind came to. `uncaught`: where a traceback was, and an input that leads there."""
+    """The outcomes of the inputs of one kind. `uncaught`: where tracebacks occurred, and inputs that cause them."""
 
     tried: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -52,7 +52,7 @@ class Tally:
 
 
 def limit_memory(gigabytes: int = GIGABYTES) -> None:
-    """A model of a billion units fails by itself, not by the kernel's choice of a victim."""
+    """Limits the memory, so that a model of a billion units raises MemoryError and the kernel kills no process."""
     resource.setrlimit(resource.RLIMIT_AS, (gigabytes << 30, gigabytes << 30))
 
 
@@ -62,7 +62,7 @@ def _time_limit(seconds: int) -> Iterator[None]:
         raise TooSlow
 
     before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, seconds)  # of processor time: other work on the machine does not count
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # processor time, independent of other load on the machine
     try:
         yield
     finally:
@@ -71,7 +71,7 @@ def _time_limit(seconds: int) -> Iterator[None]:
 
 
 def tried(function: Callable[[], int], seconds: int = SECONDS) -> str:
-    """`exit N`, `slow`, or `uncaught: kind at file:line` of a call of the command line."""
+    """How a call of the command line ends: `exit N`, `slow`, or `uncaught: kind at file:line`."""
     os.environ["SORDINO_TRACEBACK"] = "1"
     quiet = io.StringIO()
     try:

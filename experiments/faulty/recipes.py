@@ -1,4 +1,4 @@
-"""Mutated recipes, carried out whole: two steps on forty records, whatever the method."""
+"""Mutated recipes; those that are accepted are run completely, with two steps on forty records for every method."""
 
 from __future__ import annotations
 
@@ -106,13 +106,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "thresholds_noise": 10.0, "thresholds_every": 1, "bound_first": 1.0, "z_optimizer": "sgd",
     },
 }  # fmt: skip
-"""Keys of the open sections that some method, model or optimizer knows, with a usual value."""
+"""Keys of the sections that depend on the method, model or optimizer, with a usual value."""
 _USUAL: dict[str, Any] = {"int": 3, "float": 0.5, "str": "x", "bool": True}
 
 
 @cache
 def known_keys() -> list[tuple[str, str, Any]]:
-    """(section, key, a usual value) of every key that a recipe declares, and of those of OPTIONS."""
+    """(section, key, a usual value) of every declared key of a recipe and of the keys in OPTIONS."""
     declared = [
         (name, part.name, _USUAL.get(str(part.type).partition(" ")[0], 1))
         for name, kind in get_type_hints(Recipe).items() for part in fields(kind) if part.name != "options"
@@ -133,7 +133,7 @@ def small_data(name: str, data_dir: Any = None, *, normalise: bool = True) -> da
 
 @contextmanager
 def small_world() -> Iterator[None]:
-    """Small data, no page, and accountants that remember: what is tried is the rest."""
+    """Replaces what is slow and not under test: small data, no report, cached accounting."""
     curves: dict[str, Any] = {}
     points = entry_points(group=registry.GROUP)
 
@@ -154,7 +154,7 @@ def small_world() -> Iterator[None]:
 
 
 def _checked(path: Path) -> int:
-    """The exit code of a recipe whose run would begin now."""
+    """The exit code after all checks that precede a run."""
     try:
         work_of(Recipe.read(path), None, False)
     except SordinoError as error:
@@ -163,7 +163,7 @@ def _checked(path: Path) -> int:
 
 
 def fuzz(seed: int, tally: Tally, folder: Path) -> None:
-    """One mutated recipe; wrong input must leave nothing behind."""
+    """Tries one mutated recipe; after wrong input nothing may be left on the disk."""
     draw = random.Random(seed)
     base = draw.choice(bases())
     text = tomli_w.dumps(base).encode()
@@ -178,7 +178,7 @@ def fuzz(seed: int, tally: Tally, folder: Path) -> None:
     folder.mkdir()
     path, out = folder / "recipe.toml", folder / "runs" / "run"
     path.write_bytes(text)
-    whole = seed % 10 == 0  # the others are checked as far as a run is checked before it begins
+    whole = seed % 10 == 0  # for the others only the checks that precede a run are made
     outcome = tried(lambda: main(["train", str(path), "--out", str(out), "--json"]) if whole else _checked(path))
     tally.add(outcome, text.decode(errors="replace"))
     if outcome == "exit 2" and (folder / "runs").exists():

@@ -1,7 +1,7 @@
-"""Damaged run directories: ledgers, checkpoints, models and papers, and each command that reads them.
+"""Damaged run directories (ledgers, checkpoints, models, documents) and each command that reads them.
 
-A run with an insecure seed is made twice, once to its end and once cut in the middle (such a run may be copied). Of a
-copy one file is damaged; then it is resumed, verified, reported on or used.
+A run with an insecure seed, which may be copied, is made twice: once to its end, and once interrupted in the middle. In
+a copy one file is damaged; then one command resumes or verifies the copy, or writes its report or its card.
 """
 
 from __future__ import annotations
@@ -26,14 +26,11 @@ from sordino.release.ledger import read_ledger
 from sordino.training import steps as private_steps
 
 STEPS = 4
-READ_ONLY = ("recipe.toml", "metrics.jsonl", "report.html")  # what `verify` may find in order though it was damaged
-
-
-_WRITE = report.write  # trainings of `small_world` write no page; the command that is for it does
+_WRITE = report.write  # `small_world` replaces it for training; the command `report` uses the original
 
 
 class Cut(BaseException):
-    """The process is gone."""
+    """The process was killed."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ def _cut_run(recipe: Path, out: Path) -> None:
 
 
 def fuzz(seed: int, tally: Tally, folder: Path) -> None:
-    """One damaged file, one command; what is accepted must be whole."""
+    """Damages one file and runs one command; a run that is accepted must be complete."""
     draw, world = random.Random(seed), _WORLD[0]
     cut = draw.random() < 0.5
     shutil.rmtree(folder, ignore_errors=True)
