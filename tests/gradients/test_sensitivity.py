@@ -316,7 +316,7 @@ class TestBlocks:
             assert sum(map(len, whole - rest)) <= RUN + 1
 
     @pytest.mark.parametrize("outputs", [1, 2, 7, 24, 25])
-    @pytest.mark.parametrize("columns", [1, 511, 512, 1030])
+    @pytest.mark.parametrize("columns", [1, 511, 512, 1030, 4097])
     def test_what_a_block_adds_does_not_depend_on_the_others(self, outputs: int, columns: int) -> None:
         """Bit by bit: the blocks that a missing record leaves alone are taken to be the same ones."""
         left, right = torch.randn(150, outputs), torch.randn(150, columns)

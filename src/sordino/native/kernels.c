@@ -488,12 +488,13 @@ INLINE void panels(const float *restrict from, int64_t stride, int64_t rows, int
 }
 
 /* One block if left has few columns (p <= SLIM). The rows of right are not copied: four rows at a time are read, in
- * strips of STRIP columns, so that the strip and the sums (p, STRIP) of the block stay in the first-level cache. */
-enum { STRIP = 512, SLIM = 24 };
+ * strips of STRIP columns, so that the strip and the sums (p, STRIP) of the block stay in the first-level cache. For
+ * one left column the strips have LONG columns: memory is read fastest where it is contiguous. */
+enum { STRIP = 512, LONG = 4096, SLIM = 24 };
 
 INLINE void strip(const float *restrict left, int64_t left_stride, const float *restrict right, int64_t right_stride,
                   int64_t depth, int64_t p, int64_t width, float *restrict sums) {
-    static const float zeros[STRIP];
+    static const float zeros[LONG];
     for (int64_t k = 0; k < depth; k += 4) {
         const float *restrict x[4], *from[4];
         for (int64_t r = 0; r < 4; r++) {
@@ -526,7 +527,7 @@ INLINE void strips(const float *restrict left, const float *restrict right, cons
     const int64_t blocks = sizes[0], p = sizes[1], left_stride = sizes[3], right_stride = sizes[4];
     for (int64_t b = 0; b < blocks; b++) {
         if (weights[b] == 0 || bounds[b + 1] == bounds[b]) continue;
-        memset(sums, 0, (size_t)(p * STRIP) * sizeof *sums);
+        memset(sums, 0, (size_t)(p == 1 ? width : p * STRIP) * sizeof *sums);
         strip(left + bounds[b] * left_stride, left_stride, right + bounds[b] * right_stride + x, right_stride,
               bounds[b + 1] - bounds[b], p, width, sums);
         for (int64_t a = 0; a < p; a++)
@@ -560,9 +561,10 @@ WIDE void blocked_f32(const float *restrict left, const float *restrict right, c
                       const int64_t *restrict bounds, const double *restrict weights, float *restrict room,
                       double *restrict total) {
     const int64_t p = sizes[1], q = sizes[2];
+    const int64_t wide = p == 1 ? LONG : STRIP;
     if (p <= SLIM)
-        for (int64_t x = 0; x < q; x += STRIP)
-            strips(left, right, sizes, bounds, weights, room, x, x + STRIP < q ? STRIP : q - x, total + x, q);
+        for (int64_t x = 0; x < q; x += wide)
+            strips(left, right, sizes, bounds, weights, room, x, x + wide < q ? wide : q - x, total + x, q);
     else
         for (int64_t x = 0; x < q; x += BROAD)
             for (int64_t y = 0; y < p; y += HIGH)
@@ -570,7 +572,7 @@ WIDE void blocked_f32(const float *restrict left, const float *restrict right, c
                       x + BROAD < q ? BROAD : q - x, total + y * q + x, q);
 }
 
-int64_t blocked_room(void) { return (HIGH + BROAD) * DEEP; } /* at least SLIM * STRIP */
+int64_t blocked_room(void) { return (HIGH + BROAD) * DEEP; } /* at least SLIM * STRIP, LONG */
 
 /* e^x for x in [-87, 80]: 2^n e^r with |r| <= ln(2)/2 and the Taylor series of e^r. The caller keeps x in this
  * range; x must not be NaN. */
@@ -760,8 +762,9 @@ INLINE int64_t end_of_places(int64_t shift, int64_t stride, int64_t size, int64_
 DEPTHWISE(depthwise_f32, float)
 DEPTHWISE(depthwise_f64, double)
 
-/* out = x w^T + bias (null: no bias), and norm2[i] = the sum of squares of row i of x, for few outputs. Four rows
- * at a time are read from memory; everything that is computed from them then finds them in the cache. */
+/* out = x w^T + bias (null: no bias), and norm2[i] = the sum of squares of row i of x, for few outputs. Some rows at
+ * a time are read from memory, once; everything that is computed from them then finds them in the cache. With one
+ * output both sums are computed in one loop, row by row, in the order of memory; norm2 has the bits of `squares`. */
 #define FEW_OUTPUTS(NAME, T, SQUARES)                                                                                  \
     typedef T NAME##_t __attribute__((vector_size(32), aligned(sizeof(T)), may_alias));                                \
     INLINE void NAME##_dots(const T *const *rows, const T *const *weights, int64_t columns, T (*dots)[2]) {            \
@@ -783,9 +786,44 @@ DEPTHWISE(depthwise_f64, double)
                 dots[r][k] += total;                                                                                   \
             }                                                                                                          \
     }                                                                                                                  \
+    INLINE T NAME##_one(const T *restrict row, const T *restrict w, int64_t columns, double *norm2) {                  \
+        enum { LANES = 8, PIECE = 64 };                                                                                \
+        typedef T Lanes __attribute__((vector_size(LANES * sizeof(T)), aligned(sizeof(T)), may_alias));                \
+        double dot = 0, total = sizeof(T) == 4 ? 0 : (double)columns * DBL_MIN;                                        \
+        int64_t j = 0;                                                                                                 \
+        while (j + LANES <= columns) {                                                                                 \
+            Lanes a = {0}, b = {0}, c = {0}, d = {0}, e = {0}, f = {0}, g = {0}, h = {0};                              \
+            int k = 0;                                                                                                 \
+            for (; k < PIECE && j + 4 * LANES <= columns; k++, j += 4 * LANES) {                                       \
+                const Lanes *x = (const Lanes *)(row + j), *y = (const Lanes *)(w + j);                                \
+                a += x[0] * x[0], b += x[1] * x[1], c += x[2] * x[2], d += x[3] * x[3];                                \
+                e += x[0] * y[0], f += x[1] * y[1], g += x[2] * y[2], h += x[3] * y[3];                                \
+            }                                                                                                          \
+            for (; k < PIECE && j + LANES <= columns; k++, j += LANES) {                                               \
+                const Lanes *x = (const Lanes *)(row + j), *y = (const Lanes *)(w + j);                                \
+                a += x[0] * x[0], e += x[0] * y[0];                                                                    \
+            }                                                                                                          \
+            a = (a + b) + (c + d), e = (e + f) + (g + h);                                                              \
+            for (int l = 0; l < LANES; l++) total += (double)a[l];                                                     \
+            for (int l = 0; l < LANES; l++) dot += (double)e[l];                                                       \
+        }                                                                                                              \
+        for (; j < columns; j++) {                                                                                     \
+            total += (double)row[j] * (double)row[j];                                                                  \
+            dot += (double)row[j] * (double)w[j];                                                                      \
+        }                                                                                                              \
+        if (sizeof(T) == 4 && !(total >= (double)columns * 0x1p-100 && total <= 0x1p120))                              \
+            SQUARES(row, 1, columns, columns, 0, &total);                                                              \
+        *norm2 = total;                                                                                                \
+        return (T)dot;                                                                                                 \
+    }                                                                                                                  \
     WIDE void NAME(const T *x, int64_t n, int64_t columns, int64_t stride, const T *w, int64_t outputs, const T *bias, \
                    T *out, double *norm2) {                                                                            \
         enum { TILE = 4096 / sizeof(T) };                                                                              \
+        if (outputs == 1) {                                                                                            \
+            for (int64_t i = 0; i < n; i++)                                                                            \
+                out[i] = NAME##_one(x + i * stride, w, columns, norm2 + i) + (bias ? *bias : 0);                       \
+            return;                                                                                                    \
+        }                                                                                                              \
         for (int64_t i = 0; i < n; i += 4) {                                                                           \
             const int64_t here = n - i < 4 ? n - i : 4;                                                                \
             for (int64_t k = 0; k < here * outputs; k++) out[i * outputs + k] = bias ? bias[k % outputs] : 0;          \
