@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ from sordino.records.reading import collated, count_records, splits
 from sordino.release.ledger import Ledger
 from sordino.release.mechanisms import release_grid
 from sordino.sampling import Partition, cycle
-from sordino.training.announced import header
+from sordino.training.announced import header, seconds_per_step
 from sordino.training.asked import check_asked, chosen_update
 from sordino.training.callbacks import Callback, checked, stopped
 from sordino.training.first_batch import check_first_batch
@@ -161,8 +162,24 @@ def _job(
             callback.check(names)
     rank, seconds = ranks.current(), None
     if rank is None or rank.leads:
-        seconds = check_first_batch(model, loss, dataset, plan, source, settings, store)
-    return replace(job, said=header(plan, guarantee, seconds)), source, guarantee
+        check_first_batch(model, loss, dataset, plan, source, settings, store)
+        if store is None and settings.progress is not False and (copied := _copy(model)) is not None:
+            again = chosen_update(plan, copied, loss, optimizer, lr, settings, public)
+            seconds = seconds_per_step(Job(copied, dataset, plan, again, settings))
+    return replace(job, said=header(plan, guarantee, seconds, evaluates=evaluates(job))), source, guarantee
+
+
+def _copy(model: nn.Module) -> nn.Module | None:
+    """A copy of the model for rehearsed steps; None if it can't be copied."""
+    try:
+        return deepcopy(model)
+    except Exception:  # the user's own modules may raise anything
+        return None
+
+
+def evaluates(job: Job) -> bool:
+    """Whether the run evaluates between its steps."""
+    return job.evaluate is not None and 0 < job.settings.eval_every < job.plan.steps
 
 
 def fit(job: Job, source: RandomSource, guarantee: Guarantee, *, resume: bool, first: First | None = None) -> Result:
