@@ -36,6 +36,7 @@ from sordino.methods.dp_mac.zsteps import ZSteps
 from sordino.plan.contribution import Contribution
 from sordino.plan.core import Plan
 from sordino.randomness import RandomSource
+from sordino.records.fitting import rows_not_finite
 from sordino.records.momentum import PastIterates
 from sordino.records.reading import count_records, refuse_owners, row_reader
 from sordino.sampling import LogicalBatch
@@ -44,6 +45,7 @@ from sordino.training.callbacks import Callback, checked
 from sordino.training.fit import evaluates, fit, fit_without_noise
 from sordino.training.job import Job, Result, digest
 from sordino.training.loop import Evaluate, Settings
+from sordino.training.progress import tell_not_finite
 from sordino.training.steps import PrivateStep, check_records
 from sordino.training.updates import Running, Update
 
@@ -180,6 +182,7 @@ def train_mac(
     watching = checked(callbacks, plan, settings.eval_every)
     job = Job(network, dataset, plan, update, settings, evaluate, out, fingerprint, "DP-MAC", callbacks=watching)
     rehearse_w_step(update, settings)
+    tell_not_finite(rows_not_finite(dataset))
     guarantee = plan.guarantee()
     if settings.progress is not False:
         said = header(plan, guarantee, _seconds(plan, network, dataset, mac, settings), evaluates=evaluates(job))

@@ -43,6 +43,7 @@ from sordino.methods.hidden_state.losses import Loss
 from sordino.plan.core import Plan
 from sordino.plan.explained import Explained
 from sordino.randomness import RandomSource
+from sordino.records.fitting import rows_not_finite
 from sordino.records.reading import count_records, refuse_owners, tensors_of
 from sordino.release import Entry, release
 from sordino.release.ledger import Ledger
@@ -52,7 +53,7 @@ from sordino.training.callbacks import Callback, checked
 from sordino.training.fit import First
 from sordino.training.job import Result
 from sordino.training.metrics import MetricsLog
-from sordino.training.progress import ProgressBar, say
+from sordino.training.progress import ProgressBar, say, tell_not_finite
 from sordino.training.steps import check_records, plan_batches
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ def train_hidden(
     watching = checked(callbacks, plan, 0)
     refuse_owners(dataset, plan.method.name)
     check_records(plan, count_records(dataset))
+    tell_not_finite(rows_not_finite(dataset))
     folder = Path(out) if out is not None else None
     guarantee, source = plan.guarantee(), plan.source()
     if folder is not None:
