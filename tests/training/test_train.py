@@ -235,3 +235,40 @@ def test_killed_at_any_moment_and_resumed_a_run_ends_bit_for_bit_the_same(tmp_pa
     assert results[0]["test_accuracy"] == results[1]["test_accuracy"]
     _, entries = read_ledger(killed / "ledger.jsonl")
     assert [entry["step"] for entry in entries] == list(range(30))
+
+
+class Flaky(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    """Records that are read one by one, of which one can't be read for a while."""
+
+    def __init__(self, records: Records) -> None:
+        self.records, self.broken, self.reads = records, False, 0
+
+    def __len__(self) -> int:
+        return len(self.records[1])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.reads += 1
+        if self.broken and self.reads > 800:
+            raise OSError("the disk does not answer")
+        return self.records[0][index], self.records[1][index]
+
+
+def test_a_dataset_that_fails_in_a_step_loses_none_of_the_steps_before(records: Records, tmp_path: Path) -> None:
+    plan, settings = plan_for(expected_batch=100, steps=10), Settings(progress=False)
+    torch.manual_seed(0)
+    whole = nn.Linear(records[0].shape[1], 3)
+    start = {name: value.clone() for name, value in whole.state_dict().items()}
+    train(whole, nn.functional.cross_entropy, Flaky(records), plan, lr=0.5, settings=settings)
+    failing, again = Flaky(records), nn.Linear(records[0].shape[1], 3)
+    failing.broken = True
+    again.load_state_dict(start)
+    with pytest.raises(OSError, match="does not answer"):
+        train(again, nn.functional.cross_entropy, failing, plan, lr=0.5, settings=settings, out=tmp_path)
+    saved = sorted(path.name for path in (tmp_path / "checkpoint").glob("step-*"))
+    assert saved
+    made = len((tmp_path / "ledger.jsonl").read_text().splitlines()) - 1
+    assert saved[-1] == f"step-{made:09d}.safetensors"
+    failing.broken = False
+    again.load_state_dict(start)
+    train(again, nn.functional.cross_entropy, failing, plan, lr=0.5, settings=settings, out=tmp_path, resume=True)
+    assert torch.equal(again.weight, whole.weight)

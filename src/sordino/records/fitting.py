@@ -23,7 +23,7 @@ from sordino.gradients.rows import Rows, call, placed, tensors, tree_map
 from sordino.records.companions import with_companions
 from sordino.records.mapped import Mapped
 from sordino.records.precision import refuse_half
-from sordino.records.reading import Collated, row_reader, tensors_of
+from sordino.records.reading import Collated, row_reader, stated_records, tensors_of
 from sordino.split import Split
 
 _AT_ONCE = 1 << 20  # labels in memory at once
@@ -45,7 +45,7 @@ def fitted(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> Any:
             _labels(whole.rows(torch.arange(min(1, len(whole)))).targets)
         made = replace(whole, kind=next(iter(kinds)) if len(kinds) == 1 else None, classes=classes)
         return replace(dataset, dataset=made) if isinstance(dataset, Collated) else made
-    pair = tensors_of(dataset)
+    pair = _in_memory(dataset)
     if pair is None:
         return dataset
     inputs, targets = pair
@@ -57,9 +57,32 @@ def fitted(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> Any:
     if _classifies(loss) and isinstance(targets, Tensor) and targets.ndim == 1:
         targets = _labels(targets)
     same = inputs is pair[0] and targets is pair[1]
+    if isinstance(dataset, Rows):
+        return dataset if same else replace(dataset, inputs=inputs, targets=targets)
     if isinstance(dataset, tuple | list):
         return inputs, targets
     return dataset if same else Split(inputs, targets)
+
+
+def _in_memory(dataset: Any) -> tuple[Any, Any] | None:
+    """(inputs, targets) if the rows are in memory, whether or not they have owners; else None."""
+    if isinstance(dataset, Rows) and stated_records(dataset):
+        return dataset.inputs, dataset.targets
+    return tensors_of(dataset)
+
+
+def rows_not_finite(dataset: Any) -> int:
+    """The number of rows with a value that is NaN or infinite, if the rows are in memory; else 0. Private."""
+    pair = _in_memory(dataset)
+    floats = [t for t in tensors(pair) if t.ndim and t.is_floating_point()] if pair is not None else []
+    wrong: Tensor | None = None
+    for values in floats:
+        if bool(values.sum().isfinite()):
+            continue  # the sum of finite values can overflow, but that of others is never finite
+        found = torch.cat([~part.flatten(1).isfinite().all(1) if part.ndim > 1 else ~part.isfinite()
+                           for part in torch.split(values, _AT_ONCE)])  # fmt: skip
+        wrong = found if wrong is None else wrong | found
+    return 0 if wrong is None else int(wrong.sum())
 
 
 def _classifies(loss: Any) -> bool:
@@ -92,7 +115,10 @@ def _kinds(dataset: Any) -> str:
 
 
 def check_fits(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> None:
-    """InputError if the model or the loss fails on a record, or a label is not a class of the model."""
+    """InputError if the model fails on a record, a label is not a class of the model, or the loss fails on a target.
+
+    All targets that are in memory are tried, with the model's outputs of one record.
+    """
     try:
         rows = with_companions(placed(row_reader(dataset)(torch.arange(1)), model), model, seed=0, step=0)
         with torch.no_grad(), torch.random.fork_rng(devices=[]), _evaluating(model):
@@ -101,20 +127,46 @@ def check_fits(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> N
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
         raise InputError(f"the model fails on a record{_kinds(dataset)}; nothing was spent: {_said(error)}") from error
-    if not _classifies(loss) or not isinstance(outputs, Tensor) or outputs.ndim != 2:
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != 1:
         return
     for targets in _targets(dataset):
-        _check_labels(targets, outputs.shape[1], loss)
+        if _classifies(loss):
+            _check_labels(targets, outputs.shape[1], loss)
+        elif isinstance(targets, Tensor) and targets.ndim == 1 and targets.device == outputs.device:
+            _check_targets(targets, outputs, loss)
 
 
 def _targets(dataset: Any) -> Iterator[Any]:
     """All targets of a dataset that consists of tensors or mapped arrays, some at a time."""
     whole = dataset.dataset if isinstance(dataset, Collated) else dataset
     if isinstance(whole, Mapped):
-        for first in range(0, len(whole), _AT_ONCE):
+        for first in range(0, len(whole) if whole.classes else 0, _AT_ONCE):
             yield torch.from_numpy(np.asarray(whole.targets[first : first + _AT_ONCE]).astype(np.int64))
-    elif (pair := tensors_of(dataset)) is not None:
+    elif (pair := _in_memory(dataset)) is not None:
         yield pair[1]
+
+
+def _check_targets(targets: Tensor, outputs: Tensor, loss: Callable[..., Tensor]) -> None:
+    """InputError if the loss works on the first targets and fails on others, such as a label that is no class."""
+    rows = max(1, _AT_ONCE // outputs.shape[1])
+
+    def tried(some: Tensor) -> Exception | None:
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                loss(outputs.expand(len(some), -1), some)
+        except (RuntimeError, ValueError, IndexError) as error:
+            return error
+        return None
+
+    if tried(targets[:2]) is not None:
+        return  # not these targets: the loss does not fit the model, which the test of the first batch explains
+    for some in torch.split(targets, rows):
+        if (error := tried(some)) is not None:
+            raise InputError(
+                f"the loss fails on some targets ({type(error).__name__}); nothing was spent: labels must be "
+                f"0 … {outputs.shape[1] - 1} for {outputs.shape[1]} outputs, other targets in the range of the loss",
+                private=_said(error),
+            )
 
 
 def _check_labels(targets: Any, classes: int, loss: Any) -> None:
@@ -155,7 +207,10 @@ def explained(error: Exception, model: nn.Module, loss: Callable[..., Tensor], r
 
 def _failed(what: str, given: Any, error: Exception) -> InputError:
     forms = ", ".join(f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in tensors(given))
-    return InputError(f"{what}{f' ({forms})' if forms else ''}; nothing was spent: {_said(error)}")
+    said = f"{what}{f' ({forms})' if forms else ''}; nothing was spent"
+    if isinstance(error, IndexError):  # its message contains the label or the word that is out of range
+        return InputError(f"{said}: IndexError, a label or an id of a word is out of range", private=_said(error))
+    return InputError(f"{said}: {_said(error)}")
 
 
 def _said(error: Exception) -> str:

@@ -1,34 +1,51 @@
 """The line printed before a run starts: its privacy cost and its expected duration.
 
-The duration is measured on records of the first batch. It is printed on the user's terminal and not written anywhere.
+The duration is measured by rehearsed steps: the run's own sampling, gradient sums, noise and update, on a copy of the
+model. Every sum is replaced by zeros before noise is added to it, so nothing about the records is released, and the
+copy is discarded. How long the steps take depends on the records: it is printed for their owner and not stored.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
-from torch import Tensor, nn
 
-from sordino.gradients import Rows, clipped_sum
-from sordino.gradients.assurance import Assurance
+from sordino.clipping import Clipping
+from sordino.gradients import ClippedSum
+from sordino.plan.contribution import Contribution
 from sordino.plan.core import Plan
 from sordino.plan.guarantee import Guarantee
+from sordino.records.gradients import GradientSum, stated_unit
+from sordino.records.momentum import PastIterates, made_up_past
+from sordino.records.reading import count_records
+from sordino.records.users import Protects
+from sordino.release.ledger import Ledger
+from sordino.sampling import LogicalBatch
 from sordino.shown import up
+from sordino.training.job import Job
+from sordino.training.steps import PrivateStep, private_steps
 
-_FEW = 16  # records in the shorter of two passes
+clock = time.perf_counter
+FEW = 16
+"""Records of the first rehearsed step; each further one has four times as many."""
+ENOUGH = 0.2
+"""Seconds after which no further step is rehearsed."""
+_MIXED = 16  # steps from which the time of mixing earlier noise is measured
 
 
-def header(plan: Plan, guarantee: Guarantee, seconds_per_step: float | None) -> str:
-    """ε, σ, steps and the expected time."""
+def header(plan: Plan, guarantee: Guarantee, seconds_per_step: float | None, *, evaluates: bool = False) -> str:
+    """ε, σ, steps and the expected time; `evaluates`: the run also evaluates, which is not included."""
     said = (
         f"ε = {up(guarantee.epsilon)} at δ = {up(guarantee.delta)} ({guarantee.relation}), noise multiplier "
         f"{plan.noise.noise_multiplier:.4g} × clip norm {plan.clipping.clip_norm:g}, {plan.steps} steps of about "
         f"{plan.expected_batch:g} of {plan.records} {plan.unit}s"
     )
-    return said if seconds_per_step is None else f"{said}; {_duration(seconds_per_step * plan.steps)}"
+    if seconds_per_step is None:
+        return said
+    return f"{said}; {_duration(seconds_per_step * plan.steps)}{' and its evaluations' if evaluates else ''}"
 
 
 def _duration(seconds: float) -> str:
@@ -39,25 +56,119 @@ def _duration(seconds: float) -> str:
     return f"about {seconds / 60:.0f} minutes" if seconds < 5400 else f"about {seconds / 3600:.1f} hours"
 
 
-def seconds_per_step(
-    model: nn.Module, loss: Callable[..., Tensor], fetch: Callable[[Tensor], Rows], indices: Tensor, plan: Plan
-) -> float | None:
-    """The time of one step, from two passes over some records; None if there are too few.
+def extrapolated(step: Callable[[int], int], expected: float) -> float:
+    """The seconds of a step of `expected` records, from the time of smaller ones.
 
-    The clipped sums are discarded: nothing is released.
+    Args:
+        step: Makes a step of at most that many records, and returns their number.
+        expected: The records of a step of the run.
+
+    Returns:
+        The seconds.
     """
-    if len(indices) <= _FEW:
-        return None
-    assurance = Assurance()
+    begun, most, known = clock(), FEW, [_timed(step, 0)]
+    while len(known) == 1 or (known[-1][0] == most / 4 < expected and clock() - begun < ENOUGH):
+        known.append(_timed(step, most))
+        most *= 4
+    (fewer, less), (count, seconds) = known[-2:]
+    slope = max(0.0, (seconds - less) / (count - fewer)) if count > fewer else 0.0
+    return seconds + slope * max(0.0, expected - count)
 
-    def timed(some: Tensor) -> float:
-        rows: Any = fetch(some)
-        before = time.perf_counter()
-        clipped_sum(model, loss, rows, plan.clipping, assurance=assurance)
-        return time.perf_counter() - before
+
+def _timed(step: Callable[[int], int], most: int) -> tuple[int, float]:
+    """(records, seconds) of the faster of two steps, after one in which the engine checks programs that are new."""
+    step(most)
+    found = []
+    for _ in range(2):
+        before = clock()
+        count = step(most)
+        found.append((clock() - before, count))
+    seconds, count = min(found)
+    return count, seconds
+
+
+def _later_noise(plan: Plan, step: Callable[[int], int], number: Callable[[], int]) -> float:
+    """The seconds that noise takes in an average step more than in the first ones, where it mixes earlier noise."""
+
+    def terms(at: int) -> int:
+        return len(plan.method.earlier_noise(plan, at, 0) or ())
+
+    begun = clock()
+    known: list[tuple[int, float]] = []
+    while terms(plan.steps - 1) > terms(number()) and len(known) < _MIXED and clock() - begun < ENOUGH:
+        before = clock()
+        step(0)
+        known.append((terms(number()), clock() - before))
+    if len(known) < 4:
+        return 0.0
+    (few, short), (many, long) = min(known[:2], key=_seconds), min(known[-2:], key=_seconds)
+    average = statistics.mean(terms(plan.steps * part // 8) for part in range(8))
+    return max(0.0, long - short) / (many - few) * max(0.0, average - few)
+
+
+def _seconds(timed: tuple[int, float]) -> float:
+    return timed[1]
+
+
+class Discarded:
+    """A gradient sum that sums at most `most` records of a batch and returns zeros."""
+
+    def __init__(self, gradient_sum: GradientSum) -> None:
+        self._gradient_sum = gradient_sum
+        self.most, self.summed, self.step = FEW, 0, 0
+
+    @property
+    def clipping(self) -> Clipping:
+        return self._gradient_sum.clipping
+
+    @property
+    def contribution(self) -> Contribution:
+        return self._gradient_sum.contribution
+
+    @property
+    def protects(self) -> Protects:
+        return stated_unit(self._gradient_sum)
+
+    def __call__(self, batch: LogicalBatch) -> ClippedSum:
+        some = LogicalBatch(batch.step, batch.indices[: self.most], batch.chunk)
+        self.summed, self.step = len(some), batch.step
+        total = self._gradient_sum(some)
+        for name, value in total.sums.items():
+            total.sums[name] = torch.zeros_like(value, memory_format=torch.contiguous_format)
+        return total
+
+
+def seconds_per_step(job: Job) -> float | None:
+    """The expected seconds of a step.
+
+    Args:
+        job: The run with a copy of its model, which is changed, and an update of that copy.
+
+    Returns:
+        The seconds; None if they can't be measured.
+    """
+    plan, loop = job.plan, job.loop()
+    own = {id(parameter) for parameter in job.model.parameters()}
+    if any(id(p) not in own for group in loop.optimizer.param_groups for p in group["params"]):
+        return None  # an optimizer of other parameters than those that it is given
+    inner, records = plan.contribution.inner, count_records(job.dataset)
+    past = PastIterates() if inner is None else made_up_past(job.model, inner)
+    sums = Discarded(job.update.gradient_sum(job.dataset, past=lambda: past, seed=job.settings.seed))
+
+    def rehearsed() -> Iterator[PrivateStep]:
+        while True:  # a run of few steps is begun again
+            with Ledger.open(None, plan.to_dict()) as ledger:
+                yield from private_steps(
+                    plan, sums, records=records, source=plan.source(), ledger=ledger, chunk=job.settings.chunk,
+                    widths=job.update.widths(loop.optimizer),
+                )  # fmt: skip
+
+    steps = rehearsed()
+
+    def step(most: int) -> int:
+        sums.most = most
+        job.update.move(next(steps), loop.optimizer)
+        return sums.summed
 
     with torch.random.fork_rng(devices=[]):
-        timed(indices[:_FEW])  # warm-up: the first pass checks the program, later ones do not
-        short, long = timed(indices[:_FEW]), timed(indices)
-    slope = max(0.0, (long - short) / (len(indices) - _FEW))
-    return long + slope * max(0.0, plan.expected_batch - len(indices))
+        return extrapolated(step, plan.expected_batch) + _later_noise(plan, step, lambda: sums.step)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from sordino.records.fitting import explained
 from sordino.records.gradients import record_gradients
 from sordino.records.momentum import made_up_past
 from sordino.records.reading import count_records, refuse_dependent_rows
-from sordino.training.announced import seconds_per_step
 from sordino.training.loop import Settings
 from sordino.training.steps import plan_batches
 
@@ -32,9 +30,9 @@ def check_first_batch(
     source: RandomSource,
     settings: Settings,
     store: Store | None = None,
-) -> float | None:
+) -> None:
     """Compares the engine with a brute-force loop on the first batch, with the plan's views, and with artificial past
-    iterates if the plan needs them. Raises if they differ. Returns the expected seconds per step."""
+    iterates if the plan needs them. Raises if they differ."""
     records, stated = count_records(dataset), plan.contribution
     first = next(plan_batches(plan, records=records, source=source, chunk=64))
     some = first.indices[:64] if len(first.indices) else torch.arange(min(records, 64))
@@ -45,7 +43,7 @@ def check_first_batch(
         rows = made.rows(some, first.step)
         if store is not None:
             verify_shards(model, loss, rows, plan.clipping, store)
-            return None
+            return
         iterates = None if stated.inner is None else made_up_past(model, stated.inner).with_present(stated.inner)
         try:
             verify(model, loss, rows, plan.clipping, iterates=iterates)
@@ -54,6 +52,3 @@ def check_first_batch(
         except Exception as error:
             told = explained(error, model, loss, made.rows(some[:2] if len(some) > 1 else some.repeat(2), first.step))
             raise told from error
-        if settings.progress is not False:
-            return seconds_per_step(model, loss, partial(made.rows, step=first.step), some, plan)
-    return None

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,21 +35,21 @@ from sordino.ranks.run import heard
 from sordino.ranks.sharded import copy_buffers, sharded
 from sordino.ranks.store import Store
 from sordino.records.companions import companions_of, refuse_shared_companions, refuse_undeclared
-from sordino.records.fitting import check_fits, fitted
+from sordino.records.fitting import check_fits, fitted, rows_not_finite
 from sordino.records.gradients import Counted, Divisible, GradientSum
 from sordino.records.mapped import mapped
 from sordino.records.reading import collated, count_records, splits
 from sordino.release.ledger import Ledger
 from sordino.release.mechanisms import release_grid
 from sordino.sampling import Partition, cycle
-from sordino.training.announced import header
+from sordino.training.announced import header, seconds_per_step
 from sordino.training.asked import check_asked, chosen_update
 from sordino.training.callbacks import Callback, checked, stopped
 from sordino.training.first_batch import check_first_batch
 from sordino.training.histogram import check_declared, release_histogram
 from sordino.training.job import Job, Result, fingerprint_of
 from sordino.training.loop import Evaluate, Reader, Settings
-from sordino.training.progress import say
+from sordino.training.progress import say, tell_not_finite
 from sordino.training.sharded import followed_steps, led_steps
 from sordino.training.steps import (
     PrivateStep,
@@ -99,6 +100,7 @@ def train(
     dataset = mapped(dataset)
     if collate is not None or num_workers:
         dataset = collated(dataset, collate, checks.whole("num_workers", num_workers))
+    dataset = whole = fitted(model, loss, dataset)
     dataset = unit_dataset(plan, dataset, users)
     if first is not None and plan.unit == "user":
         raise Refused("statistics of single rows are not bounded for a user who has several: leave out `first`")
@@ -106,9 +108,13 @@ def train(
     with ranks.leading(rank), ranks.noticing_closed(rank):
         job, source, guarantee = _job(
             model, loss, dataset, plan, optimizer=optimizer, lr=lr, settings=settings, evaluate=evaluate, out=out,
-            resume=resume, watch=watch, public=public, callbacks=callbacks,
+            resume=resume, watch=watch, public=public, callbacks=callbacks, whole=whole,
         )  # fmt: skip
-        return fit(job, source, guarantee, resume=resume, first=first)
+        wrong = rows_not_finite(whole)
+        if rank is None or rank.leads:
+            tell_not_finite(wrong)
+        result = fit(job, source, guarantee, resume=resume, first=first)
+        return replace(result, not_private={**result.not_private, "rows_not_finite": wrong}) if wrong else result
 
 
 def _job(
@@ -126,13 +132,13 @@ def _job(
     watch: Reader | None,
     public: Any,
     callbacks: Sequence[Any],
+    whole: Any,
 ) -> tuple[Job, RandomSource, Guarantee]:
     """The checked arguments of `train`, and the plan's guarantee; nothing has been written yet."""
     settings = settings or Settings()
     folder = Path(out) if out is not None else None
     checks.refuse_empty_delta(plan.delta, plan.records)
     check_declared(plan)
-    dataset = fitted(model, loss, dataset)
     check_records(plan, count_records(dataset))
     refuse_undeclared(plan, replace(plan.contribution, companions=companions_of(model)))
     refuse_shared_companions(model, splits(dataset))
@@ -143,7 +149,7 @@ def _job(
     guarantee = plan.guarantee()  # raises before anything is read if there is none
     settings = _checkpoints(plan, settings)
     update.check(dataset)
-    check_fits(model, loss, dataset)
+    check_fits(model, loss, whole)
     fingerprint = fingerprint_of(plan, settings, update, public)
     source = plan.source()
     store = Store(model, ranks.of_group()) if is_sharded(model) else None
@@ -161,8 +167,24 @@ def _job(
             callback.check(names)
     rank, seconds = ranks.current(), None
     if rank is None or rank.leads:
-        seconds = check_first_batch(model, loss, dataset, plan, source, settings, store)
-    return replace(job, said=header(plan, guarantee, seconds)), source, guarantee
+        check_first_batch(model, loss, dataset, plan, source, settings, store)
+        if store is None and settings.progress is not False and (copied := _copy(model)) is not None:
+            again = chosen_update(plan, copied, loss, optimizer, lr, settings, public)
+            seconds = seconds_per_step(Job(copied, dataset, plan, again, settings))
+    return replace(job, said=header(plan, guarantee, seconds, evaluates=evaluates(job))), source, guarantee
+
+
+def _copy(model: nn.Module) -> nn.Module | None:
+    """A copy of the model for rehearsed steps; None if it can't be copied."""
+    try:
+        return deepcopy(model)
+    except Exception:  # the user's own modules may raise anything
+        return None
+
+
+def evaluates(job: Job) -> bool:
+    """Whether the run evaluates between its steps."""
+    return job.evaluate is not None and 0 < job.settings.eval_every < job.plan.steps
 
 
 def fit(job: Job, source: RandomSource, guarantee: Guarantee, *, resume: bool, first: First | None = None) -> Result:

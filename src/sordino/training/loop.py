@@ -187,8 +187,13 @@ class Loop:
             callback.seen(row)
         if not done and not self.metrics.rows and not self.readings.rows:  # a resumed run has these readings already
             self._read(done)
+
+        def save() -> None:
+            if self.settings.saves and not self.sharded and done > state.step:
+                self._save(state, done, average, earlier + time.monotonic() - started)
+
         with ProgressBar(self.steps, done, self.settings.progress, self.label) as bar, Stopping() as stopping:
-            for private in steps:
+            for private in _saved_on_failure(steps, save):
                 self._move(private)
                 done = private.step + 1
                 if average is not None:
@@ -201,8 +206,7 @@ class Loop:
                     try:
                         ended = self._log(done, average, spent, seconds)
                     except Exception:  # the caller's evaluation or callback failed: what was released is not lost
-                        if self.settings.saves and not self.sharded:
-                            self._save(state, done, average, seconds)
+                        save()
                         raise
                     stopped_at = done if ended and done < self.steps else None
                 minutes = (time.monotonic() - last_saved) / 60
@@ -327,6 +331,21 @@ class Loop:
         values = average.values() if average is not None else None
         if values is not None:
             load_model(self.model, model_tensors(self.model) | values)
+
+
+def _saved_on_failure(steps: Iterator[PrivateStep], save: Callable[[], None]) -> Iterator[PrivateStep]:
+    """The steps; if the caller's dataset, model or loss fails in one, what was released before is saved."""
+    while True:
+        try:
+            private = next(steps, None)
+        except SordinoError:
+            raise
+        except Exception:
+            save()
+            raise
+        if private is None:
+            return
+        yield private
 
 
 def require_ledger(ledger: Ledger, step: int, head: Head | None) -> None:

@@ -39,6 +39,22 @@ def say(text: str, shown: bool | None = None) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def tell_owner(text: str, private: str) -> None:
+    """Prints a warning on standard error, with what only the data's owner may see if that is a terminal."""
+    more = f" (for the data's owner only: {private})" if sys.stderr.isatty() else ""
+    print(f"{text}{more}", file=sys.stderr, flush=True)
+
+
+def tell_not_finite(rows: int) -> None:
+    """Tells the owner, before anything is spent, that rows will be left out."""
+    if rows:
+        tell_owner(
+            "some rows have values that are NaN or infinite: they will contribute nothing. Nothing has been spent yet: "
+            "stop now to repair them, or train without them (not_private.json will have their number)",
+            f"{rows} row{'s' * (rows > 1)}",
+        )
+
+
 class ProgressBar:
     """A progress bar with the latest metrics; lines if there is no terminal (`shown=None`)."""
 

@@ -36,13 +36,16 @@ from sordino.methods.dp_mac.zsteps import ZSteps
 from sordino.plan.contribution import Contribution
 from sordino.plan.core import Plan
 from sordino.randomness import RandomSource
+from sordino.records.fitting import rows_not_finite
 from sordino.records.momentum import PastIterates
 from sordino.records.reading import count_records, refuse_owners, row_reader
 from sordino.sampling import LogicalBatch
+from sordino.training.announced import header, seconds_per_step
 from sordino.training.callbacks import Callback, checked
-from sordino.training.fit import fit, fit_without_noise
+from sordino.training.fit import evaluates, fit, fit_without_noise
 from sordino.training.job import Job, Result, digest
 from sordino.training.loop import Evaluate, Settings
+from sordino.training.progress import tell_not_finite
 from sordino.training.steps import PrivateStep, check_records
 from sordino.training.updates import Running, Update
 
@@ -179,7 +182,22 @@ def train_mac(
     watching = checked(callbacks, plan, settings.eval_every)
     job = Job(network, dataset, plan, update, settings, evaluate, out, fingerprint, "DP-MAC", callbacks=watching)
     rehearse_w_step(update, settings)
-    return fit(job, source or plan.source(), plan.guarantee(), resume=resume)
+    tell_not_finite(rows_not_finite(dataset))
+    guarantee = plan.guarantee()
+    if settings.progress is not False:
+        said = header(plan, guarantee, _seconds(plan, network, dataset, mac, settings), evaluates=evaluates(job))
+        job = replace(job, said=said)
+    return fit(job, source or plan.source(), guarantee, resume=resume)
+
+
+def _seconds(plan: Plan, network: Network, dataset: Data, mac: Mac, settings: Settings) -> float | None:
+    """The expected seconds of a step, from steps with a copy of the network. Measuring the thresholds takes about as
+    long as a step."""
+    copied = deepcopy(network)
+    found = seconds_per_step(Job(copied, dataset, plan, mac_update(plan, copied, mac), settings))
+    if found is None or mac.private is None:
+        return found
+    return found * (1 + 1 / mac.private.every)
 
 
 def train_mac_without_privacy(

@@ -43,16 +43,17 @@ from sordino.methods.hidden_state.losses import Loss
 from sordino.plan.core import Plan
 from sordino.plan.explained import Explained
 from sordino.randomness import RandomSource
+from sordino.records.fitting import rows_not_finite
 from sordino.records.reading import count_records, refuse_owners, tensors_of
 from sordino.release import Entry, release
 from sordino.release.ledger import Ledger
 from sordino.sampling import LogicalBatch
-from sordino.training.announced import header
+from sordino.training.announced import extrapolated, header
 from sordino.training.callbacks import Callback, checked
 from sordino.training.fit import First
 from sordino.training.job import Result
 from sordino.training.metrics import MetricsLog
-from sordino.training.progress import ProgressBar, say
+from sordino.training.progress import ProgressBar, say, tell_not_finite
 from sordino.training.steps import check_records, plan_batches
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ def train_hidden(
     watching = checked(callbacks, plan, 0)
     refuse_owners(dataset, plan.method.name)
     check_records(plan, count_records(dataset))
+    tell_not_finite(rows_not_finite(dataset))
     folder = Path(out) if out is not None else None
     guarantee, source = plan.guarantee(), plan.source()
     if folder is not None:
@@ -115,7 +117,8 @@ def train_hidden(
         seen = first(dataset, source, ledger) if first is not None else dataset
         records = Records.of(seen, method)
         check_gradients(method.loss, records)
-        say(header(plan, guarantee, None), progress)
+        seconds = None if progress is False else _seconds(plan, records, chunk)
+        say(header(plan, guarantee, seconds), progress)
         for callback in watching:
             callback.begin(plan, guarantee)
         iterate = descend(plan, records, source=source, ledger=ledger, chunk=chunk, progress=progress)
@@ -205,22 +208,42 @@ def descend(
             size = float(sizes[batch.step])
             summed = gradient_sum(method.loss, records, weights, batch)
             summed -= (plan.divisor / size) * (1.0 - size * method.regularisation) * weights
-            noisy = release(
-                {PURPOSE: summed},
-                sensitivity=plan.sensitivity,
-                norm="l2",
-                noise=plan.noise_at(batch.step),
-                source=source,
-                ledger=ledger,
-                entry=Entry(PURPOSE, batch.step, plan.sampling.to_dict(), plan.relation),
-                fine=True,
-            )[PURPOSE]
-            weights = noisy.mul_(-size / plan.divisor)
+            weights = _released(plan, summed, batch.step, source, ledger).mul_(-size / plan.divisor)
             norm = float(torch.linalg.vector_norm(weights))
             if norm > ball:
                 weights *= ball / norm
             bar.advance(batch.step + 1, None)
     return weights
+
+
+def _seconds(plan: Plan, records: Records, chunk: int) -> float:
+    """The expected seconds of a step: sums of few and more records, and releases of zeros."""
+    method, source = _method(plan), plan.source()
+    weights = torch.zeros(method.loss.outputs, method.coordinates // method.loss.outputs, dtype=torch.float64)
+    batch = next(plan_batches(plan, records=len(records.targets), source=source, chunk=chunk))
+
+    def step(most: int) -> int:
+        some = replace(batch, indices=batch.indices[:most])
+        gradient_sum(method.loss, records, weights, some)
+        with Ledger.open(None, plan.to_dict()) as ledger:
+            _released(plan, torch.zeros_like(weights), 0, source, ledger)
+        return len(some)
+
+    return extrapolated(step, plan.expected_batch)
+
+
+def _released(plan: Plan, summed: Tensor, step: int, source: RandomSource, ledger: Ledger) -> Tensor:
+    """The sum with the plan's noise, in units of summed gradients."""
+    return release(
+        {PURPOSE: summed},
+        sensitivity=plan.sensitivity,
+        norm="l2",
+        noise=plan.noise_at(step),
+        source=source,
+        ledger=ledger,
+        entry=Entry(PURPOSE, step, plan.sampling.to_dict(), plan.relation),
+        fine=True,
+    )[PURPOSE]
 
 
 def published_model(method: HiddenState, iterate: Tensor) -> ClippedLinear:
