@@ -1,6 +1,8 @@
 """Everything that docs/trust.md shows, on one commit, in two lanes of one process each.
 
-    python experiments/trust.py --everything [--data-dir DIR]
+    python experiments/trust.py --everything [--data-dir DIR] [--one]
+
+--one takes the lanes one after the other.
 
 Each command keeps what this commit has made already and drops what another commit made, so a run that was stopped goes
 on. The source must be committed: results of changed files belong to no commit. MNIST, for the black-box audit, is
@@ -40,7 +42,7 @@ def run(commands: Sequence[Command], codes: dict[str, int]) -> None:
         print(f"== {command[0]}: exit {codes[command[0]]} after {time.monotonic() - started:.0f} s", flush=True)
 
 
-def main(commit: str, data_dir: str | None) -> int:
+def main(commit: str, data_dir: str | None, *, one: bool = False) -> int:
     """Runs all lanes; 1 if a command found, lost or missed something, or the source is not committed."""
     if commit.endswith("+changes"):
         print("the source has changes that are not committed: commit them first, so that the results name their code")
@@ -49,6 +51,8 @@ def main(commit: str, data_dir: str | None) -> int:
     threads = [threading.Thread(target=run, args=(lane, codes)) for lane in lanes(data_dir)]
     for thread in threads:
         thread.start()
+        if one:
+            thread.join()
     for thread in threads:
         thread.join()
     return 1 if any(codes.values()) else 0

@@ -287,7 +287,8 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(1)
     code = 0
     if "--everything" in arguments:
-        code = everything.main(COMMIT, dict(pairwise(arguments)).get("--data-dir"))
+        data_dir = dict(pairwise(arguments)).get("--data-dir")
+        code = everything.main(COMMIT, data_dir, one="--one" in arguments)
         arguments = ["--table"]
     known = {row["recipe"]: row for row in known_rows()}
     done = {name for name, row in known.items() if "--again" not in arguments or row["commit"] == COMMIT}
