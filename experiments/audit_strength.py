@@ -1,6 +1,6 @@
 """How much of a true ε an audit can prove, and how often it rejects a true claim: one JSON file.
 
-    python experiments/audit_strength.py [white] [ceiling] [false] [black] [--data-dir DIR]
+    python experiments/audit_strength.py [white] [ceiling] [false] [black] [--data-dir DIR] [--anew]
 
 white     DP-SGD at ε = 4, the auditor sees every release: the share of ε that is proven, for full batches and Poisson
           samples, by the verdict, by order statistics at 95 %, and by f-DP in one run, which assumes least
@@ -8,8 +8,8 @@ ceiling   what an auditor could prove who knows the exact pair of distributions 
 false     audits of a mechanism whose ε equals its claim: how many of them reject the claim
 black     the auditor sees the final model's loss on one record, with initial weights that the adversary chose; MNIST
 
-Rows that are already in results/audit_strength.json are not computed again, so an interrupted run continues; delete the
-file to start from the beginning.
+Rows that are already in results/audit_strength.json are not computed again, so an interrupted run continues; with --anew
+the rows of other commits are computed again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import sordino
-from provenance import add_run, read_runs
+from provenance import COMMIT, add_run, read_runs
 from sordino import data
 from sordino.audit import audit_plan
 from sordino.audit.black_box import audit_black_box, fitted
@@ -195,6 +195,7 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", choices=["white", "ceiling", "false", "black", []])
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--json", type=Path, default=TARGET)
+    parser.add_argument("--anew", action="store_true", help="also rows that another commit made")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     made: Mapping[str, Callable[[], Iterator[Job]]] = {
@@ -202,7 +203,8 @@ def main() -> int:
     }  # fmt: skip
     for part in arguments.parts or made:
         for key, job in made[part]():
-            if key not in read_runs(arguments.json):
+            known = read_runs(arguments.json).get(key)
+            if known is None or (arguments.anew and known["commit"] != COMMIT):
                 runs = add_run(arguments.json, COMMAND, key, job(), table)
                 print(key, {k: runs[key].get(k) for k in ("share", "called_broken", "processor_seconds")}, flush=True)
     return 0

@@ -1,12 +1,17 @@
-"""What a two-hour attack broke in the code of November, and the tests that fail on that code.
+"""What an attack of two hours broke in the code of 2026-11-16, what excludes its kind, and the tests that detect it.
 
 Each row: its number, what was broken, what excludes this kind of fault now, and the tests (file::name).
-`trust.py` shows the table on docs/trust.md; tests/experiments/test_trust.py checks that each test exists.
+`trust.py` shows the table on docs/trust.md, with what old_breaks.py saw on the code of that day;
+tests/experiments/test_trust.py checks that each test exists and that each point was seen.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
+
+SEEN = Path(__file__).parent / "results" / "breaks.json"
 
 Break = tuple[int, str, str, tuple[str, ...]]
 
@@ -69,7 +74,7 @@ BREAKS: tuple[Break, ...] = (
             "tests/runs/test_leaks.py::test_other_records_under_the_same_releases_change_nothing_that_leaves",
             "tests/runs/test_sweep_paid.py::test_a_paid_sweep_leaves_one_run_whose_papers_state_the_whole_cost",
             "tests/test_files.py::test_what_an_error_found_in_the_records_is_not_in_its_message",
-            "tests/features/test_build.py::test_the_cache_holds_private_records_so_only_the_owner_reads_it",
+            "tests/features/test_build.py::test_the_name_of_a_cached_file_says_nothing_about_the_records",
         ),
     ),
     (
@@ -118,8 +123,30 @@ BREAKS: tuple[Break, ...] = (
 
 
 def lines() -> Iterator[str]:
-    """The table, for the page."""
-    yield "| | what was broken | what excludes its kind | tests that fail on that code |"
+    """The tables, for the page."""
+    yield "| | what was broken | what excludes its kind | tests |"
     yield "|---|---|---|---|"
     for number, what, how, tests in BREAKS:
         yield f"| {number} | {what} | {how} | {', '.join(f'`{test}`' for test in tests)} |"
+    yield ""
+    yield from _seen()
+
+
+def _seen() -> Iterator[str]:
+    """Each point on the code of that day, by old_breaks.py."""
+    if not SEEN.exists():
+        yield "Not yet tried on the code of that day."
+        return
+    document = json.loads(SEEN.read_text(encoding="utf8"))
+    points = document["points"]
+    yield (
+        f"`python experiments/old_breaks.py` tries each point on the code of that day (commit {document['code_of']}) "
+        "by its interface of that day: modules and signatures have moved since, so the tests above can't run there. "
+        f"{sum(point['shown'] for point in points)} of {len(points)} faults occur there:"
+    )
+    yield ""
+    yield "| | point | seen on the code of that day |"
+    yield "|---|---|---|"
+    for point in points:
+        seen = point["seen"] if point["shown"] else f"**not shown**: {point['seen']}"
+        yield f"| {point['break']} | {point['point']} | {seen.replace('|', '/')} |"

@@ -1,14 +1,17 @@
 """Attacks every recipe and writes one page with all tests of trust: audits, neighbours, mutants, faults, bad inputs.
 
+    python experiments/trust.py --everything [--data-dir DIR]
+                                            all that the page shows, on this commit (everything.py); continues an
+                                            interrupted run
     python experiments/trust.py             attack every recipe (zoo.py, bundled) that is not in trust.json yet
-    python experiments/trust.py --again     attack all of them again
+    python experiments/trust.py --again     attack also those that another commit attacked
     python experiments/trust.py --table     make no attack: write the page from the result files
     python experiments/trust.py NAME…       attack these again
 
 Writes results/trust.json after each recipe. The page docs/trust.md is made from this file, results/mutants.json
-(mutants.py), results/faults.json (faults.py), results/forgeries.json (forged.py) and results/audit_strength.json
-(audit_strength.py). Missing values are shown as a dash, never as zero. Exits with 1 if anything was found, lost or not
-caught.
+(mutants.py), results/faults.json (faults.py), results/forgeries.json (forged.py), results/audit_strength.json
+(audit_strength.py) and results/breaks.json (old_breaks.py); it says whether all are of one commit. Missing values are
+shown as a dash, never as zero. Exits with 1 if anything was found, lost or not caught.
 """
 
 from __future__ import annotations
@@ -18,11 +21,13 @@ import sys
 import time
 from collections.abc import Iterator
 from importlib.resources import as_file, files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import everything
 from breaks import lines as break_lines
 from provenance import COMMIT, origin
 from sordino.audit.attack import attack
@@ -191,6 +196,30 @@ def strength_lines() -> Iterator[str]:
         )
 
 
+def commits() -> dict[str, set[str]]:
+    """File → the commits whose code made what it holds."""
+    found = {
+        "trust.json": {row["commit"] for row in read("trust.json").get("rows", [])},
+        "mutants.json": {read("mutants.json").get("commit")},
+        "forgeries.json": {read("forgeries.json").get("commit")},
+        "faults.json": {part["commit"] for part in read("faults.json").get("parts", {}).values()},
+        "audit_strength.json": {run["commit"] for run in read("audit_strength.json").get("runs", {}).values()},
+    }
+    return {name: {str(each)[:10] for each in known if each} for name, known in found.items()}
+
+
+def commit_lines(found: dict[str, set[str]]) -> Iterator[str]:
+    """Whether everything on the page was made by one commit; if not, which file comes from which."""
+    every = set().union(*found.values())
+    if len(every) == 1 and all(found.values()):
+        yield f"Everything below was made by the code of one commit, {every.pop()}."
+        return
+    yield "**These results come from different commits**, so no one version of the code has all of them:"
+    yield ""
+    for name, known in found.items():
+        yield f"- `{name}`: {', '.join(sorted(known)) or 'not made'}"
+
+
 def _missing(rows: list[Row]) -> str:
     """A sentence with the recipes that are not in the file, because they were not attacked."""
     left = [name for name in NAMES if name not in {row["recipe"] for row in rows}]
@@ -199,7 +228,7 @@ def _missing(rows: list[Row]) -> str:
 
 def page(rows: list[Row]) -> str:
     """docs/trust.md."""
-    commits = ", ".join(sorted({row["commit"] for row in rows})) or "–"
+    made_by = ", ".join(sorted({row["commit"] for row in rows})) or "–"
     return "\n".join(
         [
             "# Attacks and audits: results",
@@ -208,10 +237,12 @@ def page(rows: list[Row]) -> str:
             "with the files. Definitions and proofs of the bounds: [the audit](guarantees/audit.md); the adversaries:",
             "[threat model](threat-model.md).",
             "",
+            *commit_lines(commits()),
+            "",
             "## Every method",
             "",
             "`sordino attack --quick` on one small recipe for each method and each part of a record's vector, and on",
-            f"the bundled recipes (commit {commits}).",
+            f"the bundled recipes (commit {made_by}).",
             "Claims are the recipe's; white-box bounds are of a few steps in one run, so of less than the whole claim.",
             "",
             *table(rows),
@@ -254,8 +285,14 @@ def known_rows() -> list[Row]:
 
 def main(arguments: list[str]) -> int:
     torch.set_num_threads(1)
-    known = {} if "--again" in arguments else {row["recipe"]: row for row in known_rows()}
-    wanted = [name for name in arguments if name in NAMES] or [name for name in NAMES if name not in known]
+    code = 0
+    if "--everything" in arguments:
+        data_dir = dict(pairwise(arguments)).get("--data-dir")
+        code = everything.main(COMMIT, data_dir, one="--one" in arguments)
+        arguments = ["--table"]
+    known = {row["recipe"]: row for row in known_rows()}
+    done = {name for name, row in known.items() if "--again" not in arguments or row["commit"] == COMMIT}
+    wanted = [name for name in arguments if name in NAMES] or [name for name in NAMES if name not in done]
     for name in () if "--table" in arguments else wanted:
         print(f"{name} …", flush=True)
         known[name] = attacked(name)
@@ -264,13 +301,15 @@ def main(arguments: list[str]) -> int:
         text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
         (RESULTS / "trust.json").write_text(text, encoding="utf8")
     rows = known_rows()
+    if "--no-page" in arguments:  # another process writes it at the end
+        return 1 if any(row["found"] for row in rows) else 0
     PAGE.write_text(page(rows), encoding="utf8")
     print(page(rows))
     uncaught = [row for row in read("mutants.json").get("mutants", []) if row["caught"] == (row["mutant"] == "none")]
     faults = read("faults.json")
     lost = sum(faults.get(key, 0) for key in ("uncaught", "left_behind", "entries_lost", "steps_redrawn"))
     passed = [row for row in read("forgeries.json").get("forgeries", []) if not row["right"]]
-    return 1 if uncaught or lost or passed or any(row["found"] for row in rows) else 0
+    return 1 if code or uncaught or lost or passed or any(row["found"] for row in rows) else 0
 
 
 if __name__ == "__main__":

@@ -214,6 +214,20 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def require_regular(folder: Path) -> None:
+    """Refuses a folder with pipes, sockets or devices in it: reading one could wait, or go on, forever.
+
+    Raises:
+        InputError: there is one, or the folder can't be listed.
+    """
+    try:
+        odd = [path.name for path in folder.iterdir() if _exists(path) and not (path.is_file() or path.is_dir())]
+    except OSError as error:
+        raise InputError(f"{folder} can't be read: {error.strerror or error}") from error
+    if odd:
+        raise InputError(f"{folder / sorted(odd)[0]} is a pipe, a socket or a device, not a file: remove it")
+
+
 def read_json(path: Path, what: str) -> dict[str, Any]:
     """The JSON object in a file.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sordino.errors import InputError
-from sordino.features import Extractor, Scattering2D, build, default_folder, group_normalise
+from sordino.features import Extractor, Scattering2D, build, cache, default_folder, group_normalise
 from sordino.features.cache import cached
 
 IMAGES = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -108,9 +108,29 @@ def test_a_broken_cache_file_is_built_again(tmp_path: Path, damage: str) -> None
 
 
 def test_the_cache_holds_private_records_so_only_the_owner_reads_it(tmp_path: Path) -> None:
-    cached(Counter(), {}, IMAGES, tmp_path)
-    (path,) = tmp_path.iterdir()
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    cached(Counter(), {}, IMAGES, tmp_path / "cache")
+    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "cache").iterdir()] == [0o600, 0o600]
+
+
+def test_the_name_of_a_cached_file_says_nothing_about_the_records(tmp_path: Path) -> None:
+    """A folder that was there before keeps its mode: whoever can list it must not be able to test a guess."""
+    names = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        folder.mkdir(mode=0o755)
+        cached(Counter(), {}, IMAGES, folder)
+        (path,) = folder.glob("*.safetensors")
+        names.append(path.name)
+        assert not path.name.startswith(cache._key({}, IMAGES)[:8])
+    assert names[0] != names[1]
+
+
+def test_a_key_that_is_lost_costs_time_not_the_run(tmp_path: Path) -> None:
+    counter = Counter()
+    cached(counter, {}, IMAGES, tmp_path)
+    (tmp_path / cache.SECRET).unlink()
+    assert torch.equal(cached(counter, {}, IMAGES, tmp_path), IMAGES * 2)
+    assert counter.calls == 2
 
 
 def test_a_folder_that_cannot_be_written_costs_time_not_the_run(tmp_path: Path) -> None:

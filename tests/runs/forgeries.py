@@ -11,6 +11,7 @@ from typing import Any
 import tomli_w
 from safetensors.torch import load_file, save_file
 
+from sordino import report
 from sordino.release.ledger_lines import OWN_KEYS, encode, sealed
 
 Forge = Callable[[Path, Path], None]  # the directory to edit, and that of another genuine run
@@ -141,7 +142,54 @@ def metrics_not_listed(folder: Path, other: Path) -> None:
     edit_json(folder / "result.json", files={k: v for k, v in files.items() if k != "metrics.jsonl"})
 
 
+def added(name: str, document: dict[str, Any]) -> Forge:
+    """A file that this run did not write, and the page made anew, which shows it."""
+
+    def forge(folder: Path, other: Path) -> None:
+        (folder / name).write_text(json.dumps(document), "utf8")
+        report.write(folder)
+
+    return forge
+
+
+HISTOGRAM = {"edges": [0.1, 1.0, 10.0], "counts": [500.0, 20.0, 3.0, 1.0], "noise": 1.0}
+PICTURES = {"pictures": [{"title": "reconstructions", "rows": 1, "columns": 1, "values": [[0.5]]}]}
+
 FORGERIES: dict[str, tuple[Forge, str]] = {
+    "a histogram that the run did not release": (added("histogram.json", HISTOGRAM), "hashes"),
+    "pictures that the run did not make": (added("pictures.json", PICTURES), "hashes"),
+    "a page with a histogram that is gone again": (
+        lambda f, o: (added("histogram.json", HISTOGRAM)(f, o), (f / "histogram.json").unlink())[1],
+        "report",
+    ),
+    "a link in the place of the model": (
+        lambda f, o: (
+            (f / "model.safetensors").unlink(),
+            (f / "model.safetensors").symlink_to(o / "model.safetensors"),
+        )[1],
+        "model",
+    ),
+    "a hard link to another ledger": (
+        lambda f, o: ((f / "ledger.jsonl").unlink(), (f / "ledger.jsonl").hardlink_to(o / "ledger.jsonl"))[1],
+        "ledger end",
+    ),
+    "ε of 1e400": (put("result.json", b'"epsilon": ', b'"epsilon": 1e400, "was": '), "epsilon"),
+    "ε that is no number": (put("result.json", b'"epsilon": ', b'"epsilon": NaN, "was": '), "epsilon"),
+    "an accuracy that is no number": (
+        put("metrics.jsonl", b'"test_accuracy": ', b'"test_accuracy": NaN, "was": '),
+        "hashes",
+    ),
+    "a step twice in one line of the ledger": (
+        put("ledger.jsonl", b'"purpose": "gradient"', b'"purpose": "x", "purpose": "gradient"'),
+        "ledger",
+    ),
+    "letters that look alike in the sentence": (
+        edit_text("result.json", "differentially private", "differentiaIly private"),
+        "claim",
+    ),
+    "a direction mark in the name": (edit_text("result.json", '"name": "', '"name": "\u202e'), "model"),
+    "markup in the page": (edit_text("report.html", "</h1>", "</h1><style>.bad{display:none}</style>"), "report"),
+    "a byte order mark before the page": (put("report.html", b"<", b"\xef\xbb\xbf<"), "report"),
     "a second ε in result.json": (put("result.json", b"{", b'{"epsilon": 0.001,'), "result"),
     "a second ε in the guarantee": (
         put("result.json", b'"guarantee": {', b'"guarantee": {"epsilon": 0.001,'),

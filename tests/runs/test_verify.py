@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from forgeries import FORGERIES, edit_json
 from safetensors.torch import load_file
 
+import sordino
 from small_recipes import small_recipe
 from sordino import report
 from sordino.cli import main
@@ -149,3 +152,48 @@ def test_the_pages_headline_is_the_larger_epsilon_and_says_so(forged: Path) -> N
         headline = page[page.index('class="big"') :][:80]
         assert report.numbers.epsilon(larger) in headline
         assert "the larger one is shown" in page
+
+
+def test_what_was_added_after_the_run_is_named_as_not_covered(forged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An audit is made later, by whoever has the directory: no hash of the run vouches for it."""
+    audit = {"epsilon_lower": 0.0, "epsilon_claimed": 0.01, "confidence": 0.95, "holds": True, "steps": 6}
+    (forged / "audit.json").write_text(json.dumps(audit), "utf8")
+    (forged / "guarantee.txt").write_text("ε = 0.001, certified", "utf8")
+    verdict = verify(forged)
+    assert verdict.genuine, "the page was made before the audit"
+    report.write(forged)
+    verdict = verify(forged)
+    assert verdict.genuine
+    assert {"audit.json", "guarantee.txt"} <= set(verdict.not_covered)
+    assert "model.safetensors" not in verdict.not_covered
+    assert "not covered: audit.json" in next(check.why for check in verdict.checks if check.name == "report")
+    assert main(["verify", str(forged)]) == 0
+    assert "guarantee.txt" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["recipe.toml", "metrics.jsonl", "model.safetensors", "report.html", "audit.json"])
+def test_a_pipe_or_a_device_in_the_directory_is_refused_before_it_is_read(forged: Path, name: str) -> None:
+    (forged / name).unlink(missing_ok=True)
+    os.mkfifo(forged / name)
+    with pytest.raises(InputError, match="pipe"):
+        verify(forged)
+    with pytest.raises(InputError, match="pipe"):
+        sordino.load(forged)
+    (forged / name).unlink()
+    (forged / name).symlink_to("/dev/zero")
+    with pytest.raises(InputError, match="device"):
+        verify(forged)
+
+
+@pytest.mark.parametrize("name", ["model of another run", "weights of another run", "ε in result.json"])
+def test_a_model_is_not_loaded_under_the_guarantee_of_another_run(
+    name: str, runs: tuple[Path, Path], forged: Path
+) -> None:
+    def loaded() -> sordino.Trained:
+        own = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
+        return sordino.load(forged, model=own if name == "weights of another run" else None)
+
+    loaded()
+    FORGERIES[name][0](forged, runs[1])
+    with pytest.raises(InputError, match="not of the same run"):
+        loaded()

@@ -1,17 +1,20 @@
 """Caches features on disk, so that the second run starts at once.
 
 A cache file holds features of private records: it has mode 0600 and must not leave the machine. Its name is a hash of
-the specification and of the inputs; its content has its own SHA-256. A file that is incomplete or does not match is
-built again; if the folder can't be written, the run only takes longer.
+the specification and of the inputs, keyed by a secret in the same folder: a folder that others can list does not let
+them test a guess of the records. Its content has its own SHA-256. A file that is incomplete or does not match is built
+again; if the folder can't be written, the run only takes longer.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 VERSION = 1  # increase when the numbers of an extractor change
+SECRET = ".key"  # the file with the key of the names
 
 
 def default_folder() -> Path:
@@ -33,9 +37,10 @@ def default_folder() -> Path:
 
 def cached(extract: Callable[[Tensor], Tensor], spec: Mapping[str, Any], inputs: Tensor, folder: Path | None) -> Tensor:
     """extract(inputs), from the cache if it is there and undamaged. folder None: no cache."""
-    if folder is None:
+    secret = None if folder is None else _secret(folder)
+    if folder is None or secret is None:
         return extract(inputs)
-    key = _key(spec, inputs)
+    key = hmac.new(secret, _key(spec, inputs).encode(), "sha256").hexdigest()
     path = folder / f"{key[:32]}.safetensors"
     found = _read(path, key)
     if found is not None:
@@ -50,6 +55,25 @@ def _key(spec: Mapping[str, Any], inputs: Tensor) -> str:
     digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
     digest.update(_bytes(inputs))
     return digest.hexdigest()
+
+
+def _secret(folder: Path) -> bytes | None:
+    """The key of the folder's names, made on first use; None if the folder can't be used."""
+    path, temporary = folder / SECRET, None
+    try:
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".part")  # mode 0600
+            with open(handle, "wb") as file:
+                file.write(os.urandom(32))
+            with suppress(FileExistsError):  # another process was faster: its key counts
+                os.link(temporary, path)
+        return path.read_bytes()
+    except OSError:
+        return None
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -24,11 +24,12 @@ from sordino.data.arrays import NpzSource
 from sordino.data.own import Source
 from sordino.errors import InputError, SordinoError
 from sordino.features.private import Normaliser
-from sordino.files import write_atomically
+from sordino.files import require_regular, write_atomically
 from sordino.plan.core import Plan
 from sordino.records.companions import answers, companion_model, majority
 from sordino.release.ledger import read_ledger
 from sordino.runs.build import private_normalisation
+from sordino.runs.closing import file_digest, result_digest
 from sordino.runs.finished import read_result
 from sordino.runs.prepared import network_of
 from sordino.runs.recipe import Recipe
@@ -151,8 +152,10 @@ def load(
     if not (folder / "result.json").is_file():
         what = "contains no finished run: there is no result.json" if folder.is_dir() else "is not a directory"
         raise InputError(f"{folder} {what}; give the directory that a run was written to")
+    require_regular(folder)
     result = read_result(folder / "result.json")
     weights, stated = read_weights(folder)
+    _of_one_run(folder, result, stated)
     recipe = _recipe(folder, allow_code)
     inputs = stated.get("inputs", {})
     labels = tuple(inputs["labels"]) if inputs.get("labels") else None
@@ -234,6 +237,18 @@ def read_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return read_sealed(path)
     except (OSError, Damaged) as error:
         raise InputError(f"{path} can't be read: {error}") from error
+
+
+def _of_one_run(folder: Path, result: Mapping[str, Any], stated: Mapping[str, Any]) -> None:
+    """Refuses weights that are not those whose guarantee result.json states; runs of old versions do not say."""
+    listed = result.get("files")
+    digest = listed.get("model.safetensors") if isinstance(listed, Mapping) else None
+    same = digest is None or digest == file_digest(folder / "model.safetensors")
+    if not same or stated.get("result", result_digest(result)) != result_digest(result):
+        raise InputError(
+            f"{folder}: model.safetensors and result.json are not of the same run, or one was edited, so the guarantee "
+            f"is not that of these weights; `sordino verify {folder}` compares all files"
+        )
 
 
 def _fill(folder: Path, model: nn.Module, weights: Mapping[str, Tensor]) -> None:

@@ -3,7 +3,8 @@
 `verify` recomputes ε from the ledger and its header, and compares: the ledger's hashes with each other, its end with
 what result and model state, its releases with the plan in its header (steps, sampling, noise, sensitivities against the
 clip norm), that plan with the recipe, the result with plan, ledger, metrics and model, every file with its hash, and
-the report page with the one that these files give. Each disagreement is named.
+the report page with the one that the listed files give. Each disagreement is named. Files that were added after the run
+(an audit, a card, notes) have no hash in it: they are named as not covered.
 
 It can't detect a directory in which everything was rewritten consistently. For that the owner signs the run with their
 own key (`sordino.runs.signing`), and the reviewer gives the public key.
@@ -12,7 +13,6 @@ own key (`sordino.runs.signing`), and the reviewer gives the public key.
 from __future__ import annotations
 
 import json
-import math
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -21,12 +21,13 @@ from typing import Any, TypeVar
 
 from sordino import __version__, report
 from sordino.errors import InputError, SordinoError
-from sordino.files import strict_json
+from sordino.files import require_regular, strict_json
 from sordino.plan.core import Plan
 from sordino.plan.explained import Explained, missing_step
 from sordino.plan.spent import from_ledger
 from sordino.release.ledger import read_chain
 from sordino.release.ledger_lines import FORMAT, Chain
+from sordino.runs.alike import alike, near, number, without_none
 from sordino.runs.closing import EQUAL, LEDGER, MODEL, REPORT, RESULT, SIGNATURE, file_digest, result_digest
 from sordino.runs.recipe import Recipe
 from sordino.runs.replan import differences, plan_of_recipe
@@ -37,6 +38,10 @@ from sordino.training.sealed import read_sealed
 T = TypeVar("T")
 RECIPE, METRICS = "recipe.toml", "metrics.jsonl"
 _FILES = (RECIPE, LEDGER, METRICS, MODEL, RESULT, REPORT)
+PAGE_ONLY = ("histogram.json", "pictures.json")
+"""Files of some runs that the report shows."""
+PUBLISHED = (*PAGE_ONLY, "statistics.safetensors", "projection.safetensors")
+"""Files that only some runs have, and that a report or `sordino.load` reads: they must be in the result's list."""
 _EXPECTED = (SordinoError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
@@ -60,6 +65,7 @@ class Verdict:
     relation: str | None
     secure: bool | None
     adopted: int
+    not_covered: tuple[str, ...]  # files that no hash of the run covers
     checks: tuple[Check, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,6 +113,7 @@ def verify(folder: Path, key: Path | None = None, *, only: Collection[str] | Non
         raise InputError(f"{folder} is not a directory: give the directory of a run")
     if not any((folder / name).is_file() for name in (RECIPE, LEDGER, RESULT)):
         raise InputError(f"{folder} contains no run: there is neither {RECIPE} nor {LEDGER} nor {RESULT}")
+    require_regular(folder)
     trusted = None if key is None else public_key(key)
     found = _Found(folder)
     checks = [_made(name, check, found) for name, check in _CHECKS.items() if only is None or name in only]
@@ -117,11 +124,12 @@ def verify(folder: Path, key: Path | None = None, *, only: Collection[str] | Non
     return Verdict(
         genuine=all(check.ok for check in checks),
         epsilon=found.epsilon,
-        stated_epsilon=_number(stated.get("epsilon")),
+        stated_epsilon=number(stated.get("epsilon")),
         delta=None if found.plan is None else found.plan.delta,
         relation=None if found.plan is None else found.plan.relation,
         secure=None if found.plan is None else found.plan.insecure_seed is None,
         adopted=0 if chain is None else max(0, len(chain.places) - 1),
+        not_covered=tuple(_not_covered(folder, stated)),
         checks=tuple(checks),
     )
 
@@ -197,18 +205,18 @@ def _sensitivities(found: _Found) -> str:
     plan = found.planned()
     for entry in found.ledger().entries:
         place = f"step {entry['step']} of {entry['purpose']!r}"
-        bound = _number(entry.get("sensitivity"))
+        bound = number(entry.get("sensitivity"))
         if bound is None or not bound > 0:
             raise _Disagreement(f"{place} has the sensitivity {entry.get('sensitivity')!r}")
         if entry["purpose"] != plan.method.purpose:
             continue
-        if not _near(bound, plan.sensitivity) or entry.get("norm") != plan.clipping.norm:
+        if not near(bound, plan.sensitivity) or entry.get("norm") != plan.clipping.norm:
             raise _Disagreement(
                 f"{place} has sensitivity {bound:g} in {entry.get('norm')}, but the plan's clip norm gives "
                 f"{plan.sensitivity:g} in {plan.clipping.norm}"
             )
         noise = plan.noise_at(entry["step"])
-        if entry.get("mechanism") != noise.name or not _alike(entry.get("noise_multiplier"), noise.noise_multiplier):
+        if entry.get("mechanism") != noise.name or not alike(entry.get("noise_multiplier"), noise.noise_multiplier):
             raise _Disagreement(
                 f"{place} has {entry.get('mechanism')} noise with multiplier {entry.get('noise_multiplier')}, but the "
                 f"plan has {noise.name} noise with {noise.noise_multiplier:g}"
@@ -221,13 +229,13 @@ def _sensitivities(found: _Found) -> str:
 def _epsilon(found: _Found) -> str:
     chain, plan = found.ledger(), found.planned()
     found.epsilon = spent = float(from_ledger(chain.header, chain.entries, plan.delta)["epsilon"])
-    stated = _number(found.stated().get("epsilon"))
+    stated = number(found.stated().get("epsilon"))
     whole = plan.guarantee().epsilon
     if stated is None:
         raise _Disagreement(f"{RESULT} states ε = {found.stated().get('epsilon')!r}, the ledger gives {up(spent, 6)}")
     # A declared statistic that was never released leaves the plan's ε as an upper bound.
     unused = len(chain.entries) < plan.steps + sum(statistic.count for statistic in plan.statistics)
-    if not (_near(stated, spent) or (unused and _near(stated, whole) and spent <= whole)):
+    if not (near(stated, spent) or (unused and near(stated, whole) and spent <= whole)):
         raise _Disagreement(f"{RESULT} states ε = {up(stated, 6)}, the ledger gives {up(spent, 6)}")
     return f"ε = {up(spent, 6)} from the ledger"
 
@@ -241,7 +249,7 @@ def _claim(found: _Found) -> str:
         "public": None if plan.public is None else plan.public.to_dict(),
     }  # fmt: skip
     for key, value in wanted.items():
-        if not _alike(result.get(key), value):
+        if not alike(result.get(key), value):
             raise _Disagreement(f"{RESULT} states {key} = {result.get(key)!r}, the ledger's plan {value!r}")
     claim = json.loads(json.dumps(plan.guarantee().to_dict()))
     given = result.get("guarantee")
@@ -252,7 +260,7 @@ def _claim(found: _Found) -> str:
     stopped = ("beside", "sentence", "assumptions")  # they describe the steps that were made
     ignored = {*texts, *(() if result.get("stopped_at") is None else stopped)}
     for key in [key for key in claim if key not in ignored]:
-        if not _alike(given.get(key), claim[key]):
+        if not alike(given.get(key), claim[key]):
             raise _Disagreement(f"the guarantee in {RESULT} has a different {key} than the ledger's plan")
     said = f"(ε = {up(plan.guarantee().epsilon)}, δ = {up(plan.delta)})"
     if said not in str(given.get("sentence")):  # the other words may be those of another version
@@ -263,7 +271,7 @@ def _claim(found: _Found) -> str:
 def _recipe(found: _Found) -> str:
     plan, written = found.planned(), tomllib.loads((found.folder / RECIPE).read_text(encoding="utf8"))
     if dict(written.get("run") or {}).get("made_by") == "sordino.train":
-        if not _alike(written.get("plan"), _set(plan.to_dict())):
+        if not alike(written.get("plan"), without_none(plan.to_dict())):
             raise _Disagreement(f"the plan in {RECIPE} is not the ledger's")
         return "made by sordino.train, with the ledger's plan"
     recipe = Recipe.read(found.folder / RECIPE, allow_code=True)  # its code is not run
@@ -280,6 +288,9 @@ def _hashes(found: _Found) -> str:
     listed = found.stated().get("files")
     if not isinstance(listed, Mapping) or not {MODEL, RECIPE, METRICS} <= set(listed):
         raise _Disagreement(f"{RESULT} does not list the files of the run")
+    added = [name for name in PUBLISHED if name not in listed and (found.folder / name).exists()]
+    if added:
+        raise _Disagreement(f"{', '.join(added)} was added: {RESULT} does not list it")
     for name, digest in listed.items():
         path = found.folder / Path(str(name)).name
         if not path.is_file():
@@ -310,19 +321,31 @@ def _metrics(found: _Found) -> str:
     last = rows[-1]
     stopped = result.get("stopped_at") is not None  # then the result states the plan's ε, which is larger
     for key in ("test_accuracy", "test_error", *(() if stopped else ("epsilon",))):
-        if key in last and key in result and not _alike(result[key], last[key]):
+        if key in last and key in result and not alike(result[key], last[key]):
             raise _Disagreement(f"{RESULT} states {key} = {result[key]!r}, the last line of {METRICS} {last[key]!r}")
     return f"{len(rows)} rows, and the result states the last one"
 
 
 def _page(found: _Found) -> str:
     page = (found.folder / REPORT).read_bytes()
-    run = report.read_run(found.folder)
-    if page in [report.render(each).encode() for each in (run, replace(run, audit=None))]:
-        return "the page is what these files give"
+    run, listed = report.read_run(found.folder), dict(found.stated().get("files") or {})
+    histogram, pictures = (
+        value if name in listed else None for name, value in zip(PAGE_ONLY, _shown(run), strict=True)
+    )
+    run = replace(run, histogram=histogram, pictures=pictures)
+    for audit in dict.fromkeys([run.audit is not None, False]):  # made after the run, before or after its page
+        for membership in dict.fromkeys([run.membership is not None, False]):
+            each = replace(run, audit=run.audit if audit else None, membership=run.membership if membership else None)
+            if page == report.render(each).encode():
+                later = [name for name, on in (("audit.json", audit), ("membership.json", membership)) if on]
+                return "the page is what these files give" + (f"; not covered: {', '.join(later)}" if later else "")
     written_by = dict(found.stated().get("environment") or {}).get("sordino")
     other = f"; it was written by sordino {written_by}, this is {__version__}" if written_by != __version__ else ""
     raise _Disagreement(f"{REPORT} is not what these files give: it or they were edited{other} (`sordino report`)")
+
+
+def _shown(run: report.Run) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
+    return run.histogram, run.pictures
 
 
 _CHECKS: dict[str, Callable[[_Found], str]] = {
@@ -343,6 +366,13 @@ _CHECKS: dict[str, Callable[[_Found], str]] = {
 }
 
 
+def _not_covered(folder: Path, stated: Mapping[str, Any]) -> Iterator[str]:
+    """Files that a reader could take for a part of the run and that nothing in it vouches for."""
+    listed = stated.get("files")
+    known = {*_FILES, SIGNATURE, *(listed if isinstance(listed, Mapping) else ())}
+    return (path.name for path in sorted(folder.iterdir()) if path.is_file() and path.name not in known)
+
+
 QUICK = ("files", "ledger", "result", "ledger end", "hashes", "model")
 """Checks that do not compute ε."""
 
@@ -356,31 +386,3 @@ def _there(value: T | None, what: str) -> T:
     if value is None:
         raise _Disagreement(f"{what} could not be read")
     return value
-
-
-def _number(value: Any) -> float | None:
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if usable else None
-
-
-def _near(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=EQUAL)
-
-
-def _set(value: Any) -> Any:
-    """The value without None, which TOML does not have."""
-    if isinstance(value, Mapping):
-        return {key: _set(entry) for key, entry in value.items() if entry is not None}
-    return [_set(entry) for entry in value if entry is not None] if isinstance(value, list | tuple) else value
-
-
-def _alike(one: Any, other: Any) -> bool:
-    """Whether two values are equal, with numbers compared up to their last digits, entry by entry."""
-    a, b = _number(one), _number(other)
-    if a is not None and b is not None:
-        return _near(a, b)
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return set(one) == set(other) and all(_alike(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    return bool(one == other)
