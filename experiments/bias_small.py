@@ -9,8 +9,9 @@ fig4b    p-averaged clipping at an equal guarantee: groups of p = 1, 4, 10 recor
          these runs add noise in this script, on public data, and have **no guarantee**.
 records  Algorithm 1, the momentum of single records: full batches of 3,000 images, a softmax layer on the pixels,
          gradients normalised (automatic clipping), 60 steps, ε = 3, δ = 1e-5, add-remove; with kept = 0 (DP-GD), 0.5
-         and 0.9. The step size of each is the best of three on 2,000 other training images, seed 0; three seeds on the
-         test images.
+         and 0.9. The step size of each is the best of four on 2,000 other training images, seed 0; three seeds on the
+         test images. (The largest, 32, was added when 8 had been the best of three for kept = 0 and three runs with
+         it had been made on the test images; they are in the file, and not in the table if 32 is better.)
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ PATH = Path(__file__).parent / "results" / "bias_small.json"
 COMMAND = "python experiments/bias_small.py"
 GROUPS, STEPS, BATCH, RATE, EPSILON = (1, 4, 10), 300, 256, 0.4, 4.0
 RECORDS, HELD_OUT, FULL_STEPS, FULL_EPSILON = 3000, 2000, 60, 3.0
-KEPT, RATES, SEEDS = (0.0, 0.5, 0.9), (0.5, 2.0, 8.0), (0, 1, 2)
+KEPT, RATES, SEEDS = (0.0, 0.5, 0.9), (0.5, 2.0, 8.0, 32.0), (0, 1, 2)
 
 
 @cache
@@ -109,11 +110,17 @@ def records(kept: float, lr: float, seed: int, held_out: bool) -> dict[str, Any]
     }  # fmt: skip
 
 
+def chosen(runs: dict[str, Any], column: str, otherwise: float) -> float:
+    """The step size of the best held-out run of this column; `otherwise` where nothing was searched."""
+    tried = [r for r in runs.values() if r["held_out"] and r["column"] == column]
+    return float(max(tried, key=lambda r: float(r["accuracy"]))["lr"]) if tried else otherwise
+
+
 def table(runs: dict[str, Any]) -> list[dict[str, Any]]:
-    """Mean and standard deviation over the seeds on the test images."""
+    """Mean and standard deviation over the seeds on the test images, at the step size that is best on held-out ones."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for run in runs.values():
-        if not run["held_out"]:
+        if not run["held_out"] and run["lr"] == chosen(runs, run["column"], run["lr"]):
             groups.setdefault(f"{run['part']}, {run['column']}", []).append(run)
     return [
         {
@@ -136,8 +143,7 @@ def main() -> int:
     for kept in KEPT:
         for lr in RATES:
             done(f"records, kept {kept:g}, lr {lr:g}, held out", records, kept, lr, 0, True)
-        tried = [r for r in read_runs(PATH).values() if r["held_out"] and r["column"] == f"kept = {kept:g}"]
-        best = float(max(tried, key=lambda r: float(r["accuracy"]))["lr"])
+        best = chosen(read_runs(PATH), f"kept = {kept:g}", RATES[0])
         for seed in SEEDS:
             done(f"records, kept {kept:g}, lr {best:g}, seed {seed}", records, kept, best, seed, False)
     for seed in SEEDS:

@@ -5,7 +5,10 @@
 A softmax layer is trained on `rows` training rows and evaluated on `judged` other rows of the *training* split; test
 rows are not read. The noise in the mean gradient has the standard deviation of the plan with all records, so every map
 is evaluated with the noise of the final run; the better fit from more records is missing for all maps alike. Every
-`--maps` word changes one option of the base map (patches, 6 pixels, 128 atoms, mirrored, whitened by 0.5).
+`--maps` word changes options of the base map (patches, 6 pixels, 128 atoms, mirrored, whitened by 0.5; `--base` changes
+it for all maps), several of them with commas in between.
+
+    python experiments/feature_search.py mnist --judged 10000 --base mirror=false,atoms=64 --maps upright=true …
 
 Under "earlier" the file also has trials of earlier versions of this script, which cut out patches in another random
 order, with the values that they printed.
@@ -61,21 +64,26 @@ def value(text: str) -> Any:
         return text
 
 
+def options(text: str) -> dict[str, Any]:
+    """{key: value} from "key=value,key=value"."""
+    return {key: value(given) for key, _, given in (part.partition("=") for part in text.split(",") if part)}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset")
     parser.add_argument("--rows", type=int, default=12_000)
     parser.add_argument("--judged", type=int, default=4000)
     parser.add_argument(
-        "--maps", nargs="+", default=[], metavar="KEY=VALUE", help="one option each; default: the base map"
+        "--maps", nargs="+", default=[], metavar="KEY=VALUE,…", help="changes of the base map; none: the base map"
     )
+    parser.add_argument("--base", default="", metavar="KEY=VALUE,…", help="changes of the base map, for every one")
     given = parser.parse_args()
     torch.set_num_threads(1)
     document = json.loads(PATH.read_text(encoding="utf8")) if PATH.exists() else {"trials": {}, "earlier": []}
     inputs, targets, records, classes = some(given.dataset, given.rows, given.judged)
     for word in given.maps or [""]:
-        key, _, text = word.partition("=")
-        spec = BASE | ({key: value(text)} if key else {})
+        spec = BASE | options(given.base) | options(word)
         label = f"{given.dataset}, {given.rows} rows: {json.dumps(spec)}"
         if label in document["trials"]:
             continue

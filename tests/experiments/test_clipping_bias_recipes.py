@@ -13,6 +13,7 @@ import pytest
 
 from sordino.cli import main
 from sordino.data.glove import TEXTS
+from sordino.plan import Plan
 from sordino.runs.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
@@ -129,3 +130,15 @@ def test_step_sizes_are_climbed_alike_and_dear_columns_take_their_parents(name: 
     seeds = {name: {job.seed for job in done if job.column == name and not job.held_out} for name in part.columns}
     assert all(found == {0, 1, 2} for found in seeds.values())
     assert script.complete(part, runs)
+
+
+@pytest.mark.parametrize(("part", "records", "said"), [("cifar10", 50_000, "2.00"), ("fashion_mnist", 60_000, "0.37")])
+def test_the_page_says_what_the_same_noise_would_have_on_all_records(part: str, records: int, said: str) -> None:
+    runs = json.loads((ROOT / "experiments" / "results" / f"clipping_bias_{part}.json").read_text("utf8"))["runs"]
+    run = next(r for r in runs.values() if not r["held_out"])
+    plan = Plan.dpsgd(
+        noise_multiplier=run["noise_multiplier"], delta=run["delta"], records=records, steps=run["steps"],
+        expected_batch=run["expected_batch"], clip_norm=1.0,
+    )  # fmt: skip
+    assert f"{plan.guarantee().epsilon:.2f}" == said
+    assert f"ε = {said}" in (ROOT / "docs" / "clipping_bias.md").read_text("utf8")

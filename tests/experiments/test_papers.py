@@ -24,3 +24,9 @@ def test_a_row_names_files_that_exist_or_says_why_there_are_none(row: papers.Row
     missing = [path for path in row.paths() if not (ROOT / path).exists()]
     assert not missing
     assert row.left or (row.built and row.tested)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.item)
+def test_a_row_without_a_value_of_ours_says_why(row: papers.Row) -> None:
+    ours, left = row.cells()[5:]
+    assert left != "–" or ours != "–"

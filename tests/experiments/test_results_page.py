@@ -50,3 +50,4 @@ def test_trainings_before_the_engine_are_marked_and_accounting_is_not() -> None:
     assert results_page.older("mac", old)
     assert not results_page.older("modelmix_fig3", old)
     assert not results_page.older("mac", {"written": results_page.ENGINE})
+    assert not results_page.older("mac", {"commit": "1234567"})  # no day: not called old, and the page says so

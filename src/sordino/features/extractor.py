@@ -22,6 +22,7 @@ from sordino.features.patches import Patches
 from sordino.features.published import one_file
 from sordino.features.scattering import Scattering2D
 from sordino.features.synthetic import Whitening, whitening
+from sordino.features.upright import upright
 from sordino.features.words import OPTIONS
 
 _PUBLISHED = {  # where the weights are, and the function that embeds with them
@@ -83,6 +84,8 @@ class Extractor:
         return WordBag(self.spec["dimensions"], self.spec["power"], weights)
 
     def _patches(self, images: Tensor) -> Tensor:
+        if self.spec.get("upright"):
+            images = upright(images)
         maps = Patches(**{key: self.spec[key] for key in _PATCHES})(images)
         return maps if self.spec["power"] == 1 else maps ** self.spec["power"]  # maps are not negative
 
@@ -166,6 +169,8 @@ def build(spec: Mapping[str, Any], data_dir: Path | None = None) -> Extractor:
             raise InputError(f"features: {key} must be a number from 0 to 4, not {value!r}")
     if name == "patches":
         Patches(**{key: full[key] for key in _PATCHES})
+        if not isinstance(full.get("upright", False), bool):
+            raise InputError(f"features 'patches': upright must be true or false, not {full['upright']!r}")
     if name == "word-bag":
         _check_bag(full, data_dir)
     if name in _PUBLISHED:

@@ -23,6 +23,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "threshold": 0.2,
         "soften": 0.3,
         "mirror": False,
+        "upright": None,
         "power": 0.5,
         "whiten": None,
     },
