@@ -1,9 +1,10 @@
 """Poisson sampling, random allocation and correlated noise at equal ε, batch and steps: which is best in which case.
 
     python experiments/correlated.py --data-dir DIR [--out FILE]
+    python experiments/correlated.py --again --data-dir DIR   the second design: step sizes chosen over three seeds
     python experiments/correlated.py --page              print the table of FILE as Markdown
 
-The design is experiments/designs/ways.toml, fixed before the runs: tasks, budgets, step sizes, seeds and rules. Plain
+The designs are experiments/designs/ways*.toml, fixed before the runs: tasks, budgets, step sizes, seeds, rules. Plain
 SGD with a constant step size, clip norm 1, add-remove, the unit of privacy is a record. The step size is the best on
 held-out *training* rows, tuned in the same way for each of the three; then all training rows are used, and the accuracy
 on the test rows is the mean over the seeds. The planner (`sordino.methods.planner.compare_ways`) uses no data. Tuning
@@ -30,8 +31,8 @@ from provenance import add_run, read_runs
 from sordino.methods.planner import ALIKE, Budget, compare_ways
 from tasks import Rows, accuracy, held_out, model_of, rows_of
 
-DESIGN = Path(__file__).parent / "designs" / "ways.toml"
-COMMAND = "python experiments/correlated.py --data-dir DIR"
+HERE = Path(__file__).parent
+COMMAND = "python experiments/correlated.py {}--data-dir DIR"
 APART = 2.5  # standard errors of a difference
 Design = Mapping[str, Any]
 Row = dict[str, Any]
@@ -60,7 +61,8 @@ def run(design: Design, name: str, way: str, budget: tuple[int, int, float], fol
     train, test = rows_of(task, folder)
     most, rest = held_out(train, design["held_out"])
     tuning = plan_of(way, len(most[1]), batches, epochs, epsilon, design["delta"])
-    tried = {lr: trained(task, tuning, most, rest, lr, 0) for lr in design["lr"]}
+    seeds = range(design.get("tuning_seeds", 1))
+    tried = {lr: statistics.mean(trained(task, tuning, most, rest, lr, seed) for seed in seeds) for lr in design["lr"]}
     lr = max(tried, key=lambda one: tried[one])
     plan = plan_of(way, len(train[1]), batches, epochs, epsilon, design["delta"])
     found = [trained(task, plan, train, test, lr, seed) for seed in range(design["seeds"])]
@@ -194,15 +196,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--page", action="store_true", help="print the table of FILE as Markdown")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "correlated.json")
+    parser.add_argument("--again", action="store_true", help="the second design")
+    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    suffix = "_again" if arguments.again else ""
+    arguments.out = arguments.out or HERE / "results" / f"correlated{suffix}.json"
     if arguments.page:
         found = json.loads(arguments.out.read_text(encoding="utf8"))["table"]
         print("\n".join(markdown(found)), json.dumps(found["summary"], indent=1), sep="\n\n")
         return
     if arguments.data_dir is None:
         parser.error("--data-dir is needed")
-    design = tomllib.loads(DESIGN.read_text(encoding="utf8"))
+    design = tomllib.loads((HERE / "designs" / f"ways{suffix}.toml").read_text(encoding="utf8"))
     cells = list(itertools.product(design["tasks"], budgets(design), design["ways"]))
 
     def finished(runs: dict[str, Any]) -> dict[str, Any]:
@@ -213,7 +218,7 @@ def main() -> None:
         if label in read_runs(arguments.out):
             continue
         cell = run(design, name, way, budget, arguments.data_dir)
-        add_run(arguments.out, COMMAND, label, cell, finished)
+        add_run(arguments.out, COMMAND.format("--again " if arguments.again else ""), label, cell, finished)
         print(f"{label}: {cell['accuracy']:.4f} ± {cell['spread']:.4f}, σ = {cell['noise_multiplier']:.4g}, "
               f"lr = {cell['lr']}", flush=True)  # fmt: skip
 
