@@ -26,6 +26,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from sordino.errors import Refused
+from sordino.gradients.again import check_gradients
 from sordino.gradients.attribution import check_attribution, check_lengths
 from sordino.gradients.interaction import (
     EVERY,
@@ -37,11 +38,13 @@ from sordino.gradients.interaction import (
     generator_of,
     losses_of,
 )
+from sordino.gradients.kept import put_back
 from sordino.gradients.memory import give_back_freed_memory
 from sordino.gradients.neutral import Neutral, neutral
 from sordino.gradients.pass_memory import PassMemory
-from sordino.gradients.passes import Found, Setup
+from sordino.gradients.passes import Found, Pass, Setup
 from sordino.gradients.rows import Chunk, take
+from sordino.gradients.shards import reading
 from sordino.gradients.survey import Held, check_state
 
 LEVELS = 0.5, 0.02, 0.98  # values that replace random numbers, so that every gate is open in one of them
@@ -115,6 +118,9 @@ class Assurance:
                 tested = self._test(setup, data, chunk, made, new=new, due=due, larger=larger)
                 if unseen and not tested:
                     self._look(setup, data, chunk.rows, made, self.programs[made.program])
+                if made.stops and (unseen or new):
+                    with nullcontext() if self.programs[made.program] else neutral():
+                        check_gradients(setup, data, chunk.rows, self.batches)
         if new or due or larger:
             give_back_freed_memory()
         if len(self._left) >= MOST_KNOWN:
@@ -127,6 +133,7 @@ class Assurance:
         # a program that depends neither on sizes nor on values is the same for a few rows
         few = made.independent and not made.sized and made.numbers is None
         still = not _draws(setup, _first(data, chunk.rows)[0] if few else data)
+        _pass_twice(setup, *_first(data, chunk.rows))
         give_back_freed_memory()
         with nullcontext() if still and made.independent else neutral():
             lengths = check_attribution(setup, data, chunk)
@@ -180,6 +187,15 @@ def _first(data: Data, rows: int) -> tuple[Data, int]:
         return data, rows
     first = slice(0, SAMPLE)
     return (take(data[0], first, rows), take(data[1], first, rows)), SAMPLE
+
+
+def _pass_twice(setup: Setup, data: Data, rows: int) -> None:
+    """Refused if a pass uses a tensor that the one before it has left in an attribute: in training it would be put back
+    (``kept.py``), and the model would not do what its author means."""
+    with put_back(setup.roots):
+        for _ in range(2 if setup.roots else 0):
+            with reading(setup.shards):
+                Pass(setup, data, rows, {}).close()
 
 
 def _draws(setup: Setup, data: Data) -> bool:

@@ -18,6 +18,7 @@ from sordino.errors import Refused
 from sordino.gradients.checkpoints import without_checkpoints
 from sordino.gradients.contributions import Contribution
 from sordino.gradients.interaction import Data, changed, generator_of, in_double, wide
+from sordino.gradients.kept import put_back
 from sordino.gradients.measure import NotFinite
 from sordino.gradients.narrow import narrow_sum
 from sordino.gradients.passes import Found, Setup, contributions
@@ -122,6 +123,7 @@ def _differences(setup: Setup, data: Data, weight: Tensor, mine: dict[str, Tenso
             Aside(setup.parameters),
             torch.enable_grad(),
             without_checkpoints(),
+            put_back(setup.roots),
             reading(setup.shards, group) as leaves,
         ):
             losses = setup.loss(call(setup.model, data[0]), data[1])

@@ -15,6 +15,7 @@ from sordino.clipping import Clipping, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import Refused
 from sordino.gradients.checkpoints import without_checkpoints
 from sordino.gradients.engine import Iterates, accumulate, clipped_sum, layers, row_loss
+from sordino.gradients.kept import put_back, roots_of
 from sordino.gradients.neutral import neutral
 from sordino.gradients.rows import ClippedSum, Rows, call, checked, take, tree_map
 from sordino.gradients.shards import Shards
@@ -50,8 +51,9 @@ def brute_force(
     n, records = checked(rows)
     owner = torch.arange(n) if rows.record is None else rows.record
     steps: Iterates = [({}, 1.0)] if iterates is None else iterates
-    twins = [(_at(model, values), factor) for values, factor in steps]
     per_row = row_loss(loss)
+    twins = [(_at(model, values), factor) for values, factor in steps]
+    roots = [roots_of(survey(twin).watched, per_row) for twin, _ in twins]
     names, groups = list(parameters), layers(parameters)
     kind = accumulate(next(iter(parameters.values())).dtype)
     sums = {k: torch.zeros_like(p, dtype=accumulate(p.dtype)) for k, p in parameters.items()}
@@ -63,9 +65,9 @@ def brute_force(
         for r in mine:
             scale = 1.0 if rows.coefficient is None else float(rows.coefficient[r])
             scale = scale / len(mine) if reduction == "mean" else scale
-            for twin, factor in twins:
+            for (twin, factor), own in zip(twins, roots, strict=True):
                 with frozen(power_iterations(twin)):
-                    value, found = _row_gradient(twin, per_row, rows, r, n, names)
+                    value, found = _row_gradient(twin, per_row, rows, r, n, names, own)
                 losses[r] = value
                 for k, g in zip(names, found, strict=True):
                     if g is not None:
@@ -92,15 +94,15 @@ def _at(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _row_gradient(
-    model: nn.Module, loss: Any, rows: Rows, r: int, n: int, names: Sequence[str]
+    model: nn.Module, loss: Any, rows: Rows, r: int, n: int, names: Sequence[str], roots: Sequence[Any] = ()
 ) -> tuple[Tensor, Sequence[Tensor | None]]:
     inputs, targets = (take(t, torch.tensor([r]), n) for t in (rows.inputs, rows.targets))
     parameters = dict(model.named_parameters())
-    with torch.enable_grad(), without_checkpoints():
+    with put_back(roots), torch.enable_grad(), without_checkpoints():
         value = loss(call(model, inputs), targets)
-    if not value.requires_grad:
-        return value.detach(), [None] * len(names)
-    found = torch.autograd.grad(value.sum(), [parameters[k] for k in names], allow_unused=True)
+        if not value.requires_grad:
+            return value.detach(), [None] * len(names)
+        found = torch.autograd.grad(value.sum(), [parameters[k] for k in names], allow_unused=True)
     return value.detach(), found
 
 

@@ -20,6 +20,7 @@ from sordino.gradients.centring import centred
 from sordino.gradients.chunk_sizes import default_chunk, held_bytes
 from sordino.gradients.contributions import Contribution, Outer, add_dense
 from sordino.gradients.convolution import Convolved
+from sordino.gradients.kept import roots_of
 from sordino.gradients.measure import NotFinite
 from sordino.gradients.memory import blocks, by_record, keep_freed_memory, lengths
 from sordino.gradients.narrow import MOST, narrow_sum
@@ -101,7 +102,8 @@ def clipped_sum(
     once = centre is None and not isinstance(clipping, PerLayerClip)
     state = [*found.state, *(survey_loss(loss) if isinstance(loss, nn.Module) else [])]
     memory = PassMemory() if assurance is None else assurance.memory
-    setup = Setup(model, row_loss(loss), parameters, state, once, memory, shards)
+    per_row = row_loss(loss)
+    setup = Setup(model, per_row, parameters, state, once, memory, shards, roots_of(found.watched, per_row))
     steps: Iterates = [({}, 1.0)] if iterates is None else iterates
     first = next(iter(parameters.values()))
     kind = accumulate(first.dtype)
@@ -213,7 +215,8 @@ def per_record_gradients(
     n, records = checked(rows)
     state = [*found.state, *(survey_loss(loss) if isinstance(loss, nn.Module) else [])]
     memory = PassMemory() if assurance is None else assurance.memory
-    setup = Setup(model, row_loss(loss), parameters, state, memory=memory)
+    per_row = row_loss(loss)
+    setup = Setup(model, per_row, parameters, state, memory=memory, roots=roots_of(found.watched, per_row))
     first = next(iter(parameters.values()))
     losses = torch.zeros(n, dtype=accumulate(first.dtype), device=first.device)
     whole = {k: torch.zeros(records, *p.shape, dtype=accumulate(p.dtype)) for k, p in parameters.items()}

@@ -10,6 +10,7 @@ model fails on them together, they are changed one at a time.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sordino.errors import Refused
+from sordino.gradients.kept import put_back, roots_of
 from sordino.gradients.neutral import Neutral
 from sordino.gradients.passes import Setup
 from sordino.gradients.rows import call, take, tree_map
@@ -130,6 +132,12 @@ def _tolerance(setup: Setup) -> float:
 
 
 def losses_of(setup: Setup, data: Data) -> Tensor:
+    with put_back(setup.roots):
+        return _next_losses(setup, data)
+
+
+def _next_losses(setup: Setup, data: Data) -> Tensor:
+    """The losses of a pass that sees what earlier ones left in Python objects."""
     leaves = () if setup.shards is None else setup.shards.groups[0]
     # gradients are enabled as in training: a model may query them, or attach hooks to its activations
     with torch.enable_grad(), reading(setup.shards, leaves):
@@ -188,7 +196,16 @@ def _grouped(setup: Setup, data: Data, rows: int, variants: list[Changes], first
         if not complete:
             todo = [*([()] if small and () not in todo else []), *_one_by_one(ways), *todo]
         small = small and not complete
-    return max(worst, _apart(_alone(setup, data), base, size))
+    return max(worst, _apart(_after_another(setup, data), base, size))
+
+
+def _after_another(setup: Setup, data: Data) -> Tensor:
+    """The losses of a pass that follows one with a large row, and sees what that one left in Python objects."""
+    with put_back(setup.roots):
+        if setup.roots:
+            with contextlib.suppress(ValueError, RuntimeError, IndexError, ArithmeticError):
+                _next_losses(setup, changed(data, 0, "large"))
+        return _next_losses(setup, data)
 
 
 def _one_by_one(ways: Changes) -> list[Changes]:
@@ -261,4 +278,5 @@ def in_double(setup: Setup) -> Setup | None:
     except (RuntimeError, TypeError):
         return None
     found = survey(twin)
-    return replace(setup, model=twin, loss=loss, parameters=found.parameters, state=found.state)
+    roots = roots_of(found.watched, loss)
+    return replace(setup, model=twin, loss=loss, parameters=found.parameters, state=found.state, roots=roots)

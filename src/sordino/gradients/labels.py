@@ -59,6 +59,7 @@ class Book:
     asked: the program queried the number of rows, or could have inferred it.
     cut: rows were selected by position or permuted, so that a row's result may depend on its position.
     opened: Python was given access to a tensor's memory, where writes are not intercepted.
+    stopped: a value was read from a tensor with a gradient, which does not pass what is made of it.
     numbers: hashes of the values that were read, in order. A value that can't be compared later has a unique hash.
 
     A label is valid for one version of a tensor. The version is stored with it; every write to the tensor's memory
@@ -75,7 +76,7 @@ class Book:
         self._unknown = False  # whether any label is MANY
         self._of: dict[int, Entry] = {}
         self.answers: list[bool] = []  # to questions about several rows, in order: they may determine control flow
-        self.asked = self.opened = self.cut = False
+        self.asked = self.opened = self.cut = self.stopped = False
         self.ruled = False  # one of our rules is running: the values that it reads are not used elsewhere
         self.numbers: list[int] = []
 
@@ -207,6 +208,7 @@ class Book:
             if self.ruled:
                 return
             self.read = True
+            self.stopped = self.stopped or any(t.requires_grad for t in flat(args))
             if isinstance(out, bool) and not all(self._one_owner(t) for t in flat(args)):
                 self.answers.append(out)
             self.numbers.append(hash_of(out))

@@ -16,12 +16,13 @@ from sordino.errors import Refused
 from sordino.gradients.checkpoints import without_checkpoints
 from sordino.gradients.contributions import Contribution, Dense
 from sordino.gradients.derived import reached
+from sordino.gradients.kept import put_back, refuse_kept_values
 from sordino.gradients.layout import Frame, Layout, Whole
 from sordino.gradients.lineage import ROWS
 from sordino.gradients.measure import measured
 from sordino.gradients.pass_memory import ModuleTensors, PassMemory
 from sordino.gradients.pulled import Pullback, Pulled, Viewed
-from sordino.gradients.refusals import Aside, early, one_pass
+from sordino.gradients.refusals import Aside, early, one_pass, trained_in_a_pass
 from sordino.gradients.rows import Chunk, call, tensors, tree_map
 from sordino.gradients.rules import RULEBOOK
 from sordino.gradients.shards import Shards
@@ -29,6 +30,7 @@ from sordino.gradients.slots import Slot, Use, check_held, not_implemented
 from sordino.gradients.survey import Held, check_state
 from sordino.gradients.tape import Tape
 from sordino.gradients.totals import Total, merged
+from sordino.gradients.vocabulary import STOPS
 
 Loss = Callable[[Any, Any], Tensor]
 Values = Mapping[str, Tensor]
@@ -45,6 +47,7 @@ class Setup:
     once: bool = False  # as in Frame
     memory: PassMemory = field(default_factory=PassMemory)
     shards: Shards | None = None  # of a model whose parameters are divided over processes
+    roots: Sequence[Any] = ()  # what is searched for Python state, as in kept.py
 
     @property
     def device(self) -> torch.device:
@@ -57,7 +60,8 @@ class Pass:
     proven: the program shows that loss i depends on row i alone, and where the rows are at every use.
     independent: moreover no value was read from a tensor, so only the number of rows can influence a row's result.
     sized: the computation may depend on the number of rows or on their positions. numbers: a hash of the values that
-    were read, if any. opened: the model was given access to a tensor's memory.
+    were read, if any. opened: the model was given access to a tensor's memory. stops: the program may stop gradients or
+    change them, so that equal losses do not mean equal gradients.
     """
 
     def __init__(self, setup: Setup, data: tuple[Any, Any], rows: int, values: Values) -> None:
@@ -79,6 +83,7 @@ class Pass:
                 self.losses = setup.loss(outputs, targets)
             _check_losses(self.losses, rows)
             check_state(setup.state, before)
+            _check_trained(setup)
             _check_seed(seed)
             _check_crossed(self.tape.book.crossed)
             label = self.tape.book.lineage(self.losses) if self.tape.book.holds(self.losses) else None
@@ -93,6 +98,7 @@ class Pass:
         self.sized = book.asked or (rows > 1 and (book.cut or not self.independent))
         self.numbers = hash(tuple(book.numbers)) if book.numbers else None
         self.opened = book.opened
+        self.stops = not self.proven or book.hooked or book.stopped or not STOPS.isdisjoint(self.tape.program)
 
     def close(self) -> None:
         self.setup.memory.leave(self.tape.book.alive(), self.given)
@@ -151,6 +157,12 @@ def _check_seed(before: int) -> None:
         )
 
 
+def _check_trained(setup: Setup) -> None:
+    for held in setup.state:
+        if held.tensor.requires_grad is not held.trained:
+            raise trained_in_a_pass(held.name)
+
+
 def _check_losses(losses: Any, rows: int) -> None:
     got: Any = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
     if got != (rows,):
@@ -166,7 +178,7 @@ def _check_losses(losses: Any, rows: int) -> None:
 class Found:
     """The result of a chunk's passes: every parameter's contributions, the losses, and properties of the program.
 
-    program, proven, independent, sized, numbers, opened: as of a `Pass`, for all iterates together. again: the losses
+    program, proven, independent, sized, numbers, opened, stops: as of a `Pass`, for all iterates together. again: the losses
     are those of the present weights, so that another pass must reproduce them.
     """
 
@@ -178,6 +190,7 @@ class Found:
     sized: bool
     numbers: int | None
     opened: bool
+    stops: bool
     again: bool
 
 
@@ -191,21 +204,24 @@ def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: S
     found: list[Pass] = []
     losses = torch.empty(0)
     for values, factor in iterates:
-        run = Pass(setup, data, chunk.rows, values)
-        try:
-            weight = torch.ones_like(run.losses) if chunk.weight is None else chunk.weight.to(run.losses.dtype)
-            weight = weight if factor == 1.0 else weight * factor
-            gathered.leaves = dict(run.tape.leaves)
-            if run.proven or chunk.records == 1:
-                run.backward(weight, lambda use, g: gathered.add(use, g, use.layout))
-            else:
-                with torch.no_grad():
-                    for use, gradient, layout in measured(run, weight):
-                        gathered.add(use, gradient, layout)
-        except NotImplementedError as error:
-            raise not_implemented("the backward pass", error) from error
-        finally:
-            run.close()
+        with put_back(setup.roots) as state:
+            run = Pass(setup, data, chunk.rows, values)
+            try:
+                weight = torch.ones_like(run.losses) if chunk.weight is None else chunk.weight.to(run.losses.dtype)
+                weight = weight if factor == 1.0 else weight * factor
+                gathered.leaves = dict(run.tape.leaves)
+                if run.proven or chunk.records == 1:
+                    run.backward(weight, lambda use, g: gathered.add(use, g, use.layout))
+                else:
+                    with torch.no_grad():
+                        for use, gradient, layout in measured(run, weight):
+                            gathered.add(use, gradient, layout)
+            except NotImplementedError as error:
+                raise not_implemented("the backward pass", error) from error
+            finally:
+                run.close()
+            if run.numbers is not None:
+                refuse_kept_values(state)
         losses = run.losses
         found.append(run)
     read = [run.numbers for run in found if run.numbers is not None]
@@ -218,6 +234,7 @@ def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: S
         sized=any(run.sized for run in found),
         numbers=hash(tuple(read)) if read else None,
         opened=any(run.opened for run in found),
+        stops=any(run.stops for run in found),
         again=len(iterates) == 1 and not iterates[0][0],
     )
 

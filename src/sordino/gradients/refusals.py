@@ -45,6 +45,13 @@ def one_pass(arrived: Callable[[Use, Tensor], None]) -> Callable[[Use, Tensor], 
     return watched
 
 
+def trained_in_a_pass(name: str) -> Refused:
+    return Refused(
+        f"{name}: the forward pass freezes or unfreezes this parameter (requires_grad), so which parameters are trained "
+        "could depend on the records; do it before training"
+    )
+
+
 class Aside:
     """Sets the parameters' .grad aside for a pass and restores it afterwards.
 

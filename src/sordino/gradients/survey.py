@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sordino.errors import InputError, Refused
 from sordino.gradients import spectral
+from sordino.gradients.kept import has_state
 from sordino.gradients.memory import checksum
 from sordino.gradients.normalisation import refuse_batchnorm
 
@@ -27,6 +28,7 @@ class Held:
     holder: Mapping[str, Tensor | None]
     own: str
     tensor: Tensor
+    trained: bool = False
 
     @property
     def version(self) -> int:
@@ -62,6 +64,7 @@ class Survey:
     state: list[Held]  # what a forward pass must not change: buffers and parameters
     tables: int  # bytes of the trained tables among the parameters, whose gradients stay row-sparse
     powers: list[Any]  # modules that iterate in the forward pass, as in spectral.py
+    watched: list[nn.Module] = field(default_factory=list)  # all modules, if code of the user runs in any (kept.py)
 
     @property
     def dense_bytes(self) -> int:
@@ -77,12 +80,17 @@ class _Kind:
     batchnorm: bool
     table: bool
     spectral: bool
+    own: bool
+
+
+_TORCHS = "torch.nn.", "torch.ao."
 
 
 @functools.lru_cache(1 << 10)  # each parametrised module has its own class
 def _kind(cls: Any) -> _Kind:
     bases = torch.jit.ScriptModule, nn.modules.batchnorm._BatchNorm, (nn.Embedding, nn.EmbeddingBag), spectral.KIND
-    return _Kind(*(issubclass(cls, base) for base in bases))
+    own = any(not one.__module__.startswith(_TORCHS) for one in cls.__mro__[: cls.__mro__.index(nn.Module)])
+    return _Kind(*(issubclass(cls, base) for base in bases), own)
 
 
 def survey(model: nn.Module) -> Survey:
@@ -91,7 +99,7 @@ def survey(model: nn.Module) -> Survey:
     parameters: dict[str, nn.Parameter] = {}
     state: list[Held] = []
     powers: list[Any] = []
-    tables, seen = 0, set()
+    tables, seen, modules, own = 0, set(), [], False
     waiting: list[tuple[str, nn.Module]] = [("", model)]
     while waiting:
         name, module = waiting.pop()
@@ -100,6 +108,8 @@ def survey(model: nn.Module) -> Survey:
         seen.add(id(module))
         kind = _kind(type(module))  # type: ignore[arg-type]
         refuse_compiled(name, module, kind)
+        modules.append(module)
+        own = own or kind.own or has_state(module)
         if kind.batchnorm:
             refuse_batchnorm(name, module)
         if kind.spectral:
@@ -107,25 +117,25 @@ def survey(model: nn.Module) -> Survey:
         elif module._forward_pre_hooks:
             powers += spectral.hooks(module)
         prefix = f"{name}." if name else ""
-        for own, parameter in module._parameters.items():
+        for key, parameter in module._parameters.items():
             if parameter is not None and parameter.requires_grad and id(parameter) not in seen:
-                refuse_parameter(prefix + own, parameter)
+                refuse_parameter(prefix + key, parameter)
                 seen.add(id(parameter))
-                parameters[prefix + own] = parameter
+                parameters[prefix + key] = parameter
                 if kind.table:
                     tables += parameter.numel() * parameter.element_size()
         for held in (module._buffers, module._parameters):
-            state += [Held(prefix + own, held, own, t) for own, t in held.items() if t is not None]
-        waiting += [(prefix + own, m) for own, m in reversed(module._modules.items()) if m is not None]
+            state += [Held(prefix + key, held, key, t, t.requires_grad) for key, t in held.items() if t is not None]
+        waiting += [(prefix + key, m) for key, m in reversed(module._modules.items()) if m is not None]
     if not parameters:
         raise InputError("the model has no trainable parameter; set requires_grad_(True) on what is to be trained")
-    return Survey(parameters, state, tables, powers)
+    return Survey(parameters, state, tables, powers, modules if own else [])
 
 
 def survey_loss(loss: nn.Module) -> list[Held]:
     """The buffers and parameters of a loss, which a pass must not change either."""
     return [
-        Held(f"the loss's {name + '.' if name else ''}{own}", held, own, t)
+        Held(f"the loss's {name + '.' if name else ''}{own}", held, own, t, t.requires_grad)
         for name, module in loss.named_modules()
         for held in (module._buffers, module._parameters)
         for own, t in held.items()

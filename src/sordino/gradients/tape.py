@@ -30,14 +30,15 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sordino.gradients.flow import flat
+from sordino.gradients.flow import argument, flat
 from sordino.gradients.labels import Before, Book
 from sordino.gradients.layout import Layout, layout_of
 from sordino.gradients.lineage import MANY, ROWS, Axis, Lineage, Many, permuted
+from sordino.gradients.refusals import trained_in_a_pass
 from sordino.gradients.slots import Slot, Use, describe, hold, not_implemented, pulling_back
 from sordino.gradients.standardisation import Pull
 from sordino.gradients.taps import TOKEN, Stand, Tap, once
-from sordino.gradients.vocabulary import ASKS, OPENS, SIZES, writes
+from sordino.gradients.vocabulary import ASKS, OPENS, SETS_GRAD, SIZES, writes
 
 # the modules through which torch passes a call of Tensor.__len__ to a mode
 _BETWEEN = ("torch._tensor", "torch.overrides")
@@ -357,6 +358,8 @@ class Tape(TorchFunctionMode):
 
     def _applied(self, func: Any, args: Any, kwargs: Any, data: bool) -> Any:
         """Runs an operation that uses a slot."""
+        if func in SETS_GRAD and not argument(args, kwargs, 1, "requires_grad", default=True):
+            raise trained_in_a_pass(describe(func, [s for s in map(self.slot, flat(args)) if s is not None]))
         first = len(self.uses)
         self._inside += 1
         self.book.ruled = True

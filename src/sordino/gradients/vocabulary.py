@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from sordino.gradients import flow, flow_layers, moves, selections
@@ -188,6 +189,14 @@ READS = frozenset(
     )
 )
 """Operations that convert a tensor's values to Python objects, which can't be followed."""
+
+
+SETS_GRAD = frozenset((Tensor.requires_grad_, Tensor.requires_grad.__set__))
+STOPS = SETS_GRAD | {
+    *(torch.detach, torch.detach_, torch._C._set_grad_enabled),
+    *(Tensor.detach, Tensor.detach_, Tensor.data.__get__, Tensor.data.__set__),
+}
+"""Operations that stop gradients, or decide whether there are any."""
 
 
 _OPERATORS = names("add sub mul truediv pow div floordiv mod or and xor")

@@ -1,0 +1,86 @@
+"""Are gradients the same in other groups? For programs whose losses do not show it.
+
+A model that reads a value or asks for a size may use it to decide which gradients pass (``detach``, ``no_grad``, a custom
+backward pass): the losses are then the same in every group, and the gradients are not. Without such an operation
+equal losses of all rows mean equal gradients, except by coincidence.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from sordino.errors import Refused
+from sordino.gradients.attribution import TOLERANCE
+from sordino.gradients.checkpoints import without_checkpoints
+from sordino.gradients.interaction import Data, generator_of, in_double, wide
+from sordino.gradients.kept import put_back
+from sordino.gradients.passes import Setup
+from sordino.gradients.refusals import Aside
+from sordino.gradients.rows import call, take
+from sordino.gradients.shards import reading
+
+
+def check_gradients(setup: Setup, data: Data, rows: int, number: int) -> None:
+    """Compares plain autograd's gradient of Σ w_i L_i over all rows, w random, with the sum over two groups of them.
+
+    number: of the test; each has other groups and weights.
+
+    Raises:
+        Refused: they differ.
+    """
+    gap = _gap(setup, data, rows, number)
+    kind = next(iter(setup.parameters.values())).dtype
+    if gap <= TOLERANCE.get(kind, 0.05):
+        return
+    twin = in_double(setup) if kind == torch.float32 else None
+    if twin is not None and (gap := _gap(twin, wide(data), rows, number)) <= 1e-6:
+        return
+    raise Refused(
+        "the gradients of records are not the same when they are computed in other groups, though their losses are: "
+        "a value or a size of the whole batch decides where gradients stop (detach, no_grad, a custom backward pass), so "
+        "records interact; decide it row by row, or before training",
+        private=f"the relative difference is {gap:.1e}",
+    )
+
+
+def _gap(setup: Setup, data: Data, rows: int, number: int) -> float:
+    with _disable_current_modes():  # the model's random numbers are replaced, these must not be
+        source = generator_of(64 * number + 48)
+        order = torch.randperm(rows, generator=source)
+        weight = (0.5 + torch.rand(rows, generator=source)) * (1 - 2 * torch.randint(2, (rows,), generator=source))
+        weight = weight.to(setup.device)
+    groups = [order[: rows // 2].sort().values, order[rows // 2 :].sort().values]
+    difference = total = 0.0
+    for names in [list(setup.parameters)] if setup.shards is None else setup.shards.groups:
+        whole = _weighted(setup, data, weight, names)
+        parts = [
+            _weighted(setup, (take(data[0], g, rows), take(data[1], g, rows)), weight[g], names)
+            for g in groups
+            if len(g)
+        ]
+        for one, *others in zip(whole, *parts, strict=True):
+            difference += float((one - sum(others)).square().sum())
+            total += max(float(one.square().sum()), *(float(t.square().sum()) for t in others))
+    if total != total or difference != difference:
+        return 0.0  # a record is not finite: it is dropped, and losses were compared
+    return (difference / total) ** 0.5 if total else 0.0
+
+
+def _weighted(setup: Setup, data: Data, weight: Tensor, names: list[str]) -> list[Tensor]:
+    """Plain autograd's gradients of Σ w_i L_i for these parameters, in double precision."""
+    with (
+        Aside(setup.parameters),
+        torch.enable_grad(),
+        without_checkpoints(),
+        put_back(setup.roots),
+        reading(setup.shards, names) as leaves,
+    ):
+        given = [leaves.get(name, setup.parameters[name]) for name in names]
+        losses = setup.loss(call(setup.model, data[0]), data[1])
+        if not losses.requires_grad:
+            return [torch.zeros_like(t, dtype=torch.float64) for t in given]
+        found = torch.autograd.grad(losses, given, weight.to(losses.dtype), allow_unused=True)
+    zero = torch.zeros((), dtype=torch.float64, device=setup.device)
+    return [zero.expand(t.shape) if g is None else g.double() for t, g in zip(given, found, strict=True)]
