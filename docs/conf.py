@@ -27,8 +27,13 @@ default_role = "code"  # docstrings write `name` for code
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence"]
 
-autodoc_typehints = "description"  # beside the meaning of each argument, where the docstring has one
+autodoc_typehints = "description"  # types are shown with the meaning of each argument
 autodoc_typehints_description_target = "documented_params"
 autodoc_member_order = "bysource"
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+
+# A reference to a name of this package that the site does not document is a warning, and so an error. Not checked:
+# names of other packages, and the classes of this package that autodoc names by their module in signatures.
+nitpicky = True
+nitpick_ignore_regex = [(r"py:.*", r"(?!sordino\.).*"), (r"py:class", r"sordino\.\w+\..*")]

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
+from docutils import nodes
+
 MARK = re.compile(r"<!-- generated: (\w+) -->")
 WIDTH = 84  # characters of a literal block that fit on the page
 
@@ -214,6 +216,14 @@ def _fill(app: Any, name: str, source: list[str]) -> None:
     source[0] = MARK.sub(lambda found: PAGES[found.group(1)](), source[0])
 
 
+def _dashes(app: Any, doctree: nodes.document) -> None:
+    """Sphinx writes "name -- meaning" in lists of arguments and leaves the dash to smartquotes, which are off."""
+    for text in list(doctree.findall(nodes.Text)):
+        if text == " -- ":
+            text.parent.replace(text, nodes.Text(" – "))
+
+
 def setup(app: Any) -> dict[str, bool]:
     app.connect("source-read", _fill)
+    app.connect("doctree-read", _dashes)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
