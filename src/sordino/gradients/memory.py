@@ -195,9 +195,23 @@ DEEPEST = 4096  # rows of one product in double precision
 def cross(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total += Σ_i left_i ⊗ right_i in double precision, for total (p, q), contiguous, left (n, p), right (n, q)."""
     n, p = left.shape
-    step = max(64, min(DEEPEST, BLOCK_BYTES // (8 * (p + right.shape[1]))))
+    step = max(64, min(DEEPEST, CACHE_BYTES // (8 * (p + right.shape[1]))))
+    wide = [_InDouble(t, min(n, step)) for t in (left, right)]
     for lo in range(0, n, step):
-        total.addmm_(left[lo : lo + step].double().mT, right[lo : lo + step].double())
+        total.addmm_(wide[0].rows(lo, lo + step).mT, wide[1].rows(lo, lo + step))
+
+
+class _InDouble:
+    """Rows of a tensor in double precision, in one buffer. With a new copy for each block of rows the heap grew to the
+    size of the batch in double precision in some processes, because freed blocks were not used again."""
+
+    def __init__(self, t: Tensor, most: int) -> None:
+        self.t = t
+        self.room = None if t.dtype == torch.float64 else t.new_empty((most, t.shape[1]), dtype=torch.float64)
+
+    def rows(self, lo: int, hi: int) -> Tensor:
+        part = self.t[lo:hi]
+        return part if self.room is None else self.room[: len(part)].copy_(part)
 
 
 def blocked(
