@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import math
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -119,7 +120,8 @@ def _dots(t: Tensor) -> Tensor:
 def too_long(norm2: Tensor) -> bool:
     """Is there a row with norm above 2⁶⁰, given all squares? For such a row, 2⁻¹²⁶ times its length is not
     negligible."""
-    return bool((norm2.cpu().numpy() > 2.0**120).any())  # False for NaN
+    values = norm2 if norm2.is_cpu else norm2.cpu()
+    return bool((values.numpy() > 2.0**120).any())  # False for NaN
 
 
 def scaled(rows: Tensor, weight: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
@@ -235,14 +237,12 @@ def blocked(
 
 def lengths(terms: Sequence[Tensor]) -> tuple[Tensor, bool]:
     """√ of the sum of (records,) vectors, and whether all of these are finite."""
-    on_cpu = terms[0].device.type == "cpu"
-    norms = torch.from_numpy(_roots(terms)) if on_cpu else torch.stack(list(terms)).sum(0).sqrt()
-    return norms, bool(torch.isfinite(norms).all())
-
-
-def _roots(terms: Sequence[Tensor]) -> npt.NDArray[Any]:
+    if not terms[0].is_cpu:
+        norms = torch.stack(list(terms)).sum(0).sqrt()
+        return norms, bool(torch.isfinite(norms).all())
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.asarray(np.sqrt(sum(t.numpy() for t in terms)))
+        found = np.sqrt(functools.reduce(np.add, [t.numpy() for t in terms]))
+    return torch.from_numpy(found), math.isfinite(found.sum())  # a sum of finite roots does not overflow
 
 
 def compact(t: Tensor) -> Tensor:
