@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradients.cases import agree, noise, squared
 from sordino.clipping import FlatClip
 from sordino.gradients import Rows, brute_force, clipped_sum, convolution
-from sordino.gradients.memory import blocks, compact, lengths, scaled, squares
+from sordino.gradients.memory import CACHE_BYTES, blocks, compact, cross, lengths, scaled, squares
 
 
 @pytest.mark.parametrize("records", [0, 1, 7, 64])
@@ -71,3 +73,24 @@ def test_calls_after_one_another_give_the_same(record: torch.Tensor | None) -> N
         oracle = brute_force(model, squared, rows, clipping)
         agree(clipped_sum(model, squared, rows, clipping), oracle)
         agree(clipped_sum(model, squared, rows, clipping, chunk=3), oracle)
+
+
+def test_a_product_in_double_precision_needs_one_small_buffer_for_all_blocks() -> None:
+    """A copy for each block of rows took as much memory as the batch in double precision, in some processes."""
+    made: list[int] = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            here = [a.untyped_storage().data_ptr() for a in (out, *args) if isinstance(a, torch.Tensor)]
+            if here[0] not in here[1:]:  # no view, and not in place
+                made.append(out.untyped_storage().nbytes())
+            return out
+
+    left, right, total = torch.randn(2000, 3), torch.randn(2000, 1024), torch.zeros(3, 1024, dtype=torch.float64)
+    with Sizes():  # type: ignore[no-untyped-call]
+        cross(total, left, right)
+    assert sum(made) <= CACHE_BYTES
+    torch.testing.assert_close(total, left.double().mT @ right.double())
+    cross(total.zero_(), left.double(), right.double())
+    torch.testing.assert_close(total, left.double().mT @ right.double())

@@ -118,7 +118,7 @@ def clipped_sum(
     narrow = narrow and shards is None and records <= MOST and _all_single(parameters.values())
     for part, made, spare in examined(setup, rows, (n, records), parts, steps, found.powers, assurance):
         gradients = made.gradients
-        losses.put(part.index, _as(made.losses[: part.rows], kind))
+        losses.put(part.index, _as(made.losses[: part.rows] if spare else made.losses, kind))
         if centre is not None:
             gradients = centred(gradients, centre, parameters, part.records + spare)
         runs = None
@@ -321,7 +321,7 @@ def add_clipped(
         if isinstance(gradient, (Outer, Convolved)):
             gradient.runs = runs
     dropped = 0 if bad is None else int(bad[:records].sum())
-    shown = _shown(norms[:records], kind)
+    shown = _shown(norms[:records] if spare else norms, kind)
     if isinstance(clipping, PerLayerClip):
         groups = layers(parameters)
         sizes = [sum(parameters[n].numel() for n in names) for names in groups.values()]
@@ -377,7 +377,7 @@ def _sum(sums: dict[str, Tensor], name: str, parameter: Tensor) -> Tensor:
 def _shown(norms: Tensor, kind: torch.dtype) -> Tensor:
     """In the precision of the parameters; a finite sum stays finite."""
     found = _as(norms, kind)
-    if kind != _SUM and bool((norms > (most := torch.finfo(kind).max)).any()):
+    if kind != _SUM and bool((norms.cpu().numpy() > (most := torch.finfo(kind).max)).any()):
         found = torch.where(torch.isfinite(norms) & (norms > most), most, found)
     return found
 

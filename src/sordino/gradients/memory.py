@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import math
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -119,7 +120,8 @@ def _dots(t: Tensor) -> Tensor:
 def too_long(norm2: Tensor) -> bool:
     """Is there a row with norm above 2⁶⁰, given all squares? For such a row, 2⁻¹²⁶ times its length is not
     negligible."""
-    return bool((norm2.cpu().numpy() > 2.0**120).any())  # False for NaN
+    values = norm2 if norm2.is_cpu else norm2.cpu()
+    return bool((values.numpy() > 2.0**120).any())  # False for NaN
 
 
 def scaled(rows: Tensor, weight: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
@@ -195,9 +197,23 @@ DEEPEST = 4096  # rows of one product in double precision
 def cross(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total += Σ_i left_i ⊗ right_i in double precision, for total (p, q), contiguous, left (n, p), right (n, q)."""
     n, p = left.shape
-    step = max(64, min(DEEPEST, BLOCK_BYTES // (8 * (p + right.shape[1]))))
+    step = max(64, min(DEEPEST, CACHE_BYTES // (8 * (p + right.shape[1]))))
+    wide = [_InDouble(t, min(n, step)) for t in (left, right)]
     for lo in range(0, n, step):
-        total.addmm_(left[lo : lo + step].double().mT, right[lo : lo + step].double())
+        total.addmm_(wide[0].rows(lo, lo + step).mT, wide[1].rows(lo, lo + step))
+
+
+class _InDouble:
+    """Rows of a tensor in double precision, in one buffer. With a new copy for each block of rows the heap grew to the
+    size of the batch in double precision in some processes, because freed blocks were not used again."""
+
+    def __init__(self, t: Tensor, most: int) -> None:
+        self.t = t
+        self.room = None if t.dtype == torch.float64 else t.new_empty((most, t.shape[1]), dtype=torch.float64)
+
+    def rows(self, lo: int, hi: int) -> Tensor:
+        part = self.t[lo:hi]
+        return part if self.room is None else self.room[: len(part)].copy_(part)
 
 
 def blocked(
@@ -221,14 +237,12 @@ def blocked(
 
 def lengths(terms: Sequence[Tensor]) -> tuple[Tensor, bool]:
     """√ of the sum of (records,) vectors, and whether all of these are finite."""
-    on_cpu = terms[0].device.type == "cpu"
-    norms = torch.from_numpy(_roots(terms)) if on_cpu else torch.stack(list(terms)).sum(0).sqrt()
-    return norms, bool(torch.isfinite(norms).all())
-
-
-def _roots(terms: Sequence[Tensor]) -> npt.NDArray[Any]:
+    if not terms[0].is_cpu:
+        norms = torch.stack(list(terms)).sum(0).sqrt()
+        return norms, bool(torch.isfinite(norms).all())
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.asarray(np.sqrt(sum(t.numpy() for t in terms)))
+        found = np.sqrt(functools.reduce(np.add, [t.numpy() for t in terms]))
+    return torch.from_numpy(found), math.isfinite(found.sum())  # a sum of finite roots does not overflow
 
 
 def compact(t: Tensor) -> Tensor:

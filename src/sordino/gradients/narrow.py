@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sordino.gradients.contributions import Contribution, Lookup
-from sordino.gradients.single import Single
+from sordino.gradients.single import Shift, Single
 
 MOST = 2048
 """Records of a sum that may be rounded: this uses 2 · MOST · 2⁻²⁴ clip norms of the margin."""
@@ -26,7 +26,7 @@ def narrow_sum(of: Contribution, weight: Tensor, parameter: Tensor) -> Tensor:
         parameter: the parameter that they belong to.
     """
     out = torch.empty(parameter.shape, dtype=torch.float32)
-    if isinstance(of, (Single, Lookup)) and of.narrow_to(out, weight):
+    if isinstance(of, (Single, Shift, Lookup)) and of.narrow_to(out, weight):
         return out
     total = torch.zeros(out.shape, dtype=torch.float64)
     of.add_to(total, weight)

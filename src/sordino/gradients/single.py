@@ -120,6 +120,11 @@ class Shift(Dense):
     def add_to(self, total: Tensor, weight: Tensor) -> None:
         total += self.shared.by(weight)[1].view(total.shape)
 
+    def narrow_to(self, total: Tensor, weight: Tensor) -> bool:
+        """See `narrow.narrow_sum`."""
+        total.copy_(self.shared.by(weight)[1].view(total.shape))
+        return True
+
     def drop(self, bad: Tensor) -> None:
         self.shared.drop(bad)
 

@@ -34,9 +34,13 @@ def power_iterations(model: nn.Module) -> list[Any]:
     return found
 
 
-@contextlib.contextmanager
-def frozen(found: Sequence[Any]) -> Iterator[None]:
+def frozen(found: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
     """A context without power iterations: the passes read the vectors and write nothing."""
+    return _frozen(found) if found else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _frozen(found: Sequence[Any]) -> Iterator[None]:
     before = [(owner, owner.n_power_iterations) for owner in found if hasattr(owner, "n_power_iterations")]
     for owner, _ in before:
         owner.n_power_iterations = 0

@@ -20,7 +20,7 @@ from sordino.gradients.memory import checksum
 from sordino.gradients.normalisation import refuse_batchnorm
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Held:
     """A buffer or parameter, its owner, and its name."""
 
