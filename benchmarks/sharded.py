@@ -26,7 +26,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -124,17 +124,17 @@ def _private_bytes(peak: bool = False) -> int:
 
 
 def _steps(rank: int, kind: str, size: Size) -> dict[str, Any]:
-    """Processor seconds and sent bytes of each step except the first, and a digest of the weights."""
+    """Seconds and sent bytes of each step of the second half, and a digest of the weights."""
     torch.manual_seed(0)
     net: nn.Module = Transformer(size.width, size.blocks)
     if kind.endswith("sharded"):
         shard_blocks(net)
     if kind.startswith("plain"):
         return _plain(net, size)
-    seen: list[tuple[float, int]] = []
+    seen: list[Moment] = []
 
     def note() -> None:
-        seen.append((time.process_time(), wire.sent()))
+        seen.append(_now())
 
     def evaluate(_: nn.Module) -> dict[str, float]:
         if not dist.is_initialized():
@@ -154,13 +154,26 @@ def _steps(rank: int, kind: str, size: Size) -> dict[str, Any]:
     }
 
 
-def _each(seen: list[tuple[float, int]]) -> dict[str, Any]:
+class Moment(NamedTuple):
+    """Processor seconds of all threads, seconds by the clock, and bytes sent until now."""
+
+    processor: float
+    clock: float
+    sent: int
+
+
+def _now() -> Moment:
+    return Moment(time.process_time(), time.perf_counter(), wire.sent())
+
+
+def _each(seen: list[Moment]) -> dict[str, Any]:
     """Results for the second half of the steps, because chunks of new sizes are checked in the first half. Bytes are an
     average, because some of them are in the system's buffers between two steps."""
     last = seen[len(seen) // 2 :]
     return {
-        "seconds": [b[0] - a[0] for a, b in itertools.pairwise(last)],
-        "bytes": (last[-1][1] - last[0][1]) / (len(last) - 1),
+        "processor": statistics.median(b.processor - a.processor for a, b in itertools.pairwise(last)),
+        "clock": statistics.median(b.clock - a.clock for a, b in itertools.pairwise(last)),
+        "bytes": (last[-1].sent - last[0].sent) / (len(last) - 1),
     }
 
 
@@ -171,7 +184,7 @@ def _plain(net: nn.Module, size: Size) -> dict[str, Any]:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     seen = []
     for _ in range(size.steps + 1):
-        seen.append((time.process_time(), wire.sent()))
+        seen.append(_now())
         for part in torch.split(torch.arange(len(x)), size.chunk):
             cross_entropy(net(x[part]), y[part], reduction="sum").backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -256,17 +269,22 @@ def _timed(rounds: int) -> dict[str, Any]:
     for _ in range(rounds):
         for kind, ranks in KINDS.items():
             rows[kind].append(together(ranks, _steps, kind, size))
-    slowest = {kind: [max(statistics.median(one["seconds"]) for one in found) for found in made]
-               for kind, made in rows.items()}  # fmt: skip
+    slowest = {
+        by: {kind: [max(one[by] for one in found) for found in made] for kind, made in rows.items()}
+        for by in ("processor", "clock")
+    }
     sent = {kind: statistics.median(sum(one["bytes"] for one in found) for found in rows[kind])
             for kind in ("plain sharded", "private sharded", "private ranks")}  # fmt: skip
     digests = {one["digest"] for made in rows.values() for found in made for one in found if "digest" in one}
     return {
         **vars(size), "parameters": _count(size), "chunks": _chunks(size), "rounds": rounds,
-        "processor_seconds_of_the_slowest_rank": slowest,
+        "seconds_of_the_slowest_rank": slowest,
         "over_plain": {
-            "one process": _ratios(slowest["private"], slowest["plain"]),
-            "two ranks, sharded": _ratios(slowest["private sharded"], slowest["plain sharded"]),
+            by: {
+                "one process": _ratios(found["private"], found["plain"]),
+                "two ranks, sharded": _ratios(found["private sharded"], found["plain sharded"]),
+            }
+            for by, found in slowest.items()
         },
         "bytes_sent_a_step": {
             kind: {"measured": sent[kind], "formula": formula(kind, size)} for kind in sent

@@ -8,6 +8,7 @@ and the parameter is gathered again in the backward pass.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -60,9 +61,11 @@ class Reading(TorchFunctionMode):
         self.holds, self.whole, self.leaves = holds, whole, leaves
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in ASKS or func in _AS_THEY_ARE or _is_attribute(func):
+        if _takes_shards(func):
             return func(*args, **(kwargs or {}))
-        return func(*self._whole(args), **{key: self._whole(value) for key, value in (kwargs or {}).items()})
+        if not kwargs:
+            return func(*self._whole(args))
+        return func(*self._whole(args), **{key: self._whole(value) for key, value in kwargs.items()})
 
     def _whole(self, tree: Any) -> Any:
         if isinstance(tree, Tensor):
@@ -77,8 +80,18 @@ class Reading(TorchFunctionMode):
         return tree
 
 
-_AS_THEY_ARE = frozenset((torch.autograd.grad, torch.autograd.backward, Tensor.requires_grad_, Tensor.detach))
+_QUESTIONS = ("is_inference", "is_signed", "is_conj", "is_neg", "is_shared", "is_pinned", "is_same_size", "type")
+_AS_THEY_ARE = frozenset(
+    [torch.autograd.grad, torch.autograd.backward, Tensor.requires_grad_, Tensor.detach]
+    + [getattr(Tensor, name) for name in _QUESTIONS]
+)
 _VALUES = frozenset(("T", "mT", "H", "mH", "data", "real", "imag"))
+
+
+@functools.lru_cache(1 << 12)
+def _takes_shards(func: Any) -> bool:
+    """Whether the operation is called with the shards themselves: it does not read their values."""
+    return func in ASKS or func in _AS_THEY_ARE or _is_attribute(func)
 
 
 def _is_attribute(func: Any) -> bool:

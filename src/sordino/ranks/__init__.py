@@ -1,6 +1,7 @@
 """One run in several processes (torch.distributed): one process leads, the others sum chunks of its batches."""
 
-from sordino.ranks.group import Lost, Rank, current, from_environment, grouped, noticing_closed, of_group
+from sordino.ranks.group import Lost, Rank, current, grouped, noticing_closed, of_group
+from sordino.ranks.pulse import from_environment, watched
 from sordino.ranks.run import Begin, Ended, end, leading
 from sordino.ranks.sums import Divided, SentPast, follow
 
@@ -19,4 +20,5 @@ __all__ = [
     "leading",
     "noticing_closed",
     "of_group",
+    "watched",
 ]

@@ -8,7 +8,6 @@ leader's weights.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,8 +21,8 @@ from torch import Tensor
 from sordino.errors import SordinoError
 
 PATIENCE = timedelta(hours=12)
-"""How long a rank waits for a message. A dead rank is noticed at once, by its closed connection; a rank that evaluates
-or saves may take long."""
+"""How long a rank waits for a message. A dead rank is noticed at once, by its closed connection, and a stopped one by
+`ranks.pulse`; a rank that evaluates or saves may take long."""
 
 
 class Lost(SordinoError):
@@ -93,30 +92,13 @@ def of_group() -> Rank:
 
 
 @contextmanager
-def from_environment() -> Iterator[Rank | None]:
-    """The group in which `torchrun` started this process, while the block runs; None outside torchrun.
-
-    A group that the caller has initialised is used as it is. Messages go through gloo, also if parameters are on
-    another device: messages are small, and sums in double precision are exact there.
-    """
-    began = "TORCHELASTIC_RUN_ID" in os.environ and dist.is_available() and not dist.is_initialized()
-    if began:
-        dist.init_process_group("gloo", timeout=PATIENCE)
-    try:
-        yield current()
-    finally:
-        if began:
-            dist.destroy_process_group()
-
-
-@contextmanager
 def noticing_loss(rank: Rank) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # what gloo raises when a connection closes
         if "allocate" in str(error):
             raise
-        raise _lost(rank) from error
+        raise lost(rank) from error
 
 
 _CLOSED = ("gloo", "nccl", "connection closed", "connection reset", "connection refused", "broken pipe")
@@ -134,10 +116,11 @@ def noticing_closed(rank: Rank | None) -> Iterator[None]:
         text = str(error).lower()
         if rank is None or "allocate" in text or not any(word in text for word in _CLOSED):
             raise
-        raise _lost(rank) from error
+        raise lost(rank) from error
 
 
-def _lost(rank: Rank) -> Lost:
+def lost(rank: Rank) -> Lost:
+    """What a rank reports that can't continue without the others."""
     return Lost(
         f"rank {rank.number} of {rank.size} has lost another rank of the run; everything that was released is in "
         "the ledger: continue with --resume, with any number of ranks"

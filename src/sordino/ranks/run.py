@@ -31,12 +31,12 @@ class Failure:
     private: str
 
     @classmethod
-    def of(cls, error: Exception, rank: Rank) -> Failure:
+    def of(cls, error: Exception, rank: Rank, what: str = "could not sum its records") -> Failure:
         """An error of ours by its message; of another one the text may quote records, and is private."""
         if isinstance(error, SordinoError):
             kind = next(kind for kind in reversed(_KINDS.values()) if isinstance(error, kind))
             return cls(kind.__name__, str(error), error.private)
-        message = f"rank {rank.number} of {rank.size} could not sum its records: {type(error).__name__}"
+        message = f"rank {rank.number} of {rank.size} {what}: {type(error).__name__}"
         return cls("SordinoError", message, "".join(traceback.format_exception(error)))
 
     @property

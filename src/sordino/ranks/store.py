@@ -5,9 +5,9 @@ may make any number of passes (checks of a new program, records that are not fin
 error in one is reported to the others at the end of the batch. Sums are on a grid on which additions are exact
 (`records.gradients.grid_spacing`), so the order in which they arrive does not change any bit.
 
-    FETCH group, version    → this rank's rows of the group's parameters
-    ADD   parameter, rows   adds to the sums of this rank's rows
-    FLUSH                   → an answer, once everything sent before has been added
+    FETCH group, version     → this rank's rows of the group's parameters
+    ADD   count, coordinates  adds to the sums of this rank's rows of so many parameters; their numbers come first
+    FLUSH                    → an answer, once everything sent before has been added
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,24 @@ from sordino.records.momentum import PastIterates
 FETCH, ADD, FLUSH, STOP = range(4)
 _ASK, _GIVE, _SUM, _DONE = 1, 2, 3, 4  # tags
 _KEPT = 2  # groups that are whole at a time: the current one, and the one before it
+_TOGETHER = 1 << 19  # coordinates of sums that are sent together: most parameters are small, and a message costs time
+
+
+class _Part(NamedTuple):
+    """A parameter in the messages that send its group: each rank's rows (the first, and the one after the last), and
+    their bytes."""
+
+    one: Divided
+    shape: torch.Size
+    dtype: torch.dtype
+    rows: list[tuple[int, int]]
+    bytes: list[int]
+
+    @classmethod
+    def of(cls, one: Divided, ranks: int) -> _Part:
+        rows = [one.rows(rank, ranks) for rank in range(ranks)]
+        each = one.row * one.parameter.element_size()
+        return cls(one, one.shape, one.parameter.dtype, rows, [(last - first) * each for first, last in rows])
 
 
 class Store:
@@ -59,7 +77,15 @@ class Store:
         self._past: tuple[Mapping[str, Tensor], ...] = ()
         self._whole: dict[tuple[int, int], dict[str, tuple[Tensor, int]]] = {}
         self._packing = Packing(self.whole)
-        self._places = {name: k for k, name in enumerate(self.trained)}
+        self._names = list(self.trained)
+        self._places = {name: k for k, name in enumerate(self._names)}
+        self._unsent: list[tuple[str, Tensor]] = []  # sums of whole parameters
+        self._leaving: list[tuple[Any, Tensor]] = []  # messages on their way, and the memory they are sent from
+        self._parts = {
+            (past, k): [_Part.of(one, rank.size) for one in bytes_by(group) if not past or one.begin >= 0]
+            for k, group in enumerate(self.layout.groups)
+            for past in (False, True)  # past iterates have only trained parameters
+        }
         self._lock = threading.Lock()
         self._channel: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
         self._peers = [k for k in range(rank.size) if k != rank.number]
@@ -101,15 +127,39 @@ class Store:
             magic = 1.5 * self.spacing * 2.0**52
             total.add_(magic).sub_(magic)
         total = total.reshape(one.shape)  # a parameter without dimensions can't be sharded
-        parts = [(peer, total[slice(*one.rows(peer, self.rank.size))].contiguous()) for peer in self._peers]
-        with noticing_loss(self.rank):  # nothing is allocated between a request and the data that follow it
-            for peer, part in parts:
-                if len(part):
-                    self._ask(peer, ADD, self._places[name])
-                    self._send(part, peer, _SUM)
         first, last = one.rows(self.rank.number, self.rank.size)
         with self._lock:
             self.sums[name] += total[first:last]
+        if self._peers:
+            self._unsent.append((name, total))
+        if sum(whole.numel() for _, whole in self._unsent) >= _TOGETHER:
+            self._send_sums()
+
+    def _send_sums(self) -> None:
+        """Sends the other ranks their rows of the sums that wait; the last message may still be on its way."""
+        waiting, self._unsent = self._unsent, []
+        parts = {peer: self._rows_of(peer, waiting) for peer in self._peers}
+        self._sent_off()
+        with noticing_loss(self.rank):  # nothing is allocated between a request and the data that follow it
+            for peer, (count, flat) in parts.items():
+                if count:
+                    self._ask(peer, ADD, count, len(flat) - count)
+                    self.sent += flat.numel() * flat.element_size()
+                    self._leaving.append((dist.isend(flat, dst=peer, group=self._channel, tag=_SUM), flat))
+
+    def _rows_of(self, peer: int, sums: Sequence[tuple[str, Tensor]]) -> tuple[int, Tensor]:
+        """How many of these sums have rows at that rank; their parameters' numbers, and then the rows."""
+        rows = [(name, total[slice(*self.trained[name].rows(peer, self.rank.size))]) for name, total in sums]
+        held = [(self._places[name], part.reshape(-1).cpu()) for name, part in rows if len(part)]  # one name may recur
+        numbers = torch.tensor([number for number, _ in held], dtype=torch.float64)
+        return len(held), torch.cat([numbers, *(part for _, part in held)])
+
+    def _sent_off(self) -> None:
+        """Returns once the messages on their way have arrived."""
+        with noticing_loss(self.rank):
+            for work, _ in self._leaving:
+                work.wait()
+        self._leaving.clear()
 
     # called by an update, between batches
 
@@ -166,6 +216,9 @@ class Store:
     def flush(self) -> None:
         """Returns once everything that this rank sent was added by the others; releases whole parameters."""
         self._whole.clear()
+        if self._unsent:
+            self._send_sums()
+        self._sent_off()
         with noticing_loss(self.rank):
             for peer in self._peers:
                 self._ask(peer, FLUSH)
@@ -197,38 +250,35 @@ class Store:
         """A whole group of parameters; the group before the last one is released."""
         while len(self._whole) >= _KEPT:
             _refuse_written(self._whole.pop(next(iter(self._whole))))
-        ordered = self._sendable(version, group)
-        whole = {one.name: torch.empty(one.shape, dtype=one.parameter.dtype) for one in ordered}
-        rows = {peer: [(one, *one.rows(peer, self.rank.size)) for one in ordered] for peer in self._peers}
-        sent = {
-            peer: [(last - first) * one.row * one.parameter.element_size() for one, first, last in sizes]
-            for peer, sizes in rows.items()
-        }
+        with torch._C.DisableTorchFunction():  # of the engine's own modes
+            held = self._fetched(version, group)
+        self._whole[version, group] = held
+        return held
+
+    def _fetched(self, version: int, group: int) -> dict[str, tuple[Tensor, int]]:
+        parts = self._parts[version > 0, group]
+        whole = [torch.empty(part.shape, dtype=part.dtype) for part in parts]
+        sent = {peer: [part.bytes[peer] for part in parts] for peer in self._peers}
         buffers = {peer: torch.empty(sum(sizes), dtype=torch.uint8) for peer, sizes in sent.items()}
         with noticing_loss(self.rank):  # nothing is allocated between a request and its answer
             for peer in self._peers:
                 self._ask(peer, FETCH, group, version)
+            for value, part in zip(whole, parts, strict=True):
+                value[slice(*part.rows[self.rank.number])] = self._local(part.one, version)
             for peer, buffer in buffers.items():
                 if len(buffer):
                     self._receive(buffer, peer, _GIVE)
         for peer, buffer in buffers.items():
-            for (one, first, last), part in zip(rows[peer], torch.split(buffer, sent[peer]), strict=True):
-                if first < last:
-                    whole[one.name][first:last] = part.view(one.parameter.dtype).view(last - first, *one.shape[1:])
-        for one in ordered:
-            first, last = one.rows(self.rank.number, self.rank.size)
-            whole[one.name][first:last] = self._local(one, version)
+            for value, part, flat in zip(whole, parts, torch.split(buffer, sent[peer]), strict=True):
+                if len(flat):
+                    rows = value[slice(*part.rows[peer])]
+                    rows.copy_(flat.view(part.dtype).view(rows.shape))
         held = {}
-        for one in ordered:
-            value = whole[one.name].to(one.parameter.device)
-            held[one.name] = value, value._version
-            self._packing.know(one.parameter if version == 0 else self._past[version - 1][one.name], value)
-        self._whole[version, group] = held
+        for value, part in zip(whole, parts, strict=True):
+            there = value.to(part.one.parameter.device)
+            held[part.one.name] = there, there._version
+            self._packing.know(part.one.parameter if version == 0 else self._past[version - 1][part.one.name], there)
         return held
-
-    def _sendable(self, version: int, group: int) -> list[Divided]:
-        """The parameters of a group that have a value of this version: past iterates have only trained ones."""
-        return [one for one in bytes_by(self.layout.groups[group]) if version == 0 or one.begin >= 0]
 
     def _local(self, one: Divided, version: int) -> Tensor:
         return one.local(None if version == 0 else self._past[version - 1][one.name])
@@ -248,20 +298,26 @@ class Store:
         kind, what, version = header.tolist()
         if kind == FETCH:
             with _dying():
-                mine = [self._local(one, version).cpu().contiguous() for one in self._sendable(version, what)]
+                mine = [self._local(part.one, version).cpu().contiguous() for part in self._parts[version > 0, what]]
                 flat = torch.cat([t.reshape(-1).view(torch.uint8) for t in mine])
             if len(flat):
                 dist.send(flat, dst=peer, group=self._channel, tag=_GIVE)
         elif kind == ADD:
             with _dying():
-                name = list(self._places)[what]
-                added = torch.empty(self.sums[name].shape, dtype=torch.float64)
-            dist.recv(added, src=peer, group=self._channel, tag=_SUM)
-            with self._lock:
-                self.sums[name] += added
+                flat = torch.empty(what + version, dtype=torch.float64)
+            dist.recv(flat, src=peer, group=self._channel, tag=_SUM)
+            with _dying():
+                self._add(flat[:what].long().tolist(), flat[what:])
         elif kind == FLUSH:
             dist.send(header, dst=peer, group=self._channel, tag=_DONE)
         return bool(kind != STOP)
+
+    def _add(self, numbers: Sequence[int], flat: Tensor) -> None:
+        """Adds another rank's sums for this rank's rows of the parameters with these numbers."""
+        here = [self.sums[self._names[number]] for number in numbers]
+        with self._lock:
+            for total, added in zip(here, torch.split(flat, [total.numel() for total in here]), strict=True):
+                total += added.view(total.shape).to(total.device)
 
 
 @contextmanager

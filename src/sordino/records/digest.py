@@ -37,6 +37,8 @@ def keyed_digest(dataset: Any, key: bytes) -> str | None:
         if not int(indices[0]) and not _same(fetch, indices[:_PROBED]):
             return None
         _include(found, (rows.inputs, rows.targets))
+        if rows.record is not None:  # whose rows they are
+            _include(found, rows.record)
     return found.hexdigest()
 
 

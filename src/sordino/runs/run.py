@@ -40,6 +40,7 @@ from sordino.runs.recipe import Recipe
 from sordino.runs.results import Described, write_results
 from sordino.runs.verify import QUICK, failed, verify
 from sordino.runs.work import Work
+from sordino.training.agreement import reporting
 from sordino.training.callbacks import AtStart
 from sordino.training.job import Result
 
@@ -80,16 +81,17 @@ def run_recipe(
         Refused: no guarantee covers the recipe.
     """
     rank = ranks.current()
-    if rank is not None and not rank.leads:
-        with ranks.noticing_closed(rank):
-            return _followed(recipe, out, rank, data_dir, shard)
-    if shard and not ranks.grouped():
-        raise InputError("--shard divides the model over several processes: start them with torchrun")
-    with ranks.leading(rank), ranks.noticing_closed(rank):
-        done = _made(recipe, out, resume, data_dir, progress, budget, adopt, shard, begin)
-    if rank is not None:
-        rank.tell(ranks.Ended())
-    return done
+    with ranks.watched(rank):
+        if rank is not None and not rank.leads:
+            with ranks.noticing_closed(rank):
+                return _followed(recipe, out, rank, data_dir, shard)
+        if shard and not ranks.grouped():
+            raise InputError("--shard divides the model over several processes: start them with torchrun")
+        with ranks.leading(rank), ranks.noticing_closed(rank):
+            done = _made(recipe, out, resume, data_dir, progress, budget, adopt, shard, begin)
+        if rank is not None:
+            rank.tell(ranks.Ended())
+        return done
 
 
 def _followed(recipe: Recipe, out: Path, rank: ranks.Rank, data_dir: Path | None, shard: bool) -> dict[str, Any]:
@@ -98,7 +100,8 @@ def _followed(recipe: Recipe, out: Path, rank: ranks.Rank, data_dir: Path | None
         work = work_of(recipe, data_dir, False)
     except SordinoError:
         if isinstance(message := rank.tell(), ranks.Begin):
-            raise
+            with reporting(rank):
+                raise
         ranks.end(message)  # the leader has found the same error, and reports it
         raise
     if isinstance(message := rank.tell(), ranks.Begin):

@@ -42,6 +42,7 @@ from sordino.records.reading import collated, count_records, splits
 from sordino.release.ledger import Ledger
 from sordino.release.mechanisms import release_grid
 from sordino.sampling import Partition, cycle
+from sordino.training.agreement import agree, reporting
 from sordino.training.announced import header, seconds_per_step
 from sordino.training.asked import check_asked, chosen_update
 from sordino.training.callbacks import Callback, checked, stopped
@@ -60,7 +61,7 @@ from sordino.training.steps import (
     unit_dataset,
 )
 from sordino.training.stopping import Stopping
-from sordino.training.updates import Running
+from sordino.training.updates import Running, Update
 from sordino.training.witness import bind
 
 Loss = Callable[..., Tensor]
@@ -94,23 +95,29 @@ def train(
     Here `out` gets ledger.jsonl, metrics.jsonl and checkpoints only, and `dataset` may also be Rows, whose `record`
     says which rows form one record.
     """
-    check_asked(
-        model, loss, dataset, plan, optimizer=optimizer, lr=lr, settings=settings, callbacks=callbacks
-    )  # fmt: skip
-    dataset = mapped(dataset)
-    if collate is not None or num_workers:
-        dataset = collated(dataset, collate, checks.whole("num_workers", num_workers))
-    dataset = whole = fitted(model, loss, dataset)
-    dataset = unit_dataset(plan, dataset, users)
-    if first is not None and plan.unit == "user":
-        raise Refused("statistics of single rows are not bounded for a user who has several: leave out `first`")
     rank = ranks.current()
-    with ranks.leading(rank), ranks.noticing_closed(rank):
-        job, source, guarantee = _job(
-            model, loss, dataset, plan, optimizer=optimizer, lr=lr, settings=settings, evaluate=evaluate, out=out,
-            resume=resume, watch=watch, public=public, callbacks=callbacks, whole=whole,
-        )  # fmt: skip
-        wrong = rows_not_finite(whole)
+    with ranks.watched(rank), ranks.leading(rank), ranks.noticing_closed(rank):
+        with reporting(rank):
+            check_asked(
+                model, loss, dataset, plan, optimizer=optimizer, lr=lr, settings=settings, callbacks=callbacks
+            )  # fmt: skip
+            dataset = mapped(dataset)
+            if collate is not None or num_workers:
+                dataset = collated(dataset, collate, checks.whole("num_workers", num_workers))
+            dataset = whole = fitted(model, loss, dataset)
+            dataset = unit_dataset(plan, dataset, users)
+            if first is not None and plan.unit == "user":
+                raise Refused("statistics of single rows are not bounded for a user who has several: leave out `first`")
+            job, guarantee = _job(
+                model, loss, dataset, plan, optimizer=optimizer, lr=lr, settings=settings, evaluate=evaluate, out=out,
+                resume=resume, watch=watch, public=public, callbacks=callbacks, whole=whole,
+            )  # fmt: skip
+            wrong = rows_not_finite(whole)
+
+        def remade(copied: nn.Module) -> Update:
+            return chosen_update(plan, copied, loss, optimizer, lr, job.settings, public)
+
+        job, source = _ready(job, loss, guarantee, whole, remade)
         if rank is None or rank.leads:
             tell_not_finite(wrong)
         result = fit(job, source, guarantee, resume=resume, first=first)
@@ -133,8 +140,8 @@ def _job(
     public: Any,
     callbacks: Sequence[Any],
     whole: Any,
-) -> tuple[Job, RandomSource, Guarantee]:
-    """The checked arguments of `train`, and the plan's guarantee; nothing has been written yet."""
+) -> tuple[Job, Guarantee]:
+    """The checked arguments of `train`, and the plan's guarantee; nothing has been written or sent yet."""
     settings = settings or Settings()
     folder = Path(out) if out is not None else None
     checks.refuse_empty_delta(plan.delta, plan.records)
@@ -149,29 +156,44 @@ def _job(
     guarantee = plan.guarantee()  # raises before anything is read if there is none
     settings = _checkpoints(plan, settings)
     update.check(dataset)
-    check_fits(model, loss, whole)
+    if not is_sharded(model):
+        check_fits(model, loss, whole)
     fingerprint = fingerprint_of(plan, settings, update, public)
-    source = plan.source()
-    store = Store(model, ranks.of_group()) if is_sharded(model) else None
-    if store is not None:
-        update.divide(store)
     job = Job(
-        model, dataset, plan, update, settings, evaluate, folder, fingerprint, watch=watch, callbacks=watching,
-        store=store,
+        model, dataset, plan, update, settings, evaluate, folder, fingerprint, watch=watch, callbacks=watching
     )  # fmt: skip
+    return job, guarantee
+
+
+def _ready(
+    job: Job, loss: Loss, guarantee: Guarantee, whole: Any, remade: Callable[[nn.Module], Update]
+) -> tuple[Job, RandomSource]:
+    """The job after the ranks have agreed on it and the first batch was checked; all ranks call this together.
+
+    whole: the rows of the dataset, not grouped by user. remade: the update for a copy of the model.
+    """
+    model, plan, rank, source = job.model, job.plan, ranks.current(), job.plan.source()
+    same = f"{job.fingerprint} {job.settings.chunk}"
+    checkpoints = None if job.folder is None else job.folder / "checkpoint"
+    seen = agree(rank, same, model, job.dataset, checkpoints, job.settings.progress)
+    store = None
+    if is_sharded(model):
+        check_fits(model, loss, whole)  # fully_shard gathers: no rank may be missing
+        store = Store(model, ranks.of_group())
+        job.update.divide(store)
+    job = replace(job, store=store, seen=seen)
     job.loop().rehearse()  # finds an optimizer that fails on its settings before anything is written
     _check_grid(plan, model)
-    if any(type(callback).check is not Callback.check for callback in watching):
+    if any(type(callback).check is not Callback.check for callback in job.callbacks):
         names = job.loop().evaluated()
-        for callback in watching:
+        for callback in job.callbacks:
             callback.check(names)
-    rank, seconds = ranks.current(), None
+    seconds = None
     if rank is None or rank.leads:
-        check_first_batch(model, loss, dataset, plan, source, settings, store)
-        if store is None and settings.progress is not False and (copied := _copy(model)) is not None:
-            again = chosen_update(plan, copied, loss, optimizer, lr, settings, public)
-            seconds = seconds_per_step(Job(copied, dataset, plan, again, settings))
-    return replace(job, said=header(plan, guarantee, seconds, evaluates=evaluates(job))), source, guarantee
+        check_first_batch(model, loss, job.dataset, plan, source, job.settings, store)
+        if store is None and job.settings.progress is not False and (copied := _copy(model)) is not None:
+            seconds = seconds_per_step(Job(copied, job.dataset, plan, remade(copied), job.settings))
+    return replace(job, said=header(plan, guarantee, seconds, evaluates=evaluates(job))), source
 
 
 def _copy(model: nn.Module) -> nn.Module | None:
@@ -279,7 +301,7 @@ def _fit(
         ledger.guard(Explained(plan, ledger.entries))
         loop.ledger = ledger
         if loop.checkpoints is not None and settings.saves:
-            bind(loop.checkpoints, ledger, job.dataset, progress=settings.progress)
+            bind(loop.checkpoints, ledger, job.dataset, progress=settings.progress, known=job.seen)
         state = loop.restore()
         dataset = first(job.dataset, source, ledger) if first is not None else job.dataset
         records = count_records(dataset)

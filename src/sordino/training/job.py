@@ -14,6 +14,7 @@ from torch import nn
 from sordino.plan.core import Plan
 from sordino.plan.guarantee import Guarantee
 from sordino.ranks.store import Store
+from sordino.training.agreement import Seen
 from sordino.training.callbacks import Callback
 from sordino.training.histogram import NormHistogram
 from sordino.training.loop import Evaluate, Loop, Reader, Settings
@@ -63,6 +64,7 @@ class Job:
     callbacks: tuple[Callback, ...] = ()
     said: str = ""  # printed on the terminal before the first step
     store: Store | None = None  # for a sharded model
+    seen: Seen | None = None  # the digest of the records, if ranks have compared theirs
 
     def loop(self) -> Loop:
         if self.store is not None:

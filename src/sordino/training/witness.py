@@ -29,22 +29,45 @@ NAME = "run.json"
 _WARNING = "for the owner of the data only: with this key one can test a guess of the whole dataset"
 
 
-def bind(checkpoints: Path, ledger: Ledger, dataset: Any, *, progress: bool | None = None) -> None:
+def stored_key(checkpoints: Path | None) -> str | None:
+    """The key of an earlier part of this run; None if there is none that can be used."""
+    if checkpoints is None or not (checkpoints / NAME).exists():
+        return None
+    key = _read(checkpoints / NAME).get("key")
+    return key if isinstance(key, str) and len(key) == 2 * KEY_BYTES and set(key) <= set("0123456789abcdef") else None
+
+
+def bind(
+    checkpoints: Path,
+    ledger: Ledger,
+    dataset: Any,
+    *,
+    progress: bool | None = None,
+    known: tuple[str, str | None] | None = None,
+) -> None:
     """Writes, or on resume compares, the ledger's name and the digest of the dataset.
+
+    known: a key and the digest of the records under it, if that has been computed.
 
     Raises:
         InputError: the ledger or the records are not those that the run started with; nothing was changed.
     """
     path = checkpoints / NAME
+
+    def found(document: dict[str, Any]) -> str | None:
+        if known is not None and known[0] == document.get("key"):
+            return known[1]
+        return _digest(dataset, document, path, progress)
+
     if path.exists():
-        known = _read(path)
-        if known.get("run") != ledger.run:
+        earlier = _read(path)
+        if earlier.get("run") != ledger.run:
             raise InputError(
                 f"{ledger.path} is not the ledger that this run started with: it was lost, emptied or replaced, so the "
                 "number of releases can't be certified. Restore it from a copy; if there is none, count this run's "
                 "whole plan as spent and start again in another directory"
             )
-        if known.get("digest") is not None and known["digest"] != _digest(dataset, known, path, progress):
+        if earlier.get("digest") is not None and earlier["digest"] != found(earlier):
             raise InputError(
                 f"these are not the records that the run in {checkpoints.parent} started with (the number is the same, "
                 "content or order differ): resume with the same data, or start again in another directory"
@@ -52,8 +75,12 @@ def bind(checkpoints: Path, ledger: Ledger, dataset: Any, *, progress: bool | No
         return
     if ledger.entries or ledger.run is None:
         return  # started by a version that wrote no such file
-    document = {"warning": _WARNING, "run": ledger.run, "key": os.urandom(KEY_BYTES).hex()}
-    content = json_bytes({**document, "digest": _digest(dataset, document, path, progress)})
+    document = {
+        "warning": _WARNING,
+        "run": ledger.run,
+        "key": os.urandom(KEY_BYTES).hex() if known is None else known[0],
+    }
+    content = json_bytes({**document, "digest": found(document)})
     make_folder(checkpoints, private=True)
     write_atomically(path, content, private=True)
 
