@@ -38,7 +38,7 @@ from sordino.training.updates import AveragingSGD
 
 EPSILON, DELTA, BATCH, STEPS, CLIP, RATE, EVERY = 1.0, 1e-5, 4096, 60, 0.1, 64.0, 6
 TRUNCATED = {"p = 1": 1.0, "p = 25": 25.0, "p = 100": 100.0}
-ARMS = (*TRUNCATED, "no mixing", "mean of two")
+ARMS = ("p = 1", "no mixing", "mean of two", "p = 25", "p = 100")  # in this order: truncated arms take longest
 COMMAND = "python experiments/modelmix_variants.py"
 
 

@@ -291,12 +291,17 @@ def old_recipe() -> Recipe:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--old", action="store_true", help="also make the old run anew")
+    parser.add_argument("--only", nargs="+", choices=KINDS, help="write these runs anew and keep the rest")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    kept = json.loads(RECORD.read_text("utf8")) if arguments.only else {}
+    if kept and kept["arithmetic"] != arithmetic():
+        raise SystemExit("the record is another processor's: write all of it anew, without --only")
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         shorten_test_rows(patch)
-        runs = {kind: outcome(kind, Path(folder) / kind) for kind in KINDS}
+        runs = {kind: outcome(kind, Path(folder) / kind) for kind in arguments.only or KINDS}
+        runs = {kind: runs[kind] if kind in runs else kept["runs"][kind] for kind in KINDS}
         if arguments.old:
             make_old_run()
         old = resumed(Path(folder) / "old")
