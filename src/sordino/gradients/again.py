@@ -1,11 +1,13 @@
 """Are gradients the same in other groups? For programs whose losses do not show it.
 
-A model that reads a value or asks for a size may use it to decide which gradients pass (``detach``, ``no_grad``, a custom
-backward pass): the losses are then the same in every group, and the gradients are not. Without such an operation
+A model that reads a value or asks for a size may use it to decide which gradients pass (``detach``, ``no_grad``, a
+custom backward pass): the losses are then the same in every group, and the gradients are not. Without such an operation
 equal losses of all rows mean equal gradients, except by coincidence.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sordino.errors import Refused
 from sordino.gradients.attribution import TOLERANCE
 from sordino.gradients.checkpoints import without_checkpoints
-from sordino.gradients.interaction import Data, generator_of, in_double, wide
+from sordino.gradients.interaction import Data, generator_of, in_double_of, wide
 from sordino.gradients.kept import put_back
 from sordino.gradients.passes import Setup
 from sordino.gradients.refusals import Aside
@@ -34,13 +36,13 @@ def check_gradients(setup: Setup, data: Data, rows: int, number: int) -> None:
     kind = next(iter(setup.parameters.values())).dtype
     if gap <= TOLERANCE.get(kind, 0.05):
         return
-    twin = in_double(setup) if kind == torch.float32 else None
-    if twin is not None and (gap := _gap(twin, wide(data), rows, number)) <= 1e-6:
+    finer = in_double_of(setup, lambda twin: _gap(twin, wide(data), rows, number))
+    if finer is not None and finer <= 1e-6:
         return
     raise Refused(
         "the gradients of records are not the same when they are computed in other groups, though their losses are: "
-        "a value or a size of the whole batch decides where gradients stop (detach, no_grad, a custom backward pass), so "
-        "records interact; decide it row by row, or before training",
+        "a value or a size of the whole batch decides where gradients stop (detach, no_grad, a custom backward pass), "
+        "so records interact; decide it row by row, or before training",
         private=f"the relative difference is {gap:.1e}",
     )
 
@@ -68,7 +70,7 @@ def _gap(setup: Setup, data: Data, rows: int, number: int) -> float:
     return (difference / total) ** 0.5 if total else 0.0
 
 
-def _weighted(setup: Setup, data: Data, weight: Tensor, names: list[str]) -> list[Tensor]:
+def _weighted(setup: Setup, data: Data, weight: Tensor, names: Sequence[str]) -> list[Tensor]:
     """Plain autograd's gradients of Σ w_i L_i for these parameters, in double precision."""
     with (
         Aside(setup.parameters),

@@ -37,6 +37,7 @@ from sordino.gradients.interaction import (
     check_some,
     generator_of,
     losses_of,
+    refuse_other_losses,
 )
 from sordino.gradients.kept import put_back
 from sordino.gradients.memory import give_back_freed_memory
@@ -109,7 +110,10 @@ class Assurance:
         unseen = left != (0, None) and left not in self._left
         if not (new or due or larger or unseen) or (chunk.rows < 2 and made.numbers is None):
             return
-        with _undisturbed(setup, self._contents, new or due or larger or made.opened):
+        with (
+            _the_same_afterwards(setup, data, (new or due) and made.numbers is not None),
+            _undisturbed(setup, self._contents, new or due or larger or made.opened),
+        ):
             if chunk.rows < 2:
                 self._look(setup, data, chunk.rows, made, not _draws(setup, data))
             else:
@@ -196,6 +200,20 @@ def _pass_twice(setup: Setup, data: Data, rows: int) -> None:
         for _ in range(2 if setup.roots else 0):
             with reading(setup.shards):
                 Pass(setup, data, rows, {}).close()
+
+
+@contextmanager
+def _the_same_afterwards(setup: Setup, data: Data, wanted: bool) -> Iterator[None]:
+    """Refused if the losses after the checks are not those before: whatever keeps values from one pass to the next,
+    also outside of the model, has then seen rows that are large."""
+    if not wanted:
+        yield
+        return
+    with neutral(), torch.random.fork_rng(devices=[]):
+        before = losses_of(setup, data)
+    yield
+    with neutral(), torch.random.fork_rng(devices=[]):
+        refuse_other_losses(losses_of(setup, data), before)
 
 
 def _draws(setup: Setup, data: Data) -> bool:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sordino.errors import Refused
 from sordino.gradients.checkpoints import without_checkpoints
 from sordino.gradients.contributions import Contribution
-from sordino.gradients.interaction import Data, changed, generator_of, in_double, wide
+from sordino.gradients.interaction import Data, changed, generator_of, in_double_of, wide
 from sordino.gradients.kept import put_back
 from sordino.gradients.measure import NotFinite
 from sordino.gradients.narrow import narrow_sum
@@ -41,12 +41,10 @@ def check_attribution(setup: Setup, data: Data, chunk: Chunk) -> Tensor | None:
         return None
     if gap.relative <= TOLERANCE.get(kind, 0.05):
         return gap.lengths
-    if kind == torch.float32:  # the cause may be a kink or a long chain of roundings: decide in double precision
-        twin = in_double(setup)
-        if twin is not None:
-            finer = _attribution_gap(twin, wide(data), chunk.rows)
-            if finer is None or finer.relative <= 1e-6:
-                return gap.lengths
+    # the cause may be a kink or a long chain of roundings: decide in double precision
+    finer = in_double_of(setup, lambda twin: _relative(_attribution_gap(twin, wide(data), chunk.rows)))
+    if finer is not None and finer <= 1e-6:
+        return gap.lengths
     raise Refused(
         f"{gap.parameter}: with random weights on the records the engine's gradient differs from autograd's; the "
         "layer is not supported in this use: freeze it, or write it in plain PyTorch",
@@ -61,6 +59,10 @@ class _Gap(NamedTuple):
     parameter: str
     relative: float
     lengths: Tensor | None  # of all rows' gradients, if they are finite
+
+
+def _relative(gap: _Gap | None) -> float:
+    return 0.0 if gap is None else gap.relative
 
 
 def _attribution_gap(setup: Setup, data: Data, rows: int) -> _Gap | None:
@@ -147,8 +149,9 @@ def check_lengths(setup: Setup, data: Data, rows: int, known: Tensor | None = No
     """
     gap = _length_gap(setup, data, rows, known)
     kind = next(iter(setup.parameters.values())).dtype
-    if gap > TOLERANCE.get(kind, 0.05) and kind == torch.float32 and (twin := in_double(setup)) is not None:
-        gap = _length_gap(twin, wide(data), rows)
+    if gap > TOLERANCE.get(kind, 0.05):
+        finer = in_double_of(setup, lambda twin: _length_gap(twin, wide(data), rows))
+        gap = gap if finer is None else finer
     if gap > TOLERANCE.get(kind, 0.05):
         raise Refused(
             "a record's gradient is not the same when the others of its batch change, so records interact: look for a "

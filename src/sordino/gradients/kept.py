@@ -1,18 +1,22 @@
 """What a pass leaves in Python objects: attributes of modules are put back, so no pass can see an earlier batch.
 
-Labels follow tensors. A number that the model reads (``x.max().item()``) can be kept in an attribute, a list or an array,
-and the next batch can use it: then a record moves the sums of batches that it is not in. So the state of Python is taken
-before a pass and put back after it:
+Labels follow tensors. A number that the model reads (``x.max().item()``) can be kept in an attribute, a list or an
+array, and the next batch can use it: then a record moves the sums of batches that it is not in. So the state of Python
+is taken before a pass and put back after it:
 
-| where                                                    | what happens                                             |
-|----------------------------------------------------------|----------------------------------------------------------|
-| attributes of modules; lists, dicts and objects in them  | put back: every pass begins with the same values         |
-| a list, queue or set of a module that grew               | put back and refused: it collects something of every batch |
-| an array or an unregistered tensor of a module, written to | put back (an array) and refused                        |
-| a new buffer, parameter or module; one that is frozen or trained in the pass | refused                              |
-| variables of functions and classes, global variables     | refused if the pass has read a value from data           |
+| where                                                      | what happens                                          |
+|------------------------------------------------------------|-------------------------------------------------------|
+| attributes of modules; lists, dicts and objects in them    | put back: every pass begins with the same values      |
+| a list, queue or set of a module that grew                 | put back, and refused: it collects something          |
+| an array of a module that was written to                   | put back, and refused                                 |
+| a tensor of a module, not registered, that was written to  | refused                                               |
+| a new buffer, parameter or module                          | removed, and refused                                  |
+| variables of functions and classes, global variables       | refused if they change, unless the operations of the  |
+|                                                            | pass show that records are independent                |
 
-Modules of torch that the user has not changed have no such state and are not searched.
+Modules of torch that the user has not changed have no such state and are not searched. Longer lists and larger arrays
+(LONGEST, LARGEST), files, and objects that only C code sees are not covered: there the checks of ``assurance.py``
+compare losses before and after batches with large rows.
 """
 
 from __future__ import annotations
@@ -33,10 +37,11 @@ from torch import Tensor, nn
 
 from sordino.errors import Refused
 
-LIBRARIES = frozenset(
-    "torch torchvision torchaudio sordino numpy scipy sklearn pandas transformers timm peft diffusers einops "
-    "safetensors accelerate datasets tokenizers PIL tqdm pytest hypothesis _pytest pluggy".split()
-) | frozenset(sys.stdlib_module_names)
+_PACKAGES = """
+    torch torchvision torchaudio sordino numpy scipy sklearn pandas transformers timm peft diffusers einops safetensors
+    accelerate datasets tokenizers PIL tqdm pytest _pytest pluggy hypothesis
+"""
+LIBRARIES = frozenset(_PACKAGES.split()) | frozenset(sys.stdlib_module_names)
 LONGEST = 4096
 """Longer lists, dicts and sets are not copied: only their length is compared."""
 LARGEST = 1 << 20
@@ -84,6 +89,7 @@ class Taken:
             tuple[nn.Module, dict[str, Any], tuple[int, int, int]]
         ] = []  # (module, attributes, registered)
         self.dicts: list[tuple[Any, Any, str]] = []
+        self.slots: list[tuple[Any, str, Any]] = []
         self.lists: list[tuple[Any, Any, str]] = []
         self.long: list[tuple[Any, int, str]] = []
         self.arrays: list[tuple[Any, Any, str]] = []
@@ -116,7 +122,7 @@ class Taken:
             self._waiting += [(obj.__self__, name), (obj.__func__, name)]
         elif isinstance(obj, functools.partial):
             self._waiting += [(obj.func, name), (obj.args, name), (obj.keywords, name)]
-        elif not isinstance(obj, (type, types.ModuleType)) and _walked(kind):
+        elif not isinstance(obj, (type, types.ModuleType)) and _walked(kind):  # type: ignore[arg-type]
             self._object(obj, name)
 
     def _module(self, module: nn.Module, name: str) -> None:
@@ -134,6 +140,10 @@ class Taken:
         held = getattr(obj, "__dict__", None)
         if isinstance(held, dict):
             self._container(held, name)
+        for key in _slots(type(obj)):  # type: ignore[arg-type]
+            value = getattr(obj, key, _MISSING)
+            self.slots.append((obj, key, value))
+            self._waiting.append((value, name))
         self._class(type(obj))
 
     def _container(self, obj: Any, name: str) -> None:
@@ -168,24 +178,24 @@ class Taken:
         if not is_own(function.__module__):
             return
         for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            try:
-                self._variable(cell, key, cell.cell_contents)
-            except ValueError:  # it is empty
-                continue
+            self._variable(cell, key, _content(cell))
         for key in _names(function.__code__):
             if key in function.__globals__:
                 self._variable(function.__globals__, key, function.__globals__[key])
+        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), function.__dict__):
+            if not isinstance(value, _NUMBERS):
+                self._variable(None, function.__name__, value)
 
     def _variable(self, holder: Any, key: str, value: Any) -> None:
+        """A variable that is not put back: numbers in it, in its items or attributes are compared."""
         if isinstance(value, _NUMBERS):
             self.variables.append((holder, key, value))
-        elif isinstance(value, dict) and len(value) <= LONGEST:
-            self.variables += [(value, name, one) for name, one in value.items() if isinstance(one, _NUMBERS)]
-            self.variables.append((value, "", len(value)))
-        elif isinstance(value, np.ndarray) and value.nbytes <= LARGEST:
-            self.variables.append((value, "", value.tobytes()))
         elif isinstance(value, (nn.Module, types.FunctionType, functools.partial)):
             self._waiting.append((value, key))
+        elif isinstance(value, (dict, list, set, deque, np.ndarray)):
+            self.variables.append((value, f"in {key}", _numbers_in(value)))
+        elif is_own(type(value).__module__) and isinstance(held := getattr(value, "__dict__", None), dict):
+            self.variables.append((held, f"in {key}", _numbers_in(held)))
 
     # afterwards
 
@@ -203,6 +213,9 @@ class Taken:
                 (obj.update if isinstance(obj, set) else obj.extend)(values)
         for obj, values, _ in self.dicts:
             _restore(obj, values)
+        for obj, key, value in self.slots:
+            if value is not _MISSING and getattr(obj, key, _MISSING) is not value:
+                setattr(obj, key, value)
         for module, values, registered in self.modules:
             if not _alike(module.__dict__, values):
                 _warn_of_counters(module, values)
@@ -216,8 +229,8 @@ class Taken:
         for obj, values, name in self.lists:
             if len(obj) > len(values) or (isinstance(obj, deque) and not _same(obj, values)):
                 yield (
-                    f"{name}: the forward pass adds something to this {type(obj).__name__}, which keeps something of every "
-                    "batch without noise; remove it, or empty it at the start of the pass"
+                    f"{name}: the forward pass adds something to this {type(obj).__name__}, which keeps something of "
+                    "every batch without noise; remove it, or make a new one at the start of the pass"
                 )
         for obj, length, name in self.long:
             if len(obj) != length:
@@ -227,14 +240,14 @@ class Taken:
         for array, values, name in self.arrays:
             if not np.array_equal(array, values, equal_nan=array.dtype.kind in "fc"):
                 yield (
-                    f"{name}: the forward pass writes to this array, which the model keeps, so the next batch would see "
-                    "records without noise; make a new array in every pass"
+                    f"{name}: the forward pass writes to this array, which the model keeps, so the next batch would "
+                    "see records without noise; make a new array in every pass"
                 )
         for tensor, version, name in self.tensors:
             if not tensor.is_inference() and tensor._version != version:
                 yield (
-                    f"{name}: the forward pass writes to this tensor, which the model keeps, so the next batch would see "
-                    "records without noise; make a new tensor in every pass"
+                    f"{name}: the forward pass writes to this tensor, which the model keeps, so the next batch would "
+                    "see records without noise; make a new tensor in every pass"
                 )
 
     def _registered(self) -> Iterator[str]:
@@ -243,31 +256,46 @@ class Taken:
                 if len(held) != known:
                     yield (
                         f"{type(module).__name__}: the forward pass adds or removes a {kind} "
-                        f"({', '.join(list(held)[known:]) or 'removed'}), which would be published without noise, or not be "
-                        "trained; create it before training (run the model once on public or random rows)"
+                        f"({', '.join(list(held)[known:]) or 'removed'}), which would be published without noise, or "
+                        "not be trained; create it before training (run the model once on public or random rows)"
                     )
 
     def changed_variable(self) -> str | None:
         """The name of a variable of a function, a class or a Python module that has another value now."""
         for holder, name, value in self.variables:
             if isinstance(holder, types.CellType):
-                try:
-                    now = holder.cell_contents
-                except ValueError:
-                    now = _MISSING
-            elif isinstance(holder, np.ndarray):
-                now = holder.tobytes()
-            elif isinstance(holder, dict):
-                now = holder.get(name, _MISSING) if name else len(holder)
+                now = _content(holder)
+            elif name.startswith("in "):
+                now = _numbers_in(holder)
             else:
-                now = vars(holder).get(name, _MISSING)
-            if (
-                now is not value
-                and (type(now) is not type(value) or now != value)
-                and not (now != now and value != value)
-            ):
-                return name or "a dict or an array"
+                now = (holder if isinstance(holder, dict) else vars(holder)).get(name, _MISSING)
+            if now is not value and repr(now) != repr(value):  # repr: NaN is as NaN
+                return name.removeprefix("in ")
         return None
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return _MISSING
+
+
+def _numbers_in(held: Any) -> Any:
+    """The numbers among the items of a container, or the bytes of an array."""
+    if isinstance(held, np.ndarray):
+        return held.tobytes() if held.nbytes <= LARGEST else None
+    if len(held) > LONGEST:
+        return len(held)
+    items = held.items() if isinstance(held, dict) else ((None, one) for one in held)
+    return [(key, one) for key, one in items if isinstance(one, _NUMBERS)]
+
+
+@functools.lru_cache(1 << 10)
+def _slots(kind: Any) -> tuple[str, ...]:
+    own = (vars(one).get("__slots__", ()) for one in kind.__mro__ if is_own(one.__module__))
+    names = itertools.chain.from_iterable((one,) if isinstance(one, str) else one for one in own)
+    return tuple(name for name in names if not name.startswith("__"))
 
 
 _SKIPPED = frozenset((*_NUMBERS, types.BuiltinFunctionType, type))
@@ -301,7 +329,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _tables(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    return module._parameters, module._buffers, module._modules  # type: ignore[return-value]
+    return module._parameters, module._buffers, module._modules
 
 
 def _alike(held: Mapping[Any, Any], known: Mapping[Any, Any]) -> bool:
@@ -348,10 +376,11 @@ def put_back(roots: Sequence[Any]) -> Iterator[Taken | None]:
 
 
 def refuse_kept_values(taken: Taken | None) -> None:
-    """Called after a pass that has read values of the data."""
+    """Called after a pass whose operations alone do not show that records are independent."""
     name = None if taken is None else taken.changed_variable()
     if name is not None:
         raise Refused(
-            f"{name}: the forward pass reads values of the data and changes this variable outside of the model, so the "
-            "next batch could see records without noise; pass values on by tensors, or remove it"
+            f"{name}: the forward pass changes this variable outside of the model, and it reads values of the data or "
+            "has its own backward pass, so that a later batch could see records without noise; pass values on by "
+            "tensors, or remove the variable"
         )

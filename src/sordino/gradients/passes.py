@@ -178,8 +178,8 @@ def _check_losses(losses: Any, rows: int) -> None:
 class Found:
     """The result of a chunk's passes: every parameter's contributions, the losses, and properties of the program.
 
-    program, proven, independent, sized, numbers, opened, stops: as of a `Pass`, for all iterates together. again: the losses
-    are those of the present weights, so that another pass must reproduce them.
+    program, proven, independent, sized, numbers, opened, stops: as of a `Pass`, for all iterates together. again: the
+    losses are those of the present weights, so that another pass must reproduce them.
     """
 
     gradients: dict[str, Contribution]
@@ -220,7 +220,7 @@ def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: S
                 raise not_implemented("the backward pass", error) from error
             finally:
                 run.close()
-            if run.numbers is not None:
+            if not run.independent:
                 refuse_kept_values(state)
         losses = run.losses
         found.append(run)

@@ -47,8 +47,8 @@ def one_pass(arrived: Callable[[Use, Tensor], None]) -> Callable[[Use, Tensor], 
 
 def trained_in_a_pass(name: str) -> Refused:
     return Refused(
-        f"{name}: the forward pass freezes or unfreezes this parameter (requires_grad), so which parameters are trained "
-        "could depend on the records; do it before training"
+        f"{name}: the forward pass freezes or unfreezes this parameter (requires_grad), so which parameters are "
+        "trained could depend on the records; do it before training"
     )
 
 

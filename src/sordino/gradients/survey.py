@@ -90,7 +90,8 @@ _TORCHS = "torch.nn.", "torch.ao."
 def _kind(cls: Any) -> _Kind:
     bases = torch.jit.ScriptModule, nn.modules.batchnorm._BatchNorm, (nn.Embedding, nn.EmbeddingBag), spectral.KIND
     own = any(not one.__module__.startswith(_TORCHS) for one in cls.__mro__[: cls.__mro__.index(nn.Module)])
-    return _Kind(*(issubclass(cls, base) for base in bases), own)
+    scripted, batchnorm, table, powers = (issubclass(cls, base) for base in bases)
+    return _Kind(scripted, batchnorm, table, powers, own)
 
 
 def survey(model: nn.Module) -> Survey:

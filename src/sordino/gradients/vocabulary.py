@@ -191,10 +191,11 @@ READS = frozenset(
 """Operations that convert a tensor's values to Python objects, which can't be followed."""
 
 
-SETS_GRAD = frozenset((Tensor.requires_grad_, Tensor.requires_grad.__set__))
+_ATTRIBUTES: Any = Tensor
+SETS_GRAD = frozenset((Tensor.requires_grad_, _ATTRIBUTES.requires_grad.__set__))
 STOPS = SETS_GRAD | {
     *(torch.detach, torch.detach_, torch._C._set_grad_enabled),
-    *(Tensor.detach, Tensor.detach_, Tensor.data.__get__, Tensor.data.__set__),
+    *(Tensor.detach, Tensor.detach_, _ATTRIBUTES.data.__get__, _ATTRIBUTES.data.__set__),
 }
 """Operations that stop gradients, or decide whether there are any."""
 
