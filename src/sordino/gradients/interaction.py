@@ -2,8 +2,8 @@
 
 In other groups and another order, with random numbers that are neutral (``neutral.py``): what is
 computed over the batch shows. In the same batch and order, with the same random numbers, and one row changed: what
-random numbers decide (who is mixed with whom) shows as well. And once more as it was at first, after all that: what a
-pass leaves to the next shows. A changed row is large, not there (NaN), at the ends of its range, all zero, or the copy
+random numbers decide (who is mixed with whom) shows as well, and so does what a pass leaves to the next, in the rows
+that are as they were at first. A changed row is large, not there (NaN), at the ends of its range, all zero, or the copy
 of another; several are changed at once, and one by one where the model does not take them together.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -40,10 +41,23 @@ def generator_of(purpose: int) -> torch.Generator:
     return torch.Generator().manual_seed((torch.initial_seed() + 0x9E3779B9 * purpose) % (1 << 63))
 
 
-def check_groups(setup: Setup, data: Data, rows: int, variants: tuple[Changes, ...], number: int = 1) -> None:
+def check_groups(
+    setup: Setup, data: Data, rows: int, variants: tuple[Changes, ...], number: int = 1, known: Tensor | None = None
+) -> None:
     """The losses of rows in other groups, another order and beside changed rows, and as at first; Refused where they
-    move. number: of the test; each has another order and other changed rows."""
-    _check(setup, data, lambda one, given: _grouped(one, given, rows, _fitting(variants, rows), 64 * number))
+    move.
+
+    Args:
+        setup: the model and its loss.
+        data: the rows.
+        rows: how many there are.
+        variants: how rows are changed.
+        number: of the test; each has another order and other changed rows.
+        known: the losses of the rows in the pass that is tested; None if it drew random numbers or had other weights.
+            Losses in groups must be these: a pass of their own would only show the same once more.
+    """
+    fitting = _fitting(variants, rows)
+    _check(setup, data, lambda one, given, base: _grouped(one, given, rows, fitting, 64 * number, base), known)
 
 
 def check_some(setup: Setup, data: Data, rows: int, losses: Tensor | None, number: int, *, every: bool) -> None:
@@ -63,18 +77,12 @@ def check_some(setup: Setup, data: Data, rows: int, losses: Tensor | None, numbe
     ends = torch.tensor([0, rows - 1])
     groups = order.tensor_split(2) if every else (torch.unique(torch.cat([order[: rows // 4], ends])).flip(0),)
 
-    def apart(one: Setup, given: Data, base: Tensor) -> float:
+    def apart(one: Setup, given: Data, base: Tensor | None) -> float:
+        base = losses_of(one, given) if base is None else base
         found = [(_alone(one, (take(given[0], g, rows), take(given[1], g, rows))), g) for g in groups if len(g)]
         return max(_apart(losses, base[group], _largest(base)) for losses, group in found)
 
-    if losses is not None and apart(setup, data, losses) <= _tolerance(setup):
-        return
-    _check(setup, data, lambda one, given: apart(one, given, losses_of(one, given)))
-    if losses is not None and _apart(losses_of(setup, data), losses, _largest(losses)) > 0.01:
-        raise Refused(
-            "the losses of a batch are not the same when it is computed again, though no random numbers are drawn: the "
-            "model keeps something from one pass to the next; remove it"
-        )
+    _check(setup, data, apart, losses)
 
 
 def _alone(setup: Setup, data: Data) -> Tensor:
@@ -93,30 +101,52 @@ def _fails(error: Exception) -> Refused:
     )
 
 
-def check_places(setup: Setup, data: Data, rows: int, variants: tuple[Changes, ...], number: int = 1) -> None:
+def check_places(
+    setup: Setup,
+    data: Data,
+    rows: int,
+    variants: tuple[Changes, ...],
+    number: int = 1,
+    known: Tensor | None = None,
+    *,
+    still: bool = False,
+) -> None:
     """The losses of the other rows where some are changed in their places, with the same random numbers; Refused where
-    they move. number: of the test."""
-    _check(setup, data, lambda one, given: _in_place(one, given, rows, _fitting(variants, rows), 64 * number + 16))
+    they move. number: of the test. known: as of `check_groups`. still: no random numbers are drawn."""
+    fitting, first = _fitting(variants, rows), 64 * number + 16
+    _check(setup, data, lambda one, given, base: _in_place(one, given, rows, fitting, first, base, still), known)
 
 
 def _fitting(variants: tuple[Changes, ...], rows: int) -> list[Changes]:
     return list(variants) if rows >= _ROOM else [(way,) for ways in variants for way in ways]
 
 
-def _check(setup: Setup, data: Data, furthest: Callable[[Setup, Data], float]) -> None:
-    gap = furthest(setup, data)
-    if gap <= _tolerance(setup):
+def _check(
+    setup: Setup, data: Data, furthest: Callable[[Setup, Data, Tensor | None], float], known: Tensor | None = None
+) -> None:
+    """Raises Refused if losses move. known: the losses to compare with, if no pass has to be made for them."""
+    if known is not None and furthest(setup, data, known) <= _tolerance(setup):
         return
-    twin = in_double(setup) if next(iter(setup.parameters.values())).dtype == torch.float32 else None
-    if twin is not None and (gap := furthest(twin, wide(data))) <= 1e-7:
-        return
-    if gap == float("inf"):
+    gap = furthest(setup, data, None)
+    if gap > _tolerance(setup):
+        twin = in_double(setup) if next(iter(setup.parameters.values())).dtype == torch.float32 else None
+        if twin is None or (gap := furthest(twin, wide(data), None)) > 1e-7:
+            raise _moved(gap)
+    if known is not None and _apart(losses_of(setup, data), known, _largest(known)) > 0.01:
         raise Refused(
+            "the losses of records are not the same when they are computed again, though no random numbers are drawn: "
+            "records interact, or the model keeps something from one pass to the next; remove it"
+        )
+
+
+def _moved(gap: float) -> Refused:
+    if gap == float("inf"):
+        return Refused(
             "a record that is not finite (NaN) makes the losses of others so: their values meet, as in attention over "
             "several records that are packed into one sequence, where a weight of zero times NaN is NaN; give each "
             "record a row of its own, or set what is masked to zero before it is multiplied"
         )
-    raise Refused(
+    return Refused(
         "a record's loss is not the same when the others of its batch change, so records interact: look for a layer or "
         "a loss that computes over the batch dimension, or that keeps something from one batch to the next, and make "
         "it work row by row",
@@ -135,11 +165,11 @@ def losses_of(setup: Setup, data: Data) -> Tensor:
         return setup.loss(call(setup.model, data[0]), data[1]).detach()
 
 
-def _fixed(setup: Setup, data: Data) -> Tensor:
-    """With random numbers that are the same in every call, those of Python and numpy too."""
+def _fixed(setup: Setup, data: Data, still: bool) -> Tensor:
+    """With random numbers that are the same in every call, those of Python and numpy too. still: torch draws none."""
     own, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
-        with Neutral(None):
+        with nullcontext() if still else Neutral(None):
             return losses_of(setup, data)
     finally:
         random.setstate(own)
@@ -160,9 +190,9 @@ def _largest(base: Tensor) -> float:
     return float(finite.max()) if len(finite) else 1.0
 
 
-def _grouped(setup: Setup, data: Data, rows: int, variants: list[Changes], first: int) -> float:
+def _grouped(setup: Setup, data: Data, rows: int, variants: list[Changes], first: int, known: Tensor | None) -> float:
     """How far losses move. The first variant that the model takes as a whole is cut into small groups as well."""
-    base = _alone(setup, data)
+    base = _alone(setup, data) if known is None else known
     size, worst, small = _largest(base), 0.0, True
     number, todo = 0, list(variants)
     while todo:
@@ -186,29 +216,33 @@ def _grouped(setup: Setup, data: Data, rows: int, variants: list[Changes], first
         if not complete:
             todo = [*([()] if small and () not in todo else []), *_one_by_one(ways), *todo]
         small = small and not complete
-    return max(worst, _apart(_alone(setup, data), base, size))
+    # with known losses the next test, in place, shows what these passes left behind: only its changed rows are not as
+    # at first, and nobody can know which they will be
+    return worst if known is not None else max(worst, _apart(_alone(setup, data), base, size))
 
 
 def _one_by_one(ways: Changes) -> list[Changes]:
     return [(way,) for way in ways] if len(ways) > 1 else []
 
 
-def _in_place(setup: Setup, data: Data, rows: int, variants: list[Changes], first: int) -> float:
-    base = _fixed(setup, data)
+def _in_place(
+    setup: Setup, data: Data, rows: int, variants: list[Changes], first: int, known: Tensor | None, still: bool
+) -> float:
+    base = _fixed(setup, data, still) if known is None else known
     size, worst = _largest(base), 0.0
-    number, todo = 0, list(variants)
+    number, todo, again = 0, list(variants), known is not None
     while todo:
         ways = todo.pop(0)
         _, given, extreme = _some_changed(data, rows, ways, first + number)
         number += 1
         try:
-            found = _fixed(setup, given)
+            found = _fixed(setup, given, still)
         except (ValueError, RuntimeError, IndexError, ArithmeticError):
             todo = [*_one_by_one(ways), *todo]
             continue
         others = ~torch.isin(torch.arange(rows), extreme)
-        worst = max(worst, _apart(found[others], base[others], size))
-    return worst
+        worst, again = max(worst, _apart(found[others], base[others], size)), False
+    return worst if not again else max(worst, _apart(_fixed(setup, data, still), base, size))
 
 
 def _some_changed(data: Data, rows: int, ways: Changes, number: int) -> tuple[Tensor, Data, Tensor]:

@@ -167,7 +167,8 @@ class Found:
     """The result of a chunk's passes: every parameter's contributions, the losses, and properties of the program.
 
     program, proven, independent, sized, numbers, opened: as of a `Pass`, for all iterates together. again: the losses
-    are those of the present weights, so that another pass must reproduce them.
+    are those of the present weights, so that another pass must reproduce them. squares: squared norms of the
+    contributions, if they were computed before they are clipped.
     """
 
     gradients: dict[str, Contribution]
@@ -179,6 +180,7 @@ class Found:
     numbers: int | None
     opened: bool
     again: bool
+    squares: dict[str, Tensor] = field(default_factory=dict)
 
 
 def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: Sequence[tuple[Values, float]]) -> Found:
