@@ -18,7 +18,6 @@ from sordino.gradients import Rows, attribution, brute_force, clipped_sum
 from sordino.gradients.assurance import Assurance
 from sordino.gradients.neutral import Neutral
 from sordino.gradients.passes import Pass, Setup
-from sordino.gradients.rows import Chunk
 from sordino.gradients.survey import survey
 
 N = 4  # rows, and every other length: labels must not come from lengths
@@ -213,9 +212,8 @@ def test_the_weights_of_the_attribution_check_differ_from_record_to_record(monke
     compared = attribution._differences
     noted = lambda s, d, w, *more: (seen.append(w), compared(s, d, w, *more))[1]  # noqa: E731
     monkeypatch.setattr(attribution, "_differences", noted)
-    model, chunk = nn.Linear(N, N).double(), Chunk(slice(0, N), slice(0, N), N, N, None, None)
     with Neutral():
-        attribution.check_attribution(_setup(model, squared), (noise(N, N), noise(N)), chunk)
+        attribution.check_attribution(_setup(nn.Linear(N, N).double(), squared), (noise(N, N), noise(N)), N)
     assert len(set(seen[0].tolist())) == N
 
 

@@ -20,14 +20,16 @@ those of that batch. A model that queries no size, treats rows alike and reads n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 
 from sordino.errors import Refused
 from sordino.gradients.again import check_gradients
-from sordino.gradients.attribution import check_attribution, check_lengths
+from sordino.gradients.attribution import Summed, check_attribution, check_lengths, compared, summed
 from sordino.gradients.interaction import (
     EVERY,
     FEW,
@@ -77,6 +79,7 @@ class Assurance:
         self._left: set[tuple[int, int | None]] = set()  # (rows, values read) that were tested
         self._sizes: set[int] = set()  # sizes of batches whose gradients were compared with those of smaller groups
         self._contents: list[int] | None = None
+        self._summed: Summed | None = None  # of a new program, until it is compared
 
     def room(self, chunk: Chunk) -> int:
         """The number of rows to which a chunk is padded: a multiple of about a sixteenth, if their number may matter.
@@ -93,6 +96,19 @@ class Assurance:
     def begin(self, setup: Setup) -> None:
         """Called before a call's passes: until the first check, the content of all state is recorded."""
         self._contents = None if self.grouped else [held.content for held in setup.state]
+
+    def prepare(self, setup: Setup, chunk: Chunk, made: Found) -> None:
+        """Called before a chunk is clipped and summed, which may overwrite its gradients: those of a new program are
+        summed with random weights, for the comparison.
+
+        It takes every row to be a record, with its full weight, at the present weights of the model; otherwise the
+        comparison computes the gradients again. made: receives norms that the clipping needs as well.
+        """
+        self._summed = None
+        if made.program in self.programs or chunk.rows < 2:
+            return
+        if chunk.slots is None and chunk.weight is None and made.again and setup.shards is None:
+            self._summed = summed(setup, made, chunk.rows)
 
     def examine(self, setup: Setup, data: Data, chunk: Chunk, made: Found) -> None:
         """Called after a chunk was summed, and before anything is released. Raises Refused if a check fails.
@@ -133,18 +149,26 @@ class Assurance:
 
     def _attribute(self, setup: Setup, data: Data, chunk: Chunk, made: Found) -> bool:
         """Compares the gradients of a new program with plain autograd; returns whether it draws no random numbers."""
+        given, self._summed = self._summed, None
         give_back_freed_memory()
-        # a program that depends neither on sizes nor on values is the same for a few rows
-        few = made.independent and not made.sized and made.numbers is None
-        still = not _draws(setup, _first(data, chunk.rows)[0] if few else data)
         _pass_twice(setup, *_first(data, chunk.rows))
-        give_back_freed_memory()
-        with nullcontext() if still and made.independent else neutral():
-            lengths = check_attribution(setup, data, chunk)
+        found = None if given is None else compared(setup, data, given)
+        still = found is not None
+        if given is None:
+            # a program that depends neither on sizes nor on values is the same for a few rows
+            few = made.independent and not made.sized and made.numbers is None
+            still = not _draws(setup, _first(data, chunk.rows)[0] if few else data)
             give_back_freed_memory()
-            if not made.independent:
-                check_lengths(setup, data, chunk.rows, lengths)
-                give_back_freed_memory()
+        del given
+        with nullcontext() if still else neutral():
+            lengths = check_attribution(setup, data, chunk.rows, found)
+        if not made.independent:
+            give_back_freed_memory()
+            check = partial(check_lengths, setup, data, chunk.rows, lengths)
+            if not still or not _without_draws(setup, check):
+                with neutral():
+                    check()
+        give_back_freed_memory()
         self.attributed += 1
         return still
 
@@ -152,19 +176,27 @@ class Assurance:
         """Tests for interaction if the program or the batch requires it; returns whether all rows were tested."""
         if not ((new and not made.independent) or due or larger):
             return False
-        rows, some = chunk.rows, made.independent and self.programs[made.program]
+        still = self.programs[made.program]
+        rows, some = chunk.rows, made.independent and still
+        known = made.losses if still and made.again else None
         if some:  # only the labels are tested
             data, rows = _first(data, rows)
-        variants = EVERY if new and not made.independent else FEW
-        for level in (0.5,) if made.independent else LEVELS:
-            with nullcontext() if some else neutral(level) as mode:
-                check_groups(setup, data, rows, variants, self.batches)
-            if mode is None or not mode.asked:
-                break
-        check_places(setup, data, rows, variants, self.batches)
+            known = None if known is None else known[:rows]
+        test = setup, data, rows, EVERY if new and not made.independent else FEW, self.batches, known
+        if known is None or not _without_draws(setup, lambda: self._compare_groups(test, still=True)):
+            self._compare_groups(test, still=False, levels=(0.5,) if made.independent else LEVELS)
         self.widest = max(self.widest, chunk.rows)
         self.grouped += 1
         return rows == chunk.rows
+
+    def _compare_groups(self, test: Any, *, still: bool, levels: Sequence[float] = (0.5,)) -> None:
+        """Other groups of the rows, and changed rows in their places. still: no random numbers are drawn."""
+        for level in levels:
+            with nullcontext() if still else neutral(level) as mode:
+                check_groups(*test)
+            if mode is None or not mode.asked:
+                break
+        check_places(*test, still=still)
 
     def _look(self, setup: Setup, data: Data, rows: int, made: Found, still: bool) -> None:
         """Computes rows again in smaller groups: their losses must be those of this batch.
@@ -214,6 +246,21 @@ def _the_same_afterwards(setup: Setup, data: Data, wanted: bool) -> Iterator[Non
     yield
     with neutral(), torch.random.fork_rng(devices=[]):
         refuse_other_losses(losses_of(setup, data), before)
+
+
+def _without_draws(setup: Setup, check: Callable[[], None]) -> bool:
+    """Makes a check of a program that drew no random numbers; False if it draws some in other groups or beside changed
+    rows. Then they must be replaced, and the check made again; otherwise there is nothing to replace, and to look for
+    it at every operation would take a fifth of a small model's pass."""
+    if setup.device.type != "cpu":
+        return False  # it has a generator of its own
+    before = torch.get_rng_state()
+    try:
+        check()
+    except Refused:
+        if torch.equal(torch.get_rng_state(), before):
+            raise
+    return torch.equal(torch.get_rng_state(), before)
 
 
 def _draws(setup: Setup, data: Data) -> bool:

@@ -6,43 +6,107 @@ real number of rows. And the length of a record's gradient must not change if ot
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sordino.errors import Refused
 from sordino.gradients.checkpoints import without_checkpoints
-from sordino.gradients.contributions import Contribution
+from sordino.gradients.contributions import Contribution, Outer
+from sordino.gradients.convolution import Convolved
 from sordino.gradients.interaction import Data, changed, generator_of, in_double_of, wide
 from sordino.gradients.kept import put_back
 from sordino.gradients.measure import NotFinite
 from sordino.gradients.narrow import narrow_sum
+from sordino.gradients.neutral import Neutral
 from sordino.gradients.passes import Found, Setup, contributions
 from sordino.gradients.refusals import Aside
 from sordino.gradients.rows import Chunk, call, take
+from sordino.gradients.runs import RUN
 from sordino.gradients.shards import reading
+from sordino.gradients.totals import keep
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}  # coarser types are compared to a twentieth
 
 
-def check_attribution(setup: Setup, data: Data, chunk: Chunk) -> Tensor | None:
+class Summed(NamedTuple):
+    """Σ w_i g_i from the contributions of a pass, with random weights w, and the rows' squared lengths, by
+    parameter."""
+
+    weight: Tensor
+    sums: dict[str, Tensor]
+    squares: dict[str, Tensor]
+
+    @property
+    def total(self) -> Tensor:
+        """(rows,) the squared lengths over all parameters."""
+        return sum(self.squares.values(), torch.zeros(len(self.weight), dtype=torch.float64, device=self.weight.device))
+
+
+class Gap(NamedTuple):
+    """The parameter with the largest difference, and the difference relative to the length of the records'
+    gradients."""
+
+    parameter: str
+    relative: float
+    lengths: Tensor | None  # of all rows' gradients, if they are finite
+
+
+def summed(setup: Setup, made: Found, rows: int) -> Summed | None:
+    """Sums the gradients of a pass whose rows are its records, before they are clipped; None if some are not finite.
+
+    What is compared is then what is released: no second pass has to be trusted to be like the first one. Squared norms
+    are left in ``made.squares`` for the clipping.
+    """
+    for of in made.gradients.values():
+        keep(of)  # the clipped sum is still to come
+    with torch.no_grad():
+        made.squares.update({name: g.norm2() for name, g in made.gradients.items()})
+        found = Summed(_random_weights(setup, rows), {}, {n: t.double() for n, t in made.squares.items()})
+        if not bool((torch.isfinite(found.total) & torch.isfinite(made.losses)).all()):
+            return None
+        runs = np.append(np.arange(0, rows, RUN), rows) if rows > RUN else None
+        for name, of in made.gradients.items():
+            if isinstance(of, (Outer, Convolved)):
+                of.runs = runs  # any blocks will do; those of the clipped sum are set afterwards
+            found.sums[name] = _weighted(of, found.weight, setup.parameters[name])
+            if isinstance(of, (Outer, Convolved)):
+                of.runs = None
+    return found
+
+
+def compared(setup: Setup, data: Data, of: Summed) -> Gap | None:
+    """Compares these sums with plain autograd; None if the pass draws random numbers, which would not be the same."""
+    differences = _differences(setup, data, of.weight, of.sums, watched=True)
+    return None if differences is None else _largest_gap(of, differences)
+
+
+def check_attribution(setup: Setup, data: Data, rows: int, found: Gap | None = None) -> Tensor | None:
     """Compares Σ w_i g_i from the engine's contributions with plain autograd of Σ w_i L_i, for random w.
+
+    Args:
+        setup: the model and its loss.
+        data: the rows of the batch.
+        rows: how many there are.
+        found: the result of `compared`. Otherwise the gradients are computed again, with every row as its own record.
 
     Returns:
         The lengths of the rows' gradients; None if some are not finite.
     """
-    gap = _attribution_gap(setup, data, chunk.rows)
+    gap = _attribution_gap(setup, data, rows) if found is None else found
     kind = next(iter(setup.parameters.values())).dtype
     if gap is None:
         return None
     if gap.relative <= TOLERANCE.get(kind, 0.05):
         return gap.lengths
     # the cause may be a kink or a long chain of roundings: decide in double precision
-    finer = in_double_of(setup, lambda twin: _relative(_attribution_gap(twin, wide(data), chunk.rows)))
+    finer = in_double_of(setup, lambda twin: _relative(_attribution_gap(twin, wide(data), rows)))
     if finer is not None and finer <= 1e-6:
         return gap.lengths
     raise Refused(
@@ -52,49 +116,47 @@ def check_attribution(setup: Setup, data: Data, chunk: Chunk) -> Tensor | None:
     )
 
 
-class _Gap(NamedTuple):
-    """The parameter with the largest difference, and the difference relative to the length of the records'
-    gradients."""
-
-    parameter: str
-    relative: float
-    lengths: Tensor | None  # of all rows' gradients, if they are finite
-
-
-def _relative(gap: _Gap | None) -> float:
+def _relative(gap: Gap | None) -> float:
     return 0.0 if gap is None else gap.relative
 
 
-def _attribution_gap(setup: Setup, data: Data, rows: int) -> _Gap | None:
-    """None if there is nothing finite to compare."""
+def _random_weights(setup: Setup, rows: int) -> Tensor:
     with _disable_current_modes():  # the model's random numbers are replaced, these must not be
         weight = 0.5 + torch.rand(rows, generator=generator_of(2))
-        weight = torch.where(torch.rand(rows, generator=generator_of(3)) < 0.5, weight, -weight).to(setup.device)
+        return torch.where(torch.rand(rows, generator=generator_of(3)) < 0.5, weight, -weight).to(setup.device)
+
+
+def _attribution_gap(setup: Setup, data: Data, rows: int) -> Gap | None:
+    """None if there is nothing finite to compare."""
+    weight = _random_weights(setup, rows)
     made = _by_row(setup, data, rows)
     if made is None:
         return None
     with torch.no_grad():
-        squares = {name: g.norm2().double() for name, g in made.gradients.items()}
-        total = sum(squares.values(), torch.zeros(rows, dtype=torch.float64, device=setup.device))
-        good = torch.isfinite(total) & torch.isfinite(made.losses)
+        of = Summed(weight, {}, {name: g.norm2().double() for name, g in made.gradients.items()})
+        good = torch.isfinite(of.total) & torch.isfinite(made.losses)
         if not bool(good.all()):
             kept = torch.nonzero(good).flatten()
             if len(kept) < 2:
                 return None
             rest = _attribution_gap(setup, _taken(data, kept, rows), len(kept))
             return None if rest is None else rest._replace(lengths=None)
-        mine = {}
         # each is released before the next, and all before autograd creates its activations
         for name in list(made.gradients):
-            mine[name] = _weighted(made.gradients.pop(name), weight, setup.parameters[name])
-    scale = float((weight.double().square() * total).sum().sqrt())
+            of.sums[name] = _weighted(made.gradients.pop(name), weight, setup.parameters[name])
+    return _largest_gap(of, _differences(setup, data, weight, of.sums) or [])
+
+
+def _largest_gap(of: Summed, differences: list[tuple[str, float]]) -> Gap:
+    squared, total = of.weight.double().square(), of.total
+    scale = float((squared * total).sum().sqrt())
     worst = ("", 0.0)
-    for name, difference in _differences(setup, data, weight, mine):
-        own = float((weight.double().square() * squares[name]).sum().sqrt()) if name in squares else 0.0
+    for name, difference in differences:
+        own = float((squared * of.squares[name]).sum().sqrt()) if name in of.squares else 0.0
         size = own + 1e-4 * scale
         if difference and (not size or difference / size > worst[1]):
             worst = name, difference / size if size else float("inf")
-    return _Gap(*worst, total.sqrt())
+    return Gap(*worst, total.sqrt())
 
 
 def _weighted(of: Contribution, weight: Tensor, parameter: Tensor) -> Tensor:
@@ -106,11 +168,13 @@ def _weighted(of: Contribution, weight: Tensor, parameter: Tensor) -> Tensor:
     return total
 
 
-def _differences(setup: Setup, data: Data, weight: Tensor, mine: dict[str, Tensor]) -> list[tuple[str, float]]:
+def _differences(
+    setup: Setup, data: Data, weight: Tensor, mine: dict[str, Tensor], *, watched: bool = False
+) -> list[tuple[str, float]] | None:
     """The difference between these sums and plain autograd's gradient of Σ w_i L_i, parameter by parameter.
 
     Each gradient is compared when it is computed, and not kept; for a sharded model, one group after the other is
-    gathered.
+    gathered. watched: None is returned if the forward pass draws random numbers.
     """
     found: list[tuple[str, float]] = []
 
@@ -128,7 +192,10 @@ def _differences(setup: Setup, data: Data, weight: Tensor, mine: dict[str, Tenso
             put_back(setup.roots),
             reading(setup.shards, group) as leaves,
         ):
-            losses = setup.loss(call(setup.model, data[0]), data[1])
+            with Neutral() if watched else nullcontext() as mode:
+                losses = setup.loss(call(setup.model, data[0]), data[1])
+            if mode is not None and mode.drew:
+                return None
             if not losses.requires_grad:
                 continue  # they depend on no parameter of this group, or on no parameter in this batch
             given = {name: leaves.get(name, setup.parameters[name]) for name in group}

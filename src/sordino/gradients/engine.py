@@ -128,7 +128,8 @@ def clipped_sum(
         with torch.no_grad():
             whole = narrow and part.records == records
             here, bad = add_clipped(
-                gradients, clipping, parameters, sums, part.records, kind, runs, shards, spare, whole
+                *(gradients, clipping, parameters, sums, part.records, kind, runs, shards, spare, whole),
+                known=made.squares if centre is None else {},
             )
         norms.put(part.ids, here)
         dropped += bad
@@ -176,6 +177,8 @@ def examined(
             if assurance.room(part) != part.rows:
                 waiting = [part, *waiting]
                 continue
+        if assurance is not None:
+            assurance.prepare(setup, full, made)
         yield part, made, full.records - part.records
         if assurance is not None:
             with frozen(powers):
@@ -286,12 +289,13 @@ def add_clipped(
     shards: Shards | None = None,
     spare: int = 0,
     narrow: bool = False,
+    known: Mapping[str, Tensor] = {},
 ) -> tuple[Tensor, int]:
     """Add the clipped gradients of the chunk's records to ``sums``; returns (norms, how many were dropped).
 
     Norms, factors and sums are in double precision: docs/guarantees/noise.md, section 6. With `shards` each parameter's
     sum is passed on and not kept. spare: the number of padding gradients at the end, which have weight zero.
-    narrow: these are all records, and sums are in single precision.
+    narrow: these are all records, and sums are in single precision. known: squared norms that were computed before.
     """
     total = records + spare
 
@@ -311,7 +315,7 @@ def add_clipped(
         norms = _l1(gradients, parameters, total)
         finite = bool(torch.isfinite(norms).all())  # one synchronisation for the chunk
     else:
-        squares = {name: g.norm2() for name, g in gradients.items()}
+        squares = {name: known[name] if name in known else g.norm2() for name, g in gradients.items()}
         norms, finite = lengths(list(squares.values())) if squares else (_none(parameters, total), True)
     bad = None if finite else ~torch.isfinite(norms)
     if bad is not None:

@@ -211,6 +211,8 @@ class Book:
             self.stopped = self.stopped or any(t.requires_grad for t in flat(args))
             if isinstance(out, bool) and not all(self._one_owner(t) for t in flat(args)):
                 self.answers.append(out)
+                if not out and self.rows > 1 and kind.name == "__contains__" and self._in_no_row(*args):
+                    return
             self.numbers.append(hash_of(out))
             return
         if kind.own is not None:
@@ -238,6 +240,15 @@ class Book:
         self._put_all(kind, args, kwargs, results, self._labels(kind, args, kwargs, out))
         if isinstance(out, (tuple, list)) and any(not isinstance(self.lineage(t), Axis) for t in results):
             self.asked = True  # the number of results may depend on the number of rows (unbind, split)
+
+    def _in_no_row(self, t: Tensor, value: Any) -> bool:
+        """Does "not in t" hold for each part of the batch as well, since no position of t belongs to several rows?
+
+        Then no group of rows could show an effect of the answer. If it is another one, the program is another, and is
+        tested; of this one only the number of rows is left to test, as for a program that reads nothing.
+        """
+        label = self.lineage(t)
+        return label is not None and not isinstance(label, Many) and not isinstance(value, Tensor)
 
     def _alike(self, before: Sequence[Before], out: Tensor) -> Axis | None:
         """The label that all data among these tensors shares, if each is as large as the result; None otherwise."""

@@ -15,6 +15,7 @@ and are detected as an interaction if rows have numbers of their own.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -106,6 +107,15 @@ def _attention(func: Any, args: Any, kwargs: Any, level: float) -> Any:
     return func(*args, **kwargs)
 
 
+def _drops(func: Any, args: Any, kwargs: Any) -> bool:
+    """May this attention drop anything? Not if its dropout_p is zero, given or by default."""
+    for place, one in enumerate(func._schema.arguments):
+        if one.name == "dropout_p":
+            given = args[place] if place < len(args) else kwargs.get("dropout_p", one.default_value)
+            return not (isinstance(given, (int, float)) and given == 0)
+    return True
+
+
 def _same_weights(func: Any, args: Any, kwargs: Any, level: float) -> Any:
     """A draw whose parameters are tensors (gamma, poisson, binomial): the parameter itself."""
     out = func(*args, **kwargs)
@@ -145,6 +155,12 @@ _NEUTRAL: dict[str, Act] = {
 }
 
 
+@functools.lru_cache(1 << 12)
+def _may_draw(func: Any) -> bool:
+    name = func._schema.name
+    return name in _NEUTRAL or "attention" in name
+
+
 def _drawn(func: Any, args: Any, kwargs: Any, number: int) -> Any:
     """The draw, from a generator that is seeded with the number of the draw only."""
     with torch.random.fork_rng(devices=[]):
@@ -174,24 +190,25 @@ class Neutral(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # A tape must not intercept torch's internal calls: torch recreates a view's node in the graph under a lock, and
         # a query about that view would wait for this lock forever.
         with torch._C.DisableTorchFunction():
-            return self._acted(func, args, kwargs or {})
+            if _may_draw(func):
+                return self._acted(func, args, kwargs or {})
+            return func(*args, **kwargs) if kwargs else func(*args)
 
     def _acted(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = func._schema.name
-        if (name in _NEUTRAL or "attention" in name) and self._is_foreign((*args, *kwargs.values())):
+        if name not in _NEUTRAL and not _drops(func, args, kwargs):
+            return func(*args, **kwargs)
+        if self._is_foreign((*args, *kwargs.values())):
             self.foreign = self.drew = True
             return func(*args, **kwargs)
+        self.drew = True
         if self.level is None:
-            drawn = name in _NEUTRAL or "attention" in name
-            self.draws += drawn
-            return _drawn(func, args, kwargs, self.draws) if drawn else func(*args, **kwargs)
+            self.draws += 1
+            return _drawn(func, args, kwargs, self.draws)
         if name in _NEUTRAL:
-            self.asked = self.drew = True
+            self.asked = True
             return _NEUTRAL[name](func, args, kwargs, self.level)
-        if "attention" in name:
-            self.drew = True  # it may contain dropout
-            return _attention(func, args, kwargs, self.level)
-        return func(*args, **kwargs)
+        return _attention(func, args, kwargs, self.level)
 
     def _is_foreign(self, args: tuple[Any, ...]) -> bool:
         """Is it drawn from a generator that the model made, or from torch's after the model seeded it?"""

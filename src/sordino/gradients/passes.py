@@ -179,7 +179,8 @@ class Found:
     """The result of a chunk's passes: every parameter's contributions, the losses, and properties of the program.
 
     program, proven, independent, sized, numbers, opened, stops: as of a `Pass`, for all iterates together. again: the
-    losses are those of the present weights, so that another pass must reproduce them.
+    losses are those of the present weights, so that another pass must reproduce them. squares: squared norms of the
+    contributions, if they were computed before they are clipped.
     """
 
     gradients: dict[str, Contribution]
@@ -192,6 +193,7 @@ class Found:
     opened: bool
     stops: bool
     again: bool
+    squares: dict[str, Tensor] = field(default_factory=dict)
 
 
 def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: Sequence[tuple[Values, float]]) -> Found:

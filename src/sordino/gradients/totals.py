@@ -72,11 +72,13 @@ def _kind(part: Outer | Lookup) -> torch.dtype:
 
 
 def keep(of: Contribution) -> None:
-    """Its gradients will be requested one by one: rows that it shares with another contribution must not be
+    """Its gradients will be requested more than once: rows that it shares with another contribution must not be
     overwritten."""
     for part in of.parts if isinstance(of, Total) else [of]:
         if isinstance(part, (Outer, Dense)):
             part.keep()
+        elif (through := getattr(part, "through", None)) is not None:
+            keep(through)
 
 
 def inner(a: Contribution, b: Contribution) -> Tensor:
