@@ -16,7 +16,6 @@ import itertools
 import math
 import zlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
