@@ -1,6 +1,6 @@
 """The cost of the engine's own checks, as a share of a run of 200 steps with Poisson batches.
 
-    python benchmarks/check.py --out benchmarks/results/check.json                  all workloads, about ten minutes
+    python benchmarks/check.py --out benchmarks/results/check.json                  all workloads, about fifteen minutes
     python benchmarks/check.py --only mlp10 logistic --out benchmarks/results/check.json     these again, others kept
     python benchmarks/check.py --table benchmarks/results/check.json --into docs/benchmarks.md
 
@@ -8,9 +8,10 @@ Each workload runs in a separate process with one thread. The size of every batc
 is the workload's batch size, so sizes change from step to step as in training. The processor time spent inside
 `Assurance` (before, during and after a chunk) is measured, and that of whole steps. Before the first measured step the
 engine makes two steps without checks, so that code loaded once per process is not counted as a cost of the checks.
-For large models fewer than 200 steps are run, until `--seconds` have passed. The share is the checks' time divided by
-the sum of the checks' time and 200 median steps without checks. Checks that only a later, rarer program or draw causes
-are then missing; `steps` in the results is the number of steps that were run.
+For large models not all 200 steps are run. After `--seconds`, only those are run in which a check can be due: batches
+of a size that did not occur before, and those that the run's own randomness chooses. The share is the checks' time
+divided by the sum of the checks' time and 200 median steps without checks. `steps` in the results is the number of
+steps that were run, `left` the number of those that could have had a check and were not run within `--most` seconds.
 """
 
 from __future__ import annotations
@@ -50,7 +51,14 @@ def timed(name: str, spent: list[float]) -> Any:
     return mock.patch.object(Assurance, name, run)
 
 
-def measure(workload: str, seconds: float) -> dict[str, Any]:
+def chosen(batch: int) -> bool:
+    """Is this one of the later batches that are tested for interaction?"""
+    assurance = Assurance()
+    assurance.batches = batch
+    return assurance._chosen()
+
+
+def measure(workload: str, seconds: float, most: float) -> dict[str, Any]:
     """One run: the processor time of the checks and of the median step, and the number of checks."""
     from peers.ours import stepping
 
@@ -65,35 +73,44 @@ def measure(workload: str, seconds: float) -> dict[str, Any]:
     whole: list[float] = []
     assurance = Assurance()
     step = stepping(model, work.row_loss, work.records, assurance)
-    end = time.perf_counter() + seconds
-    with timed("begin", spent), timed("examine", spent):
-        for size in sizes.tolist():
+    begun, seen, left = time.perf_counter(), set[int](), 0
+    with timed("begin", spent), timed("prepare", spent), timed("examine", spent):
+        for number, size in enumerate(sizes.tolist()):
+            assurance.batches = number  # as if every step had been made: it decides which are chosen
+            passed = time.perf_counter() - begun
+            if passed > seconds and len(whole) >= 5:
+                rare = size not in seen or chosen(number + 1)
+                left += rare and passed > most
+                if not rare or passed > most:
+                    continue
             began, before = time.process_time(), sum(spent)
             step(inputs[:size], targets[:size])
             whole.append(time.process_time() - began - (sum(spent) - before))
-            if time.perf_counter() > end and len(whole) >= 5:
-                break
+            seen.add(size)
     median, checks = statistics.median(whole), sum(spent)
     return {
         "workload": workload,
         "steps": len(whole),
+        "left": left,
         "step_seconds": median,
         "check_seconds": checks,
         "share": checks / (checks + STEPS * median),
         "attributed": assurance.attributed,
         "grouped": assurance.grouped,
-        "sizes": [int(sizes[: len(whole)].min()), int(sizes[: len(whole)].max())],
+        "looked": assurance.looked,
+        "sizes": [min(seen), max(seen)],
         "commit": commit(),
     }
 
 
 def table(results: dict[str, Any]) -> str:
     lines = [
-        "| workload | a step, ms | checks, ms | share of 200 steps | programs compared, batches tested | steps run |",
+        "| workload | a step, ms | checks, ms | share of 200 steps | programs compared, batches tested, looked at "
+        "| steps run |",
         "|---|---|---|---|---|---|",
     ]
     for m in results["measurements"]:
-        checks = f"{m['attributed']}, {m['grouped']}"
+        checks = f"{m['attributed']}, {m['grouped']}, {m['looked']}"
         times = f"{1e3 * m['step_seconds']:.3g} | {1e3 * m['check_seconds']:.3g} | {100 * m['share']:.1f} %"
         lines.append(f"| {WORKLOADS[m['workload']].title} | {times} | {checks} | {m['steps']} |")
     return "\n".join(lines)
@@ -102,7 +119,8 @@ def table(results: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--seconds", type=float, default=15.0, help="for one workload; no step begins afterwards")
+    parser.add_argument("--seconds", type=float, default=15.0, help="for all steps of one workload")
+    parser.add_argument("--most", type=float, default=60.0, help="the same for steps in which a check may be due")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/check.json"))
     parser.add_argument("--table", type=Path, metavar="JSON", help="print the table of a results file and stop")
     parser.add_argument("--into", type=Path, metavar="MD", help="with --table: fill it into this document")
@@ -116,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(found)
         return
     if options.child:
-        print(json.dumps(measure(options.child, options.seconds)))
+        print(json.dumps(measure(options.child, options.seconds, options.most)))
         return
     results: dict[str, Any] = {"environment": environment(), "goal": GOAL, "measurements": []}
     if options.out.exists():
@@ -124,6 +142,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         results["measurements"] = [m for m in known if m["workload"] not in options.only]
     for workload in options.only:
         command = [sys.executable, __file__, "--child", workload, "--seconds", str(options.seconds)]
+        command += ["--most", str(options.most)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         one = json.loads(done.stdout.splitlines()[-1])
         results["measurements"].append(one)

@@ -131,6 +131,30 @@ def test_hidden_interactions_are_refused(act: Any) -> None:
         clipped_sum(model, squared, Rows(noise(5, 4), torch.randn(5, dtype=torch.float64)), FlatClip(1.0))
 
 
+@pytest.mark.parametrize("size", [1e-3, 1e-9, 1e-13, 1e-16])
+def test_a_small_gradient_that_several_rows_share_is_not_taken_for_rounding(size: float) -> None:
+    """The gradients of one map are all as small as rounding is beside the others', and mixed."""
+    hidden = traced(lambda h: (h - h.mean(0)) * size, torch.randn(5, 5, dtype=torch.float64))
+    model = Fn(lambda s, x: s.b(torch.tanh(s.c(x)) + hidden(s.a(x))), c=nn.Linear(4, 5), **two_layers()).double()
+    with pytest.raises(Refused, match="interact"):
+        clipped_sum(model, squared, Rows(noise(5, 4), torch.randn(5, dtype=torch.float64)), FlatClip(1.0))
+
+
+def test_a_function_whose_backward_pass_is_not_linear_does_not_pass_for_rounding() -> None:
+    class Rough(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, h: Tensor) -> Tensor:
+            return h.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return (g - g.mean(0)) * (1 + g.norm().sin())
+
+    model = Fn(lambda s, x: s.b(Rough.apply(s.a(x))), **two_layers()).double()  # type: ignore[no-untyped-call]
+    with pytest.raises(Refused, match="interact"):
+        clipped_sum(model, squared, Rows(noise(5, 4), torch.randn(5, dtype=torch.float64)), FlatClip(1.0))
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_row_that_is_not_finite_is_dropped_alone_and_the_others_stay(bad: float) -> None:
     model = Fn(hidden_linear, **two_layers()).double()

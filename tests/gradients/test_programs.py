@@ -20,3 +20,8 @@ def test_random_programs_have_the_gradients_of_a_loop(group: int) -> None:
     for one in found:
         assert one.kind != "refused", one
         assert one.gap < 1e-8, one
+
+
+def test_gradients_that_are_nothing_but_rounding_do_not_make_records_interact() -> None:
+    """A linear map before a normalisation that removes all it does: this sound program was refused."""
+    assert {one.kind for one in outcome(9427)} == {"measured"}

@@ -3,7 +3,9 @@
 Every row has two codes, random numbers between 1 and 2. There are three backward passes: of the losses themselves, and
 of the losses times each code. A position that belongs to one row receives the same gradient each time, up to that row's
 factors, which identify the row. A position that several rows reach does not: then records interact, and the pass is
-refused.
+refused. Nor does a position whose gradient is zero but for rounding (a shift before a normalisation). A further
+backward pass, of the losses times one factor for all rows, tells the two apart: with any rows exact gradients are
+multiplied by that factor, and only rounding is not.
 """
 
 from __future__ import annotations
@@ -28,6 +30,14 @@ NEGLIGIBLE = 1e-5
 out."""
 
 
+UNIFORM = 1.375
+"""The factor of all rows that shows rounding; its products are rounded otherwise."""
+ROUNDING = 64.0
+"""A gradient of at most so many times what rounding changes at its use is nothing but rounding ..."""
+LEAST = {torch.float64: 2.0**-36, torch.float32: 2.0**-14}
+"""... if it is also at most so large, relative to the largest gradient of the pass."""
+
+
 class NotFinite(Exception):
     """A loss or gradient is not finite, so rows can't be told apart: each record must be processed separately."""
 
@@ -42,10 +52,14 @@ def measured(run: Pass, weight: Tensor) -> Iterator[tuple[Use, Tensor, Layout]]:
     if not all(bool(torch.isfinite(g).all()) for _, g in whole.values()):
         raise NotFinite
     base = math.isqrt(run.rows - 1) + 1
-    number, digits = torch.arange(run.rows), []
+    number, digits, doubtful = torch.arange(run.rows), [], False
+    lengths: dict[int, float] = {}  # of the longest gradient whose row is not clear, by use
     for place, digit in enumerate((number % base, number // base)):
         codes = _codes(base)
-        digits.append(_digits(run, weight, codes, codes[digit], whole, last=place == 1))
+        digits.append(_digits(run, weight, codes, codes[digit], whole, lengths, keep=place == 0 or doubtful))
+        doubtful = bool(lengths) if place == 0 else doubtful
+    if lengths:
+        _check_rounding(run, weight, whole, lengths, freed=not doubtful)
     for index, (use, gradient) in whole.items():
         low, high = digits[0].get(index), digits[1].get(index)
         if low is None or high is None:
@@ -66,9 +80,15 @@ def _codes(count: int) -> Tensor:
 
 
 def _digits(
-    run: Pass, weight: Tensor, codes: Tensor, factor: Tensor, whole: dict[int, tuple[Use, Tensor]], last: bool
+    run: Pass,
+    weight: Tensor,
+    codes: Tensor,
+    factor: Tensor,
+    whole: dict[int, tuple[Use, Tensor]],
+    lengths: dict[int, float],
+    keep: bool,
 ) -> dict[int, Tensor]:
-    """The digit of every position (−1: its gradient is zero or negligible), from one backward pass."""
+    """The digit of every position (−1: its gradient is zero, negligible or not clear), from one backward pass."""
     found: dict[int, Tensor] = {}
 
     def compare(use: Use, arriving: Tensor) -> None:
@@ -78,10 +98,38 @@ def _digits(
                 raise _interact(use)
             return
         first = _positions(use, whole[use.index][1])
-        found[use.index] = _digit(use, first, g, codes)
+        found[use.index], longest = _digit(first, g, codes)
+        if longest:
+            lengths[use.index] = max(lengths.get(use.index, 0.0), longest)
 
-    run.backward(weight * factor.to(weight), compare, keep=not last)
+    run.backward(weight * factor.to(weight), compare, keep=keep)
     return found
+
+
+def _check_rounding(
+    run: Pass, weight: Tensor, whole: dict[int, tuple[Use, Tensor]], lengths: dict[int, float], freed: bool
+) -> None:
+    """Raises Refused unless the gradients that are not clear are nothing but rounding. freed: the graph is gone."""
+    if freed:
+        raise _interact(whole[next(iter(lengths))][0])
+    largest = max(_longest(_positions(use, g)) for use, g in whole.values())
+    rounding: dict[int, float] = {}
+
+    def compare(use: Use, arriving: Tensor) -> None:
+        if use.index in lengths:
+            exact = UNIFORM * _positions(use, whole[use.index][1])
+            rounding[use.index] = _longest(_positions(use, arriving.detach()) - exact)
+
+    run.backward(weight * UNIFORM, compare)
+    for index, longest in lengths.items():
+        use, g = whole[index]
+        if not longest <= min(ROUNDING * rounding.get(index, 0.0), LEAST.get(g.dtype, 0.0) * largest):
+            raise _interact(use)
+
+
+def _longest(positions: Tensor) -> float:
+    lengths = positions.square().sum(-1)
+    return float(lengths.max().sqrt()) if lengths.numel() else 0.0
 
 
 def _positions(use: Use, gradient: Tensor) -> Tensor:
@@ -92,7 +140,8 @@ def _positions(use: Use, gradient: Tensor) -> Tensor:
     return g.reshape(*lead, -1).to(torch.float64)
 
 
-def _digit(use: Use, first: Tensor, g: Tensor, codes: Tensor) -> Tensor:
+def _digit(first: Tensor, g: Tensor, codes: Tensor) -> tuple[Tensor, float]:
+    """(the digit of every position, the length of the longest gradient whose digit is not clear)."""
     size = first.square().sum(-1)
     ratio = (first * g).sum(-1) / size.clamp_min(torch.finfo(torch.float64).tiny)
     rest = (g - ratio.unsqueeze(-1) * first).square().sum(-1).sqrt()
@@ -105,9 +154,8 @@ def _digit(use: Use, first: Tensor, g: Tensor, codes: Tensor) -> Tensor:
     tolerance = 0.1 / len(codes)
     clean = ((ratio - ordered[nearest]).abs() < tolerance) & (rest <= tolerance * length)
     negligible = torch.maximum(length, rest) <= NEGLIGIBLE * largest
-    if bool((~clean & ~negligible).any()):
-        raise _interact(use)
-    return torch.where(clean & (length > 0), place[nearest], -1)
+    unclear = torch.maximum(length, rest)[~clean & ~negligible]
+    return torch.where(clean & (length > 0), place[nearest], -1), float(unclear.max()) if unclear.numel() else 0.0
 
 
 def _interact(use: Use) -> Refused:
