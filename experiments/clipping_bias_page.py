@@ -9,12 +9,12 @@ experiment that has not been run says so.
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pages
 from sordino.report.curves import curves_svg
 from sordino.report.plots import Series
 
@@ -27,10 +27,6 @@ NOT_RUN = "*Not run yet: `python experiments/clipping_bias.py --part {}`.*"
 def read(part: str) -> dict[str, Any] | None:
     path = ROOT / "experiments" / "results" / f"clipping_bias_{part}.json"
     return json.loads(path.read_text()) if path.exists() else None
-
-
-def grid(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows])
 
 
 def accuracy(row: Mapping[str, Any]) -> str:
@@ -50,7 +46,7 @@ def table(document: Mapping[str, Any]) -> str:
         cells = [accuracy(found[e]) if e in found else "" for e in epsilons]
         lines.append([name, *cells, *noise, f"{first['lr']:g}", f"{first['core_seconds']:.0f}"])
     head = ["test accuracy in %", *(f"ε = {e:g}" for e in epsilons), "τ² at the end", "τ²/‖∇F‖²", "lr", "seconds a run"]
-    return grid(head, lines)
+    return pages.table(head, lines)
 
 
 def sizes(document: Mapping[str, Any]) -> str:
@@ -107,16 +103,8 @@ def blocks() -> dict[str, str]:
     return found
 
 
-def filled(text: str, found: Mapping[str, str]) -> str:
-    for name, content in found.items():
-        before, after = f"<!-- {name} -->\n", f"<!-- end {name} -->"
-        text = re.sub(f"({before}).*?({after})", "\0", text, flags=re.S)
-        text = text.replace("\0", f"{before}{content}\n{after}")
-    return text
-
-
 def main() -> int:
-    PAGE.write_text(filled(PAGE.read_text("utf8"), blocks()), "utf8")
+    PAGE.write_text(pages.filled(PAGE.read_text("utf8"), blocks()), "utf8")
     for part in PARTS:
         drawing = figure(part, document) if (document := read(part)) else None
         if drawing is not None:

@@ -9,10 +9,12 @@ not run are left out.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import pages
+from pages import table
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "experiments" / "results", ROOT / "docs" / "coupling.md"
@@ -33,10 +35,6 @@ PRINTED = {  # Table 3 of the paper, MNIST CNN
 def read(part: str) -> dict[str, Any] | None:
     path = RESULTS / f"coupling_{part}.json"
     return json.loads(path.read_text("utf8")) if path.exists() else None
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows])
 
 
 def cell(row: Mapping[str, Any] | None, seeds: int) -> str:
@@ -115,10 +113,8 @@ def monotonicity() -> str:
 
 
 def filled(page: str) -> str:
-    for name, text in {"accuracies": accuracies(), "monotonicity": monotonicity()}.items():
-        block = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- end {name} -->)", re.DOTALL)
-        page = block.sub(lambda found, text=text: found[1] + text + found[2], page)  # type: ignore[misc]
-    return page
+    """The page with its blocks made from the result files."""
+    return pages.filled(page, {"accuracies": accuracies(), "monotonicity": monotonicity()})
 
 
 def main() -> None:

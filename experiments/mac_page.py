@@ -8,19 +8,15 @@ A block is the text between <!-- name --> and <!-- end name -->; the rest of the
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
+from pages import filled, table
+
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "docs" / "dp_mac.md", ROOT / "docs" / "guarantees" / "dp_mac.md")
 Document = dict[str, Any]
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def spread(cell: Document | None, percent: bool) -> str:
@@ -125,15 +121,6 @@ def blocks(document: Document) -> dict[str, str]:
         "paper_noise": paper_noise(document),
         "audit": audit(document),
     }
-
-
-def filled(text: str, found: dict[str, str]) -> str:
-    """The page with its blocks replaced; blocks that it does not have are ignored."""
-    for name, content in found.items():
-        before, after = f"<!-- {name} -->\n", f"<!-- end {name} -->"
-        text = re.sub(f"({before}).*?({after})", lambda _: "\0", text, flags=re.S)
-        text = text.replace("\0", f"{before}{content}\n{after}")
-    return text
 
 
 def main() -> int:

@@ -9,11 +9,11 @@ A block is the text between <!-- name --> and <!-- end name -->; the rest of the
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pages import filled, table
 from sordino.report.curves import curves_svg
 from sordino.report.plots import Series
 
@@ -42,10 +42,6 @@ def rows_of(document: Mapping[str, Any], arm: str) -> list[Mapping[str, Any]]:
 def accuracy(row: Mapping[str, Any]) -> str:
     spread = "" if row["spread"] is None else f" ± {100 * row['spread']:.2f}"
     return f"{100 * row['mean']:.2f}{spread}"
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows])
 
 
 def accuracies(document: Mapping[str, Any]) -> str:
@@ -188,14 +184,6 @@ def blocks(document: Mapping[str, Any]) -> dict[str, str]:
         "noise": noise(document),
         "sizes": sizes(document),
     } | ({"variants": variants(json.loads(VARIANTS.read_text("utf8")))} if VARIANTS.exists() else {})
-
-
-def filled(text: str, found: Mapping[str, str]) -> str:
-    for name, content in found.items():
-        before, after = f"<!-- {name} -->\n", f"<!-- end {name} -->"
-        text = re.sub(f"({before}).*?({after})", "\0", text, flags=re.S)
-        text = text.replace("\0", f"{before}{content}\n{after}")
-    return text
 
 
 def main() -> int:

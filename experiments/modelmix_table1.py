@@ -56,40 +56,43 @@ def make_plan(arm: str, epsilon: float, seed: int, records: int) -> Plan:
     return Plan.dpsgd(clip_norm=1.0 if arm == "averaging" else 0.1, **common)
 
 
-def run(arm: str, epsilon: float, seed: int) -> dict[str, Any]:
-    records, images = splits(False)
-    plan = make_plan(arm, epsilon, seed, len(records.targets))
-    torch.manual_seed(seed)
-    model = nets.build("scatter-cnn", tuple(records.inputs.shape[1:]), 10)
-    options: dict[str, Any] = {
-        "modelmix": {},
-        "averaging": {"optimizer": AveragingSGD, "lr": 0.4},
-        "dpsgd": {"optimizer": torch.optim.SGD, "lr": 4.0},
-    }[arm]
-    settings = Settings(
-        optimizer_options={"momentum": 0.9} if arm == "dpsgd" else {}, chunk=2048, seed=seed, progress=False
-    )
+def trained(
+    arm: str, plan: Plan, model: nn.Module, rows: tuple[Any, Any], rates: dict[str, float], seed: int
+) -> dict[str, Any]:
+    """The entries of one run. rows: (records to train on, rows to evaluate on). rates: the step size of each arm."""
+    optimizers = {"averaging": AveragingSGD, "dpsgd": torch.optim.SGD}
+    options: dict[str, Any] = {} if arm == "modelmix" else {"optimizer": optimizers[arm], "lr": rates[arm]}
+    momentum = {"momentum": 0.9} if arm == "dpsgd" else {}
+    settings = Settings(optimizer_options=momentum, chunk=2048, seed=seed, progress=False)
     found = train(
-        model, nn.functional.cross_entropy, records, plan, settings=settings,
-        evaluate=lambda m: test_metrics(m, images), **options,
+        model, nn.functional.cross_entropy, rows[0], plan, settings=settings,
+        evaluate=lambda m: test_metrics(m, rows[1]), **options,
     )  # fmt: skip
     guarantee = found.guarantee
     if guarantee is None:
         raise SystemExit("the run has no guarantee")
     return {
         "arm": arm,
-        "target_epsilon": epsilon,
         "epsilon": guarantee.epsilon,
-        "delta": DELTA,
-        "relation": "add/remove",
+        "delta": plan.delta,
+        "relation": guarantee.relation,
         "beside": dict(guarantee.beside),
         "noise_multiplier": plan.noise.noise_multiplier,
-        "steps": STEPS,
+        "steps": plan.steps,
         "seed": seed,
         "accuracy": found.metrics[-1]["test_accuracy"],
         "metrics": [dict(entry) for entry in found.metrics],
         "seconds": round(found.seconds, 1),
     }
+
+
+def run(arm: str, epsilon: float, seed: int) -> dict[str, Any]:
+    records, images = splits(False)
+    plan = make_plan(arm, epsilon, seed, len(records.targets))
+    torch.manual_seed(seed)
+    model = nets.build("scatter-cnn", tuple(records.inputs.shape[1:]), 10)
+    found = trained(arm, plan, model, (records, images), {"averaging": 0.4, "dpsgd": 4.0}, seed)
+    return found | {"target_epsilon": epsilon, "relation": "add/remove"}
 
 
 def jobs(
@@ -101,14 +104,15 @@ def jobs(
                 yield arm, epsilon, seed
 
 
-def table(runs: dict[str, Any]) -> list[dict[str, Any]]:
+def by_seeds(
+    runs: dict[str, Any], arms: Sequence[str], epsilons: Sequence[float], published: dict[str, dict[float, float]]
+) -> list[dict[str, Any]]:
     """Mean and standard deviation over the seeds for each arm and ε, and the published value."""
     rows = []
-    for arm in ARMS:
-        for epsilon in sorted(EPSILONS):
-            found = [r for r in runs.values() if (r["arm"], r["target_epsilon"]) == (arm, epsilon)]
-            if found:
-                reached = [100 * r["accuracy"] for r in found]
+    for arm in arms:
+        for epsilon in epsilons:
+            reached = [r["accuracy"] for r in runs.values() if (r["arm"], r["target_epsilon"]) == (arm, epsilon)]
+            if reached:
                 rows.append(
                     {
                         "arm": arm,
@@ -116,10 +120,16 @@ def table(runs: dict[str, Any]) -> list[dict[str, Any]]:
                         "mean": statistics.fmean(reached),
                         "spread": statistics.stdev(reached) if len(reached) > 1 else None,
                         "seeds": len(reached),
-                        "published": PUBLISHED.get(arm, {}).get(epsilon),
+                        "published": published.get(arm, {}).get(epsilon),
                     }
                 )
     return rows
+
+
+def table(runs: dict[str, Any]) -> list[dict[str, Any]]:
+    """`by_seeds`, in per cent."""
+    percent = {key: run | {"accuracy": 100 * run["accuracy"]} for key, run in runs.items()}
+    return by_seeds(percent, ARMS, sorted(EPSILONS), PUBLISHED)
 
 
 def main() -> int:

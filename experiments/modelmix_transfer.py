@@ -13,7 +13,6 @@ add-remove, true Poisson sampling, the last iterate is evaluated on the test ima
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 from dataclasses import replace
 from functools import cache
@@ -21,16 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
+from modelmix_table1 import by_seeds, trained
 from provenance import add_run, read_runs
 from sordino import data, features, nets
 from sordino.methods import modelmix
 from sordino.plan import Plan
-from sordino.runs.prepared import test_metrics
 from sordino.schedule import pieces
-from sordino.training import Settings, train
-from sordino.training.updates import AveragingSGD
 
 EPSILONS, ARMS, DELTA, BATCH, CLIP = (2.0, 0.64), ("dpsgd", "modelmix", "averaging"), 1e-5, 1024, 0.1
 STEPS = {"dpsgd": 2700, "modelmix": 1500, "averaging": 1500}
@@ -62,46 +58,13 @@ def run(arm: str, epsilon: float, seed: int) -> dict[str, Any]:
     whole = dataset()
     plan = make_plan(arm, epsilon, seed, len(whole.train))
     model = nets.build("linear", whole.input_shape, whole.classes)
-    options: dict[str, Any] = {
-        "modelmix": {},
-        "averaging": {"optimizer": AveragingSGD, "lr": 5.0},
-        "dpsgd": {"optimizer": torch.optim.SGD, "lr": 4.0},
-    }[arm]
-    settings = Settings(
-        optimizer_options={"momentum": 0.9} if arm == "dpsgd" else {}, chunk=2048, seed=seed, progress=False
-    )
-    found = train(
-        model, nn.functional.cross_entropy, whole.train, plan, settings=settings,
-        evaluate=lambda m: test_metrics(m, whole.test), **options,
-    )  # fmt: skip
-    if found.guarantee is None:
-        raise SystemExit("the run has no guarantee")
-    return {
-        "arm": arm, "target_epsilon": epsilon, "epsilon": found.guarantee.epsilon, "delta": DELTA,
-        "relation": found.guarantee.relation, "beside": dict(found.guarantee.beside), "steps": plan.steps, "seed": seed,
-        "noise_multiplier": plan.noise.noise_multiplier, "accuracy": found.metrics[-1]["test_accuracy"],
-        "seconds": round(found.seconds, 1),
-    }  # fmt: skip
+    found = trained(arm, plan, model, (whole.train, whole.test), {"averaging": 5.0, "dpsgd": 4.0}, seed)
+    return found | {"target_epsilon": epsilon}
 
 
 def table(runs: dict[str, Any]) -> list[dict[str, Any]]:
     """Mean and standard deviation over the seeds for each arm and ε, and the published value."""
-    rows = []
-    for arm in ARMS:
-        for epsilon in EPSILONS:
-            reached = [r["accuracy"] for r in runs.values() if (r["arm"], r["target_epsilon"]) == (arm, epsilon)]
-            if reached:
-                rows.append(
-                    {
-                        "arm": arm,
-                        "target_epsilon": epsilon,
-                        "mean": statistics.fmean(reached),
-                        "spread": statistics.stdev(reached) if len(reached) > 1 else None,
-                        "seeds": len(reached),
-                        "published": PUBLISHED.get(arm, {}).get(epsilon),
-                    }
-                )
-    return rows
+    return by_seeds(runs, ARMS, EPSILONS, PUBLISHED)
 
 
 def main() -> int:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from scripts import experiment as module
 from sordino.cli import main
 from sordino.data.glove import TEXTS
 from sordino.plan import Plan
@@ -71,25 +69,13 @@ def test_the_tables_differ_by_what_they_compare_and_by_nothing_else() -> None:
             assert getattr(enhanced, section) == getattr(original, section)
 
 
-def module(name: str) -> Any:
-    if str(ROOT / "experiments") not in sys.path:
-        sys.path.append(str(ROOT / "experiments"))  # last, for what it imports of the folder (provenance)
-    spec = importlib.util.spec_from_file_location(name, ROOT / "experiments" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[name] = found  # dataclasses look their module up
-    spec.loader.exec_module(found)
-    return found
-
-
 @pytest.mark.parametrize("part", ["imdb", "cifar10", "fashion_mnist"])
 def test_the_page_says_what_the_result_file_says(part: str) -> None:
     page = module("clipping_bias_page")
     text = page.PAGE.read_text("utf8")
     assert f"<!-- {part} table -->" in text
     own = {name: block for name, block in page.blocks().items() if name.startswith(part)}
-    assert page.filled(text, own) == text, "run python experiments/clipping_bias_page.py"
+    assert page.pages.filled(text, own) == text, "run python experiments/clipping_bias_page.py"
 
 
 def test_a_column_of_the_table_is_the_mean_over_its_seeds() -> None:

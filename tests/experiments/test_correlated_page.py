@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
+from scripts import experiment
+
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "experiments"))  # last, for what the experiment imports of its folder
 
 
 def test_the_tutorial_shows_what_was_measured() -> None:
-    spec = importlib.util.spec_from_file_location("correlated_experiment", ROOT / "experiments" / "correlated.py")
-    assert spec is not None
-    assert spec.loader is not None
-    experiment = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(experiment)
+    script = experiment("correlated")
     document = json.loads((ROOT / "experiments" / "results" / "correlated.json").read_text(encoding="utf8"))
     page = (ROOT / "docs" / "tutorials" / "correlated.md").read_text(encoding="utf8")
-    lines = experiment.markdown(document["table"])
+    lines = script.markdown(document["table"])
     assert len(lines) > 2
     assert [line for line in lines if line not in page] == []
 

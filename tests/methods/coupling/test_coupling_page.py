@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-
-def experiment(name: str) -> Any:
-    """A script of experiments/, under a name of its own: as `coupling` it would hide this folder from other tests."""
-    path = Path(__file__).parents[3] / "experiments" / f"{name}.py"
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # last, for what it imports of the folder (provenance)
-    spec = importlib.util.spec_from_file_location(f"experiment_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    found = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
-    spec.loader.exec_module(found)
-    return found
-
+from scripts import experiment
 
 coupling, coupling_page = experiment("coupling"), experiment("coupling_page")
 

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from scripts import experiment
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "experiments" / "results" / "mac.json"
 
 
-def page_module() -> Any:
-    spec = importlib.util.spec_from_file_location("mac_page", ROOT / "experiments" / "mac_page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_pages_are_filled_from_the_result_file() -> None:
-    module = page_module()
+    module = experiment("mac_page")
     found = module.blocks(json.loads(RESULTS.read_text()))
     for path in module.PAGES:
         text = path.read_text("utf8")

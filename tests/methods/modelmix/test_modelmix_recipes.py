@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from scripts import experiment
 from sordino.cli import main
 from sordino.runs.recipe import Recipe
 
@@ -57,17 +56,8 @@ def test_a_recipe_is_audited_from_the_command_line(tmp_path: Path, capsys: pytes
     assert "NOT what the plan states" in capsys.readouterr().err
 
 
-def page_module() -> Any:
-    spec = importlib.util.spec_from_file_location("modelmix_page", ROOT / "experiments" / "modelmix_page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_page_and_the_plot_are_made_from_the_result_file() -> None:
-    module = page_module()
+    module = experiment("modelmix_page")
     document = json.loads(module.RESULTS.read_text())
     text = module.PAGE.read_text("utf8")
     assert module.filled(text, module.blocks(document)) == text, "run python experiments/modelmix_page.py"
@@ -75,7 +65,7 @@ def test_the_page_and_the_plot_are_made_from_the_result_file() -> None:
 
 
 def test_every_modelmix_epsilon_of_the_experiment_has_its_control_below_it() -> None:
-    document = json.loads(page_module().RESULTS.read_text())
+    document = json.loads(experiment("modelmix_page").RESULTS.read_text())
     rows = {(row["arm"], row["target_epsilon"]): row for row in document["table"]}
     for (arm, target), row in rows.items():
         assert row["epsilon"] <= target
