@@ -30,7 +30,7 @@ os.environ["SORDINO_CACHE"] = tempfile.mkdtemp()
 
 import torch  # noqa: E402
 
-from faulty import commands, datasets, disk, recipes, runs  # noqa: E402
+from faulty import commands, datasets, disk, malicious, recipes, runs  # noqa: E402
 from faulty.outcome import Tally, limit_memory  # noqa: E402
 from provenance import COMMIT, origin  # noqa: E402
 
@@ -40,8 +40,9 @@ KINDS: Mapping[str, tuple[Fuzz, Callable[[], AbstractContextManager[None]]]] = {
     "datasets": (datasets.fuzz, nullcontext),
     "commands": (commands.fuzz, nullcontext),
     "runs": (runs.fuzz, runs.small_runs),
+    "malicious": (malicious.fuzz, runs.small_runs),
 }
-COUNTS = {"commands": 700, "datasets": 11_000, "runs": 500, "recipes": 22_000, "disk": 2_000}
+COUNTS = {"commands": 700, "datasets": 11_000, "runs": 500, "malicious": 2_000, "recipes": 22_000, "disk": 2_000}
 
 
 def keep(path: Path, kind: str, found: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Shows each numbered break of breaks.py on the code of the day that it was found on.
 
     python experiments/old_breaks.py            every point; writes results/breaks.json
-    python experiments/old_breaks.py NAME…      some points, printed only
+    python experiments/old_breaks.py NAME…      some points anew
 
 The package of commit OLD is unpacked from git's history into a temporary directory, and every point is tried in a
 process of its own that imports that package, by its interface of that day (today's tests can't run there: modules and
@@ -54,17 +54,18 @@ def points() -> list[str]:
 
 
 def main(names: list[str]) -> int:
-    rows = []
+    known = json.loads(TARGET.read_text(encoding="utf8"))["points"] if names and TARGET.exists() else []
+    rows = {f"{row['break']} {row['point']}": row for row in known}
     with tempfile.TemporaryDirectory() as folder:
         source = unpacked(Path(folder))
         for name in names or points():
             number, _, text = name.partition(" ")
-            rows.append({"break": int(number), "point": text, **tried(source, name)})
-            print(f"{'shown' if rows[-1]['shown'] else 'NOT SHOWN':10s} {name}: {rows[-1]['seen']}", flush=True)
-    if not names:
-        about = {"command": "python experiments/old_breaks.py", "code_of": OLD}
-        TARGET.write_text(json.dumps({**about, "points": rows}, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
-    return 0 if all(row["shown"] for row in rows) else 1
+            rows[name] = {"break": int(number), "point": text, **tried(source, name)}
+            print(f"{'shown' if rows[name]['shown'] else 'NOT SHOWN':10s} {name}: {rows[name]['seen']}", flush=True)
+    about = {"command": "python experiments/old_breaks.py", "code_of": OLD}
+    kept = [rows[name] for name in points() if name in rows]
+    TARGET.write_text(json.dumps({**about, "points": kept}, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
+    return 0 if all(row["shown"] for row in kept) else 1
 
 
 if __name__ == "__main__":

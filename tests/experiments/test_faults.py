@@ -14,7 +14,7 @@ import sordino
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
 
-from faulty import commands, datasets, disk, recipes, runs  # type: ignore[import-not-found] # noqa: E402
+from faulty import commands, datasets, disk, malicious, recipes, runs  # type: ignore[import-not-found] # noqa: E402
 from faulty.outcome import Tally  # type: ignore[import-not-found] # noqa: E402
 
 
@@ -88,6 +88,18 @@ def test_a_damaged_run_is_refused_or_is_whole(tmp_path: Path) -> None:
     assert not tally.left_behind
     assert tally.outcomes["exit 3"] > 4
     assert tally.outcomes["exit 0"] > 4, "also what can be told is tried"
+
+
+def test_a_run_directory_that_somebody_made_up_is_read_or_refused(tmp_path: Path) -> None:
+    """The hashes agree with what was changed, so the readers behind them are tried; the last four were tracebacks."""
+    tally = Tally()
+    with runs.small_runs():
+        for seed in (*range(40), 54, 164, 1428, 1464):
+            malicious.fuzz(seed, tally, tmp_path / "try")
+    assert not tally.uncaught
+    assert not tally.left_behind
+    assert tally.outcomes["exit 0"] > 10
+    assert tally.outcomes["exit 2"] > 2
 
 
 def test_asserts_narrow_types_and_guard_nothing() -> None:

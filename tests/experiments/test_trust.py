@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
 
 import breaks  # type: ignore[import-not-found] # noqa: E402
+import everything  # type: ignore[import-not-found] # noqa: E402
 import trust  # type: ignore[import-not-found] # noqa: E402
 
 
@@ -29,6 +32,40 @@ def test_every_break_has_tests_that_exist() -> None:
         assert tests
         for file, _, name in (test.partition("::") for test in tests):
             assert f"def {name}(" in (ROOT / file).read_text(encoding="utf8"), name
+
+
+def test_every_break_was_seen_on_the_code_of_that_day() -> None:
+    points = trust.read("breaks.json")["points"]
+    assert {point["break"] for point in points} == set(range(1, 11))
+    assert [point["point"] for point in points if not point["shown"]] == []
+    assert len(points) == (ROOT / "experiments" / "old_points.py").read_text(encoding="utf8").count("@point(")
+
+
+def test_the_page_says_whether_its_files_come_from_one_commit() -> None:
+    one = {"trust.json": {"a"}, "mutants.json": {"a"}}
+    assert "".join(trust.commit_lines(one)) == "Everything below was made by the code of one commit, a."
+    for other in ({**one, "faults.json": {"b"}}, {**one, "trust.json": {"a", "b"}}, {**one, "faults.json": set()}):
+        lines = "\n".join(trust.commit_lines(other))
+        assert "different commits" in lines
+        assert all(f"`{name}`" in lines for name in other)
+    assert set(trust.commits()) == {
+        "trust.json",
+        "mutants.json",
+        "forgeries.json",
+        "faults.json",
+        "audit_strength.json",
+    }
+
+
+def test_everything_is_refused_for_code_that_no_commit_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert everything.main("0123456789+changes", None) == 1
+    assert "commit them first" in capsys.readouterr().out
+
+
+def test_everything_runs_each_command_of_the_page_once() -> None:
+    names = [command[0] for lane in everything.lanes("data") for command in lane]
+    assert sorted(names) == ["audit_strength.py", "faults.py", "forged.py", "mutants.py", "trust.py"]
+    assert all((ROOT / "experiments" / name).exists() for name in names)
 
 
 def test_every_forgery_was_named() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import sordino
 from small_recipes import small_toml
 from sordino.accounting.selection import Repetition, selection_epsilon
 from sordino.data import load
@@ -19,6 +20,8 @@ from sordino.runs import selection as module
 from sordino.runs.recipe import Recipe
 from sordino.runs.selection import HIDDEN, Price, best_of, candidates, draw_runs, run_paid
 from sordino.runs.sweep import Checked, Sweep, SweptKey
+from sordino.runs.verify import failed, verify
+from sordino.training.sealed import read_sealed
 
 RECIPE = small_toml(  # full batches: their Rényi curve is a formula, so calibration is fast
     privacy={"epsilon": 1.0, "noise_multiplier": None, "insecure_seed": None},
@@ -172,6 +175,16 @@ def test_a_paid_sweep_leaves_one_run_whose_papers_state_the_whole_cost(
     assert len({path.stat().st_mtime_ns for path in (*left, out / "run")}) == 1, "how many runs came after the best"
     assert not [path.name for path in left if HIDDEN.encode() in path.read_bytes()], "its place among the runs"
     assert "finished" not in result["environment"]
+    _, about = read_sealed(out / "run" / "model.safetensors")
+    assert about["epsilon"] == document["epsilon"], "the model states what the selection cost, wherever it is copied to"
+    assert about["guarantee"] == document["sentence"]
+    verdict = verify(out / "run")
+    assert list(failed(verdict)) == []
+    assert verdict.epsilon == pytest.approx(result["epsilon_of_a_single_run"], rel=1e-6)
+    assert sordino.load(out / "run").guarantee == document["sentence"]
+    edit = {**result, "epsilon": result["epsilon_of_a_single_run"] / 2}
+    (out / "run" / "result.json").write_text(json.dumps(edit), encoding="utf8")
+    assert {"epsilon", "claim", "model"} <= {check.name for check in failed(verify(out / "run"))}
     with pytest.raises(InputError, match="made once"):
         run_paid(over(recipe, "train.lr=0.01,0.5"), PRICE, out)
 

@@ -344,6 +344,19 @@ class Plan(metaclass=_Makers):
             wrong = ", ".join(sorted((set(values) | optional) ^ known))
             raise InputError(f"a plan must have exactly the keys {', '.join(sorted(known))}; wrong: {wrong}")
         try:
+            return cls._from_values(values)
+        except (
+            TypeError,
+            ValueError,
+            KeyError,
+            AttributeError,
+            OverflowError,
+        ) as error:  # a file that somebody made up
+            raise InputError(f"a plan has a value that no plan has: {error}") from error
+
+    @classmethod
+    def _from_values(cls, values: Mapping[str, Any]) -> Plan:
+        try:
             statistics = tuple(Statistic(**statistic) for statistic in values["statistics"])
         except TypeError as error:
             raise InputError(f"a plan's statistics are wrong: {error}") from None

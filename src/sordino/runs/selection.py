@@ -33,11 +33,13 @@ from sordino.files import json_bytes, make_folder, read_json, usable_folder, wri
 from sordino.plan import Plan
 from sordino.randomness import RandomSource
 from sordino.registry import names_with
+from sordino.runs.closing import write_closed
 from sordino.runs.recipe import Recipe
 from sordino.runs.sweep import Checked, Sweep, check, described, run_one, toml_value
 from sordino.shown import up
 from sordino.training.metrics import read_metrics
 from sordino.training.progress import working
+from sordino.training.sealed import read_sealed
 
 HIDDEN = ".unpublished"  # below `out`, for runs that must not be seen
 THREAT = (
@@ -249,5 +251,8 @@ def restate(folder: Path, document: Mapping[str, Any]) -> None:
     # the ε of a single run over its steps is smaller than the selection's cost, so it is not shown
     kept = [json.dumps({key: value for key, value in row.items() if key != "epsilon"}) + "\n" for row in rows]
     write_atomically(metrics, "".join(kept).encode())
-    write_atomically(folder / "result.json", json_bytes(result))
+    tensors, about = read_sealed(folder / "model.safetensors")  # it states an ε too, wherever it is copied to
+    said = {key: value for key, value in about.items() if key not in ("format", "ledger", "result")}
+    said |= {key: stated[key] for key in ("epsilon", "delta", "relation")} | {"guarantee": document["sentence"]}
+    write_closed(folder, {key: value for key, value in result.items() if key not in ("ledger", "files")}, tensors, said)
     report.write(folder)

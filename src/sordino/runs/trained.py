@@ -10,6 +10,7 @@ that are predicted have no protection here.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ from sordino.training.sealed import Damaged, read_sealed
 from sordino.training.state import load_model
 
 CHUNK = 1024
+LARGEST = 1 << 28  # numbers in one record
+_TYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 MADE_BY = "sordino.train"
 """The value of [run] made_by in a directory whose model is the caller's module."""
 
@@ -157,7 +160,7 @@ def load(
     weights, stated = read_weights(folder)
     _of_one_run(folder, result, stated)
     recipe = _recipe(folder, allow_code)
-    inputs = stated.get("inputs", {})
+    inputs = _checked_inputs(folder, stated)
     labels = tuple(inputs["labels"]) if inputs.get("labels") else None
     if recipe is None or model is not None:
         if model is None:
@@ -168,7 +171,7 @@ def load(
         _fill(folder, model, weights)
         return Trained(model.eval(), result, labels)
     place = None if data_dir is None else Path(data_dir)
-    if "input_shape" not in inputs:
+    if "input_shape" not in inputs or "classes" not in inputs:
         raise InputError(f"{folder / 'model.safetensors'} does not describe its inputs: an older version made it")
     made = _rebuilt(folder, recipe, weights, inputs, place)
     return Trained(
@@ -183,7 +186,7 @@ def _rebuilt(
     folder: Path, recipe: Recipe, weights: Mapping[str, Tensor], inputs: Mapping[str, Any], data_dir: Path | None
 ) -> tuple[nn.Module, _Function, _Function]:
     """(module with its weights, what is applied before it, what replaces both)."""
-    shape, classes = tuple(inputs["input_shape"]), int(inputs["classes"])
+    shape, classes = tuple(inputs["input_shape"]), inputs["classes"]
     header, _ = read_ledger(folder / "ledger.jsonl")
     plan = Plan.from_dict({key: value for key, value in header.items() if key != "kind"})
     own = plan.method.restored(plan, recipe, folder, shape, classes)
@@ -201,7 +204,7 @@ def _rebuilt(
     if own is not None:
         module = own[0]
     else:
-        kind = torch.zeros(1, *shape, dtype=getattr(torch, str(inputs["input_type"])))
+        kind = torch.zeros(1, *shape, dtype=getattr(torch, inputs["input_type"]))
         seen_shape = shape if recipe.features.name == "none" else tuple(extract(kind).shape[1:])
         vectors = data.read(recipe.data, data_dir).vectors if recipe.data.name == "imdb-glove" else None
         module = network_of(recipe, seen_shape, classes, vectors)
@@ -224,9 +227,10 @@ def _recipe(folder: Path, allow_code: bool) -> Recipe | None:
     """The recipe of the run; None if `sordino.train` made it."""
     path = folder / "recipe.toml"
     try:
-        made_by = tomllib.loads(path.read_text(encoding="utf8")).get("run", {}).get("made_by")
+        run = tomllib.loads(path.read_text(encoding="utf8")).get("run")
     except (OSError, ValueError) as error:
         raise InputError(f"{path} can't be read: {error}") from error
+    made_by = run.get("made_by") if isinstance(run, Mapping) else None
     return None if made_by == MADE_BY else Recipe.read(path, allow_code=allow_code)
 
 
@@ -237,6 +241,29 @@ def read_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return read_sealed(path)
     except (OSError, Damaged) as error:
         raise InputError(f"{path} can't be read: {error}") from error
+
+
+def _checked_inputs(folder: Path, stated: Mapping[str, Any]) -> dict[str, Any]:
+    """What the model's file says about its inputs; not trusted, for whoever made the directory wrote it.
+
+    Raises:
+        InputError: an entry has a wrong type, or a size that no model has.
+    """
+    inputs = stated.get("inputs") or {}
+    right = isinstance(inputs, dict) and (
+        "input_shape" not in inputs
+        or (_sizes(inputs["input_shape"]) and _sizes([inputs.get("classes", 1)]) and inputs.get("input_type") in _TYPES)
+    )
+    labels = inputs.get("labels") if right else None
+    if not right or not (labels is None or (isinstance(labels, list) and all(isinstance(one, str) for one in labels))):
+        raise InputError(f"{folder / 'model.safetensors'} describes its inputs in a way that no run writes")
+    return dict(inputs)
+
+
+def _sizes(value: Any) -> bool:
+    """Whether it is a list of positive whole numbers whose product is a size of one record."""
+    whole = isinstance(value, list) and all(type(one) is int and 0 < one <= LARGEST for one in value)
+    return whole and math.prod(value) <= LARGEST
 
 
 def _of_one_run(folder: Path, result: Mapping[str, Any], stated: Mapping[str, Any]) -> None:

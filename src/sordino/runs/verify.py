@@ -42,6 +42,12 @@ PAGE_ONLY = ("histogram.json", "pictures.json")
 """Files of some runs that the report shows."""
 PUBLISHED = (*PAGE_ONLY, "statistics.safetensors", "projection.safetensors")
 """Files that only some runs have, and that a report or `sordino.load` reads: they must be in the result's list."""
+SINGLE = "epsilon_of_a_single_run"
+"""The key of a run that a paid sweep selected: the ledger's ε, while `epsilon` is that of the whole selection."""
+SELECTED = (
+    "epsilon", "accountant", "theorem", "sentence", "threat_model", "assumptions", "epsilon_rdp", "epsilon_lower",
+    "beside",
+)  # fmt: skip
 _EXPECTED = (SordinoError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
@@ -235,9 +241,13 @@ def _epsilon(found: _Found) -> str:
         raise _Disagreement(f"{RESULT} states ε = {found.stated().get('epsilon')!r}, the ledger gives {up(spent, 6)}")
     # A declared statistic that was never released leaves the plan's ε as an upper bound.
     unused = len(chain.entries) < plan.steps + sum(statistic.count for statistic in plan.statistics)
-    if not (near(stated, spent) or (unused and near(stated, whole) and spent <= whole)):
+    single = number(found.stated().get(SINGLE, stated))  # of a selected run: the result states the selection's, larger
+    if single is None or not (near(single, spent) or (unused and near(single, whole) and spent <= whole)):
         raise _Disagreement(f"{RESULT} states ε = {up(stated, 6)}, the ledger gives {up(spent, 6)}")
-    return f"ε = {up(spent, 6)} from the ledger"
+    if stated < single:
+        raise _Disagreement(f"{RESULT} states ε = {up(stated, 6)} of a selection, less than of the run alone")
+    more = "" if SINGLE not in found.stated() else f"; {up(stated, 6)} of the whole selection is not computed again"
+    return f"ε = {up(spent, 6)} from the ledger{more}"
 
 
 def _claim(found: _Found) -> str:
@@ -258,11 +268,12 @@ def _claim(found: _Found) -> str:
     same_version = dict(result.get("environment") or {}).get("sordino") == __version__
     texts = () if same_version else ("theorem", "threat_model", "assumptions", "sentence")
     stopped = ("beside", "sentence", "assumptions")  # they describe the steps that were made
-    ignored = {*texts, *(() if result.get("stopped_at") is None else stopped)}
+    ignored = {*texts, *(() if result.get("stopped_at") is None else stopped), *(SELECTED if SINGLE in result else ())}
     for key in [key for key in claim if key not in ignored]:
         if not alike(given.get(key), claim[key]):
             raise _Disagreement(f"the guarantee in {RESULT} has a different {key} than the ledger's plan")
-    said = f"(ε = {up(plan.guarantee().epsilon)}, δ = {up(plan.delta)})"
+    claimed = number(result.get("epsilon")) if SINGLE in result else None
+    said = f"(ε = {up(claimed or plan.guarantee().epsilon)}, δ = {up(plan.delta)})"
     if said not in str(given.get("sentence")):  # the other words may be those of another version
         raise _Disagreement(f"the sentence in {RESULT} does not state {said}, which the ledger's plan gives")
     return "δ, relation, records, noise and the sentence are those of the ledger's plan"
