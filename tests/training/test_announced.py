@@ -16,6 +16,7 @@ from sordino.methods.coupling import use
 from sordino.methods.dp_mac.coefficients import Coefficients
 from sordino.methods.hidden_state import training as hidden
 from sordino.plan import Plan
+from sordino.plan.contribution import RecordMomentum
 from sordino.records import gradients
 from sordino.release import noise
 from sordino.runs.run import run_recipe
@@ -153,3 +154,26 @@ def test_the_rehearsal_leaves_the_model_and_its_random_numbers_alone(capsys: pyt
 
     assert all(torch.equal(one, other) for one, other in zip(trained(None), trained(False), strict=True))
     assert "less than a minute" in capsys.readouterr().err
+
+
+def test_momenta_of_single_records_are_timed_with_whole_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = torch.randn(60, 3), torch.arange(60) % 2
+    plan = sordino.dpsgd(
+        noise_multiplier=1.0, delta=1e-5, records=60, expected_batch=60, steps=5, record_momentum=RecordMomentum(0.9)
+    )
+    sordino.train(nn.Linear(3, 2), nn.functional.cross_entropy, rows, plan, lr=0.1)
+    assert "less than a minute" in capsys.readouterr().err
+
+
+def test_a_rehearsal_that_fails_does_not_end_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(*_: Any) -> float:
+        raise RuntimeError("only whole batches")
+
+    monkeypatch.setattr(announced, "extrapolated", failing)
+    rows = torch.randn(60, 3), torch.arange(60) % 2
+    plan = sordino.dpsgd(noise_multiplier=1.0, delta=1e-5, records=60, expected_batch=30, steps=5)
+    result = sordino.train(nn.Linear(3, 2), nn.functional.cross_entropy, rows, plan, lr=0.1)
+    assert result.guarantee == plan.guarantee()
+    assert "minute" not in capsys.readouterr().err

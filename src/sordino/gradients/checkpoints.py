@@ -34,7 +34,11 @@ def _surrounding(*args: Any, **kwargs: Any) -> Iterator[None]:
     yield
 
 
-_OURS = {"CheckpointFunction": _Called, "_checkpoint_without_reentrant_generator": _surrounding}
+_OURS = {
+    "CheckpointFunction": _Called,
+    "_checkpoint_without_reentrant_generator": _surrounding,
+    "_checkpoint_without_reentrant_generator_impl": _surrounding,  # the name since torch 2.15
+}
 
 
 @contextlib.contextmanager
@@ -44,6 +48,8 @@ def without_checkpoints() -> Iterator[None]:
     with _lock:
         if not _passes:
             for name, ours in _OURS.items():
+                if not hasattr(checkpointing, name):
+                    continue
                 _torchs[name] = getattr(checkpointing, name)
                 setattr(checkpointing, name, ours)
         _passes += 1

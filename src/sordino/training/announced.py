@@ -170,5 +170,10 @@ def seconds_per_step(job: Job) -> float | None:
         job.update.move(next(steps), loop.optimizer)
         return sums.summed
 
-    with torch.random.fork_rng(devices=[]):
-        return extrapolated(step, plan.expected_batch) + _later_noise(plan, step, lambda: sums.step)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            if plan.contribution.record_momentum is not None:
+                return _timed(step, records)[1]  # such a sum is of all records
+            return extrapolated(step, plan.expected_batch) + _later_noise(plan, step, lambda: sums.step)
+    except Exception:  # a method or a dataset that a part of a batch does not suit; the run reports its own errors
+        return None

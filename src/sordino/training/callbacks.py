@@ -21,7 +21,8 @@ plan's. Steps that were not made are not spent: `resume` continues with them, wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,6 +78,9 @@ class Callback:
             rows: All rows of the run.
         """
 
+    def failed(self) -> None:
+        """Called instead of `end` if the run ends by an error or a signal."""
+
 
 @dataclass
 class EarlyStopping(Callback):
@@ -115,6 +119,17 @@ class EarlyStopping(Callback):
         else:
             self._waited += 1
         return self._waited >= self.patience
+
+
+@contextmanager
+def told_of_failure(callbacks: Sequence[Callback]) -> Iterator[None]:
+    """Tells the callbacks if what is done inside fails."""
+    try:
+        yield
+    except BaseException:  # a signal too
+        for callback in callbacks:
+            callback.failed()
+        raise
 
 
 class AtStart(Callback):

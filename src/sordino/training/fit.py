@@ -45,7 +45,7 @@ from sordino.sampling import Partition, cycle
 from sordino.training.agreement import agree, reporting
 from sordino.training.announced import header, seconds_per_step
 from sordino.training.asked import check_asked, chosen_update
-from sordino.training.callbacks import Callback, checked, stopped
+from sordino.training.callbacks import Callback, checked, stopped, told_of_failure
 from sordino.training.first_batch import check_first_batch
 from sordino.training.histogram import check_declared, release_histogram
 from sordino.training.job import Job, Result, fingerprint_of
@@ -324,9 +324,11 @@ def _fit(
             steps = led_steps(plan, inner, job.store, drawn, source, ledger, loop, counted)
         skipped = int(state.scalars.get("skipped_steps", 0)) + start - state.step
         say(job.said or header(plan, guarantee, None), settings.progress)
-        for callback in job.callbacks:
-            callback.begin(plan, guarantee)
-        ran = loop.run(steps, replace(state, step=start, scalars={**state.scalars, "skipped_steps": skipped}), plan)
+        state = replace(state, step=start, scalars={**state.scalars, "skipped_steps": skipped})
+        with told_of_failure(job.callbacks):
+            for callback in job.callbacks:
+                callback.begin(plan, guarantee)
+            ran = loop.run(steps, state, plan)
         histogram = release_histogram(
             plan, counted, records=records, source=source, ledger=ledger, chunk=settings.chunk
         )

@@ -12,6 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sordino.errors import SordinoError
 from sordino.plan.core import Plan
 from sordino.plan.guarantee import Guarantee
@@ -21,6 +23,14 @@ from sordino.training.callbacks import Callback, Row
 def _written(row: Row) -> dict[str, float]:
     """A row without its step and its time: the duration of steps depends on the batches, which are private."""
     return {name: float(value) for name, value in row.items() if name not in ("step", "seconds")}
+
+
+def _single(name: str, value: float) -> float:
+    """The value as TensorBoard stores it, in single precision; an ε is rounded up, since it is an upper bound."""
+    single = np.float32(value)
+    if name.startswith("epsilon") and float(single) < value:
+        single = np.nextafter(single, np.float32(np.inf))
+    return float(single)
 
 
 class TensorBoard(Callback):
@@ -41,7 +51,7 @@ class TensorBoard(Callback):
 
     def told(self, row: Row) -> None:
         for name, value in _written(row).items():
-            self._writer.add_scalar(name, value, int(row["step"]))
+            self._writer.add_scalar(name, _single(name, value), int(row["step"]))
 
     def seen(self, row: Row) -> None:
         """Does nothing: the earlier part of the run wrote these rows."""
@@ -50,9 +60,14 @@ class TensorBoard(Callback):
         self._writer.flush()
         self._writer.close()
 
+    def failed(self) -> None:
+        self.end(())
+
 
 class MLflow(Callback):
-    """Logs the plan's public constants as parameters and each row as metrics of the active (or a new) run.
+    """Logs the plan's public constants as parameters and each row as metrics.
+
+    They go to MLflow's active run; if there is none, a run is started, and ended with the training.
 
     Raises:
         SordinoError: the package mlflow is not installed.
@@ -64,8 +79,12 @@ class MLflow(Callback):
             self._mlflow: Any = import_module("mlflow") if run is None else run
         except ImportError as error:
             raise SordinoError("MLflow(…) needs the package mlflow: pip install mlflow") from error
+        self._started = False
 
     def begin(self, plan: Plan, guarantee: Guarantee) -> None:
+        if hasattr(self._mlflow, "active_run") and self._mlflow.active_run() is None:
+            self._mlflow.start_run()
+            self._started = True
         self._mlflow.log_params(
             {
                 "method": plan.method.name,
@@ -84,3 +103,15 @@ class MLflow(Callback):
 
     def seen(self, row: Row) -> None:
         """Does nothing: the earlier part of the run logged these rows."""
+
+    def end(self, rows: Sequence[Row]) -> None:
+        self._end("FINISHED")
+
+    def failed(self) -> None:
+        self._end("FAILED")
+
+    def _end(self, status: str) -> None:
+        """Ends the run that `begin` started, so that the next training does not log into it."""
+        if self._started:
+            self._mlflow.end_run(status)
+        self._started = False

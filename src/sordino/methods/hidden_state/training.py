@@ -49,7 +49,7 @@ from sordino.release import Entry, release
 from sordino.release.ledger import Ledger
 from sordino.sampling import LogicalBatch
 from sordino.training.announced import extrapolated, header
-from sordino.training.callbacks import Callback, checked
+from sordino.training.callbacks import Callback, checked, told_of_failure
 from sordino.training.fit import First
 from sordino.training.job import Result
 from sordino.training.metrics import MetricsLog
@@ -119,9 +119,10 @@ def train_hidden(
         check_gradients(method.loss, records)
         seconds = None if progress is False else _seconds(plan, records, chunk)
         say(header(plan, guarantee, seconds), progress)
-        for callback in watching:
-            callback.begin(plan, guarantee)
-        iterate = descend(plan, records, source=source, ledger=ledger, chunk=chunk, progress=progress)
+        with told_of_failure(watching):
+            for callback in watching:
+                callback.begin(plan, guarantee)
+            iterate = descend(plan, records, source=source, ledger=ledger, chunk=chunk, progress=progress)
     model = published_model(method, iterate)
     log = MetricsLog(folder / "metrics.jsonl" if folder else None)
     log.cut(0)
