@@ -236,8 +236,8 @@ def main() -> int:
 
     document: dict[str, Any] = {"command": " ".join(["python benchmarks/sharded.py", *sys.argv[1:]])}
     if chosen.only != "time":
-        memory = {f"{n or 1} of 1 process" if n == 0 else f"{n} ranks": together(n, _limited, chosen.megabytes,
-                  chosen.width, chosen.blocks) for n in (0, 2)}  # fmt: skip
+        model = chosen.megabytes, chosen.width, chosen.blocks
+        memory = {f"{n} ranks" if n else "one process": together(n, _limited, *model) for n in (0, 2)}
         document["memory"] = {"megabytes": chosen.megabytes, **memory}
         print(json.dumps(document["memory"], indent=1))
     if chosen.only != "memory":
@@ -256,7 +256,7 @@ class Size:
     blocks: int = 4
     batch: int = 64
     chunk: int = 16
-    steps: int = 20
+    steps: int = 14
 
 
 KINDS = {"plain": 0, "private": 0, "plain sharded": 2, "private sharded": 2, "private ranks": 2}
@@ -287,7 +287,7 @@ def _timed(rounds: int) -> dict[str, Any]:
             for by, found in slowest.items()
         },
         "bytes_sent_a_step": {
-            kind: {"measured": sent[kind], "formula": formula(kind, size)} for kind in sent
+            kind: {"measured": sent[kind], "formula": formula(kind, size, _chunks(size))} for kind in sent
         },
         "same_bits": len(digests) == 1,
     }  # fmt: skip
@@ -305,12 +305,16 @@ def _count(size: Size) -> int:
     return sum(p.numel() for p in Transformer(size.width, size.blocks).parameters())
 
 
-def formula(kind: str, size: Size) -> float | None:
-    """Bytes that two ranks send in a step (docs/howto/many_ranks.md), all parameters trained, single precision."""
+def formula(kind: str, size: Size, chunks: float, ranks: int = 2) -> float | None:
+    """Bytes that all ranks send in a step (docs/howto/many_ranks.md), all parameters trained, single precision."""
     count = _count(size)
-    if kind == "private ranks":
+    if kind == "private ranks":  # for two ranks
         return 4 * count + 16 * count + 8 * size.batch
-    return 0.5 * _chunks(size) * 16 * count if kind == "private sharded" else None
+    if kind != "private sharded":
+        return None
+    block = sum(p.numel() for p in Block(size.width).parameters())
+    turns = 2 * chunks - ranks  # of each rank's passes: from forward to backward, and to the next chunk's forward
+    return (ranks - 1) / ranks * (chunks * (8 * count + 8 * count) - turns * 4 * block)
 
 
 def _chunks(size: Size) -> float:

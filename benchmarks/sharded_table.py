@@ -1,0 +1,47 @@
+"""The tables of docs/howto/many_ranks.md about sharded models, from the files that benchmarks/sharded.py wrote.
+
+python benchmarks/sharded_table.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "howto" / "many_ranks.md"
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- sharded:begin -->", "<!-- sharded:end -->"
+
+
+def table(time: dict[str, Any], memory: dict[str, Any]) -> str:
+    """Markdown of both result files."""
+    rows = ["| a private step over a plain one | processor time | by the clock |", "|---|---|---|"]
+    for kind in time["over_plain"]["processor"]:
+        found = [time["over_plain"][by][kind] for by in ("processor", "clock")]
+        cells = [f"{one['median']:.2f} ({one['least']:.2f} to {one['most']:.2f})" for one in found]
+        rows.append(f"| {kind} | {' | '.join(cells)} |")
+    rows += ["", "| bytes of a step, all ranks | measured | by formula |", "|---|---|---|"]
+    for kind, sent in time["bytes_sent_a_step"].items():
+        formula = "" if sent["formula"] is None else f"{sent['formula'] / 1e6:.1f} MB"
+        rows.append(f"| {kind} | {sent['measured'] / 1e6:.1f} MB | {formula} |")
+    rows += ["", f"| with {memory['megabytes']} MB for each process | |", "|---|---|"]
+    rows += [f"| {kind} | {_ended(found)} |" for kind, found in memory.items() if kind != "megabytes"]
+    return "\n".join(rows)
+
+
+def _ended(found: list[dict[str, Any]]) -> str:
+    failed = next((one["failed"] for one in found if "failed" in one), None)
+    return f"{found[0]['steps']} steps, finite weights" if failed is None else f"fails: {failed}"
+
+
+def written(page: str) -> str:
+    """The page with the tables of the result files."""
+    time, memory = (json.loads((RESULTS / name).read_text("utf8")) for name in ("sharded_time.json", "sharded.json"))
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n{table(time['time'], memory['memory'])}\n{END}{rest.split(END)[1]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text("utf8")), encoding="utf8")

@@ -1,0 +1,76 @@
+"""What a step sends over the wire is what docs/howto/many_ranks.md says, by the kernel's own count."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.fsdp  # once, before the ranks are forked
+from processes import in_ranks
+from torch.nn.functional import cross_entropy
+
+from sordino import ranks
+from sordino.clipping import FlatClip
+from sordino.ranks.layout import shard_blocks
+from sordino.ranks.sharded import Batch, sum_batch
+from sordino.ranks.store import Store
+from sordino.ranks.sums import Work, shared_sum
+from sordino.records.gradients import record_gradients
+from sordino.records.momentum import PastIterates
+from sordino.sampling import LogicalBatch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import sharded as benchmark
+import sharded_table
+import wire
+
+SIZE = benchmark.Size(width=32, blocks=6, batch=12, chunk=4)
+TIMES = 2
+
+
+def _sent(number: int, shard: bool) -> tuple[float, int]:
+    """Bytes that this rank sends for one batch, and the number of its chunks; all checks were made before."""
+    torch.manual_seed(0)
+    net = benchmark.Transformer(SIZE.width, SIZE.blocks)
+    rank, x = ranks.of_group(), benchmark._data(SIZE.batch)
+    batch = LogicalBatch(0, torch.arange(SIZE.batch), SIZE.chunk)
+    inner: Any = record_gradients(shard_blocks(net) if shard else net, cross_entropy, x, FlatClip(1.0))
+    store = Store(net, rank) if shard else None
+    inner = inner if store is None else inner.over(store, SIZE.chunk)
+
+    def step() -> None:
+        if store is not None:
+            sum_batch(inner, store, Batch(batch, 7), PastIterates())
+        else:
+            shared_sum(inner, net, rank, Work(batch, 7, PastIterates(), False))
+
+    step()
+    dist.barrier()
+    before = wire.sent()
+    for _ in range(TIMES):
+        step()
+    dist.barrier()
+    return (wire.sent() - before) / TIMES, len(inner.pieces(batch))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_bytes_of_a_sharded_step_are_those_of_the_page(size: int, tmp_path: Path) -> None:
+    found = in_ranks(size, tmp_path, _sent, True)
+    sent, chunks = sum(one[0] for one in found), found[0][1]
+    assert sent == pytest.approx(benchmark.formula("private sharded", SIZE, chunks, size), rel=0.03)
+
+
+def test_the_bytes_of_ranks_that_share_chunks_are_those_of_the_page(tmp_path: Path) -> None:
+    sent = sum(one[0] for one in in_ranks(2, tmp_path, _sent, False))
+    ring, most = (times * benchmark._count(SIZE) for times in (4 + 12, 4 + 16))  # gloo adds along a ring, or sends more
+    assert 0.97 * ring < sent < 1.03 * most
+
+
+def test_the_page_has_the_tables_of_the_result_files() -> None:
+    page = sharded_table.PAGE.read_text("utf8")
+    assert sharded_table.written(page) == page
