@@ -27,7 +27,10 @@ CHOSEN = {
         ("compare_fashion_mnist_scattering.json", "whitened scattering, linear"),
         ("compare_fashion_mnist.json", "patches, linear"),
     ),
-    "mnist": (("compare_mnist.json", "patches, linear"),),
+    "mnist": (
+        ("compare_mnist_patches.json", "patches, linear"),
+        ("compare_mnist.json", "upright patches, linear"),
+    ),
     "cifar10": (("compare_cifar10.json", "patches, linear"),),
     "imdb": (("compare_imdb.json", "words, linear"),),
     "adult": (("compare_adult.json", "linear"),),

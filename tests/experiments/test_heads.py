@@ -71,3 +71,8 @@ def test_few_rows_are_judged_under_the_noise_of_all_of_them(monkeypatch: pytest.
     assert 0.3 < found <= 1.0
     assert seen["batch"] == 100
     assert seen["sigma"] / 100 == pytest.approx(heads.noise_of(3.0, 5000, 1000, 20) / 1000)  # of the mean gradient
+
+
+def test_several_options_of_a_map_are_given_with_commas() -> None:
+    assert feature_search.options("mirror=false,atoms=64,whiten=0.5") == {"mirror": False, "atoms": 64, "whiten": 0.5}
+    assert feature_search.options("") == {}

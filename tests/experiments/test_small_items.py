@@ -88,3 +88,12 @@ def test_core_hours_are_gradients_times_the_measured_cost() -> None:
     for row in document["items"]:
         assert row["core_hours"] == pytest.approx(row["gradients"] * cost[row["network"]] / 3600)
     assert {item for item, _, _ in step_costs.ITEMS} == {row["item"] for row in document["items"]}
+
+
+def test_a_table_has_the_step_size_that_held_out_images_chose() -> None:
+    def run(lr: float, accuracy: float, held_out: bool) -> dict[str, Any]:
+        return {"part": "records", "column": "kept = 0", "lr": lr, "accuracy": accuracy, "held_out": held_out}
+
+    runs = {"a": run(8.0, 0.7, True), "b": run(8.0, 0.9, False), "c": run(32.0, 0.8, True), "d": run(32.0, 0.6, False)}
+    (row,) = bias_small.table(runs)
+    assert (row["lr"], row["mean"], row["seeds"]) == (32.0, 0.6, 1)
