@@ -8,8 +8,8 @@ ceiling   what an auditor could prove who knows the exact pair of distributions 
 false     audits of a mechanism whose ε equals its claim: how many of them reject the claim
 black     the auditor sees the final model's loss on one record, with initial weights that the adversary chose; MNIST
 
-Rows that are already in results/audit_strength.json are not computed again, so an interrupted run continues; with --anew
-the rows of other commits are computed again.
+Rows that are already in results/audit_strength.json are not computed again, so an interrupted run continues; with
+--anew the rows of other commits are computed again.
 """
 
 from __future__ import annotations

@@ -97,8 +97,7 @@ def clipped_sum(
     if keys is not None and keys.shape != (records,):
         raise InputError(f"keys must have one number for each of {records} records, got {tuple(keys.shape)}")
     keep_freed_memory()
-    found = survey(model)
-    parameters = found.parameters
+    parameters = (found := survey(model)).parameters
     once = centre is None and not isinstance(clipping, PerLayerClip)
     state = [*found.state, *(survey_loss(loss) if isinstance(loss, nn.Module) else [])]
     memory = PassMemory() if assurance is None else assurance.memory

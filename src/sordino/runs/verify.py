@@ -27,6 +27,7 @@ from sordino.plan.explained import Explained, missing_step
 from sordino.plan.spent import from_ledger
 from sordino.release.ledger import read_chain
 from sordino.release.ledger_lines import FORMAT, Chain
+from sordino.report.reading import Run
 from sordino.runs.alike import alike, near, number, without_none
 from sordino.runs.closing import EQUAL, LEDGER, MODEL, REPORT, RESULT, SIGNATURE, file_digest, result_digest
 from sordino.runs.recipe import Recipe
@@ -355,7 +356,7 @@ def _page(found: _Found) -> str:
     raise _Disagreement(f"{REPORT} is not what these files give: it or they were edited{other} (`sordino report`)")
 
 
-def _shown(run: report.Run) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
+def _shown(run: Run) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
     return run.histogram, run.pictures
 
 

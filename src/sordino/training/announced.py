@@ -10,8 +10,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 
 import torch
+from torch import nn
 
 from sordino.clipping import Clipping
 from sordino.gradients import ClippedSum
@@ -27,6 +29,7 @@ from sordino.sampling import LogicalBatch
 from sordino.shown import up
 from sordino.training.job import Job
 from sordino.training.steps import PrivateStep, private_steps
+from sordino.training.updates import Update
 
 clock = time.perf_counter
 FEW = 16
@@ -136,6 +139,28 @@ class Discarded:
         for name, value in total.sums.items():
             total.sums[name] = torch.zeros_like(value, memory_format=torch.contiguous_format)
         return total
+
+
+def evaluates(job: Job) -> bool:
+    """Whether the run evaluates between its steps."""
+    return job.evaluate is not None and 0 < job.settings.eval_every < job.plan.steps
+
+
+def rehearsed_seconds(job: Job, remade: Callable[[nn.Module], Update]) -> float | None:
+    """The expected seconds of a step, from rehearsed steps on a copy of the model.
+
+    Args:
+        job: The run.
+        remade: Makes the update of a copy.
+
+    Returns:
+        The seconds; None if the model can't be copied or the time can't be measured.
+    """
+    try:
+        copied = deepcopy(job.model)
+    except Exception:  # the user's own modules may raise anything
+        return None
+    return seconds_per_step(Job(copied, job.dataset, job.plan, remade(copied), job.settings))
 
 
 def seconds_per_step(job: Job) -> float | None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ from sordino.release.ledger import Ledger
 from sordino.release.mechanisms import release_grid
 from sordino.sampling import Partition, cycle
 from sordino.training.agreement import agree, reporting
-from sordino.training.announced import header, seconds_per_step
+from sordino.training.announced import evaluates, header, rehearsed_seconds
 from sordino.training.asked import check_asked, chosen_update
 from sordino.training.callbacks import Callback, checked, stopped, told_of_failure
 from sordino.training.first_batch import check_first_batch
@@ -98,9 +97,7 @@ def train(
     rank = ranks.current()
     with ranks.watched(rank), ranks.leading(rank), ranks.noticing_closed(rank):
         with reporting(rank):
-            check_asked(
-                model, loss, dataset, plan, optimizer=optimizer, lr=lr, settings=settings, callbacks=callbacks
-            )  # fmt: skip
+            check_asked(model, loss, dataset, plan, optimizer=optimizer, lr=lr, settings=settings, callbacks=callbacks)
             dataset = mapped(dataset)
             if collate is not None or num_workers:
                 dataset = collated(dataset, collate, checks.whole("num_workers", num_workers))
@@ -191,22 +188,9 @@ def _ready(
     seconds = None
     if rank is None or rank.leads:
         check_first_batch(model, loss, job.dataset, plan, source, job.settings, store)
-        if store is None and job.settings.progress is not False and (copied := _copy(model)) is not None:
-            seconds = seconds_per_step(Job(copied, job.dataset, plan, remade(copied), job.settings))
+        if store is None and job.settings.progress is not False:
+            seconds = rehearsed_seconds(job, remade)
     return replace(job, said=header(plan, guarantee, seconds, evaluates=evaluates(job))), source
-
-
-def _copy(model: nn.Module) -> nn.Module | None:
-    """A copy of the model for rehearsed steps; None if it can't be copied."""
-    try:
-        return deepcopy(model)
-    except Exception:  # the user's own modules may raise anything
-        return None
-
-
-def evaluates(job: Job) -> bool:
-    """Whether the run evaluates between its steps."""
-    return job.evaluate is not None and 0 < job.settings.eval_every < job.plan.steps
 
 
 def fit(job: Job, source: RandomSource, guarantee: Guarantee, *, resume: bool, first: First | None = None) -> Result:

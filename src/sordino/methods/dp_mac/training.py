@@ -40,9 +40,9 @@ from sordino.records.fitting import rows_not_finite
 from sordino.records.momentum import PastIterates
 from sordino.records.reading import count_records, refuse_owners, row_reader
 from sordino.sampling import LogicalBatch
-from sordino.training.announced import header, seconds_per_step
+from sordino.training.announced import evaluates, header, seconds_per_step
 from sordino.training.callbacks import Callback, checked
-from sordino.training.fit import evaluates, fit, fit_without_noise
+from sordino.training.fit import fit, fit_without_noise
 from sordino.training.job import Job, Result, digest
 from sordino.training.loop import Evaluate, Settings
 from sordino.training.progress import tell_not_finite
