@@ -67,7 +67,7 @@ class Assurance:
     def __init__(self) -> None:
         self.memory = PassMemory()
         self.programs: dict[int, bool] = {}  # the compared programs, and whether they draw no random numbers
-        self.operations: set[int] = set()  # those that were tested for interaction where they were new
+        self.operations: dict[int, bool] = {}  # the same, whatever the lengths: tested for interaction where new
         self.sized = False
         self.held: int | None = None  # bytes of a record's stored gradients, if they were measured
         self.attributed = self.grouped = self.looked = self.batches = 0
@@ -133,7 +133,7 @@ class Assurance:
                 if new:
                     self.programs[made.program] = self._attribute(setup, data, chunk, made, first)
                 tested = self._test(setup, data, chunk, made, new=first, due=due, larger=larger)
-                self.operations.add(made.operations)
+                self.operations[made.operations] = self.programs[made.program]
                 if unseen and not tested:
                     self._look(setup, data, chunk.rows, made, self.programs[made.program])
         if new or due or larger:
@@ -147,7 +147,9 @@ class Assurance:
         first: its operations are new as well, so that lengths of gradients are compared in other groups."""
         given, self._summed = self._summed, None
         give_back_freed_memory()
-        found = None if given is None else compared(setup, data, given)
+        # if only a length is another than before, it is known whether numbers are drawn: nothing is watched again
+        drawn = not self.operations.get(made.operations, True)
+        found = None if given is None or drawn else compared(setup, data, given, watched=first)
         still = found is not None
         if given is None:
             # a program that depends neither on sizes nor on values is the same for a few rows
