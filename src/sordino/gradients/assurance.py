@@ -70,7 +70,8 @@ class Assurance:
 
     def __init__(self) -> None:
         self.memory = PassMemory()
-        self.programs: dict[int, bool] = {}  # the checked programs, and whether they draw no random numbers
+        self.programs: dict[int, bool] = {}  # the compared programs, and whether they draw no random numbers
+        self.operations: dict[int, bool] = {}  # the same, whatever the lengths: tested for interaction where new
         self.sized = False
         self.held: int | None = None  # bytes of a record's stored gradients, if they were measured
         self.attributed = self.grouped = self.looked = self.batches = 0
@@ -133,9 +134,13 @@ class Assurance:
             if chunk.rows < 2:
                 self._look(setup, data, chunk.rows, made, not _draws(setup, data))
             else:
+                # if only a length coincides with the batch's, the model computes what was tested before, and its number
+                # of rows is tested below; what could be misled are the engine's labels, which are compared
+                first = made.operations not in self.operations
                 if new:
-                    self.programs[made.program] = self._attribute(setup, data, chunk, made)
-                tested = self._test(setup, data, chunk, made, new=new, due=due, larger=larger)
+                    self.programs[made.program] = self._attribute(setup, data, chunk, made, first)
+                tested = self._test(setup, data, chunk, made, new=first, due=due, larger=larger)
+                self.operations[made.operations] = self.programs[made.program]
                 if unseen and not tested:
                     self._look(setup, data, chunk.rows, made, self.programs[made.program])
                 if made.stops and (unseen or new):
@@ -147,12 +152,15 @@ class Assurance:
             self._left.clear()
         self._left.add(left)
 
-    def _attribute(self, setup: Setup, data: Data, chunk: Chunk, made: Found) -> bool:
-        """Compares the gradients of a new program with plain autograd; returns whether it draws no random numbers."""
+    def _attribute(self, setup: Setup, data: Data, chunk: Chunk, made: Found, first: bool) -> bool:
+        """Compares the gradients of a new program with plain autograd; returns whether it draws no random numbers.
+        first: its operations are new as well, so that lengths of gradients are compared in other groups."""
         given, self._summed = self._summed, None
         give_back_freed_memory()
         _pass_twice(setup, *_first(data, chunk.rows))
-        found = None if given is None else compared(setup, data, given)
+        # if only a length is another than before, it is known whether numbers are drawn: nothing is watched again
+        drawn = not self.operations.get(made.operations, True)
+        found = None if given is None or drawn else compared(setup, data, given, watched=first)
         still = found is not None
         if given is None:
             # a program that depends neither on sizes nor on values is the same for a few rows
@@ -162,13 +170,11 @@ class Assurance:
         del given
         with nullcontext() if still else neutral():
             lengths = check_attribution(setup, data, chunk.rows, found)
-        if not made.independent:
-            give_back_freed_memory()
+        if first and not made.independent:
             check = partial(check_lengths, setup, data, chunk.rows, lengths)
             if not still or not _without_draws(setup, check):
                 with neutral():
                     check()
-        give_back_freed_memory()
         self.attributed += 1
         return still
 

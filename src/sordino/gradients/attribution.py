@@ -81,9 +81,10 @@ def summed(setup: Setup, made: Found, rows: int) -> Summed | None:
     return found
 
 
-def compared(setup: Setup, data: Data, of: Summed) -> Gap | None:
-    """Compares these sums with plain autograd; None if the pass draws random numbers, which would not be the same."""
-    differences = _differences(setup, data, of.weight, of.sums, watched=True)
+def compared(setup: Setup, data: Data, of: Summed, *, watched: bool = True) -> Gap | None:
+    """Compares these sums with plain autograd; None if the pass draws random numbers, which would not be the same.
+    watched: it is not known yet whether it does."""
+    differences = _differences(setup, data, of.weight, of.sums, watched=watched)
     return None if differences is None else _largest_gap(of, differences)
 
 

@@ -59,6 +59,8 @@ class Pass:
 
     proven: the program shows that loss i depends on row i alone, and where the rows are at every use.
     independent: moreover no value was read from a tensor, so only the number of rows can influence a row's result.
+    operations: a hash of what is computed, in order, and of the answers to questions about several rows. program: the
+    same, and whether another dimension is as long as the batch, which might mislead the engine, not the model.
     sized: the computation may depend on the number of rows or on their positions. numbers: a hash of the values that
     were read, if any. opened: the model was given access to a tensor's memory. stops: the program may stop gradients or
     change them, so that equal losses do not mean equal gradients.
@@ -94,7 +96,8 @@ class Pass:
         known = label == ROWS and not book.hooked
         self.proven = rows == 1 or (known and all(use.layout is not None for use in self.tape.uses))
         self.independent = rows == 1 or (known and not (book.read or book.mixed))
-        self.program = hash((tuple(self.tape.program), tuple(book.answers), book.crowded, self.proven))
+        self.operations = hash((tuple(self.tape.program), tuple(book.answers), self.proven))
+        self.program = hash((self.operations, book.crowded))
         self.sized = book.asked or (rows > 1 and (book.cut or not self.independent))
         self.numbers = hash(tuple(book.numbers)) if book.numbers else None
         self.opened = book.opened
@@ -178,13 +181,14 @@ def _check_losses(losses: Any, rows: int) -> None:
 class Found:
     """The result of a chunk's passes: every parameter's contributions, the losses, and properties of the program.
 
-    program, proven, independent, sized, numbers, opened, stops: as of a `Pass`, for all iterates together. again: the
-    losses are those of the present weights, so that another pass must reproduce them. squares: squared norms of the
-    contributions, if they were computed before they are clipped.
+    operations, program, proven, independent, sized, numbers, opened, stops: as of a `Pass`, for all iterates together.
+    again: the losses are those of the present weights, so that another pass must reproduce them. squares: squared norms
+    of the contributions, if they were computed before they are clipped.
     """
 
     gradients: dict[str, Contribution]
     losses: Tensor
+    operations: int
     program: int
     proven: bool
     independent: bool
@@ -230,6 +234,7 @@ def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: S
     return Found(
         _by_parameter(gathered.store, gathered.leaves_of),
         losses,
+        operations=hash(tuple(run.operations for run in found)),
         program=hash(tuple(run.program for run in found)),
         proven=all(run.proven for run in found),
         independent=all(run.independent for run in found),
