@@ -150,7 +150,7 @@ def _closure() -> Any:
 RUNNING: dict[str, Callable[[], nn.Module]] = {
     "an attribute": lambda: net(_in_an_attribute),
     "a list": lambda: net(_in_a_list, kept=[3.0]),
-    "a long dict": lambda: net(_in_a_list, kept={i: 3.0 for i in range(9000)}),
+    "a long dict": lambda: net(_in_a_list, kept=dict.fromkeys(range(9000), 3.0)),
     "an object with slots": lambda: net(_in_an_object, box=Slotted()),
     "an object": lambda: net(_in_an_object, box=Open()),
     "a class": Running,
@@ -297,11 +297,15 @@ def test_a_module_of_torch_alone_is_not_searched() -> None:
 
 def test_everything_is_as_before_after_an_error_too() -> None:
     model = net(plain, kept=[1, {"deep": np.arange(3)}])
-    with pytest.raises(KeyError), put_back([model]):
+
+    def fails() -> None:
         model.kept[1]["deep"][0] = 7
         model.kept.append(2)
         model.new = 1
         raise KeyError
+
+    with pytest.raises(KeyError), put_back([model]):
+        fails()
     assert model.kept[0] == 1
     assert len(model.kept) == 2
     assert model.kept[1]["deep"].tolist() == [0, 1, 2]
