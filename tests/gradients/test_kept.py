@@ -239,6 +239,25 @@ def test_the_published_model_has_no_rows_of_the_last_batch() -> None:
     assert not hasattr(model, "last")
 
 
+def test_train_leaves_no_rows_in_the_model_either() -> None:
+    """It runs the model on a record before the first batch, to see that they fit together."""
+    plan = sordino.Plan.dpsgd(
+        epsilon=8.0, delta=1e-3, records=80, expected_batch=24, steps=2, clip_norm=0.5, insecure_seed=1
+    )
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        s.last = x
+        return plain(s, x)
+
+    model = net(forward)
+    sordino.train(model, ce, data(), plan, lr=0.1)
+    assert not hasattr(model, "last")
+    model = net(_registers("buffer"))
+    with pytest.raises(sordino.Refused, match="adds or removes"):
+        sordino.train(model, ce, data(), plan, lr=0.1)
+    assert not hasattr(model, "mean")
+
+
 class Recurrent(nn.Module):
     """As in many tutorials: state that every pass sets before it uses it."""
 
