@@ -150,7 +150,7 @@ def _closure() -> Any:
 RUNNING: dict[str, Callable[[], nn.Module]] = {
     "an attribute": lambda: net(_in_an_attribute),
     "a list": lambda: net(_in_a_list, kept=[3.0]),
-    "a long dict": lambda: net(_in_a_list, kept={i: 3.0 for i in range(9000)}),
+    "a long dict": lambda: net(_in_a_list, kept=dict.fromkeys(range(9000), 3.0)),
     "an object with slots": lambda: net(_in_an_object, box=Slotted()),
     "an object": lambda: net(_in_an_object, box=Open()),
     "a class": Running,
@@ -239,6 +239,25 @@ def test_the_published_model_has_no_rows_of_the_last_batch() -> None:
     assert not hasattr(model, "last")
 
 
+def test_train_leaves_no_rows_in_the_model_either() -> None:
+    """It runs the model on a record before the first batch, to see that they fit together."""
+    plan = sordino.Plan.dpsgd(
+        epsilon=8.0, delta=1e-3, records=80, expected_batch=24, steps=2, clip_norm=0.5, insecure_seed=1
+    )
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        s.last = x
+        return plain(s, x)
+
+    model = net(forward)
+    sordino.train(model, ce, data(), plan, lr=0.1)
+    assert not hasattr(model, "last")
+    model = net(_registers("buffer"))
+    with pytest.raises(sordino.Refused, match="adds or removes"):
+        sordino.train(model, ce, data(), plan, lr=0.1)
+    assert not hasattr(model, "mean")
+
+
 class Recurrent(nn.Module):
     """As in many tutorials: state that every pass sets before it uses it."""
 
@@ -297,11 +316,15 @@ def test_a_module_of_torch_alone_is_not_searched() -> None:
 
 def test_everything_is_as_before_after_an_error_too() -> None:
     model = net(plain, kept=[1, {"deep": np.arange(3)}])
-    with pytest.raises(KeyError), put_back([model]):
+
+    def fails() -> None:
         model.kept[1]["deep"][0] = 7
         model.kept.append(2)
         model.new = 1
         raise KeyError
+
+    with pytest.raises(KeyError), put_back([model]):
+        fails()
     assert model.kept[0] == 1
     assert len(model.kept) == 2
     assert model.kept[1]["deep"].tolist() == [0, 1, 2]

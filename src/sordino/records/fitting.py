@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from sordino.errors import InputError, SordinoError
 from sordino.gradients.engine import row_loss
+from sordino.gradients.kept import put_back, roots_of
 from sordino.gradients.rows import Rows, call, placed, tensors, tree_map
 from sordino.records.companions import with_companions
 from sordino.records.mapped import Mapped
@@ -121,7 +122,8 @@ def check_fits(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> N
     """
     try:
         rows = with_companions(placed(row_reader(dataset)(torch.arange(1)), model), model, seed=0, step=0)
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), _evaluating(model):
+        roots = roots_of(list(model.modules()), loss)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), _evaluating(model), put_back(roots):
             outputs = call(model, rows.inputs)
     except SordinoError:
         raise
