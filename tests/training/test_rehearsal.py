@@ -101,3 +101,15 @@ def test_noise_that_has_no_grid_is_found_before_a_ledger_is_made(records: Record
     with pytest.raises(Refused, match="coordinates"):
         sordino.train(nn.Linear(6, 3), nn.functional.cross_entropy, records, plan, lr=0.1, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_scheduler_that_is_no_function_of_the_optimizer_is_explained(records: tuple[Tensor, Tensor]) -> None:
+    weights = [nn.Parameter(torch.zeros(2))]
+    made = StepLR(torch.optim.SGD(weights, lr=0.1), 2)
+    with pytest.raises(InputError, match="scheduler is a StepLR: give a function of the optimizer"):
+        Settings(scheduler=made)  # type: ignore[arg-type]
+    plan = sordino.dpsgd(noise_multiplier=1.0, delta=1e-5, records=200, expected_batch=40, steps=2)
+    settings = Settings(scheduler=StepLR, progress=False)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="step_size"):
+        sordino.train(nn.Linear(records[0].shape[1], 3), nn.functional.cross_entropy, records, plan, lr=0.1,
+                      settings=settings)  # fmt: skip

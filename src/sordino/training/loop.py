@@ -82,6 +82,11 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("chunk", "eval_every", "checkpoint_every"):
             checks.whole(name, getattr(self, name), minimum=1 if name == "chunk" else 0)
+        if self.scheduler is not None and not callable(self.scheduler):
+            raise InputError(
+                f"scheduler is a {type(self.scheduler).__name__}: give a function of the optimizer, which the run "
+                "creates, such as lambda optimizer: StepLR(optimizer, step_size=100)"
+            )
         if not self.checkpoint_minutes > 0:
             raise InputError(f"checkpoint_minutes = {self.checkpoint_minutes!r} must be positive")
 
@@ -134,7 +139,13 @@ class Loop:
             self.optimizer = update.make_optimizer(trained, settings.optimizer_options)
         except (TypeError, ValueError) as error:
             raise InputError(f"the optimizer refused its settings: {error}") from error
-        self.scheduler = settings.scheduler(self.optimizer) if settings.scheduler else None
+        try:
+            self.scheduler = settings.scheduler(self.optimizer) if settings.scheduler else None
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"settings.scheduler failed: {error}. Give a function of the optimizer, such as "
+                "lambda optimizer: StepLR(optimizer, step_size=100)"
+            ) from error
 
     def rehearse(self) -> None:
         """Makes two updates on copies of the weights with the caller's optimizer; InputError if they fail."""
