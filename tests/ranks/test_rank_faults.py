@@ -5,6 +5,7 @@ Afterwards the run is resumed with 1, 2 or 3 ranks, sharded or not, and ends wit
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import signal
@@ -81,8 +82,22 @@ def _after_record(act: Callable[[], None]) -> None:
     Ledger.record = hooked  # type: ignore[method-assign]
 
 
+def _full_disk() -> None:
+    """The ledger's disk is full at step 2."""
+    record = Ledger.record
+
+    def hooked(ledger: Ledger, entry: Any) -> Any:
+        if entry.get("step") == AT:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return record(ledger, entry)
+
+    Ledger.record = hooked  # type: ignore[method-assign]
+
+
 def _place(stage: str, act: Callable[[], None], shard: bool) -> None:
-    if stage == "sum":
+    if stage == "ledger":
+        _full_disk()
+    elif stage == "sum":
         _before(sharded if shard else sums, "own_chunks", act)
     elif stage == "recorded":
         _after_record(act)
@@ -152,6 +167,7 @@ FAULTS = [
     *((True, who, stage, "killed") for who, stage in SHARDS),
     (False, 1, "sum", "failed"), (False, 0, "save", "failed"),
     (True, 1, "sum", "failed"), (True, 1, "update", "failed"),
+    (False, 0, "ledger", "failed"), (True, 0, "ledger", "failed"),
     (False, 0, "update", "stopped"), (True, 0, "update", "stopped"),
 ]  # fmt: skip
 
@@ -196,5 +212,5 @@ def _check_ledger(out: Path, stage: str, how: str) -> None:
         assert not (out / "ledger.jsonl").exists()
         out.mkdir(exist_ok=True)
         return
-    released = {"sum": AT, "end": STEPS}.get(stage, AT + 1)
+    released = {"sum": AT, "ledger": AT, "end": STEPS}.get(stage, AT + 1)
     assert len((out / "ledger.jsonl").read_text().splitlines()) == 1 + released

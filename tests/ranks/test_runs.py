@@ -20,8 +20,9 @@ from torch.nn.functional import cross_entropy
 from small_recipes import small_toml
 from sordino import ranks
 from sordino.cli import main
-from sordino.errors import InputError, Refused
+from sordino.errors import InputError, Refused, SordinoError
 from sordino.plan import Plan
+from sordino.release.ledger import Ledger
 from sordino.runs.recipe import Recipe
 from sordino.runs.run import run_recipe
 from sordino.training import Settings, train
@@ -120,6 +121,18 @@ def test_what_only_the_leader_finds_wrong_ends_the_followers_as_well(tmp_path: P
     assert isinstance(followed, Exception)
     assert "leader" in str(followed)
     assert not isinstance(followed, ranks.Lost)
+
+
+def test_a_directory_that_another_job_uses_is_refused_at_every_rank(tmp_path: Path) -> None:
+    plan = Plan.dpsgd(
+        delta=1e-5, steps=STEPS, clip_norm=1.0, noise_multiplier=1.0, expected_batch=40, insecure_seed=4, records=90
+    )
+    (tmp_path / "run").mkdir()
+    with Ledger.open(tmp_path / "run" / "ledger.jsonl", plan.to_dict()):
+        led, followed = in_ranks(2, tmp_path, _rank_train, tmp_path / "run", False)
+    assert isinstance(led, SordinoError)
+    assert "in use by another run" in str(led)
+    assert isinstance(followed, SordinoError)
 
 
 def _momenta(number: int) -> bytes:

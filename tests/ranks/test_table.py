@@ -52,6 +52,13 @@ def _data(images: bool = False) -> tuple[Tensor, Tensor]:
     return torch.randn(shape, generator=generator), torch.randint(3, (RECORDS,), generator=generator)
 
 
+def _bad() -> tuple[Tensor, Tensor]:
+    """Some records are not finite: with several ranks, those of one rank only."""
+    x, y = _data()
+    x[[7, 8, 30]] = torch.tensor([float("nan"), float("inf"), 1e30])[:, None]
+    return x, y
+
+
 def _plan(make: Callable[..., Plan] = Plan.dpsgd, **changes: Any) -> Plan:
     given = {"noise_multiplier": 2.0, "delta": 1e-3, "records": RECORDS, "expected_batch": 20, "steps": STEPS}
     return make(**(given | {"insecure_seed": 4} | changes))
@@ -85,6 +92,7 @@ CASES: dict[str, Case] = {
     "views": lambda: {"plan": _plan(augmentation=Augmentation(views=2, flip=True, crop=1)), "images": True},
     "inner momentum": lambda: {"plan": _plan(inner=InnerMomentum(length=2, decay=0.5)), "options": {"momentum": 0.9}},
     "read by threads": lambda: {"plan": _plan(), "data": TensorDataset(*_data()), "num_workers": 1},
+    "bad rows": lambda: {"plan": _plan(), "data": _bad()},
     "coupling": lambda: {"plan": _coupled(), "public": PublicUse(_public(), Constant(0.3), 7, WarmUp(2, 0.1))},
 }
 
