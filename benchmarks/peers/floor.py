@@ -79,7 +79,7 @@ def _words(parameters: Sequence[Tensor], totals: Sequence[Tensor], inputs: Tenso
     top = _surprise(F.linear(mean, out, last), targets)
     below = (top @ out) / length  # the gradient of each word of a text
     ordered = inputs.sort(1).values
-    again = (ordered[:, 1:] == ordered[:, :-1]).sum(1) * 2 + length  # Σ of squared counts if no word occurs more than twice
+    again = (ordered[:, 1:] == ordered[:, :-1]).sum(1) * 2 + length  # Σ of squared counts up to two
     weight = _weights(squares(below) * again + squares(top) * (squares(mean) + 1))
     rows, shares = scaled(below, weight)[0], scaled(top, weight)
     totals[0].zero_().index_add_(0, inputs.flatten(), rows.repeat_interleave(length, 0))

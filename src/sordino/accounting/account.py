@@ -240,7 +240,7 @@ def _coarsest(releases: Releases) -> float:
 
 
 def _most_cells(releases: Releases) -> int:
-    """ε of the composed loss. For hundreds of millions of epochs of random allocation a coarser grid is used."""
+    """The largest number of cells of a composed loss; half as many for random allocation."""
     return MAX_CELLS // 2 if any(release.batches for release, _ in releases) else MAX_CELLS
 
 

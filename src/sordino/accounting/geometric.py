@@ -264,7 +264,7 @@ def _size(a: _Variable, b: _Variable, low: int, ratio: int, fine: float) -> int:
 
 
 def _affordable(points: int) -> int:
-    """The number itself; GridTooLarge where so many would take the machine's memory."""
+    """Returns the number; raises GridTooLarge if a grid of so many points would need too much memory."""
     if points > _MOST_POINTS:
         raise GridTooLarge(f"{points:.3g} points for a sum over batches")
     return points

@@ -56,7 +56,7 @@ class Guesses:
         return canaries if self.inside and self.outside else canaries / 2
 
     def rejects(self, curve: Curve, correct: Sequence[int], canaries: int, level: float) -> bool:
-        """Are so many right guesses, in each of several independent runs, too many for the curve?"""
+        """Whether these numbers of right guesses, one for each independent run, are too large for the curve."""
         if len(correct) == 1:
             return rejects(curve, correct[0], self.total, self.places(canaries), level)
         values = {v: p_value_curve(curve, v, self.total, self.places(canaries)) for v in set(correct)}
@@ -73,7 +73,7 @@ class OrderedGuesses(Guesses):
     """Guesses about independent canaries, possibly of several runs together."""
 
     def rejects(self, curve: Curve, correct: Sequence[int], canaries: int, level: float) -> bool:
-        """Are so many right guesses too many for the curve and independent canaries?"""
+        """Whether these numbers of right guesses are too large for the curve and independent canaries."""
         (right,) = correct
         return p_value_ordered(curve, right, self.total, canaries, one_sided=not self.outside) < level
 

@@ -22,7 +22,7 @@ from sordino.errors import InputError, Refused
 from sordino.methods.correlated.strategies import Array, Strategy, relative_error
 
 _ROUNDED_UP = 1e-9
-"""Relative margin beside the bound on the rounding of sums: squares, roots, and the margin itself."""
+"""Relative margin for the rounding of squares, roots and the margin itself, in addition to the bound on sums."""
 
 
 def sensitivity(strategy: Strategy, *, steps: int, separation: int) -> float:

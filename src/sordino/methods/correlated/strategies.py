@@ -31,7 +31,7 @@ Array = npt.NDArray[np.float64]
 KINDS = ("identity", "lambda", "inverse-root", "banded-root", "banded-lambda")
 BANDED = ("identity", "banded-root", "banded-lambda")
 MOST_STEPS = 10**7
-"""Steps, and bands of C: vectors of so many numbers are computed with."""
+"""The largest number of steps and of bands of C; vectors of this length are computed."""
 MOST_TERMS = 4096
 """Largest number of Gaussians in one coordinate of one step."""
 _NEGLIGIBLE = 1e-13  # absolute sum of the coefficients of C⁻¹ that are truncated
