@@ -14,6 +14,7 @@ import pytest
 
 from sordino.errors import InputError, Refused
 from sordino.release import Head, Ledger, adopt, read_chain, read_ledger
+from sordino.release.ledger_lines import parse, sealed
 
 HEADER = {"records": 100, "steps": 9, "delta": 1e-5, "insecure_seed": None}
 
@@ -186,3 +187,26 @@ def test_neither_a_plan_nor_a_release_may_use_the_files_own_keys(path: Path) -> 
         Ledger.open(path, {**HEADER, "place": "here"})
     with Ledger.open(None, HEADER) as ledger, pytest.raises(InputError, match="the ledger file reserves it"):
         ledger.record({**entry(0), "hash": "0"})
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"purpose": "gradient"', b'"purpose": "x", "purpose": "gradient"'),
+        (b'"noise_multiplier": 3.0', b'"noise_multiplier": Infinity'),
+        (b'"noise_multiplier": 3.0', b'"noise_multiplier": NaN'),
+    ],
+    ids=["a key twice", "infinity", "no number"],
+)
+def test_what_json_readers_disagree_on_is_no_line_of_a_ledger(tmp_path: Path, old: bytes, new: bytes) -> None:
+    """Also where the hashes agree with it."""
+    content, before = b"", b""
+    bodies = [
+        b'{"kind": "plan", "format": 2, "run": "r", "place": "p"}',
+        b'{"kind": "release", "purpose": "gradient", "step": 0, "noise_multiplier": 3.0}'.replace(old, new),
+    ]
+    for body in bodies:
+        line, before = sealed(body, before)
+        content += line
+    with pytest.raises(InputError, match="not JSON"):
+        parse(content, tmp_path / "ledger.jsonl")

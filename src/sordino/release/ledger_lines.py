@@ -193,12 +193,24 @@ def require_release(entry: Mapping[str, Any], place: str) -> None:
 
 def _object(line: bytes, place: str) -> dict[str, Any]:
     try:
-        value = json.loads(line)
+        value = json.loads(line, object_pairs_hook=_once, parse_constant=_not_finite)
     except (ValueError, RecursionError) as error:  # also a line that is not UTF-8
         raise InputError(f"{place}: not JSON ({error}). The ledger is damaged; restore it from a copy.") from error
     if not isinstance(value, dict):
         raise InputError(f"{place}: expected a JSON object, got {type(value).__name__}")
     return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; a repeated key is an error, because readers disagree on which of the two values counts."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is repeated")
+    return found
+
+
+def _not_finite(text: str) -> float:
+    raise ValueError(f"{text} is not a number of JSON")
 
 
 def _without(value: Mapping[str, Any], *keys: str) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from sordino.plan.explained import Explained, missing_step
 from sordino.plan.spent import from_ledger
 from sordino.release.ledger import read_chain
 from sordino.release.ledger_lines import FORMAT, Chain
-from sordino.report.reading import Run
 from sordino.runs.alike import alike, near, number, without_none
 from sordino.runs.closing import EQUAL, LEDGER, MODEL, REPORT, RESULT, SIGNATURE, file_digest, result_digest
 from sordino.runs.recipe import Recipe
@@ -39,9 +38,7 @@ from sordino.training.sealed import read_sealed
 T = TypeVar("T")
 RECIPE, METRICS = "recipe.toml", "metrics.jsonl"
 _FILES = (RECIPE, LEDGER, METRICS, MODEL, RESULT, REPORT)
-PAGE_ONLY = ("histogram.json", "pictures.json")
-"""Files of some runs that the report shows."""
-PUBLISHED = (*PAGE_ONLY, "statistics.safetensors", "projection.safetensors")
+PUBLISHED = ("histogram.json", "pictures.json", "statistics.safetensors", "projection.safetensors")
 """Files that only some runs have, and that a report or `sordino.load` reads: they must be in the result's list."""
 SINGLE = "epsilon_of_a_single_run"
 """The key of a run that a paid sweep selected: the ledger's ε, while `epsilon` is that of the whole selection."""
@@ -341,10 +338,11 @@ def _metrics(found: _Found) -> str:
 def _page(found: _Found) -> str:
     page = (found.folder / REPORT).read_bytes()
     run, listed = report.read_run(found.folder), dict(found.stated().get("files") or {})
-    histogram, pictures = (
-        value if name in listed else None for name, value in zip(PAGE_ONLY, _shown(run), strict=True)
+    run = replace(
+        run,
+        histogram=run.histogram if "histogram.json" in listed else None,
+        pictures=run.pictures if "pictures.json" in listed else None,
     )
-    run = replace(run, histogram=histogram, pictures=pictures)
     for audit in dict.fromkeys([run.audit is not None, False]):  # made after the run, before or after its page
         for membership in dict.fromkeys([run.membership is not None, False]):
             each = replace(run, audit=run.audit if audit else None, membership=run.membership if membership else None)
@@ -354,10 +352,6 @@ def _page(found: _Found) -> str:
     written_by = dict(found.stated().get("environment") or {}).get("sordino")
     other = f"; it was written by sordino {written_by}, this is {__version__}" if written_by != __version__ else ""
     raise _Disagreement(f"{REPORT} is not what these files give: it or they were edited{other} (`sordino report`)")
-
-
-def _shown(run: Run) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
-    return run.histogram, run.pictures
 
 
 _CHECKS: dict[str, Callable[[_Found], str]] = {
