@@ -19,6 +19,7 @@ from sordino.gradients.checkpoints import without_checkpoints
 from sordino.gradients.contributions import Contribution
 from sordino.gradients.interaction import Data, changed, generator_of, in_double, wide
 from sordino.gradients.measure import NotFinite
+from sordino.gradients.memory import give_back_freed_memory
 from sordino.gradients.narrow import narrow_sum
 from sordino.gradients.passes import Found, Setup, contributions
 from sordino.gradients.refusals import Aside
@@ -84,6 +85,7 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> _Gap | None:
         # each is released before the next, and all before autograd creates its activations
         for name in list(made.gradients):
             mine[name] = _weighted(made.gradients.pop(name), weight, setup.parameters[name])
+    give_back_freed_memory()
     scale = float((weight.double().square() * total).sum().sqrt())
     worst = ("", 0.0)
     for name, difference in _differences(setup, data, weight, mine):
