@@ -23,6 +23,7 @@ from sordino.gradients.convolution import Convolved
 from sordino.gradients.interaction import Data, changed, generator_of, in_double_of, wide
 from sordino.gradients.kept import put_back
 from sordino.gradients.measure import NotFinite
+from sordino.gradients.memory import give_back_freed_memory
 from sordino.gradients.narrow import narrow_sum
 from sordino.gradients.neutral import Neutral
 from sordino.gradients.passes import Found, Setup, contributions
@@ -145,6 +146,7 @@ def _attribution_gap(setup: Setup, data: Data, rows: int) -> Gap | None:
         # each is released before the next, and all before autograd creates its activations
         for name in list(made.gradients):
             of.sums[name] = _weighted(made.gradients.pop(name), weight, setup.parameters[name])
+    give_back_freed_memory()
     return _largest_gap(of, _differences(setup, data, weight, of.sums) or [])
 
 

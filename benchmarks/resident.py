@@ -1,0 +1,65 @@
+"""Peak memory of the first steps in fresh processes, and how much of it is code.
+
+    python benchmarks/resident.py --out benchmarks/results/resident.json
+
+A process that takes its first step loads pages of libraries from their files: torch's operators, NumPy, OpenSSL. They
+count as resident memory, for plain PyTorch too. `file` is the growth of RssFile (Linux) during the steps, `peak` that
+of the whole resident size, both in MB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from heldout import WORKLOADS
+from peers import ENGINES
+from peers.measure import _status, peak, reset_peak, resident
+
+STEPS = 5
+
+
+def steps(workload: str, engine: str) -> dict[str, float]:
+    """The growth of the peak and of the pages of files during STEPS steps, in MB."""
+    torch.set_num_threads(1)
+    model, inputs, targets = WORKLOADS[workload].build(None)
+    step = ENGINES[engine].prepare(model, inputs, targets, WORKLOADS[workload].row_loss)
+    gc.collect()
+    before, files = resident(), _status("RssFile")
+    reset_peak()
+    for _ in range(STEPS):
+        step()
+    return {"peak": round((peak() - before) / 1e6, 1), "file": round((_status("RssFile") - files) / 1e6, 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=["W1", "mlp10", "logistic"], choices=list(WORKLOADS))
+    parser.add_argument("--processes", type=int, default=10, help="fresh processes of each engine")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        print(json.dumps(steps(*given.child)))
+        return
+    found: dict[str, dict[str, list[dict[str, float]]]] = {}
+    for workload in given.only:
+        for engine in ("plain", "sordino"):
+            run = [sys.executable, __file__, "--child", workload, engine]
+            env = {**os.environ, "OMP_NUM_THREADS": "1"}
+            each = [json.loads(subprocess.check_output(run, env=env)) for _ in range(given.processes)]
+            found.setdefault(workload, {})[engine] = each
+            print(workload, engine, {key: sorted(one[key] for one in each) for key in each[0]}, flush=True)
+    if given.out:
+        given.out.write_text(json.dumps({"steps": STEPS, "torch": torch.__version__, "MB": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
