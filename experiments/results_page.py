@@ -371,7 +371,7 @@ def figures(name: str, document: Document) -> str:
         "coupling_table6": table6, "feature_search": searched_features,
         "frozen_resolution": resolutions, "mac_steady": steadier, "step_costs": costs,
         "coupling_monotonicity": monotonicity, "fashion_mnist_scattering_linear": one_recipe,
-        "correlated": ways, "optimizers": optimizers, "full_batch": settings,
+        "correlated": ways, "correlated_again": ways, "optimizers": optimizers, "full_batch": settings,
         "caught": caught,
     }  # fmt: skip
     if name.startswith("heads_"):

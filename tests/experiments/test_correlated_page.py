@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from scripts import experiment
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_tutorial_shows_what_was_measured() -> None:
+@pytest.mark.parametrize("name", ["correlated", "correlated_again"])
+def test_the_tutorial_shows_what_was_measured(name: str) -> None:
     script = experiment("correlated")
-    document = json.loads((ROOT / "experiments" / "results" / "correlated.json").read_text(encoding="utf8"))
+    document = json.loads((ROOT / "experiments" / "results" / f"{name}.json").read_text(encoding="utf8"))
     page = (ROOT / "docs" / "tutorials" / "correlated.md").read_text(encoding="utf8")
     lines = script.markdown(document["table"])
     assert len(lines) > 2

@@ -342,18 +342,16 @@ def _restore(held: Any, known: Mapping[Any, Any]) -> None:
         held.update(known)
 
 
-_warned: set[tuple[str, str]] = set()
-
-
 def _warn_of_counters(module: nn.Module, known: Mapping[str, Any]) -> None:
-    """A counter does not count: each pass begins with the same values, because the number of passes is private."""
-    held = module.__dict__
+    """A counter does not count: each pass begins with the same values, because the number of passes is private.
+
+    Python shows the same warning once.
+    """
     for key, value in known.items():
-        if type(value) is int and held.get(key) == value + 1 and (place := (type(module).__name__, key)) not in _warned:
-            _warned.add(place)
+        if type(value) is int and module.__dict__.get(key) == value + 1:
             warnings.warn(
-                f"the forward pass of {place[0]} counts in self.{key}; the number of passes depends on the batches, so "
-                "it is put back after every pass. Set it between two steps instead",
+                f"the forward pass of {type(module).__name__} counts in self.{key}; the number of passes depends on the "
+                "batches, so it is put back after every pass. Set it between two steps instead",
                 stacklevel=2,
             )
 
