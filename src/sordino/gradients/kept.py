@@ -350,8 +350,8 @@ def _warn_of_counters(module: nn.Module, known: Mapping[str, Any]) -> None:
     for key, value in known.items():
         if type(value) is int and module.__dict__.get(key) == value + 1:
             warnings.warn(
-                f"the forward pass of {type(module).__name__} counts in self.{key}; the number of passes depends on the "
-                "batches, so it is put back after every pass. Set it between two steps instead",
+                f"the forward pass of {type(module).__name__} counts in self.{key}; the number of passes depends on "
+                "the batches, so it is put back after every pass. Set it between two steps instead",
                 stacklevel=2,
             )
 
