@@ -49,16 +49,17 @@ def main() -> None:
     if given.child:
         print(json.dumps(steps(*given.child)))
         return
-    found: dict[str, dict[str, list[dict[str, float]]]] = {}
+    known = json.loads(given.out.read_text())["MB"] if given.out and given.out.exists() else {}
     for workload in given.only:
         for engine in ("plain", "sordino"):
             run = [sys.executable, __file__, "--child", workload, engine]
             env = {**os.environ, "OMP_NUM_THREADS": "1"}
             each = [json.loads(subprocess.check_output(run, env=env)) for _ in range(given.processes)]
-            found.setdefault(workload, {})[engine] = each
+            known.setdefault(workload, {})[engine] = each
             print(workload, engine, {key: sorted(one[key] for one in each) for key in each[0]}, flush=True)
-    if given.out:
-        given.out.write_text(json.dumps({"steps": STEPS, "torch": torch.__version__, "MB": found}, indent=1) + "\n")
+            if given.out:  # after each, so that it can be stopped; workloads that are not measured again are kept
+                text = json.dumps({"steps": STEPS, "torch": torch.__version__, "MB": known}, indent=1)
+                given.out.write_text(text + "\n")
 
 
 if __name__ == "__main__":
