@@ -15,8 +15,9 @@ from torch import Tensor
 
 from sordino.audit.bounds import check_confidence
 from sordino.audit.canaries import Canaries, CanaryGradients, make_canaries, most_canaries
+from sordino.audit.claims import claim_family
 from sordino.audit.guesses import choose_guesses
-from sordino.audit.one_run import DEFAULT_CANARIES, AuditResult, claim_family, judge
+from sordino.audit.one_run import DEFAULT_CANARIES, AuditResult, judge
 from sordino.audit.scores import Scorer
 from sordino.errors import InputError
 from sordino.methods.dp_mac.coefficients import Coefficients, polynomials
