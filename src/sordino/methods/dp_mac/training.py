@@ -167,6 +167,14 @@ def train_mac(
         resume: Continue the run in `out`.
         source: The source that was used before in the same run (DP-PCA); default: the plan's.
         callbacks: Called with each row of the metrics.
+
+    Returns:
+        The trained network, the guarantee and the metrics.
+
+    Raises:
+        InputError: plan, settings, network and records do not fit together, or a test of the W-step fails.
+        Refused: rows have owners, or the run can't be resumed.
+        SordinoError: the ledger can't be written, or is not this run's complete ledger.
     """
     settings = settings or Settings()
     check_mac_plan(plan, mac, len(network.layers))

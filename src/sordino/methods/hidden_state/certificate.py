@@ -86,7 +86,20 @@ class Geometry:
 
 
 def certify(loss: Loss, geometry: Geometry, regularisation: float) -> Certificate:
-    """The certificate of a loss on clipped features with an l2 regulariser; Refused if a constant can't be shown."""
+    """The certificate of a loss on clipped features with an l2 regulariser.
+
+    Args:
+        loss: The loss.
+        geometry: The bounds on features and weights.
+        regularisation: λ of the regulariser, positive.
+
+    Returns:
+        The constants of the regularised objective, each with its justification.
+
+    Raises:
+        InputError: a value is not a finite number.
+        Refused: there is no regulariser, or the gradient of the loss is not bounded on this geometry.
+    """
     if not checks.real("regularisation", regularisation) > 0:
         raise Refused(
             f"regularisation = {regularisation}: without regularisation the objective is not strongly convex, steps do "
