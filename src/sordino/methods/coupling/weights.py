@@ -136,8 +136,13 @@ class DPMD:
 
 @dataclass(frozen=True)
 class Equation5:
-    """Corollary 4.3.2, with L and 𝓛₀ measured on `rows` public rows at the weights before the first private step, or
-    given (`smoothness`, `initial_loss`)."""
+    """Corollary 4.3.2 of Liu et al. 2023 (`rules.equation_5`), at the weights before the first private step.
+
+    Args:
+        smoothness: L; None: measured.
+        initial_loss: 𝓛₀; None: measured.
+        rows: The number of public rows to measure on.
+    """
 
     smoothness: float | None = None
     initial_loss: float | None = None
@@ -167,8 +172,13 @@ class Equation5:
 
 @dataclass(frozen=True)
 class Theorem31:
-    """Theorem 3.1, with Var[l] measured on `rows` public rows. `distance` is ‖w₁ − w*‖, which is unknown in advance and
-    must be given. `vc_dimension` defaults to the number of weights (correct for linear classifiers only)."""
+    """Theorem 3.1 of Liu et al. 2023 (`rules.theorem_3_1`), with Var[l] measured on public rows.
+
+    Args:
+        distance: ‖w₁ − w*‖. It is unknown in advance and must be given.
+        vc_dimension: None: the number of weights, which is correct for linear classifiers only.
+        rows: The number of public rows to measure on.
+    """
 
     distance: float
     vc_dimension: float | None = None

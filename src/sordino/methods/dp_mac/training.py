@@ -55,7 +55,18 @@ _UNBOUNDED = 2.0**40  # far beyond any coefficient, so that nothing is clipped
 
 @dataclass(frozen=True)
 class Mac:
-    """The settings of DP-MAC. `bounds[part]`: a public threshold for all layers, or one for each (not "analytic")."""
+    """The settings of DP-MAC.
+
+    Args:
+        z: How the auxiliary coordinates are computed.
+        expansion: Which coefficients are released, and how those of a record are bounded.
+        w: How the noisy polynomial is minimised.
+        bounds: Public thresholds by part, one number for all layers or one for each; only if parts are clipped.
+        private: Thresholds that are measured with noise during training; only if parts are clipped.
+
+    Raises:
+        InputError: the settings contradict each other.
+    """
 
     z: ZSteps = field(default_factory=ZSteps)
     expansion: Expansion = field(default_factory=Expansion)

@@ -87,6 +87,10 @@ class Softmax(_Plain):
     """Cross-entropy of softmax(z), with its derivative in the margin capped at `cap`.
 
     There is no temperature: it would only change the unit of the weights.
+
+    Args:
+        outputs: The number of classes, at least 2.
+        cap: The largest derivative, in (0, 1]; 1: the ordinary cross-entropy.
     """
 
     outputs: int
@@ -128,7 +132,12 @@ class Softmax(_Plain):
 
 @dataclass(frozen=True)
 class OneVsRest(_Plain):
-    """K logistic losses, one for each class against the rest; the derivative of each is capped at `cap`."""
+    """K logistic losses, one for each class against the rest; the derivative of each is capped at `cap`.
+
+    Args:
+        outputs: The number of classes; 1: one score, for the targets 0 and 1.
+        cap: The largest derivative, in (0, 1]; 1: the ordinary logistic loss.
+    """
 
     outputs: int
     cap: float = 1.0
@@ -169,7 +178,13 @@ class OneVsRest(_Plain):
 
 @dataclass(frozen=True)
 class Huber(_Plain):
-    """‖z − t‖²/2 up to distance `bound`, linear beyond. Class labels are encoded as t = length·(e_t − 1/K)."""
+    """‖z − t‖²/2 up to distance `bound`, linear beyond. Class labels are encoded as t = length·(e_t − 1/K).
+
+    Args:
+        outputs: The number of scores, K.
+        bound: The distance from which the loss is linear, which is also the largest norm of its gradient.
+        length: The length of the vectors that encode classes.
+    """
 
     outputs: int
     bound: float = 1.0
@@ -210,6 +225,11 @@ class Squared(_Plain):
     """‖z − t‖²/2. Its slope is bounded only if weights are kept in a ball; targets are scaled down to `target_norm`.
 
     Class labels are encoded as t = length·(e_t − 1/K).
+
+    Args:
+        outputs: The number of scores, K.
+        target_norm: The largest norm of a target.
+        length: The length of the vectors that encode classes.
     """
 
     outputs: int
