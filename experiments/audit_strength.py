@@ -34,8 +34,8 @@ from sordino import data
 from sordino.audit import audit_plan
 from sordino.audit.black_box import audit_black_box, fitted
 from sordino.audit.bounds import Curve
+from sordino.audit.claims import largest_rejected
 from sordino.audit.guesses import Guesses
-from sordino.audit.one_run import largest_rejected
 from sordino.audit.scores import Scorer, simulate
 from sordino.plan import Plan
 

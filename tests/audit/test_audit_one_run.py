@@ -15,8 +15,8 @@ from small_audits import RECORDS, small_data, small_model, small_plan
 from sordino.audit import AuditResult, audit_plan, run_audit
 from sordino.audit.bounds import p_value_curve
 from sordino.audit.canaries import CanaryGradients, make_canaries
+from sordino.audit.claims import claim_curve, claim_family
 from sordino.audit.guesses import Guesses, choose_guesses, least_rejected
-from sordino.audit.one_run import claim_curve, claim_family
 from sordino.audit.scores import Scorer, simulate
 from sordino.clipping import FlatClip, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import ClaimBroken, InputError

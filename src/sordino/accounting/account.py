@@ -33,23 +33,37 @@ _SETTLED = 10  # in units of the tolerance: finer grids for random allocation ar
 
 
 class LossTooLarge(InputError):
-    """ε is larger than the accountants can compute; more noise makes it smaller."""
+    """ε is too large to be computed. More noise makes it smaller."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """ε at δ. `accountant` is the one that gave `epsilon`: "pld", "rdp", or "gaussian" (closed form)."""
+    """ε at δ, an upper bound. `accountant` is the one that gave it: "pld", "rdp", or "gaussian" (closed form)."""
 
     epsilon: float
     delta: float
     relation: str
     accountant: str
-    epsilon_rdp: float | None
-    epsilon_lower: float | None = None  # certified, if the accountant gives it
+    epsilon_rdp: float | None  # the Rényi bound, for comparison; None if there is none
+    epsilon_lower: float | None = None  # a certified lower bound; None if there is none
 
 
 def account(event: DpEvent, delta: float, relation: str = "add-remove", accountant: str = "pld") -> Account:
-    """ε of the event at δ, and the Rényi bound for comparison if there is one."""
+    """ε of the event at δ, and the Rényi bound for comparison if there is one.
+
+    Args:
+        event: A dp_accounting event, for example that of a plan.
+        delta: δ in (0, 1).
+        relation: "add-remove" or "replace-one".
+        accountant: "pld" or "rdp".
+
+    Returns:
+        The account. With "pld" its ε is the Rényi bound if that is smaller.
+
+    Raises:
+        InputError: a value is wrong, the event is not supported, or ε is too large to be computed.
+        Refused: no theorem covers the event under this relation.
+    """
     delta = checks.delta_value(delta)
     checks.choice("relation", relation, checks.RELATIONS)
     checks.choice("accountant", accountant, checks.ACCOUNTANTS)
@@ -58,14 +72,14 @@ def account(event: DpEvent, delta: float, relation: str = "add-remove", accounta
     if name == "rdp":
         return Account(value, delta, relation, name, value)
     below = epsilon_from_below(releases, delta, relation, value)
-    beside = rdp_epsilon(releases, delta, relation) if supports(releases, relation) else None
-    if beside is not None and beside < value:
-        value, name = beside, "rdp"
-    return Account(value, delta, relation, name, beside, below)
+    renyi = rdp_epsilon(releases, delta, relation) if supports(releases, relation) else None
+    if renyi is not None and renyi < value:
+        value, name = renyi, "rdp"
+    return Account(value, delta, relation, name, renyi, below)
 
 
 def epsilon(event: DpEvent, delta: float, relation: str = "add-remove", accountant: str = "pld") -> float:
-    """ε of the event at δ."""
+    """ε of the event at δ, by one accountant. Arguments and exceptions are those of `account`."""
     delta = checks.delta_value(delta)
     checks.choice("relation", relation, checks.RELATIONS)
     checks.choice("accountant", accountant, checks.ACCOUNTANTS)
@@ -75,7 +89,10 @@ def epsilon(event: DpEvent, delta: float, relation: str = "add-remove", accounta
 def composed_epsilon(
     releases: Releases, delta: float, relation: str, accountant: str, *, tolerance: float = TOLERANCE
 ) -> tuple[float, str]:
-    """(ε, its accountant) of checked releases. If no grid fits the loss, RDP is used, or no sampling."""
+    """(ε, its accountant) of checked releases.
+
+    If the loss fits on no grid, ε is the Rényi bound or, if there is none, the bound that ignores sampling.
+    """
     if accountant == "rdp":
         if not supports(releases, relation):
             raise Refused(f"there is no Rényi bound for {_describe(releases)} under {relation}; use accountant='pld'")
@@ -104,7 +121,7 @@ def pld_epsilon(releases: Releases, delta: float, relation: str, tolerance: floa
     if _total_variation(releases, relation) <= delta:
         return 0.0, "pld"
     everything = [(_resolved(release), count) for release, count in rest]
-    if gaussian is not None:  # relation is already in the scale
+    if gaussian is not None:  # its scale already contains the factor of the relation
         everything.append((Release("gaussian", _scaled(gaussian, relation)), 1))
     value = _on_grid(everything, delta, relation, tolerance)
     if value < _SMALL:  # δ(ε) is a difference of tails, each with the relative error of a double
@@ -113,10 +130,10 @@ def pld_epsilon(releases: Releases, delta: float, relation: str, tolerance: floa
 
 
 def _unsampled(releases: Releases, delta: float, relation: str) -> float:
-    """ε of Gaussians on all records, which dominate every sample: smaller for many steps and huge noise.
+    """ε of the Gaussian mechanism on all records. It dominates every sampled one; for huge noise this bound is smaller.
 
-    By joint convexity the adversary may know the draws. Then a step shifts by at most one clip norm, an epoch of random
-    allocation by one in one of its steps, and a user with k rows by k.
+    By joint convexity the adversary may know the draws. Then a record moves a step's sum by at most one clip norm (an
+    epoch of random allocation: the sum of one of its steps), and a user with k rows by at most k clip norms.
     """
     if any(release.mechanism != "gaussian" for release, _ in releases):
         return math.inf

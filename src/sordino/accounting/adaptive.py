@@ -60,7 +60,7 @@ def filtered_epsilon(divergences: Sequence[float], failures: Sequence[float], or
 
 
 def _conversion(order: float, delta: float) -> float:
-    """What is added to a divergence of this order to get ε at δ/2."""
+    """The number that converts a divergence of this order to ε at δ/2 by addition."""
     huge = 1e6  # large enough that the conversion is not clipped at 0
     found, _ = google_rdp.compute_epsilon((order,), np.array([huge]), delta / 2)
     return float(found) - huge + 1e-9

@@ -81,8 +81,7 @@ def epoch_pmfs(epoch: Epoch, interval: float, tail: float) -> tuple[Pmf, Pmf]:
 
 
 def _on_lattice(epoch: Epoch, interval: float, tail: float) -> tuple[Spread, Array]:
-    """An upper bound on M: one sum on a lattice, spread onto the geometric grid once; and the variance that this
-    adds."""
+    """(upper bound, added variance) of M: one sum on a lattice, which is spread onto the geometric grid once."""
     share, step = tail / 4, _lattice_step(epoch, interval)
     law = cells(epoch.noise_multiplier, step, share / epoch.seen)
     total = summed(spread(law), epoch.seen, share, above=True)

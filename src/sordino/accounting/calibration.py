@@ -14,7 +14,7 @@ from sordino.shown import up
 
 SMALLEST, LARGEST = 0.01, 1e7
 _COARSE = 50 * TOLERANCE
-_GAP = 2e-4  # how far below the target the result may stay, relative (absolute for targets above 1)
+_GAP = 2e-4  # largest distance of ε below the target, relative (absolute for targets above 1)
 
 
 def calibrate(
@@ -26,10 +26,24 @@ def calibrate(
     *,
     guess: float = 1.0,
 ) -> tuple[float, float]:
-    """(noise_multiplier, ε) with target − 1e-3·min(1, target) ≤ ε ≤ target.
+    """The smallest noise multiplier with which a run meets a target ε.
 
-    `make_event` maps a noise multiplier to the event of a run; its ε must not increase with the noise. Releases with
-    fixed noise (statistics) are part of the event; if they alone exceed the target, InputError says by how much.
+    Args:
+        make_event: Maps a noise multiplier to the event of a run; its ε must not increase with the noise. Releases
+            with fixed noise (statistics) are part of the event.
+        target_epsilon: The target.
+        delta: δ in (0, 1).
+        relation: "add-remove" or "replace-one".
+        accountant: "pld" or "rdp".
+        guess: The noise multiplier where the search starts; it affects the time only.
+
+    Returns:
+        (noise_multiplier, ε) with target − 1e-3·min(1, target) ≤ ε ≤ target.
+
+    Raises:
+        InputError: a value is wrong, or no noise multiplier meets the target: the releases with fixed noise alone
+            exceed it, or even the smallest noise multiplier meets it.
+        Refused: no theorem covers the event under this relation.
     """
     target = checks.positive("target epsilon", target_epsilon)
     delta = checks.delta_value(delta)

@@ -244,7 +244,11 @@ def compose_events(releases: Sequence[tuple[Release, int]]) -> DpEvent:
 
 
 def flatten(event: DpEvent, count: int = 1) -> list[tuple[Release, int]]:
-    """The releases of a dp_accounting event; InputError for an event without an accountant here."""
+    """The releases of a dp_accounting event.
+
+    Raises:
+        InputError: sordino has no accountant for the event.
+    """
     if isinstance(event, dp_event.NoOpDpEvent):
         return []
     if isinstance(event, dp_event.SelfComposedDpEvent):

@@ -9,9 +9,10 @@ MixtureOfGaussiansDpEvent), and a user with fewer rows is a user some of whose r
 
 dominates a step, in units of the clip norm, for adding or removing a user with all rows. k equal rows attain it.
 
-Only the likely ones of the k + 1 shifts are used. For an upper bound (`from_above`), larger shifts become an infinite
-loss of removing and are left out of P for adding, which increases both divergences; smaller ones are raised to the
-smallest one that is kept (Lemma 4.5 again: larger shifts dominate). For a lower bound, all others are left out of P.
+Only the likely ones of the k + 1 shifts are used. For an upper bound (`from_above`), larger shifts count as an infinite
+loss if the user is removed, and are left out of P if the user is added: both divergences increase. Smaller shifts are
+raised to the smallest one that is kept (Lemma 4.5: larger shifts dominate). For a lower bound, all other shifts are
+left out of P.
 """
 
 from __future__ import annotations

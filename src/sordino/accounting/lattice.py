@@ -1,12 +1,10 @@
 """The sum of n independent copies of L on a grid of equally spaced points kΔ (a lattice): one FFT for all n summands.
 
-L is log-normal with mean 1 (allocation.py). Sums of lattice variables stay on the lattice, so only L must be moved to
-it:
+L is log-normal with mean 1 (allocation.py). Sums of lattice variables stay on the lattice, so only L is moved to it:
 
 - `spread` moves the mass of a cell [kΔ, (k+1)Δ] to its two ends and preserves the mean: larger in the convex order;
 - `contracted` merges parts of neighbouring cells so that the mean of each merged part is kΔ or slightly more, and
-  counts
-  it as kΔ: smaller in the increasing convex order, which is the order of E(M − c)₊.
+  counts the part as kΔ: smaller in the increasing convex order, which is the order of E(M − c)₊.
 
 The n-th power of the transform has a bounded absolute rounding error, so the distribution of the sum is computed
 under several exponential tilts e^{λS}. Each gives a bound on the probability of every point; the best one is

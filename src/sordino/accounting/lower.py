@@ -15,7 +15,7 @@ import numpy as np
 
 from sordino.accounting.pairs import Array, Bins, DominatingPair, GridTooLarge, Pmf, sort_into_bins
 
-_CELLS = 1 << 17  # the shares are computed one after the other
+_CELLS = 1 << 17  # largest number of cells: the shares are computed one after the other, in Python
 _ROUNDING = 1e-12  # relative to a cell: by how much the mean of a point may be below its value
 
 

@@ -5,7 +5,7 @@ Sampling that is not Poisson is never accounted as Poisson:
     sampler              relation                 one step costs
     poisson              add-remove, replace-one  the subsampled pair
     truncated-poisson    add-remove, replace-one  a mixture: within the cap, over the cap
-    partition            replace-one              the whole Gaussian, once per epoch (no amplification)
+    partition            replace-one              the unsampled mechanism, once per epoch (no amplification)
     without-replacement  replace-one              the subset-sampled pair
     allocation           add-remove               an epoch: the mixture over its batches
     cyclic               add-remove, replace-one  the subsampled pair, once for each round through the groups
@@ -32,7 +32,17 @@ def default_relation(sampler: str) -> str:
 
 
 def check_scheme(sampler: str, mechanism: str, relation: str) -> None:
-    """Refuses combinations that no theorem here covers."""
+    """Refuses combinations that no theorem covers.
+
+    Args:
+        sampler: The name of the sampler.
+        mechanism: "gaussian" or "laplace".
+        relation: "add-remove" or "replace-one".
+
+    Raises:
+        InputError: a name is unknown.
+        Refused: no theorem covers the combination.
+    """
     checks.choice("sampling", sampler, SAMPLERS)
     checks.choice("mechanism", mechanism, MECHANISMS)
     checks.choice("relation", relation, checks.RELATIONS)
@@ -49,7 +59,7 @@ def check_scheme(sampler: str, mechanism: str, relation: str) -> None:
         )
     if sampler == "allocation" and relation == "replace-one":
         raise Refused(
-            "random allocation has no replace-one guarantee here: it is proven for Poisson sampling only that opposite "
+            "random allocation has no replace-one guarantee here: only for Poisson sampling is it proven that opposite "
             "gradients are the worst case; use relation='add-remove', or sampling='poisson'"
         )
     if sampler == "allocation" and mechanism == "laplace":
@@ -112,7 +122,7 @@ def allocation_releases(batches: int, noise_multiplier: float, steps: int) -> li
 
 
 def theorem(sampler: str, mechanism: str, relation: str, accountant: str, examples_per_user: int | None = None) -> str:
-    """The sentence in a guarantee that says what is composed, and by which theorem."""
+    """The sentence in a guarantee that states what is composed, and by which theorem."""
     noise = "Gaussian" if mechanism == "gaussian" else "Laplace"
     pairs = {
         "poisson": f"Poisson-subsampled {noise} mechanism",

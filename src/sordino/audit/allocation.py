@@ -24,7 +24,7 @@ from sordino.sampling import LogicalBatch
 class AllocationCheck:
     """What the batches of some epochs showed."""
 
-    once: bool  # was every record in exactly one batch of every epoch?
+    once: bool  # whether every record was in exactly one batch of every epoch
     repeated_p_value: float  # of the hypothesis that records return to the same batch no more often than by chance
     sizes_p_value: float  # of the hypothesis that batch sizes vary as binomial ones do
 

@@ -32,7 +32,7 @@ from sordino.audit import attack_noise
 from sordino.audit.neighbours import Record, at, candidates, mutated, with_last
 from sordino.audit.noise_check import LEVEL
 from sordino.audit.one_run import AuditResult
-from sordino.audit.pipeline import Trace, leaked, moved, short, small, told_apart, trace
+from sordino.audit.pipeline import Trace, differing_arguments, leaked, moved, short, small, trace
 from sordino.audit.sampling_check import sampling_findings
 from sordino.audit.tap import Call, Cut, watched
 from sordino.errors import ClaimBroken, InputError, Refused, SordinoError
@@ -77,7 +77,7 @@ class AttackResult:
         return not self.found
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able: the fields, the findings, and the audit."""
+        """The fields, the findings, and the audit, as JSON-serialisable values."""
         plain = {key: value for key, value in asdict(self).items() if key != "audit"}
         audit = None if self.audit is None else self.audit.to_dict()
         return plain | {"holds": self.holds, "found": list(self.found), "audit": audit}
@@ -156,8 +156,7 @@ def _guarded(made: Callable[..., Outcome], work: Work, quick: bool, seed: int, a
 
 
 def neighbours(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Outcome:
-    """Candidates, then a search from the record with the largest effect; several batch sizes that equal sizes of the
-    network."""
+    """Tries made-up records, then searches from the one with the largest effect; for several numbers of records."""
     wrong: list[str] = []
     tried, refused, worst = 0, 0, 0.0
     for records, dtype in _sizes(work, quick):
@@ -169,8 +168,10 @@ def neighbours(work: Work, quick: bool, seed: int, audits: list[AuditResult]) ->
 
 
 def _sizes(work: Work, quick: bool) -> list[tuple[int, torch.dtype | None]]:
-    """Numbers of records: equal to the number of classes, to a dimension of the data, to neither; rows in double
-    precision."""
+    """(number of records, dtype of the rows; None: their own) of the datasets to try.
+
+    One number equals the number of classes and one a dimension of the data: an engine may confuse equal sizes.
+    """
     wide = work.dataset.train.inputs.is_floating_point()
     classes, width = work.dataset.classes, int(work.dataset.train.inputs.shape[-1])
     double: list[tuple[int, torch.dtype | None]] = [(6, torch.float64)] if wide else []
@@ -190,9 +191,8 @@ def _neighbours_of(
         less = Split(split.inputs[:-1], split.targets[:-1])
         first = trace(base.changed(replace(base.plan, records=records), base.dataset), less if removed else split)
     except (Refused, InputError, RuntimeError):
-        if (
-            dtype is None and records == work.dataset.classes
-        ):  # the recipe's own rows, in an ordinary number: not ours to try
+        # Only unusual sizes and dtypes may be refused. The recipe's own rows must run, so their error is not hidden.
+        if dtype is None and records == work.dataset.classes:
             raise
         return 0, 1, 0.0, []
     pairs = _Pairs(base, first, removed)
@@ -231,8 +231,8 @@ class _Pairs:
 
     def _compare(self, record: Record, run: Trace, other: Record | None, earlier: Trace) -> None:
         self.tried += 1
-        told, left = told_apart(earlier, run), leaked(earlier, run)
-        self.wrong += [f"{record.kind}: {text}" for text in (told, left) if text is not None]
+        texts = (differing_arguments(earlier, run), leaked(earlier, run))
+        self.wrong += [f"{record.kind}: {text}" for text in texts if text is not None]
         for call, share in moved(earlier, run):
             if not share <= 1.0 + 1e-9:
                 self.wrong.append(
@@ -244,7 +244,7 @@ class _Pairs:
 
 
 def outputs(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Outcome:
-    """Exchanges all records and keeps the releases."""
+    """Trains on other records with the same releases: no output may change."""
     base = small(work, max(4, work.dataset.classes), 2 if quick else 4)
     split = base.dataset.train
     first = trace(base)
@@ -252,7 +252,7 @@ def outputs(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Ou
     wrong: list[str] = []
     for other in others:
         run = trace(base, other, first.calls)
-        wrong += [text for text in (told_apart(first, run), leaked(first, run)) if text is not None]
+        wrong += [text for text in (differing_arguments(first, run), leaked(first, run)) if text is not None]
     return (
         len(others),
         wrong,
@@ -261,7 +261,7 @@ def outputs(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Ou
 
 
 def participation(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Outcome:
-    """Records at several indices, at the plan's own size: exactly the steps whose batch contains them may change."""
+    """Replaces records at several indices, in a dataset of the plan's size: only steps that draw them may change."""
     base = short(work, 4 if quick else 8, seed=seed + 11)
     first, count = trace(base), len(base.dataset.train)
     record = next(r for r in candidates(base.dataset.train, base.dataset.classes, quick=True) if r.kind != "zeros")
@@ -281,7 +281,7 @@ def participation(work: Work, quick: bool, seed: int, audits: list[AuditResult])
 
 
 def resume(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Outcome:
-    """Killed after the second step with secret noise, then resumed."""
+    """Kills a run with secret noise after its second step and resumes it: no step may be released twice."""
     base = short(work, 4 if quick else 6, seed=None)
     calls: list[Call] = []
     with tempfile.TemporaryDirectory(prefix="sordino-attack-") as folder:
@@ -340,12 +340,13 @@ def contraction(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -
 
 
 def sampling(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Outcome:
+    """Tests many batches against the distribution that the accountant assumes."""
     found, wrong = sampling_findings(work.plan, steps=300 if quick else 600)
-    return len(found) or 1, wrong, ", ".join(f"{name} p = {p:.2g}" for name, p in found.items()) or "exact laws"
+    return len(found) or 1, wrong, ", ".join(f"{name} p = {p:.2g}" for name, p in found.items()) or "checked exactly"
 
 
 def one_run(work: Work, quick: bool, seed: int, audits: list[AuditResult]) -> Outcome:
-    """The method's own audit, or canaries among the records."""
+    """Runs the method's own audit, or the audit with canaries among the records."""
     steps = min(work.plan.steps, 12 if quick else 40)
     result = work.audit(seed=seed, steps=steps)
     audits.append(result)

@@ -21,8 +21,11 @@ _FINE_BITS = 34  # no grid of a release is finer than its noise by more than thi
 
 
 def noise(work: Work, quick: bool, seed: int, audits: list[Any]) -> tuple[int, list[str], str]:
-    """Two runs with secret keys and as many steps as are needed to detect noise × 0.9; three runs if the plan is
-    short."""
+    """Tests the noise of two runs with secret keys.
+
+    The first has two steps, the second as many as are needed to detect noise × 0.9 (`quick`: at most 40), as far as the
+    plan has them.
+    """
     steps = 2
     calls = list(trace(short(work, steps, seed=None)).calls)
     wanted = enough(0.9)
@@ -72,7 +75,7 @@ def grid(call: Call) -> float:
 
 
 def ledger(work: Work, quick: bool, seed: int, audits: list[Any]) -> tuple[int, list[str], str]:
-    """Entries are written before noise, values lie on a grid, and the noise of every step is at least the plan's."""
+    """Tests that entries are written before noise is drawn, values lie on a grid, and the noise is the plan's."""
     plan = short(work, 3, seed=seed + 3)
     calls = trace(plan).calls
     found: list[str] = []

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from sordino import checks
 from sordino.audit.bounds import Curve, check_confidence
-from sordino.audit.one_run import largest_rejected
+from sordino.audit.claims import largest_rejected
 from sordino.errors import InputError
 from sordino.plan import Plan
 from sordino.records.gradients import plan_gradients
@@ -65,7 +65,7 @@ class BlackBoxResult:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able: the fields, and the sentence."""
+        """The fields and the sentence, as JSON-serialisable values."""
         return {**asdict(self), "sentence": self.sentence}
 
 
@@ -95,6 +95,9 @@ def audit_black_box(
         confidence: of the bound.
         seed: makes the audit repeatable.
         say: called with a line of progress at intervals.
+
+    Returns:
+        The lower bound on ε and the verdict.
 
     Raises:
         InputError: the relation is not add-remove, or there are too few runs.
@@ -168,8 +171,10 @@ def _judged(plan: Plan, alarms: Any, coins: Any, confidence: float, runs: int) -
 def fitted(
     model: nn.Module, loss: Loss, dataset: tuple[Tensor, Tensor], *, steps: int = 2000, lr: float = 0.1
 ) -> nn.Module:
-    """A copy of the model whose loss on the (public) dataset is almost zero: initial weights that an adversary may
-    choose."""
+    """A copy of the model, trained without noise until its loss on the dataset is small.
+
+    Its weights are initial weights that an adversary may choose. The dataset must be public.
+    """
     copied = copy.deepcopy(model)
     optimizer = torch.optim.Adam(copied.parameters(), lr=lr)
     for _ in range(steps):

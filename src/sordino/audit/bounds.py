@@ -28,16 +28,29 @@ from scipy import optimize, special, stats
 
 from sordino.errors import InputError
 
-_SAYS_NOTHING = 500.0  # an ε of a profile whose exponential is close to the largest double
+_VACUOUS = 500.0  # a larger ε claims nothing that can be tested, and its exponential nears the largest double
 
 EPSILON_LIMIT = 60.0
 """No audit can show more: that would need e^60 canaries."""
 
 
 def one_run_epsilon(correct: int, guesses: int, canaries: int, delta: float, confidence: float = 0.95) -> float:
-    """Largest ε such that (ε', δ)-DP is rejected for every ε' < ε, at this confidence; 0 if none is rejected.
+    """A lower bound on ε: the largest ε such that (ε', δ)-DP is rejected for every ε' < ε.
 
-    If the mechanism is (ε*, δ)-DP, the value exceeds ε* with probability at most 1 − confidence.
+    If the mechanism is (ε*, δ)-DP, the bound exceeds ε* with probability at most 1 − confidence.
+
+    Args:
+        correct: The number of right guesses.
+        guesses: The number of guesses, fixed before the run.
+        canaries: The number of canaries.
+        delta: δ in [0, 1).
+        confidence: The confidence of the bound, in [0.5, 1).
+
+    Returns:
+        The bound; 0 if no ε is rejected.
+
+    Raises:
+        InputError: a value is wrong.
     """
     check_counts(correct, guesses, canaries)
     if not 0.0 <= delta < 1.0:
@@ -84,7 +97,7 @@ class Curve(Protocol):
 
 @dataclass(frozen=True)
 class GaussianCurve:
-    """μ-GDP: as hard as telling N(0, 1) from N(μ, 1)."""
+    """μ-GDP: neighbouring datasets are at least as hard to distinguish as N(0, 1) and N(μ, 1)."""
 
     mu: float
 
@@ -94,9 +107,9 @@ class GaussianCurve:
 
 @dataclass(frozen=True)
 class ProfileCurve:
-    """All of (ε_k, δ_k)-DP at once: any finite part of a privacy profile. More points make a stronger claim.
+    """(ε_k, δ_k)-DP for all k: finitely many points of a privacy profile. More points make a stronger claim.
 
-    By Wasserman and Zhou: P(B) ≤ δ + e^ε Q(B), applied to B and to its complement, in both directions.
+    By Wasserman and Zhou 2010: P(B) ≤ δ + e^ε Q(B), applied to B and to its complement, in both directions.
     """
 
     epsilons: tuple[float, ...]
@@ -111,7 +124,7 @@ class ProfileCurve:
         """(breakpoints, lines) of the largest of x ≥ 0, x ≥ e^−ε(y−δ) and x ≥ 1−δ−e^ε(1−y)."""
         lines = [(0.0, 0.0)]
         for epsilon, delta in zip(self.epsilons, self.deltas, strict=True):
-            if epsilon > _SAYS_NOTHING:  # leaving out a point weakens the claim, and the test stays valid
+            if epsilon > _VACUOUS:  # leaving out a point weakens the claim, and the test stays valid
                 continue
             grow = math.exp(epsilon)
             lines += [(1.0 / grow, -delta / grow), (grow, 1.0 - delta - grow)]
@@ -187,7 +200,20 @@ def rejects(curve: Curve, correct: int, guesses: int, canaries: float, level: fl
 
 
 def one_run_mu(correct: int, guesses: int, canaries: int, confidence: float = 0.95) -> float:
-    """Largest μ such that μ'-GDP is rejected for every μ' < μ; 0 if none is rejected."""
+    """A lower bound on μ: the largest μ such that μ'-GDP is rejected for every μ' < μ.
+
+    Args:
+        correct: The number of right guesses.
+        guesses: The number of guesses, fixed before the run.
+        canaries: The number of canaries.
+        confidence: The confidence of the bound, in [0.5, 1).
+
+    Returns:
+        The bound, at most 16; 0 if no μ is rejected.
+
+    Raises:
+        InputError: a value is wrong.
+    """
     check_counts(correct, guesses, canaries)
     level = 1.0 - check_confidence(confidence)
 
@@ -200,7 +226,21 @@ def one_run_mu(correct: int, guesses: int, canaries: int, confidence: float = 0.
 def one_run_epsilon_gaussian(
     correct: int, guesses: int, canaries: int, delta: float, confidence: float = 0.95
 ) -> float:
-    """The ε at δ of `one_run_mu`: a lower bound for a mechanism whose trade-off curve is a Gaussian's."""
+    """The ε at δ of `one_run_mu`: a lower bound for a mechanism whose trade-off curve is that of a Gaussian.
+
+    Args:
+        correct: The number of right guesses.
+        guesses: The number of guesses, fixed before the run.
+        canaries: The number of canaries.
+        delta: δ in (0, 1).
+        confidence: The confidence of the bound, in [0.5, 1).
+
+    Returns:
+        The bound; 0 if no μ is rejected.
+
+    Raises:
+        InputError: a value is wrong.
+    """
     return gaussian_epsilon(one_run_mu(correct, guesses, canaries, confidence), delta)
 
 
@@ -253,8 +293,7 @@ def check_confidence(confidence: float) -> float:
 
 
 def _first_crossing(rejected: Callable[[float], bool], limit: float, *, monotone: bool) -> float:
-    """The infimum of the values that are not rejected. If the p-value may decrease again, the first one on a fine
-    grid."""
+    """The infimum of the values that are not rejected; without `monotone`, searched on a fine grid from 0 upwards."""
     if not rejected(0.0):
         return 0.0
     grid: Sequence[float] = [limit] if monotone else np.linspace(0.0, limit, 1201)[1:].tolist()

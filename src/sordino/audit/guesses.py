@@ -22,14 +22,14 @@ from sordino.audit.ordered import p_value_ordered
 from sordino.audit.scores import SIMULATED, StepScorer
 
 MOST_SHARE = 0.2
-"""The largest share of the canaries that may be guessed. Guesses in the middle are almost coin tosses."""
+"""The largest share of the canaries that may be guessed. Canaries with medium scores are guessed almost by chance."""
 
 LEAST_GUESSES = 350
 """The least number of guesses if there are enough canaries. With fewer a verdict depends on a handful of coins: a
 mechanism exactly at its claim is rejected once in 600 runs with 156 guesses of 7,800, once in 280,000 with 390."""
 
 MOST_GUESSES = 12_000
-"""The bound is a recursion over the right guesses; more of them are weaker anyway."""
+"""The largest number of guesses: the bound is a recursion over the right guesses, and more guesses weaken it."""
 
 ALARM = 1e-4
 """The level at which order statistics may reject a claim: one false alarm in ten thousand audits."""

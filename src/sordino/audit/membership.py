@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy
 
 from sordino import checks
 from sordino.audit.bounds import Curve
-from sordino.audit.one_run import claim_curve
+from sordino.audit.claims import claim_curve
 from sordino.errors import InputError
 from sordino.files import json_bytes, make_folder, write_atomically
 from sordino.plan import Plan
@@ -51,7 +51,7 @@ class Membership:
     models: int
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """The result as JSON-serialisable values."""
         return {
             "false": list(self.false), "true": list(self.true), "allowed": list(self.allowed),
             "records": self.records, "models": self.models,
@@ -67,7 +67,7 @@ def membership(
     seed: int = 0,
     say: Callable[[str], None] | None = None,
 ) -> Membership:
-    """Trains `shadows` + `targets` models as the recipe says, each on a random half of its first test rows.
+    """Trains `shadows` + `targets` models by the recipe, each on a random half of its first test rows.
 
     Args:
         work: the recipe's data, model and plan.
@@ -77,8 +77,11 @@ def membership(
         seed: of the halves; the noise stays secret.
         say: called with a line of progress.
 
+    Returns:
+        The true alarm rates of the attack, and those that the guarantee allows.
+
     Raises:
-        InputError: a number is too small, the recipe has fewer than 20 test rows, or releases private statistics.
+        InputError: a number is too small, or the recipe has fewer than 20 test rows, statistics, public rows or users.
     """
     checks.whole("shadows", shadows, minimum=8)
     checks.whole("targets", targets, minimum=1)

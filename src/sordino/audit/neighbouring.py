@@ -31,7 +31,7 @@ class Neighbouring:
 
     @property
     def holds(self) -> bool:
-        """Is the distance within what the noise is calibrated to: the sensitivity and the margin for rounding?"""
+        """Whether the distance is at most the sensitivity, with the margin for rounding that the noise covers."""
         return self.difference <= self.sensitivity * (1 + ROUNDING_MARGIN)
 
 
@@ -44,10 +44,22 @@ def neighbouring(
     replaced: GradientSum | None = None,
     step: int = 0,
 ) -> Neighbouring:
-    """Compares the sum over `others` and `record` with the sum of the neighbouring dataset.
+    """Compares the sum over a batch that contains a record with the sum of the neighbouring dataset.
 
-    add-remove: the neighbour is without the record. replace-one: `replaced` is the gradient sum of the dataset in
-    which `record` is another record, at the same weights. `others`: indices of the rest of the batch.
+    Args:
+        plan: The plan; its relation determines the neighbouring dataset.
+        gradient_sum: The gradient sum of the dataset.
+        record: The index of the record.
+        others: The indices of the other records of the batch.
+        replaced: Under replace-one, the gradient sum of the dataset in which `record` is another record, at the same
+            weights. Under add-remove None: the neighbouring dataset lacks the record.
+        step: The step of the batch.
+
+    Returns:
+        The distance between the two sums, and the distance that the plan allows.
+
+    Raises:
+        InputError: `replaced` is missing under replace-one, or given under add-remove.
     """
     rest = others[others != record]
     batch = torch.cat([rest, torch.tensor([record], dtype=torch.int64)]).sort().values
@@ -79,7 +91,23 @@ def check_neighbouring(
     replaced: GradientSum | None = None,
     step: int = 0,
 ) -> Neighbouring:
-    """`neighbouring`, but raises ClaimBroken if the sums differ by more than the declared sensitivity."""
+    """`neighbouring`, with an exception if the sums differ by more than the plan allows.
+
+    Args:
+        plan: The plan; its relation determines the neighbouring dataset.
+        gradient_sum: The gradient sum of the dataset.
+        record: The index of the record.
+        others: The indices of the other records of the batch.
+        replaced: As in `neighbouring`.
+        step: The step of the batch.
+
+    Returns:
+        The distance between the two sums, and the distance that the plan allows.
+
+    Raises:
+        ClaimBroken: the sums differ by more than the declared sensitivity.
+        InputError: `replaced` is missing under replace-one, or given under add-remove.
+    """
     found = neighbouring(plan, gradient_sum, record, others=others, replaced=replaced, step=step)
     if not found.holds:
         raise ClaimBroken(

@@ -12,8 +12,8 @@ another kind of fault:
 | scale       | Σz² against χ²                                    | noise × 0.9, from `enough()` values on  |
 | tails       | how many |z| exceed 2 and 3.5 (binomial)          | truncated noise                         |
 | mean        | Σz of each release                                | a shift that all coordinates share      |
-| steps       | Σ z_s z_t for every two releases of one size      | noise that is used twice                |
-| coordinates | the autocorrelation of a release, every lag (FFT) | blocks, layers or neighbours that share |
+| steps       | Σ z_s z_t for pairs of releases of one size       | noise that is used twice                |
+| coordinates | the autocorrelation of a release, every lag (FFT) | coordinates that share their noise      |
 | values      | Σ z·v of each release                             | noise that depends on the values        |
 
 A release that adds noise of earlier steps again (`release`, `earlier`) is tested after that noise is subtracted.
@@ -41,7 +41,7 @@ MOST = 400_000
 """The largest number of values per release that are tested: tests of the distribution need no more."""
 
 PAIRS = 600
-"""Pairs of releases that are compared."""
+"""If there are more pairs of releases, about this number of them is compared."""
 
 
 @dataclass
@@ -54,8 +54,14 @@ class NoiseCheck:
     values: list[Tensor] = field(default_factory=list)
 
     def add(self, noise: Tensor, widths: Tensor, values: Tensor | None = None, scale: float | None = None) -> None:
-        """Adds the noise of one step on every coordinate, the widths that the plan states for it, and the values before
-        noise."""
+        """Adds one step.
+
+        Args:
+            noise: The noise on every coordinate.
+            widths: The widths of uniform noise that the plan states for the step.
+            values: The values before noise, to test that the noise does not depend on them.
+            scale: The scale of the step's noise; None: that of the check.
+        """
         unit = self.scale if scale is None else scale
         kept = min(len(noise), MOST)
         self.places.append(distribution(noise[:kept] / unit, widths[:kept] / unit, self.laplace))
@@ -106,18 +112,18 @@ def noise_tests(places: Sequence[Tensor], values: Sequence[Tensor] = ()) -> dict
 
 
 def _tail(normal: Tensor, beyond: float) -> float:
-    """Two-sided: neither too many nor too few."""
+    """The two-sided p-value of the number of |z| above `beyond`: neither too many nor too few."""
     outside, share = int((normal.abs() > beyond).sum()), float(2 * special.ndtr(-beyond))
     return min(1.0, 2 * float(stats.binomtest(outside, len(normal), share).pvalue))
 
 
 def _smallest(scores: Sequence[float]) -> float:
-    """Of many standard normal scores, by the union bound."""
+    """The p-value of the most extreme of many standard normal scores, by the union bound."""
     return min(1.0, 2 * len(scores) * float(special.ndtr(-max(map(abs, scores)))))
 
 
 def _autocorrelation(z: Tensor) -> float:
-    """The most extreme of Σ_i z_i z_{i+lag} over all lags with enough terms, by the union bound."""
+    """The p-value of the most extreme Σ_i z_i z_{i+lag} over all lags with enough terms, by the union bound."""
     count = len(z)
     if count < 64:
         return 1.0

@@ -15,10 +15,9 @@ clipped already. `sordino.audit.neighbouring` tests that.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +25,18 @@ import torch
 from torch import Tensor, nn
 
 from sordino import checks
-from sordino.accounting.account import checked_releases, composed_epsilon
-from sordino.audit.bounds import Curve, ProfileCurve, check_confidence, one_run_epsilon
+from sordino.audit.bounds import Curve, check_confidence, one_run_epsilon
 from sordino.audit.canaries import Canaries, CanaryGradients, make_canaries, most_canaries
+from sordino.audit.claims import HALVINGS, claim_family, epsilon_at, quick_epsilon_at, with_noise
 from sordino.audit.guesses import Chosen, Family, OrderedGuesses, choose_guesses, least_noise
 from sordino.audit.noise_check import LEVEL
 from sordino.audit.scores import Scorer, StepScorer, scorer_of
-from sordino.audit.updates import audited_update
+from sordino.audit.updates import Trail, audited_update
 from sordino.errors import ClaimBroken, InputError
 from sordino.files import json_bytes, make_folder, write_atomically
 from sordino.plan import Plan
 from sordino.randomness import RandomSource
 from sordino.records.gradients import GradientSum, plan_gradients
-from sordino.records.momentum import PastIterates
 from sordino.records.reading import count_records
 from sordino.release.ledger import Ledger
 from sordino.sampling import Poisson
@@ -48,11 +46,6 @@ from sordino.training.steps import DEFAULT_CHUNK, private_steps
 DEFAULT_CANARIES = 5000
 BOUND = "f-DP in one run (Mahloujifar et al. 2024), against the claim's privacy profile"
 ORDERED = "order statistics of independent canaries, against the claim's privacy profile"
-_DELTAS = tuple(10.0**exponent for exponent in torch.linspace(-5, -0.2, 33).tolist())
-"""The δ at which the claim's profile is evaluated: thousands of canaries can't detect rarer events."""
-_HALVINGS = 8  # steps of the search for the least noise that is rejected: within 1 % of it
-_TOLERANCE = 0.005
-"""The relative excess of ε from a coarse grid that is tolerated there. It makes the claim weaker, never too strong."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,7 @@ class AuditResult:
     """The result of an audit. `epsilon_lower` is at `confidence`; `holds` means that it does not exceed the claim.
 
     `epsilon_lower` is the ε of the largest claim of the plan's own kind (the plan with another noise multiplier) that
-    is rejected by one of two tests whose levels add up to 1 − confidence (`bound` says which):
+    is rejected by one of two tests whose levels add up to 1 − confidence (`bound` names the test):
 
     * f-DP in one run, valid for every mechanism with the claim's privacy profile: `epsilon_lower_any`;
     * order statistics, if the plan's own mechanism makes canaries independent, at the level 10⁻⁴.
@@ -85,7 +78,7 @@ class AuditResult:
     epsilon_lower_point: float
     epsilon_lower_any: float
     epsilon_lower_independent: float | None = None  # None: canaries are not independent
-    # of the hypothesis that the noise is what the plan states, if it has a uniform part
+    # p-value of the hypothesis that the noise is what the plan states; None if it has no uniform part
     noise_p_value: float | None = None
 
     @property
@@ -105,7 +98,7 @@ class AuditResult:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able: the fields, and the sentence."""
+        """The fields and the sentence, as JSON-serialisable values."""
         return {**asdict(self), "noise_fits": self.noise_fits, "sentence": self.sentence}
 
     def check(self) -> AuditResult:
@@ -138,17 +131,37 @@ def audit_plan(
     rows_per_canary: int | None = None,
     scorer: StepScorer | None = None,
 ) -> AuditResult:
-    """Trains a copy of `model` for `steps` of the plan's steps with canaries, and guesses their coins.
+    """Trains a copy of a model with canaries for some of the plan's steps, and guesses the canaries' coins.
 
-    The update is plain SGD with `lr`, or the plan's own if it has one. `canaries`: default 5000, or as many as
-    the model has coordinates for. `seed`: repeatable (and then insecure). `noise_scale`, `width_scale` (of uniform
-    noise, if the method adds some; 0: the gap is not enforced) and `tamper` change the run without the accountant's
-    knowledge: they test the audit, not the plan. `public`: public rows, for their effect before the noise; the update
-    does not use them. `runs`: the number of independent runs, each with its own canaries; their p-values are combined,
-    which shows more than one run with all canaries. `rows_per_canary`: the number of records of a canary (default: as
-    many as a user may have under the plan); more than the claim assumes detects users that are counted as rows.
-    `scorer`: scores other than those that suit the plan, of an auditor who suspects that something else is run; the
-    bounds hold for every auditor.
+    `noise_scale`, `width_scale` and `tamper` change the run but not the claim: they test the audit, not the plan.
+
+    Args:
+        plan: The plan whose claim is tested.
+        model: The model; every run trains a copy.
+        loss: `loss(outputs, targets)`, one value per row.
+        dataset: The real records.
+        canaries: The number of canaries of a run; None: 5000, or as many as the model has coordinates for.
+        steps: The number of steps; None: all steps of the plan.
+        lr: The step size of plain SGD, which is the update unless the plan has its own.
+        confidence: The confidence of the bound.
+        seed: Makes the audit repeatable, and its noise insecure.
+        noise_scale: A factor on the noise.
+        width_scale: A factor on the width of uniform noise, if the method adds some; 0: the gap is not enforced.
+        tamper: Maps the plan of the run to the plan that is run instead.
+        chunk: The largest number of records processed at a time.
+        public: Public rows that act before the noise; the update does not use them.
+        runs: The number of independent runs, each with its own canaries. Their p-values are combined, which shows more
+            than one run with all canaries.
+        rows_per_canary: The number of records of a canary; None: as many as a user may have under the plan. More than
+            the claim assumes detects users that are counted as rows.
+        scorer: Replaces the scores for the plan, for an auditor who suspects another mechanism: the bounds hold for
+            every auditor.
+
+    Returns:
+        The lower bounds on ε and the verdict.
+
+    Raises:
+        InputError: a value is wrong, or does not fit the model or the dataset.
     """
     check_confidence(confidence)
     checks.whole("runs", runs, minimum=1)
@@ -172,7 +185,7 @@ def audit_plan(
         own = None if seed is None else seed + _APART * number
         source = RandomSource.from_os() if own is None else RandomSource.seeded(own)
         marked = make_canaries(shapes, plan.clipping, count, plan.relation, source, rows)
-        noise = _scaled(claim, noise_scale).noise
+        noise = with_noise(claim, noise_scale).noise
         run = replace(claim, records=records + len(marked.members), noise=noise, insecure_seed=own)
         copied = copy.deepcopy(model)
         trail = Trail(copied, plan)
@@ -193,27 +206,26 @@ Played = tuple[Tensor, Tensor, float | None]
 _APART = 1_000_003  # the difference between the seeds of an audit's runs
 
 
-class Trail:
-    """The past iterates of the audited copy, as many as the plan's inner momentum needs."""
-
-    def __init__(self, model: nn.Module, plan: Plan) -> None:
-        self._model, self._inner = model, plan.contribution.inner
-        self.past = PastIterates()
-
-    def present(self) -> PastIterates:
-        """In the form that `plan_gradients` expects."""
-        return self.past
-
-    def keep(self) -> None:
-        if self._inner is not None:
-            self.past = self.past.followed_by(self._model, self._inner.length)
-
-
 def run_audit(
     plan: Plan, model: nn.Module, loss: Callable[..., Tensor], dataset: Any, *, out: Path | None = None, **options: Any
 ) -> AuditResult:
-    """`audit_plan`, written to `out/audit.json` if `out` is given; raises ClaimBroken (exit code 3) if the claim is
-    broken."""
+    """`audit_plan`, with a file and an exception.
+
+    Args:
+        plan: The plan whose claim is tested.
+        model: The model.
+        loss: `loss(outputs, targets)`, one value per row.
+        dataset: The real records.
+        out: A directory; the result is written to its audit.json.
+        **options: Further arguments of `audit_plan`.
+
+    Returns:
+        The lower bounds on ε and the verdict.
+
+    Raises:
+        ClaimBroken: the bound contradicts the claim, or the noise is not what the plan states (exit code 3).
+        InputError: as for `audit_plan`.
+    """
     result = audit_plan(plan, model, loss, dataset, **options)
     if out is not None:
         write_audit(result, out)
@@ -221,7 +233,15 @@ def run_audit(
 
 
 def write_audit(result: AuditResult, out: Path | str) -> Path:
-    """Writes `out/audit.json` atomically; a report of that directory then shows it."""
+    """Writes a result to audit.json atomically; a report of the directory then shows it.
+
+    Args:
+        result: The result of an audit.
+        out: The directory.
+
+    Returns:
+        The path of the file.
+    """
     path = Path(out) / "audit.json"
     make_folder(path.parent)
     write_atomically(path, json_bytes(result.to_dict()))
@@ -244,7 +264,9 @@ def play(
 ) -> tuple[Tensor, float | None]:
     """Runs the plan, with its own releases, with canaries among the records.
 
-    Returns the score of each canary and, if the noise has a uniform part, the p-value of the test of the noise."""
+    Returns:
+        The score of each canary and, if the noise has a uniform part, the p-value of the test of the noise.
+    """
     drawn_rows = plan.examples_per_user is not None
     # the unit of privacy that a canary represents
     unit = ("row", plan.examples_per_user) if drawn_rows else (plan.unit, None)
@@ -292,18 +314,18 @@ def judge(
     right = [guesses.correct(scores, coins) for scores, coins in runs]
     correct, total, bound = sum(right), len(runs) * guesses.total, BOUND
     point = one_run_epsilon(correct, total, canaries, claim.delta, confidence)
-    least = strictest = least_noise(lambda curve: guesses.rejects(curve, right, each, strict), family, _HALVINGS)
+    least = strictest = least_noise(lambda curve: guesses.rejects(curve, right, each, strict), family, HALVINGS)
     independent: float | None = None
     if chosen.ordered is not None:
         surest = chosen.ordered
         found = surest.correct(torch.cat([scores for scores, _ in runs]), torch.cat([coins for _, coins in runs]))
         shown, sure = (
-            least_noise(partial(_too_many, surest, found, canaries, at), family, _HALVINGS) for at in (level, apart)
+            least_noise(partial(_too_many, surest, found, canaries, at), family, HALVINGS) for at in (level, apart)
         )
-        independent = _epsilon_beside(claim, shown)
+        independent = quick_epsilon_at(claim, shown)
         if sure < least:
             least, correct, total, bound = sure, found, surest.total, ORDERED
-    lower = _epsilon_at(claim, least)
+    lower = epsilon_at(claim, least)
     claimed = claim.guarantee().epsilon
     return AuditResult(
         epsilon_lower=lower,
@@ -319,59 +341,13 @@ def judge(
         holds=lower <= claimed,
         bound=bound,
         epsilon_lower_point=point,
-        epsilon_lower_any=lower if strictest == least else _epsilon_beside(claim, strictest),
+        epsilon_lower_any=lower if strictest == least else quick_epsilon_at(claim, strictest),
         epsilon_lower_independent=independent,
     )
 
 
 def _too_many(guesses: OrderedGuesses, right: int, canaries: int, level: float, curve: Curve) -> bool:
     return guesses.rejects(curve, [right], canaries, level)
-
-
-def claim_curve(plan: Plan) -> ProfileCurve:
-    """The plan's privacy profile as a trade-off curve: ε at some values of δ, each from the plan's accountant."""
-    if not plan.method.composes:
-        found = [plan.method.epsilons(replace(plan, delta=delta), [plan.steps])[0] for delta in _DELTAS]
-        return ProfileCurve(tuple(found), _DELTAS)
-    releases = checked_releases(plan.releases())
-    epsilons = [
-        composed_epsilon(releases, delta, plan.relation, plan.accountant, tolerance=_TOLERANCE)[0] for delta in _DELTAS
-    ]
-    return ProfileCurve(tuple(epsilons), _DELTAS)
-
-
-def claim_family(claim: Plan, curve: Callable[[Plan], Curve] = claim_curve) -> Family:
-    """The plan's curve with 2ˣ times its noise, each computed once."""
-
-    @cache
-    def scaled(log_scale: float) -> Curve:
-        return curve(_scaled(claim, 2.0**log_scale))
-
-    return scaled
-
-
-def largest_rejected(claim: Plan, rejected: Callable[[Curve], bool], family: Family | None = None) -> float:
-    """ε of the plan with the least noise whose curve is rejected (more noise is a stronger claim); 0 if none is."""
-    return _epsilon_at(claim, least_noise(rejected, family or claim_family(claim), _HALVINGS))
-
-
-def _epsilon_at(claim: Plan, log_scale: float) -> float:
-    """ε of the claim with 2ˣ times its noise; 0 for none (x = inf)."""
-    return 0.0 if math.isinf(log_scale) else _scaled(claim, 2.0**log_scale).guarantee().epsilon
-
-
-def _epsilon_beside(claim: Plan, log_scale: float) -> float:
-    """The same without the comparison with the Rényi bound, which takes most of the time."""
-    if math.isinf(log_scale):
-        return 0.0
-    scaled = _scaled(claim, 2.0**log_scale)
-    return scaled.method.epsilons(scaled, [scaled.steps])[0]
-
-
-def _scaled(plan: Plan, factor: float) -> Plan:
-    if not (math.isfinite(factor) and factor > 0):
-        raise InputError(f"noise_scale = {factor}: give a positive number; 1 is the plan's own noise")
-    return replace(plan, noise=replace(plan.noise, noise_multiplier=plan.noise.noise_multiplier * factor))
 
 
 def _real_records(plan: Plan, available: int, canaries: int) -> int:

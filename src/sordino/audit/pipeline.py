@@ -1,5 +1,4 @@
-"""A recipe's whole pipeline as a function from records to releases and outputs, so that it can be run on other
-records."""
+"""A recipe's whole pipeline as a function from records to releases and outputs: it can be run on other records."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ from sordino.training.state import model_tensors
 if TYPE_CHECKING:
     from sordino.runs.work import Work
 
-TIMES = ("seconds",)  # of metrics
-# ledgers contain times; metrics are compared row by row
+TIMES = ("seconds",)  # keys of a row of metrics that are not compared
+# parts of names of files that are not compared: a ledger contains dates, and metrics are compared row by row
 NOT_PUBLISHED = ("ledger.jsonl", "metrics.jsonl", "not_private")
 
 
@@ -38,8 +37,16 @@ class Trace:
 
 
 def trace(work: Work, split: Split | None = None, forced: Sequence[Call] | None = None) -> Trace:
-    """Trains as the recipe says, on `split` if given; with `forced` the releases are replaced by those of another
-    run."""
+    """Trains by the recipe and records its releases, batches and outputs.
+
+    Args:
+        work: The recipe's data, model and plan.
+        split: Records to train on instead of the recipe's.
+        forced: Releases of another run, whose results replace those of this run.
+
+    Returns:
+        What was recorded.
+    """
     if split is not None:
         work = work.changed(work.plan, replace(work.dataset, train=split))
     with tempfile.TemporaryDirectory(prefix="sordino-attack-") as folder:
@@ -60,7 +67,7 @@ def trace(work: Work, split: Split | None = None, forced: Sequence[Call] | None 
 
 
 def _files(out: Path) -> dict[str, str]:
-    """The files of a run directory by content, without times and without those that are marked as not private."""
+    """Digests of the files of a run directory, except checkpoints and the files of `NOT_PUBLISHED`."""
     found = {}
     for path in sorted(out.rglob("*")):
         name = str(path.relative_to(out))
@@ -104,12 +111,12 @@ def everyone(sampling: Sampling, records: int) -> Sampling:
     return replace(sampling, **{name: value for name, value in wanted.items() if name in known})
 
 
-def told_apart(ours: Trace, theirs: Trace) -> str | None:
+def differing_arguments(ours: Trace, theirs: Trace) -> str | None:
     """Arguments of the releases that depend on the records; None if there are none."""
     if len(ours.calls) != len(theirs.calls):
         return f"{len(ours.calls)} releases on one dataset, {len(theirs.calls)} on its neighbour"
     for mine, yours in zip(ours.calls, theirs.calls, strict=True):
-        a, b = mine.told(), yours.told()
+        a, b = mine.public_arguments(), yours.public_arguments()
         different = [name for name in a if a[name] != b[name]]
         if mine.widths is not None and yours.widths is not None and not torch.equal(mine.widths, yours.widths):
             different.append("widths")

@@ -21,9 +21,11 @@ from torch import Tensor, nn
 
 from sordino.audit.bounds import check_confidence
 from sordino.audit.canaries import Canaries
+from sordino.audit.claims import claim_family
 from sordino.audit.guesses import choose_guesses
-from sordino.audit.one_run import AuditResult, Trail, claim_family, judge
+from sordino.audit.one_run import AuditResult, judge
 from sordino.audit.scores import Scorer
+from sordino.audit.updates import Trail
 from sordino.errors import InputError
 from sordino.plan import Plan
 from sordino.randomness import RandomSource
@@ -48,10 +50,13 @@ def audit_record_vectors(
     seed: int | None = None,
     gradients: Gradients = plan_gradients,
 ) -> AuditResult:
-    """Runs the plan with height × width canaries, each a record or not by a fair coin, and guesses the coins.
+    """Runs the plan with height × width canaries and guesses which of them are records, by fair coins.
 
-    Views must not move pixels (crop, flip) or read words: use erase and mixup. `gradients` replaces the plan's
-    own gradient sum to test the audit. There are no other records: the auditor would subtract them anyway.
+    Views must not move pixels (crop, flip) or change words: use erase and mixup. There are no other records: the
+    auditor would subtract their sums. `gradients` replaces the plan's own gradient sum: it tests the audit.
+
+    Raises:
+        InputError: the views move pixels, or the plan does not use add-remove and l2 clipping.
     """
     check_confidence(confidence)
     augmentation = plan.contribution.augmentation

@@ -12,9 +12,9 @@ What the auditor may know under the claim (docs/guarantees/audit.md):
 
     poisson            the sum over the real records of each step: it is independent of the canaries' draws
     partition          the same, and each canary's batch: the claim does not rely on the shuffle
-    other samplers     nothing: there the real draws depend on the canary draws, and the amplification is part of the
-    claim; the
-                       other records of such an audit have zero gradients (the claim holds for every dataset)
+    other samplers     nothing: the draws of real records depend on those of the canaries, and the claim relies on
+                       these draws. The real records of such an audit have zero gradients (the claim holds for every
+                       dataset)
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class StepScorer:
     knows_sum: bool
     knows_draws: bool
     independent: bool = False
-    """Does the plan's own mechanism make canaries independent, given their coins (docs/guarantees/audit.md)?"""
+    """Whether the plan's own mechanism makes canaries independent, given their coins (docs/guarantees/audit.md)."""
 
     def step(self, observed: Tensor, values: Tensor, drawn: Tensor | None, gaps: Tensor, step: int) -> Tensor:
         """(m, s) observed coordinates, canary values and gaps → terms that are summed over steps, for `final`."""

@@ -66,13 +66,13 @@ class Call:
         """The result, in the units of the values."""
         return flat(self.returned) / self.factor
 
-    def told(self) -> dict[str, Any]:
+    def public_arguments(self) -> dict[str, Any]:
         """All arguments that must not depend on the records."""
-        told = {
+        arguments = {
             name: getattr(self, name)
             for name in ("purpose", "step", "noise", "sensitivity", "relation", "fine", "factor", "shapes", "dtypes")
         }
-        return told | {"sampling": dict(self.sampling), "earlier": self.earlier}
+        return arguments | {"sampling": dict(self.sampling), "earlier": self.earlier}
 
 
 @dataclass(eq=False)
@@ -91,7 +91,15 @@ class Cut(BaseException):
 
 @contextlib.contextmanager
 def watched(forced: Sequence[Call] | None = None, stop_after: int | None = None) -> Iterator[Watch]:
-    """Records every release, and every batch, of the runs in the block."""
+    """Records every release, and every batch, of the runs in the block.
+
+    Args:
+        forced: Releases of another run, whose results are returned instead of fresh ones.
+        stop_after: Raise Cut after this number of releases.
+
+    Yields:
+        What was recorded so far.
+    """
     watch = Watch(forced, stop_after)
     release, batches = noise_module.release, sampling.batches
 
@@ -161,7 +169,7 @@ def _release(
 
 @contextlib.contextmanager
 def _replaced(original: Any, stand_in: Any) -> Iterator[None]:
-    """In every module of the package that refers to the function, under whatever name."""
+    """Replaces the function in every module of the package that refers to it, under any name."""
     _swap(original, stand_in)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The update of an audited run: the plan's own if it has one, else plain SGD."""
+"""The update of an audited run, the plan's own if it has one, else plain SGD; and its past iterates."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from sordino.errors import InputError
 from sordino.gradients.survey import trainable
 from sordino.plan.core import Plan
+from sordino.records.momentum import PastIterates
 from sordino.training.steps import PrivateStep, Widths
 from sordino.training.updates import Update
 
@@ -45,6 +46,23 @@ class PrescribedUpdate(AuditedUpdate):
 
     def apply(self, private: PrivateStep) -> None:
         self.update.move(private, self.optimizer)
+
+
+class Trail:
+    """The past iterates of the audited copy, as many as the plan's inner momentum needs."""
+
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
+        self._model, self._inner = model, plan.contribution.inner
+        self.past = PastIterates()
+
+    def present(self) -> PastIterates:
+        """The past iterates; `plan_gradients` calls this before each batch."""
+        return self.past
+
+    def keep(self) -> None:
+        """Appends the current weights of the model; called before each update."""
+        if self._inner is not None:
+            self.past = self.past.followed_by(self._model, self._inner.length)
 
 
 def audited_update(plan: Plan, model: nn.Module, lr: float, width_scale: float = 1.0) -> tuple[Plan, AuditedUpdate]:

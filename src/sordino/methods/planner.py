@@ -40,10 +40,9 @@ from sordino.methods.correlated.workloads import Workload, noise_in_weights
 
 SAMPLERS = ("poisson", "allocation")
 ALIKE = 0.5
-"""Points of accuracy that a few seeds can't resolve."""
+"""A difference in points of accuracy that a few seeds can't resolve."""
 LOSS, TIME, LARGEST_STEP = 780.0, 0.65, 4.0
-"""Constants of the model above for clip norm 1: expected_loss = LOSS·ν^{2/3} at τ = TIME·ν^{−2/3}; lr ≤
-LARGEST_STEP."""
+"""Constants of the model above, for clip norm 1: expected_loss = LOSS·ν^{2/3} at τ = TIME·ν^{−2/3} ≤ LARGEST_STEP·T."""
 _SAME = 1e-3  # relative difference of two samplers' noise that is ignored
 
 
@@ -64,8 +63,8 @@ class Budget:
             raise InputError(f"{self.batches} batches per epoch are more than the {self.records} records")
         if self.batches * self.epochs > LONGEST:
             raise InputError(
-                f"{self.batches} batches in {self.epochs:g} epochs: ways are compared for {LONGEST} steps at most; "
-                "take larger batches or fewer epochs"
+                f"{self.batches} batches in {self.epochs:g} epochs: the options are compared for {LONGEST} steps at "
+                "most; take larger batches or fewer epochs"
             )
 
     @property
@@ -123,9 +122,11 @@ def compare_ways(budget: Budget, workload: Workload | None = None, dimension: fl
         dimension: d of correlated/batches.py: the number of directions in which the gradients lie.
 
     Returns:
-        JSON-able: `recommended`, `alike` (the options that accuracy will not distinguish from the best), `why`, `rows`
-        (Way
-            as mappings).
+        JSON-serialisable values: `recommended`, `alike` (the options that accuracy will not distinguish from the
+        best), `why`, and `rows` (each option as a mapping, see `Way`).
+
+    Raises:
+        InputError: a value is wrong, or the target can't be met.
     """
     update = workload or Workload()
     checks.positive("dimension", dimension)
@@ -217,9 +218,8 @@ def compare_batches(
         dimension: as in `compare_ways`.
 
     Returns:
-        JSON-able: `recommended`, `alike` and `why` of the largest batch, which has the least noise of the run;
-        `by_batch`;
-            `rows`.
+        JSON-serialisable values: `recommended`, `alike` and `why` of the largest batch, which has the least noise of
+        the run; `by_batch` (the same for each batch); `rows` of all batches.
 
     Raises:
         InputError: a value is wrong.

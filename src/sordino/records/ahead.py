@@ -15,9 +15,9 @@ _MOST = 3  # chunks being read or waiting: the current one, the one after it, th
 
 
 class ReadingAhead:
-    """A reader of rows that can be told what will be needed next; it returns the same rows as the reader itself.
+    """Wraps a reader of rows: `start` reads rows in a thread before they are requested. The rows are the same.
 
-    It reads ahead the next chunk of this batch and the first chunk of the next batch. The thread ends with the process.
+    It holds the next chunk of this batch and the first chunk of the next batch. The thread ends with the process.
     """
 
     def __init__(self, fetch: RowReader) -> None:
@@ -58,7 +58,7 @@ class Part:
 def one_ahead(
     parts: Sequence[Callable[[], ClippedSum]], start: Callable[[Tensor], None] | None
 ) -> Iterator[Callable[[], ClippedSum]]:
-    """The parts in order; before one is returned, the reading of the next one starts."""
+    """Yields the parts in order. Before it yields one, it starts to read the rows of the next one."""
     for number, part in enumerate(parts):
         after = parts[number + 1] if number + 1 < len(parts) else None
         if start is not None and isinstance(after, Part):

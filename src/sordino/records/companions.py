@@ -85,11 +85,22 @@ class CompanionNet(nn.Module):
 
 
 def companion_model(model: nn.Module, public: Split, companions: int | None = None) -> CompanionNet:
-    """A copy of a network with BatchNorm in which a record is normalised with `companions` of the public rows.
+    """A copy of a network with BatchNorm in which each record is normalised with some of the public rows.
 
-    `companions` is p − 1 of Xiao et al. 2023; None: all public rows, the same for every record. Running statistics are
-    dropped; scales and shifts are kept. InputError for a network without BatchNorm, Refused for one whose BatchNorm
-    layers do not have rows in dimension 0.
+    Running statistics are dropped; scales and shifts are kept.
+
+    Args:
+        model: The network.
+        public: The public rows.
+        companions: The number of public rows for each record, p − 1 of Xiao et al. 2023. None: all of them, the same
+            for every record.
+
+    Returns:
+        The network for `train`, `record_gradients` and `predict`.
+
+    Raises:
+        InputError: the network has no BatchNorm, `companions` is out of range, or a public row is not finite.
+        Refused: a BatchNorm layer does not have rows in dimension 0, or a lazy layer has no size yet.
     """
     count = len(public) if companions is None else companions
     if not 1 <= count <= len(public):
@@ -175,8 +186,8 @@ def refuse_undeclared(plan: Plan, stated: Contribution) -> None:
     """Refuses companions that the plan does not declare as public, or that the method's proof does not cover.
 
     Raises:
-        Refused: the method does not cover companions, or the plan declares no public rows.
-            InputError: the companions are drawn from other rows than the declared ones.
+        Refused: the method does not cover companions, or the plan declares no public rows or other companions.
+        InputError: the companions are drawn from other rows than the declared ones.
     """
     if stated.companions is None:
         return
@@ -247,6 +258,16 @@ def majority(outputs: Tensor) -> Tensor:
 
 
 def predict(model: CompanionNet, inputs: Tensor, *, draws: int = 10, seed: int = 0) -> Tensor:
-    """Classes by majority over `draws` draws of companions (Xiao et al. 2023, Appendix E); deterministic."""
+    """Classes by majority over several draws of companions (Xiao et al. 2023, Appendix E).
+
+    Args:
+        model: The network.
+        inputs: The rows to classify.
+        draws: The number of draws.
+        seed: The public seed of the draws; the result is a function of it.
+
+    Returns:
+        (rows,) the classes.
+    """
     found = [majority(outputs) for _, outputs in draws_of(model, inputs, draws=draws, seed=seed)]
     return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)

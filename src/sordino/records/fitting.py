@@ -34,8 +34,11 @@ _CLASS_LOSSES = (F.cross_entropy, F.nll_loss)
 def fitted(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> Any:
     """The dataset with floats in the model's precision and labels as int64, if it consists of tensors.
 
-    Rounding a row to the model's precision is a function of that row only. Raises InputError or Refused if model, loss
-    and records do not fit together.
+    Rounding a row to the model's precision is a function of that row only.
+
+    Raises:
+        InputError: the records are sparse, or labels are not whole numbers.
+        Refused: the model is in half precision.
     """
     refuse_half(model.parameters())
     kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
@@ -128,7 +131,7 @@ def check_fits(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> N
     except SordinoError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
-        raise InputError(f"the model fails on a record{_kinds(dataset)}; nothing was spent: {_said(error)}") from error
+        raise InputError(f"the model fails on a record{_kinds(dataset)}; nothing was spent: {_text(error)}") from error
     if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != 1:
         return
     for targets in _targets(dataset):
@@ -167,7 +170,7 @@ def _check_targets(targets: Tensor, outputs: Tensor, loss: Callable[..., Tensor]
             raise InputError(
                 f"the loss fails on some targets ({type(error).__name__}); nothing was spent: labels must be "
                 f"0 … {outputs.shape[1] - 1} for {outputs.shape[1]} outputs, other targets in the range of the loss",
-                private=_said(error),
+                private=_text(error),
             )
 
 
@@ -209,12 +212,12 @@ def explained(error: Exception, model: nn.Module, loss: Callable[..., Tensor], r
 
 def _failed(what: str, given: Any, error: Exception) -> InputError:
     forms = ", ".join(f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in tensors(given))
-    said = f"{what}{f' ({forms})' if forms else ''}; nothing was spent"
+    message = f"{what}{f' ({forms})' if forms else ''}; nothing was spent"
     if isinstance(error, IndexError):  # its message contains the label or the word that is out of range
-        return InputError(f"{said}: IndexError, a label or an id of a word is out of range", private=_said(error))
-    return InputError(f"{said}: {_said(error)}")
+        return InputError(f"{message}: IndexError, a label or an id of a word is out of range", private=_text(error))
+    return InputError(f"{message}: {_text(error)}")
 
 
-def _said(error: Exception) -> str:
+def _text(error: Exception) -> str:
     """The type and the first line of an error of the user's own code."""
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -69,7 +69,7 @@ class Stated:
 
 
 def stated_unit(gradient_sum: GradientSum) -> Protects:
-    """What one record of a gradient sum is; a record where it does not say."""
+    """What one record of a gradient sum is: ("record", None) unless the sum states another unit."""
     found: Protects = getattr(gradient_sum, "protects", ("record", None))
     return found
 
@@ -99,7 +99,7 @@ class Counted:
         return total
 
     def expect(self, batch: LogicalBatch) -> None:
-        """Announces the next batch to a gradient sum that reads ahead."""
+        """Passes the next batch to a gradient sum that reads its rows in advance."""
         expect = getattr(self._gradient_sum, "expect", None)
         if expect is not None:
             expect(batch)

@@ -1,7 +1,7 @@
 """Memory-mapped arrays as a dataset: rows are read, and converted, when they are needed.
 
-Tensors in memory are converted once, as a whole (`fitting.fitted`); for an array that is larger than the memory that
-would be the end of the run.
+Tensors in memory are converted once, as a whole (`fitting.fitted`). An array that is larger than the memory can't be
+converted as a whole.
 """
 
 from __future__ import annotations

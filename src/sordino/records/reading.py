@@ -146,8 +146,11 @@ def _paired(collated: Any) -> Rows:
 def refuse_dependent_rows(dataset: Any, indices: Tensor) -> None:
     """Refuses records whose rows depend on other records of the batch.
 
-    This is the case for a collate function that pads to the longest, and for items drawn at random by several threads,
-    whose order determines which numbers an item gets.
+    Rows depend on other records if a collate function pads to the longest record of a batch, or if several threads draw
+    items at random from one generator, so that the order of the threads determines an item's random numbers.
+
+    Raises:
+        Refused: a row depends on other records.
     """
     if not isinstance(dataset, Collated) or len(indices) < 2:
         return
@@ -246,7 +249,12 @@ def rows_at(values: Any, indices: Tensor) -> Any:
 
 
 def count_records(dataset: Any) -> int:
-    """The number of records: of rows, or of users if the dataset says which user a row belongs to."""
+    """The number of records: of rows, or of users if the dataset states which user each row belongs to.
+
+    Raises:
+        InputError: the dataset has no length, or inputs and targets have different lengths.
+        Refused: the dataset is a DataLoader.
+    """
     if isinstance(dataset, Rows) and stated_records(dataset):
         return len(as_records(dataset))
     pair = tensors_of(dataset)
@@ -276,7 +284,19 @@ def as_records(rows: Rows) -> UserRows:
 
 
 def users_of(dataset: Any, users: Any, rows_per_user: int | None) -> UserRows:
-    """A dataset with one id per row as a dataset of users: a record is the mean over the chosen rows of one user."""
+    """A dataset of users: a record is the mean over the chosen rows of one user.
+
+    Args:
+        dataset: The rows.
+        users: One id per row.
+        rows_per_user: The largest number of a user's rows in a step; None: all rows.
+
+    Returns:
+        The dataset whose records are users.
+
+    Raises:
+        InputError: the rows have owners already, or the ids are not one per row.
+    """
     if isinstance(dataset, UserRows) or (isinstance(dataset, Rows) and stated_records(dataset)):
         raise InputError("the rows of this dataset have owners already: leave out users, or give plain rows")
     count = count_records(dataset)
@@ -285,7 +305,19 @@ def users_of(dataset: Any, users: Any, rows_per_user: int | None) -> UserRows:
 
 
 def rows_of_users(dataset: Any, users: Any, examples_per_user: int) -> RowsOfUsers:
-    """A dataset with one id per row as a dataset of rows, of which each user has at most `examples_per_user`."""
+    """A dataset of rows, of which each user has at most `examples_per_user`.
+
+    Args:
+        dataset: The rows.
+        users: One id per row.
+        examples_per_user: The largest number of rows of a user; further rows are never used.
+
+    Returns:
+        The dataset whose records are rows.
+
+    Raises:
+        InputError: the rows have owners already, or the ids are not one per row.
+    """
     whole = users_of(dataset, users, examples_per_user)
     return RowsOfUsers(whole, examples_per_user)
 

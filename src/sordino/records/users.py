@@ -116,7 +116,7 @@ Protects = tuple[str, int | None]
 
 
 def protects(dataset: Any) -> Protects:
-    """What one record of the dataset is, if the dataset tells."""
+    """What one record of the dataset is: ("record", None) unless the dataset states another unit."""
     if isinstance(dataset, RowsOfUsers):
         return "row", dataset.examples_per_user
     whole = isinstance(dataset, UserRows) or (isinstance(dataset, Rows) and dataset.record is not None)

@@ -57,7 +57,7 @@ def _images(inputs: Any, augmentation: Augmentation, key: Words) -> Tensor:
     if not isinstance(inputs, Tensor) or inputs.ndim != 4 or not inputs.is_floating_point():
         raise InputError(
             "augmentation: crop, flip, erase and mixup need images (records, channels, height, width) of real numbers, "
-            f"not {_said(inputs)}; leave out [augmentation], or train on images"
+            f"not {_described(inputs)}; leave out [augmentation], or train on images"
         )
     u = uniforms(key, augmentation.views, _DRAWS).reshape(-1, _DRAWS)
     first = _one_view(inputs, augmentation, u)
@@ -106,7 +106,7 @@ def _texts(rows: Rows, augmentation: Augmentation, key: Words) -> Tensor:
     ids = rows.inputs
     if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point():
         raise InputError(
-            f"augmentation: word_dropout needs texts (records, length) of word ids, not {_said(ids)}; leave it out"
+            f"augmentation: word_dropout needs texts (records, length) of word ids, not {_described(ids)}; leave it out"
         )
     u = torch.from_numpy(uniforms(key, augmentation.views, ids.shape[1])).flatten(0, 1)
     words = ids.repeat_interleave(augmentation.views, 0)
@@ -114,7 +114,8 @@ def _texts(rows: Rows, augmentation: Augmentation, key: Words) -> Tensor:
     return words.masked_fill(dropped, augmentation.unknown_id)
 
 
-def _said(inputs: Any) -> str:
+def _described(inputs: Any) -> str:
+    """The dtype and shape of a tensor, or the type of anything else, for a message."""
     if isinstance(inputs, Tensor):
         return f"{str(inputs.dtype).removeprefix('torch.')} of shape (records, {', '.join(map(str, inputs.shape[1:]))})"
     return f"a {type(inputs).__name__}"

@@ -58,7 +58,7 @@ _NOTED: ContextVar[list[Path] | None] = ContextVar("ledgers that were opened", d
 
 @contextlib.contextmanager
 def noted_ledgers() -> Iterator[list[Path]]:
-    """Lists the ledger files that are opened inside the block: the caller can see later that one is missing."""
+    """Lists the ledger files that are opened inside the block, so that the caller can later detect a missing one."""
     opened: list[Path] = []
     token = _NOTED.set(opened)
     try:
@@ -153,14 +153,14 @@ class Ledger:
         """How often the owner stated that this is the only copy that is continued."""
         return max(0, len(self._opened.places) - 1)
 
-    def require_reached(self, head: Head, said_by: str) -> None:
+    def require_reached(self, head: Head, stated_by: str) -> None:
         """Refuses a ledger that does not contain everything up to `head`: it was lost, truncated or rolled back.
 
         A ledger with further entries is what a killed process leaves, and is accepted.
 
         Args:
             head: The number of releases and the hash that another file states.
-            said_by: That file's name, for the message.
+            stated_by: The name of that file, for the message.
 
         Raises:
             SordinoError: the ledger does not contain them.
@@ -170,9 +170,9 @@ class Ledger:
             return
         found = len(self._opened.entries)
         what = (
-            f"it holds {found} release{'' if found == 1 else 's'}, but {said_by} was written after {head.entries}"
+            f"it holds {found} release{'' if found == 1 else 's'}, but {stated_by} was written after {head.entries}"
             if found < head.entries
-            else f"its first {head.entries} releases are not those that {said_by} was written after"
+            else f"its first {head.entries} releases are not those that {stated_by} was written after"
         )
         raise InputError(
             f"{self._place()} is not this run's complete ledger: {what}. It was lost, truncated, rolled back or "
@@ -304,13 +304,29 @@ class Ledger:
 
 
 def read_ledger(path: Path) -> tuple[dict[str, Any], tuple[dict[str, Any], ...]]:
-    """(header, releases) of a ledger file, which may be in use: an incomplete last line is left out."""
+    """Reads a ledger file, which may be in use: an incomplete last line is left out.
+
+    Args:
+        path: The file.
+
+    Returns:
+        (header, releases): the plan as `Plan.to_dict()` gives it, and the entries in the order of the file.
+
+    Raises:
+        InputError: it can't be read, or a line is damaged, edited or out of order.
+    """
     chain = read_chain(path)
     return chain.header, chain.entries
 
 
 def read_chain(path: Path) -> Chain:
-    """A ledger file with its hashes; the file may be in use.
+    """Reads a ledger file with its hashes; the file may be in use.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The checked content.
 
     Raises:
         InputError: it can't be read, or a line is damaged, edited or out of order.
@@ -326,8 +342,15 @@ def read_chain(path: Path) -> Chain:
 def adopt(path: Path) -> bool:
     """Records the owner's statement that the ledger is now here and that no other copy of its run is continued.
 
+    Args:
+        path: The ledger file.
+
     Returns:
         False if the ledger is where it was written, so that nothing had to be recorded.
+
+    Raises:
+        InputError: there is no ledger, or it is damaged.
+        SordinoError: another run has it open, or it can't be written.
     """
     path = Path(path)
     read_chain(path)  # raises if there is no ledger, so that none is created

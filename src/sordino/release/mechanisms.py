@@ -73,7 +73,12 @@ class ReleaseGrid:
 
 @functools.lru_cache
 def release_grid(noise: Noise, sensitivity: float, coordinates: int, *, fine: bool = False) -> ReleaseGrid:
-    """The grid, and the scale of the noise in grid units. Both are public: they depend on no value."""
+    """The grid of a release, and the scale of its noise in grid units. Both are public: they depend on no value.
+
+    Raises:
+        InputError: the sensitivity is not finite and positive, or the noise is beyond double precision.
+        Refused: the noise would have to be more than doubled to cover the rounding to the grid.
+    """
     if not (math.isfinite(sensitivity) and sensitivity > 0):
         raise InputError(f"the sensitivity must be finite and positive, got {sensitivity}")
     width = noise.noise_multiplier * sensitivity
@@ -83,7 +88,8 @@ def release_grid(noise: Noise, sensitivity: float, coordinates: int, *, fine: bo
         )
     bits = Laplace.grid_bits if fine else noise.grid_bits
     spacing = math.ldexp(1.0, math.frexp(width)[1] - 1 - bits)  # 2^⌊log₂ width⌋ · 2^−bits
-    moved = 0.0 if isinstance(noise, Gaussian) else float(coordinates)  # by rounding to the grid before the noise
+    # rounding to the grid before the noise is added increases the sensitivity, in grid units, by this number
+    moved = 0.0 if isinstance(noise, Gaussian) else float(coordinates)
     scale = noise.noise_multiplier * (sensitivity / spacing + moved)
     scale *= 1 + 2.0**-40  # at least the exact product, despite the roundings above and underflow (`_work_dtype`)
     if scale > 2.0 ** (bits + 2):
@@ -95,7 +101,16 @@ def release_grid(noise: Noise, sensitivity: float, coordinates: int, *, fine: bo
 
 
 def fine_rounding(noise: Gaussian, sensitivity: float, coordinates: int) -> float:
-    """The largest l2 distance by which the two roundings of a `fine` release move a vector of `coordinates` entries."""
+    """The largest l2 distance by which the two roundings of a `fine` release move a vector.
+
+    Args:
+        noise: The noise of the release.
+        sensitivity: The l2 sensitivity of the values.
+        coordinates: The number of coordinates of the vector.
+
+    Returns:
+        g·√coordinates, where g is the spacing of the grid.
+    """
     return release_grid(noise, sensitivity, coordinates, fine=True).spacing * math.sqrt(coordinates)
 
 
@@ -120,7 +135,16 @@ def ledger_entry(
 
 
 def described_earlier(earlier: Mapping[int, float], step: int) -> dict[str, Any]:
-    """What the ledger records about earlier noise in a step: how many terms, the first step, and a digest of them."""
+    """What the ledger records about the earlier noise that a step adds again.
+
+    Args:
+        earlier: Coefficients of the noise of earlier steps, by step.
+        step: The step that adds it.
+
+    Returns:
+        `noises`: the number of terms; `since`: the first of the earlier steps; `digest`: a hash of the coefficients
+        and of their distances in steps.
+    """
     terms = sorted((step - s, float(a).hex()) for s, a in earlier.items())
     digest = hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:32]
     return {"noises": len(terms), "since": min(earlier, default=step), "digest": digest}

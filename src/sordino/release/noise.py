@@ -1,4 +1,4 @@
-"""`release` adds noise to values computed from private records. No other function does, except `shards` for a part.
+"""`release` adds noise to values computed from private records. Only `release_shard` does so too, for part of a vector.
 
 Formal guarantee. Let f(D) be the values (all tensors as one vector of d coordinates) and let neighbouring datasets
 satisfy ‖f(D) − f(D′)‖ ≤ sensitivity in the stated norm. What `release` returns is a function of
@@ -41,8 +41,8 @@ The ledger entry is on disk before the value is returned: every entry has noise,
 | the values of an empty batch (zeros)              | noise alone, recorded like any other release        |
 | tensors without elements, next to others          | returned unchanged; if all are empty: InputError    |
 | a width that is negative or not finite            | InputError before anything is recorded              |
-| `fine` with Laplace noise or with widths          | Refused: no proof needs it                          |
-| `earlier` with Laplace noise, widths or `fine`    | Refused: no proof needs it                          |
+| `fine` with Laplace noise or with widths          | Refused: proven for Gaussian noise only             |
+| `earlier` with Laplace noise, widths or `fine`    | Refused: proven for Gaussian noise only             |
 | `earlier` names a step of another key or session  | Refused: its noise can't be regenerated             |
 """
 
@@ -118,7 +118,7 @@ def release(
         widths: Widths of additional uniform noise, in the shapes of the values.
         fine: Round to a grid of 2⁻³² of the noise, for values that stay hidden.
         factor: A public number that the result is multiplied by (one over the plan's divisor): post-processing.
-        in_place: The caller gives up the values: where nothing else refers to them, they are overwritten.
+        in_place: The caller does not use the values again: where nothing else refers to them, they are overwritten.
         dtype: The dtype of the result; None keeps that of each value. Rounding to it is post-processing.
         earlier: Coefficients of the noise of earlier steps; {} if there are none yet but later steps will use this
             step's noise again. None: the noise of this step is used once.
@@ -216,7 +216,7 @@ def _work_dtype(kinds: Set[torch.dtype], noise: Noise, grid: ReleaseGrid) -> tor
 def _with_noise(
     parts: Parts, noise: Noise, grid: ReleaseGrid, stream: Stream, fine: bool, factor: float, dtype: torch.dtype
 ) -> Tensor:
-    """The parts as one vector, with noise that depends on the coordinate's place only.
+    """The parts as one vector, with noise that depends on a coordinate's position only, not on its value.
 
     The result has the given dtype where that needs no second pass, else the dtype of the parts.
     """

@@ -35,7 +35,7 @@ def check_request(noise: Noise, norm: Norm, entry: Entry) -> None:
 
 
 def check_values(values: Mapping[str, Tensor], kinds: Set[torch.dtype]) -> int:
-    """The number of coordinates of the values, all of which must be real floating-point tensors of these dtypes."""
+    """Checks that all `kinds`, the dtypes of the values, are real floating-point types; counts the coordinates."""
     if not all(kind.is_floating_point for kind in kinds):
         name, kind = next((name, v.dtype) for name, v in values.items() if not v.dtype.is_floating_point)
         raise InputError(f"{name!r} has dtype {kind}; only real floating-point values can be released")
@@ -54,7 +54,12 @@ def check_earlier(
     ledger: Ledger,
     entry: Entry,
 ) -> None:
-    """Refuses earlier noise that can't be regenerated as it was added."""
+    """Refuses noise of earlier steps that can't be regenerated exactly as it was added.
+
+    Raises:
+        InputError: a step is not before this one, or a coefficient is not finite.
+        Refused: the ledger does not hold a step with the same key, noise and number of coordinates.
+    """
     wanted = {
         "mechanism": noise.name, "noise_multiplier": noise.noise_multiplier, "sensitivity": sensitivity,
         "coordinates": coordinates, "source": source.fingerprint,
@@ -82,7 +87,7 @@ def flat_widths(values: Mapping[str, Tensor], widths: Mapping[str, Tensor]) -> n
 
 
 def flat_parts(values: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[Parts, bool]:
-    """The values as vectors of `dtype`, in the order of the mapping, and whether these vectors share their memory."""
+    """(vectors of `dtype` in the order of the values, whether they are the values' own memory and not copies)."""
     tensors = list(values.values())
     own = all(t.dtype == dtype and t.is_contiguous() and readable(t) for t in tensors)
     if not own:

@@ -361,11 +361,11 @@ def _saved_on_failure(steps: Iterator[PrivateStep], save: Callable[[], None]) ->
 
 def require_ledger(ledger: Ledger, step: int, head: Head | None) -> None:
     """Refuses a ledger that is behind the checkpoint; one that is ahead is what a killed process leaves."""
-    said_by = f"the checkpoint of step {step}"
+    stated_by = f"the checkpoint of step {step}"
     if head is not None:
-        ledger.require_reached(head, said_by)
+        ledger.require_reached(head, stated_by)
     elif step > ledger.last_step("gradient") + 1:  # a version that stored no head of the ledger
-        ledger.require_reached(Head(step, ""), said_by)
+        ledger.require_reached(Head(step, ""), stated_by)
 
 
 @contextmanager

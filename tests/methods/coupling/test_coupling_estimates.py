@@ -154,7 +154,7 @@ def test_rows_that_were_held_back_notice_that_the_public_rows_were_fitted() -> N
 
 
 def test_the_least_error_by_hand_where_nothing_is_clipped() -> None:
-    """THEORY.md §6 to the letter: held_back = 0, H = 1, no clipping."""
+    """The formula of a single step: held_back = 0, H = 1, no clipping."""
     values = normal(50, 5, shift=0.2)
     plan: Plan = coupling.plan(
         public=None, noise_multiplier=0.1, delta=1e-5, records=1000, expected_batch=100, steps=10,

@@ -122,7 +122,7 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("c", "period", "epochs"), [(0.9616, 29, 1200), (0.5, 3, 7), (0.999, 10, 50), (0.9, 1, 40)])
 def test_closed_form_for_a_constant_schedule(c: float, period: int, epochs: int) -> None:
-    """THEORY section 3: the last position, and the full batch (period 1)."""
+    """docs/guarantees/hidden_state.md, section 3: the last position, and the full batch (period 1)."""
     steps, ratio = period * epochs, 0.7
     found = position_energies(np.full(steps, c), np.full(steps, ratio), np.ones(steps), period)
     if period == 1:

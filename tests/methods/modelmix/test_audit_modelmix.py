@@ -15,9 +15,10 @@ from torch.nn.functional import cross_entropy
 from small_audits import RECORDS, small_data, small_model
 from sordino.audit import AuditResult, audit_plan
 from sordino.audit.canaries import make_canaries
+from sordino.audit.claims import claim_family
 from sordino.audit.guesses import choose_guesses
 from sordino.audit.noise_check import NoiseCheck, distribution
-from sordino.audit.one_run import claim_family, judge
+from sordino.audit.one_run import judge
 from sordino.clipping import FlatClip, L2LinfClip
 from sordino.errors import ClaimBroken, InputError
 from sordino.methods import modelmix

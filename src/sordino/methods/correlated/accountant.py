@@ -36,6 +36,10 @@ def account_correlated(noise_multiplier: float, delta: float = 1e-5, **options: 
     Returns:
         epsilon, delta, relation, accountant, theorem, noise_multiplier, sensitivity, mechanism_noise_multiplier (their
         quotient), noise_in_weights (root mean square per clip norm), and the setting.
+
+    Raises:
+        InputError: a value is missing or wrong.
+        Refused: no theorem covers the combination.
     """
     run = _Run.of(**options)
     return run.result(checks.noise_multiplier_value(noise_multiplier), checks.delta_value(delta))
@@ -50,7 +54,11 @@ def calibrate_correlated(epsilon: float, delta: float = 1e-5, **options: Any) ->
         **options: As in `account_correlated`.
 
     Returns:
-        As `account_correlated`, and `target_epsilon`.
+        The values of `account_correlated`, and target_epsilon.
+
+    Raises:
+        InputError: a value is missing or wrong, or no noise multiplier meets the target.
+        Refused: no theorem covers the combination.
     """
     target, delta = checks.positive("epsilon", epsilon), checks.delta_value(delta)
     run = _Run.of(**options)

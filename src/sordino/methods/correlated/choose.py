@@ -21,9 +21,9 @@ from sordino.methods.correlated.strategies import Strategy
 from sordino.methods.correlated.workloads import Workload, noise_in_weights
 
 MOST_NOISES = 64
-"""Largest number of Gaussians per coordinate and step of a chosen strategy; a named one may have more."""
+"""Largest number of Gaussians per coordinate and step of a strategy that is chosen here; a named one may have more."""
 LONGEST = 10**6
-"""Steps for which a strategy is chosen, some 20 seconds; a named one may have more."""
+"""Largest number of steps for which a strategy is chosen, in about 20 seconds; a named one may have more."""
 _BANDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _LAMBDAS = 1 - np.geomspace(0.5, 2e-3, 14)
 
@@ -71,7 +71,7 @@ def best_setting(
 
     Raises:
         InputError: no strategy is named, and there are more than `LONGEST` steps.
-        Refused: the named strategy goes with no number of groups.
+        Refused: the named strategy is possible with no number of groups.
     """
     found = []
     for pattern in patterns(records, batch):

@@ -27,7 +27,7 @@ from sordino.methods.correlated.sensitivity import column_norm, sensitivity
 from sordino.methods.correlated.strategies import MOST_STEPS, Strategy
 
 _SHARE = 2.0**-20  # share of the variance of Z that accounts for the truncation
-_LARGEST = 1e11  # noise multiplier that stands for all larger ones
+_LARGEST = 1e11  # larger noise multipliers are accounted as this one
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def pattern_of(records: int, batch: float, groups: int | None) -> Pattern:
 
 
 def steps_of(records: int, batch: float, epochs: float | None, steps: int | None) -> int:
-    """The number of steps, from itself or from epochs."""
+    """The number of steps: given, or that of the given epochs."""
     if (steps is None) == (epochs is None):
         raise InputError("give either steps or epochs")
     if steps is not None:

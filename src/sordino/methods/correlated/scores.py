@@ -86,7 +86,7 @@ class CorrelatedScorer(StepScorer):
         return torch.logsumexp(rows, 0) - math.log(len(rows))
 
     def simulate(self, values: Tensor, steps: int, count: int) -> tuple[Tensor, Tensor]:
-        """Simulated canaries with correct noise."""
+        """Coins and scores of `count` simulated canaries, with the noise that the plan states."""
         count = min(count, _SIMULATED)
         generator = np.random.default_rng(20231)
         coins = torch.from_numpy(generator.random(count) < 0.5)

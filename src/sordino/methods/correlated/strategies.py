@@ -41,7 +41,16 @@ _UNIT = 2.0**-53
 
 @dataclass(frozen=True)
 class Strategy:
-    """One C. `value` is λ, `bands` the number of coefficients of C⁻¹ ("inverse-root") or of C ("banded-…")."""
+    """One matrix C.
+
+    Args:
+        name: identity, lambda, inverse-root, banded-root or banded-lambda.
+        value: λ in (0, 1) of lambda and banded-lambda.
+        bands: The number of coefficients of C⁻¹ (inverse-root) or of C (banded-root, banded-lambda).
+
+    Raises:
+        InputError: the name is unknown, or a value is missing, wrong or not one of this strategy.
+    """
 
     name: str
     value: float | None = None

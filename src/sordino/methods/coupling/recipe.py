@@ -19,7 +19,18 @@ WARM_UP = {"warm_up": "steps", "warm_up_lr": "lr", "warm_up_momentum": "momentum
 
 
 def public_use(recipe: Recipe, rows: Split | None) -> PublicUse:
-    """The use of the public rows after gradients are released, from [method]; the rest of it is in the plan."""
+    """The use of the public rows after gradients are released, from [method]. Their use before that is in the plan.
+
+    Args:
+        recipe: The recipe.
+        rows: The public rows; None: the options are only checked.
+
+    Returns:
+        The use of the public rows.
+
+    Raises:
+        InputError: a rule or an option is unknown, or a value is missing or wrong.
+    """
     options = {key: value for key, value in recipe.method.options.items() if key not in BEFORE_NOISE}
     warm_up = {name: options.pop(key) for key, name in WARM_UP.items() if key in options}
     projection = options.pop("projection", None)

@@ -133,8 +133,9 @@ def private_error(
 ) -> float:
     """v_priv = (m/B + σ² R² d / B²) / H + ‖bias‖²: sampling, noise, and the bias of clipping.
 
-    THEORY.md §6 is H = 1 and no bias. `moment` is tr Σ of the clipped gradients for batches of fixed size, and their
-    mean squared norm for Poisson batches with a constant divisor, whose size varies too. `horizon`: see public_error.
+    `moment` m is tr Σ of the clipped gradients for batches of fixed size, and their mean squared norm for Poisson
+    batches with a constant divisor, whose size varies too. `horizon` H is explained in `public_error`; H = 1 without
+    bias is the error of a single step.
     """
     return (moment / batch + (noise_multiplier * clip_norm / batch) ** 2 * parameters) / horizon + bias
 
@@ -144,9 +145,9 @@ def public_error(
 ) -> float:
     """v_pub = lasting + tr Σ (1/B_pub − 1/n_pub) / H, where lasting is tr Σ / n_pub unless it was measured.
 
-    For H = 1 that is tr Σ / B_pub (THEORY.md §6). An update has an effect over about H steps (`horizon`), over which
-    noise and batches are drawn independently and average out. The public set stays the same: its distance from the
-    distribution does not average out, and grows as the model fits these rows.
+    For H = 1 that is tr Σ / B_pub, the error of a single step. An update has an effect over about H steps (`horizon`),
+    over which noise and batches are drawn independently and average out. The public set stays the same: its distance
+    from the distribution does not average out, and grows as the model fits these rows.
     """
     fresh = trace * max(0.0, 1 / batch - 1 / records) / horizon
     return (trace / records if lasting is None else lasting) + fresh

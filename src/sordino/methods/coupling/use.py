@@ -48,7 +48,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """SGD on public rows before the first private step: `steps` steps of size `lr`, with `momentum`."""
+    """SGD on public rows before the first private step.
+
+    Args:
+        steps: The number of steps.
+        lr: The step size.
+        momentum: The momentum, in [0, 1).
+    """
 
     steps: int
     lr: float
@@ -64,8 +70,17 @@ class WarmUp:
 class PublicUse:
     """The use of the public rows in a plan of `methods.coupling`. None of it changes ε.
 
-    rule: the weight of the public gradient. expected_batch: public rows in a step (None: as many as private ones).
-    projection: project the released gradient of the last linear layer onto that many directions of the public one.
+    Args:
+        rows: The public rows.
+        rule: How the weight of the public gradient is chosen.
+        expected_batch: The number of public rows in a step; None: as many as private ones.
+        warm_up: Training on the public rows before the first private step; None: none.
+        projection: The released gradient of the last linear layer is projected onto that many directions of the
+            public one; None: it is not.
+        seed: The public seed of public batches.
+
+    Raises:
+        InputError: a value is wrong.
     """
 
     rows: Split

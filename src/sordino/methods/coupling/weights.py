@@ -136,8 +136,13 @@ class DPMD:
 
 @dataclass(frozen=True)
 class Equation5:
-    """Corollary 4.3.2, with L and 𝓛₀ measured on `rows` public rows at the weights before the first private step, or
-    given (`smoothness`, `initial_loss`)."""
+    """Corollary 4.3.2 of Liu et al. 2023 (`rules.equation_5`), at the weights before the first private step.
+
+    Args:
+        smoothness: L; None: measured.
+        initial_loss: 𝓛₀; None: measured.
+        rows: The number of public rows to measure on.
+    """
 
     smoothness: float | None = None
     initial_loss: float | None = None
@@ -167,8 +172,13 @@ class Equation5:
 
 @dataclass(frozen=True)
 class Theorem31:
-    """Theorem 3.1, with Var[l] measured on `rows` public rows. `distance` is ‖w₁ − w*‖, which is unknown in advance and
-    must be given. `vc_dimension` defaults to the number of weights (correct for linear classifiers only)."""
+    """Theorem 3.1 of Liu et al. 2023 (`rules.theorem_3_1`), with Var[l] measured on public rows.
+
+    Args:
+        distance: ‖w₁ − w*‖. It is unknown in advance and must be given.
+        vc_dimension: None: the number of weights, which is correct for linear classifiers only.
+        rows: The number of public rows to measure on.
+    """
 
     distance: float
     vc_dimension: float | None = None
@@ -202,18 +212,18 @@ class Theorem31:
 
 @dataclass(frozen=True)
 class LeastError:
-    """THEORY.md §6: the α of smallest mean squared error, estimated from `rows` public rows at regular steps.
+    """The α of smallest mean squared error (docs/coupling.md), estimated from `rows` public rows at regular steps.
 
     A share of the public rows is `held_back`: they are used for these estimates only, not for public gradients. Rows
     that the model has fitted have short gradients, all alike, and would suggest that public gradients have hardly any
-    error. With held_back = 0 the formula is estimated on the rows themselves.
+    error. With held_back = 0 the errors are estimated on the rows that also give the public gradients.
 
-    The private gradient is first multiplied by 1/κ, the factor by which clipping shortens the public rows' gradients
-    (`Moments.shrinkage`); the remaining bias counts as error. So without clipping κ = 1, nothing is biased, and the
-    formula is that of THEORY.md. It assumes that public and private rows come from one distribution and are clipped
-    alike. `horizon` is the number of steps over which errors average out: 1 is the error of a single step, as in
-    THEORY.md. That favours public gradients in long runs, where noise averages out and the public set's deviation does
-    not.
+    Clipping shortens the public rows' gradients by the factor κ (`Moments.shrinkage`). The private gradient is first
+    multiplied by 1/κ; the remaining bias counts as error. Without clipping κ = 1 and there is no bias. The rule assumes
+    that public and private rows come from one distribution and are clipped alike.
+
+    `horizon` is the number of steps over which errors average out; 1 is the error of a single step. A horizon of 1
+    favours public gradients in long runs, where noise averages out and the public set's deviation does not.
     """
 
     every: int = 20
@@ -269,7 +279,18 @@ BY_NUMBERS = (Constant, OnlyPublic, OnlyPrivate, AdaMix, SampleMechanism, DPMD)
 
 
 def rule_from_dict(values: Mapping[str, Any]) -> Rule:
-    """{"alpha": 0.3}, or {"rule": name, …} with the rule's options. Unknown names and keys are errors."""
+    """The rule that a recipe names.
+
+    Args:
+        values: {"alpha": 0.3} for a constant weight, or {"rule": name, …} with the options of the rule; without
+            either the rule is mse.
+
+    Returns:
+        The rule.
+
+    Raises:
+        InputError: a name or an option is unknown, or a value is wrong.
+    """
     given = dict(values)
     name = given.pop("rule", "constant" if "alpha" in given else "mse")
     if not isinstance(name, str) or name not in RULES:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from sordino.audit.bounds import check_confidence
 from sordino.audit.canaries import Canaries, CanaryGradients, make_canaries, most_canaries
+from sordino.audit.claims import claim_family
 from sordino.audit.guesses import choose_guesses
-from sordino.audit.one_run import DEFAULT_CANARIES, AuditResult, claim_family, judge
+from sordino.audit.one_run import DEFAULT_CANARIES, AuditResult, judge
 from sordino.audit.scores import Scorer
 from sordino.errors import InputError
 from sordino.methods.dp_mac.coefficients import Coefficients, polynomials
@@ -44,10 +45,27 @@ def audit_mac(
     noise_scale: float = 1.0,
     chunk: int = DEFAULT_CHUNK,
 ) -> AuditResult:
-    """Trains a copy of `network` for `steps` of the plan's steps with canaries among the records; returns the verdict.
+    """Trains a copy of a network for some of the plan's steps with canaries among the records.
 
-    `noise_scale` changes the actual noise but not the claim: it tests the audit, not the plan. Thresholds stay at their
-    initial values: the audited claim is that of the steps, without the statistics.
+    Thresholds stay at their initial values: the audited claim is that of the steps, without the statistics.
+
+    Args:
+        plan: The plan whose claim is tested.
+        network: The network; a copy is trained.
+        dataset: Records (n, in) and targets (n, out).
+        mac: How the coefficients are computed, bounded and used.
+        canaries: The number of canaries; None: 5000, or as many as the coefficients have coordinates for.
+        steps: The number of steps; None: all steps of the plan.
+        confidence: The confidence of the bound.
+        seed: Makes the audit repeatable, and its noise insecure.
+        noise_scale: A factor on the noise, but not on that of the claim: it tests the audit, not the plan.
+        chunk: The largest number of records processed at a time.
+
+    Returns:
+        The lower bounds on ε and the verdict.
+
+    Raises:
+        InputError: a value is wrong, or the plan does not fit the network.
     """
     check_confidence(confidence)
     check_mac_plan(plan, mac, len(network.layers))

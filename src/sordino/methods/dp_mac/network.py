@@ -65,8 +65,16 @@ class Layer:
 class Network(nn.Module):
     """A plain torch module, so that DP-SGD and back-propagation can train the same network.
 
-    `widths`: input, hidden, …, output. `activation`: one name for all hidden layers, or one for each. The output layer
-    is linear: its value is the reconstruction ("squared") or the logits ("sigmoid").
+    The output layer is linear: its value is the reconstruction ("squared") or the logits ("sigmoid").
+
+    Args:
+        widths: The widths of the input, of each hidden layer, and of the output.
+        activation: One name for all hidden layers, or one for each.
+        output: The objective of the output layer, "sigmoid" or "squared".
+        bias: Whether layers have a bias.
+
+    Raises:
+        InputError: a width or a name is wrong.
     """
 
     def __init__(
@@ -95,7 +103,7 @@ class Network(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """He et al. 2015 before a ReLU or softplus, variance 1/in elsewhere; biases 0."""
+        """Variance 2/in before a ReLU (He et al. 2015), 1/in elsewhere; biases 0."""
         for layer, name in zip(self.layers, self.activations, strict=True):
             assert isinstance(layer, nn.Linear)
             gain = math.sqrt(2.0) if name == "relu" else 1.0

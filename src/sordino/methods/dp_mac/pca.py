@@ -3,7 +3,7 @@
 Each record is scaled to norm at most 1, x ← x/max(‖x‖, 1) after a division by the public `scale` (or to norm exactly 1,
 "normalise"), and the second moment Σ x xᵀ is released with Gaussian noise (Dwork, Talwar, Thakurta, Zhang 2014,
 "Analyze Gauss"). Adding or removing a record moves it by x xᵀ, whose Frobenius norm is ‖x‖² ≤ 1. It is released as its
-upper triangle with the off-diagonal entries times √2, an isometry (mac.taylor.triangle), so the l2 sensitivity is 1 and
+upper triangle with the off-diagonal entries times √2, an isometry (`taylor.triangle`), so the l2 sensitivity is 1 and
 the release is 1/σ-GDP under add/remove. Eigenvectors, eigenvalues, projection and scaling are post-processing.
 """
 
@@ -84,6 +84,9 @@ def private_projection(inputs: Tensor, budget: PcaBudget, *, source: RandomSourc
 
     Guarantee: one Gaussian release at sampling rate 1 with noise multiplier `budget.noise_multiplier`, l2 sensitivity 1
     under add/remove (a thousandth more is declared, for rounding). The plan must declare `budget.statistic()`.
+
+    Raises:
+        InputError: there are more components than coordinates.
     """
     width = inputs.flatten(1).shape[1]
     if budget.components > width:

@@ -55,7 +55,18 @@ _UNBOUNDED = 2.0**40  # far beyond any coefficient, so that nothing is clipped
 
 @dataclass(frozen=True)
 class Mac:
-    """The settings of DP-MAC. `bounds[part]`: a public threshold for all layers, or one for each (not "analytic")."""
+    """The settings of DP-MAC.
+
+    Args:
+        z: How the auxiliary coordinates are computed.
+        expansion: Which coefficients are released, and how those of a record are bounded.
+        w: How the noisy polynomial is minimised.
+        bounds: Public thresholds by part, one number for all layers or one for each; only if parts are clipped.
+        private: Thresholds that are measured with noise during training; only if parts are clipped.
+
+    Raises:
+        InputError: the settings contradict each other.
+    """
 
     z: ZSteps = field(default_factory=ZSteps)
     expansion: Expansion = field(default_factory=Expansion)
@@ -167,6 +178,14 @@ def train_mac(
         resume: Continue the run in `out`.
         source: The source that was used before in the same run (DP-PCA); default: the plan's.
         callbacks: Called with each row of the metrics.
+
+    Returns:
+        The trained network, the guarantee and the metrics.
+
+    Raises:
+        InputError: plan, settings, network and records do not fit together, or a test of the W-step fails.
+        Refused: rows have owners, or the run can't be resumed.
+        SordinoError: the ledger can't be written, or is not this run's complete ledger.
     """
     settings = settings or Settings()
     check_mac_plan(plan, mac, len(network.layers))

@@ -58,14 +58,25 @@ def account_dpsgd(
     accountant: str = "pld",
     **options: Any,
 ) -> dict[str, Any]:
-    """ε of DP-SGD at δ, JSON-serialisable; `noise_multiplier` is the noise's standard deviation over the clip norm.
+    """ε of DP-SGD at δ.
 
-    Give `steps` or `epochs`; and `sampling_rate`, or `records` and `batch` (the expected batch of Poisson sampling).
-    Samplers other than Poisson need `records`; random allocation needs `batches` (per epoch), or `records` and `batch`.
-    Options: sampling_rate, sampling, records, batch, batches, epochs, cap, relation, mechanism, examples_per_user (rows
-    are sampled, and the unit of privacy is a user with at most that many). Keys: epsilon, delta, unit, relation,
-    accountant, theorem, epsilon_rdp, epsilon_lower, sampler, mechanism, noise_multiplier, sampling_rate, steps,
-    records, batches, cap, examples_per_user.
+    Args:
+        noise_multiplier: The standard deviation of the noise (Laplace: its scale) divided by the clip norm.
+        steps: The number of steps; or give `epochs`.
+        delta: δ in (0, 1).
+        accountant: "pld" or "rdp".
+        **options: epochs; sampling (default: poisson); sampling_rate, or records and batch (of Poisson sampling: the
+            expected batch), or for random allocation and cyclic sampling batches (per epoch); cap of truncated Poisson
+            sampling; relation; mechanism; examples_per_user (rows are sampled, and the unit of privacy is a user with
+            at most that many rows).
+
+    Returns:
+        JSON-serialisable values: epsilon, delta, unit, relation, accountant, theorem, epsilon_rdp, epsilon_lower,
+        sampler, mechanism, noise_multiplier, sampling_rate, steps, records, batches, cap, examples_per_user.
+
+    Raises:
+        InputError: a value is missing or wrong.
+        Refused: no theorem covers the combination.
     """
     run = _run(steps=steps, **options)
     sigma = checks.noise_multiplier_value(noise_multiplier)
@@ -80,8 +91,22 @@ def calibrate_dpsgd(
     accountant: str = "pld",
     **options: Any,
 ) -> dict[str, Any]:
-    """The smallest noise multiplier with which DP-SGD spends at most `epsilon` at δ; keys as in account_dpsgd, and
-    `target_epsilon`."""
+    """The smallest noise multiplier with which DP-SGD spends at most ε at δ.
+
+    Args:
+        epsilon: The target.
+        steps: The number of steps; or give `epochs`.
+        delta: δ in (0, 1).
+        accountant: "pld" or "rdp".
+        **options: As in `account_dpsgd`.
+
+    Returns:
+        The values of `account_dpsgd`, and target_epsilon.
+
+    Raises:
+        InputError: a value is missing or wrong, or no noise multiplier meets the target.
+        Refused: no theorem covers the combination.
+    """
     run = _run(steps=steps, **options)
     target, delta = checks.positive("epsilon", epsilon), checks.delta_value(delta)
     checks.choice("accountant", accountant, checks.ACCOUNTANTS)

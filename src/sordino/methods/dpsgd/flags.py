@@ -100,7 +100,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 def _rows(found: dict[str, Any]) -> dict[str, str]:
     rdp = found["epsilon_rdp"]
     instead = (
-        "random allocation (--sampler allocation) uses every record once per epoch too, and sampling hides it there"
+        "random allocation (--sampler allocation) also uses every record once per epoch, and sampling amplifies privacy"
     )
     return {
         "ε": f"{up(found['epsilon'], 6)} at δ = {up(found['delta'])} ({found['accountant']})",

@@ -65,9 +65,22 @@ def account_hidden_state(
 ) -> HiddenAccount:
     """ε of publishing the last iterate of a run, and the Gaussian statistics `further`.
 
-    bound None: the tightest that applies; "hull": ours; "ye-shokri": the printed theorem for the sampling. The ε of
-    composition holds for the last iterate too, and is used if it is smaller. `credit_remainder` also counts the
-    probability that a partition leaves the record out.
+    The ε of composition holds for the last iterate too. It is used if it is smaller, except with "ye-shokri".
+
+    Args:
+        run: Everything that the bound depends on.
+        delta: δ in (0, 1).
+        bound: "hull": the bound of this module; "ye-shokri": the printed theorem for the sampling; None: the tightest
+            that applies.
+        further: Gaussian releases on all records, before the run.
+        credit_remainder: Also count the probability that a partition leaves the record out.
+
+    Returns:
+        The account.
+
+    Raises:
+        InputError: a value is wrong.
+        Refused: no theorem covers the run or the further releases.
     """
     delta = checks.delta_value(delta)
     statistics = _statistics(further)
@@ -85,7 +98,7 @@ def account_hidden_state(
 
 
 def hidden_epsilon_curve(run: HiddenRun, delta: float, at_steps: Sequence[int], further: Further = ()) -> list[float]:
-    """ε of publishing only x_t, for each t of `at_steps` (not of publishing several of them)."""
+    """ε of publishing only x_t, for each t of `at_steps`. It does not hold if several of them are published."""
     values = []
     for t in at_steps:
         if not 1 <= t <= run.steps:
@@ -97,9 +110,21 @@ def hidden_epsilon_curve(run: HiddenRun, delta: float, at_steps: Sequence[int], 
 def calibrate_hidden_state(
     epsilon: float, run_at_noise_1: HiddenRun, delta: float, further: Further = ()
 ) -> tuple[float, HiddenAccount]:
-    """(factor on noise_stds, account) with the smallest noise found: ε is at most the target, and within 1e-3 of it.
+    """The smallest factor on the noise of a run with which ε of its last iterate meets a target.
 
     Every energy is a sum of squares over s_k², so the mixture of the given run can be used for all factors.
+
+    Args:
+        epsilon: The target.
+        run_at_noise_1: The run whose `noise_stds` are multiplied by the factor.
+        delta: δ in (0, 1).
+        further: Gaussian releases on all records, before the run.
+
+    Returns:
+        (factor, account); ε of the account is at most the target, and within 1e-3 of it.
+
+    Raises:
+        InputError: a value is wrong, the further releases alone exceed the target, or it is met without noise.
     """
     target, delta = checks.positive("epsilon", epsilon), checks.delta_value(delta)
     statistics = _statistics(further)
@@ -114,7 +139,7 @@ def calibrate_hidden_state(
     if account.bound == "composition":
         factor = min(factor, _composition_factor(run_at_noise_1, target, delta, further, factor))
         account = account_hidden_state(run_at_noise_1.noisier(factor), delta, further=further)
-    if account.bound == "ye-shokri" and target - account.epsilon > 1e-3 * min(1, target):  # their theorem needs less
+    if account.bound == "ye-shokri" and target - account.epsilon > 1e-3 * min(1, target):  # less noise suffices
         factor = _smallest_factor(
             lambda f: _from_rdp(ye_shokri_rdp(run_at_noise_1.noisier(f)), delta, statistics) <= target, precision=1e-5
         )

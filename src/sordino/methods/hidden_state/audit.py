@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from sordino.audit.bounds import Curve, ProfileCurve, check_confidence, one_run_epsilon, rejects
-from sordino.audit.one_run import AuditResult, claim_family, largest_rejected
+from sordino.audit.claims import claim_family, largest_rejected
+from sordino.audit.one_run import AuditResult
 from sordino.errors import InputError
 from sordino.methods.hidden_state.losses import OneVsRest
 from sordino.methods.hidden_state.training import Records, descend

@@ -25,7 +25,11 @@ from sordino.methods.hidden_state.losses import Loss
 
 @dataclass(frozen=True)
 class Certificate:
-    """Constants of the regularised objective of every batch, each with its justification."""
+    """Constants of the regularised objective of every batch, each with its justification (`how_…`).
+
+    `strong_convexity` is m, `smoothness` M, and `sensitivity` S: the largest distance by which replacing one record
+    moves a sum of gradients.
+    """
 
     strong_convexity: float
     smoothness: float
@@ -58,9 +62,16 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Geometry:
-    """The domain of features and weights. `bias`: the constant feature that is appended (0: none).
+    """The domain of features and weights.
 
-    `radius`: weights are projected into this ball after each step (a non-expansive map, so it has no privacy cost).
+    Args:
+        feature_norm: The largest norm of a record's features.
+        bias: The constant feature that is appended; 0: none.
+        radius: Weights are projected into a ball of this radius after each step (a non-expansive map, so it has no
+            privacy cost); None: they are not.
+
+    Raises:
+        InputError: a value is out of range.
     """
 
     feature_norm: float = 1.0
@@ -86,7 +97,20 @@ class Geometry:
 
 
 def certify(loss: Loss, geometry: Geometry, regularisation: float) -> Certificate:
-    """The certificate of a loss on clipped features with an l2 regulariser; Refused if a constant can't be shown."""
+    """The certificate of a loss on clipped features with an l2 regulariser.
+
+    Args:
+        loss: The loss.
+        geometry: The bounds on features and weights.
+        regularisation: λ of the regulariser, positive.
+
+    Returns:
+        The constants of the regularised objective, each with its justification.
+
+    Raises:
+        InputError: a value is not a finite number.
+        Refused: there is no regulariser, or the gradient of the loss is not bounded on this geometry.
+    """
     if not checks.real("regularisation", regularisation) > 0:
         raise Refused(
             f"regularisation = {regularisation}: without regularisation the objective is not strongly convex, steps do "

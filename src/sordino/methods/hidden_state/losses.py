@@ -87,6 +87,10 @@ class Softmax(_Plain):
     """Cross-entropy of softmax(z), with its derivative in the margin capped at `cap`.
 
     There is no temperature: it would only change the unit of the weights.
+
+    Args:
+        outputs: The number of classes, at least 2.
+        cap: The largest derivative, in (0, 1]; 1: the ordinary cross-entropy.
     """
 
     outputs: int
@@ -128,7 +132,12 @@ class Softmax(_Plain):
 
 @dataclass(frozen=True)
 class OneVsRest(_Plain):
-    """K logistic losses, one for each class against the rest; the derivative of each is capped at `cap`."""
+    """K logistic losses, one for each class against the rest; the derivative of each is capped at `cap`.
+
+    Args:
+        outputs: The number of classes; 1: one score, for the targets 0 and 1.
+        cap: The largest derivative, in (0, 1]; 1: the ordinary logistic loss.
+    """
 
     outputs: int
     cap: float = 1.0
@@ -169,7 +178,13 @@ class OneVsRest(_Plain):
 
 @dataclass(frozen=True)
 class Huber(_Plain):
-    """‖z − t‖²/2 up to distance `bound`, linear beyond. Class labels are encoded as t = length·(e_t − 1/K)."""
+    """‖z − t‖²/2 up to distance `bound`, linear beyond. Class labels are encoded as t = length·(e_t − 1/K).
+
+    Args:
+        outputs: The number of scores, K.
+        bound: The distance from which the loss is linear, which is also the largest norm of its gradient.
+        length: The length of the vectors that encode classes.
+    """
 
     outputs: int
     bound: float = 1.0
@@ -210,6 +225,11 @@ class Squared(_Plain):
     """‖z − t‖²/2. Its slope is bounded only if weights are kept in a ball; targets are scaled down to `target_norm`.
 
     Class labels are encoded as t = length·(e_t − 1/K).
+
+    Args:
+        outputs: The number of scores, K.
+        target_norm: The largest norm of a target.
+        length: The length of the vectors that encode classes.
     """
 
     outputs: int
@@ -252,7 +272,19 @@ LOSSES: Mapping[str, type[Softmax] | type[OneVsRest] | type[Huber] | type[Square
 
 
 def loss_from_dict(values: Mapping[str, Any]) -> Loss:
-    """The inverse of to_dict; missing options have their defaults. A `clip` on the softmax: `clipped_softmax`."""
+    """The inverse of `Loss.to_dict`.
+
+    Args:
+        values: The name and the options of a loss; missing options have their defaults. A softmax with `clip` instead
+            of `cap` is made by `clipped_softmax`.
+
+    Returns:
+        The loss.
+
+    Raises:
+        InputError: the name or an option is unknown, or a value is wrong.
+        Refused: a clipped softmax can't be certified.
+    """
     options = dict(values)
     name = str(options.pop("name", None))
     if name not in LOSSES:
@@ -267,11 +299,23 @@ def loss_from_dict(values: Mapping[str, Any]) -> Loss:
 
 
 def clipped_softmax(outputs: int, clip: float) -> Softmax:
-    """Softmax regression whose ‖∇f‖ is to be clipped at `clip`: as a certified loss if it is one, else Refused.
+    """The certified loss that is equal to softmax regression with gradients clipped to norm `clip`, if there is one.
 
     Clipping has no effect for clip ≥ √2. With two classes the gradient has one direction and clipping is a cap. With
-    more, its Jacobian is s·(I − uuᵀ)·H where clipping is active, not symmetric and with negative curvature: Prop. 6.2
-    of Ye and Shokri 2022 is false (10 classes, clip 0.75: −0.0085; a step of size 1 drives two weights apart by 0.9 %).
+    more classes the Jacobian of the clipped gradient is s·(I − uuᵀ)·H where clipping is active: it is not symmetric and
+    has negative curvature, so Prop. 6.2 of Ye and Shokri 2022 is false (10 classes, clip 0.75: curvature −0.0085; a
+    step of size 1 increases the distance of two weights by 0.9 %).
+
+    Args:
+        outputs: The number of classes.
+        clip: The bound on the norm of the gradient.
+
+    Returns:
+        The loss.
+
+    Raises:
+        InputError: `clip` is not positive.
+        Refused: there are three or more classes and clip < √2.
     """
     if checks.positive("clip", clip) >= math.sqrt(2.0):
         return Softmax(outputs)
@@ -285,7 +329,10 @@ def clipped_softmax(outputs: int, clip: float) -> Softmax:
 
 
 def target_vectors(targets: Tensor, outputs: int, length: float) -> Tensor:
-    """(n,) class labels → (n, K) corners of a simplex of that size; real targets (n,) or (n, K) unchanged."""
+    """(n,) class labels → (n, K) corners of a simplex of that size; real targets (n,) or (n, K) → (n, K) in double.
+
+    A real target that is not finite becomes zero.
+    """
     if not targets.dtype.is_floating_point:
         corners = torch.eye(outputs, dtype=torch.float64) - 1.0 / outputs
         return length * corners[_labels(targets, outputs)]

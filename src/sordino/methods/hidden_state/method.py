@@ -327,7 +327,7 @@ def plan(
 ) -> Plan:
     """A plan that publishes the last iterate: for a target `epsilon`, or with a given `noise_multiplier`.
 
-    The relation is replace-one. The loss must be certified: convex, smooth and Lipschitz on the rows' ball.
+    The relation is replace-one. The loss must be certified: convex, smooth and Lipschitz for all rows and weights.
 
     Args:
         loss: One of the certified losses (`sordino.methods.hidden_state.losses`).
@@ -343,7 +343,7 @@ def plan(
         sampling: "partition" (one secret shuffle), "without-replacement" or "full".
         feature_norm: Rows are clipped to this norm.
         bias: The constant feature that is appended.
-        radius: Weights are projected into a ball of this radius; None: they are not.
+        radius: Weights are projected into a ball of this radius; None: a radius that they do not reach.
         unit: Rows are scaled to norm `feature_norm` instead of clipped.
         lr: The step size or its schedule; None: the step size that contracts most, 2/(m + M) of the certificate.
         noise_factors: Factors on the noise, step by step.

@@ -124,7 +124,7 @@ def _decays(shrink: Array, variances: Array) -> Array:
         kept = c * c * total
         total = kept + v
         decays[k] = kept / total
-    # u has a relative error below 4 roundings per step of its memory, which is at most the run
+    # u has a relative error below 4 roundings for each step that contributes to it, at most all steps of the run
     return np.minimum(decays * (1 + 8 * len(shrink) * 2.0**-53), 1.0)
 
 

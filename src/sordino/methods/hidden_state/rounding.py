@@ -18,16 +18,19 @@ from sordino.methods.hidden_state.certificate import Geometry
 from sordino.methods.hidden_state.losses import Loss
 
 _UNIT = 2.0**-53
-_WALK, _PULL = 2.0**20, 2.0**10  # largest distance of an iterate, in noise per step and in gradients per step
+_NOISES, _PULLS = 2.0**20, 2.0**10  # the default radius, in units of the noise and of the gradient of one step
 
 
 def iterate_radius(asked: float | None, noise: float, pull: float) -> float:
-    """The ball for iterates: the requested one, else one that they do not reach in any sensible run.
+    """The radius of the ball for iterates.
 
-    `noise`: the largest standard deviation of a step's noise in one coordinate (after T steps in d dimensions the
-    distance is about √(T·d) of it); `pull`: the largest step that the gradient of one record alone would make.
+    Args:
+        asked: The radius that the user asks for; None: one that iterates do not reach in any sensible run.
+        noise: The largest standard deviation of a step's noise in one coordinate. After T steps in d dimensions noise
+            alone has moved an iterate by about √(T·d) times that.
+        pull: The length of the largest step that the gradient of one record alone would make.
     """
-    return asked if asked is not None else _WALK * noise + _PULL * pull
+    return asked if asked is not None else _NOISES * noise + _PULLS * pull
 
 
 def step_error(loss: Loss, geometry: Geometry, features: int, batch: int, scale: float, ball: float) -> float:

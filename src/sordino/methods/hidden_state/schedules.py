@@ -2,8 +2,9 @@
 
 A record that is used long before the end is hidden by the noise of all later steps as well; one that is used last has
 only the noise of that step. With constant noise the last few steps determine the cost of the whole run. So they get
-more noise: rise/√r if r steps are left, which equalises the cost of the places and hardly adds to the noise in the
-weights. Before that the noise may decrease linearly: early noise is damped where the loss is curved.
+more noise: rise/√r if r steps are left. Then the cost hardly depends on the step in which a record is used last, and
+the weights have hardly more noise. Before that the noise may decrease linearly: early noise is damped where the loss is
+curved.
 """
 
 from __future__ import annotations

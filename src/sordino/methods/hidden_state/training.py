@@ -98,8 +98,25 @@ def train_hidden(
 ) -> Result:
     """Trains under the plan, from zero weights, and returns the last iterate with its guarantee.
 
-    `evaluate(model)` is called once, with the published model. `out`: a directory for ledger.jsonl and metrics.jsonl.
-    `callbacks` receive the row of the published model; one that may stop the run is refused.
+    Args:
+        plan: A plan of the method hidden-state.
+        dataset: A pair of tensors (features, targets).
+        evaluate: Called once, with the published model; it must use public data only.
+        out: A directory for ledger.jsonl and metrics.jsonl.
+        resume: Continue in `out`: repeats the run from the start with an insecure seed, is refused with secure noise.
+        first: Called with (dataset, source, ledger) before the first step; releases the plan's statistics and returns
+            the dataset to train on.
+        chunk: The number of records processed at once.
+        progress: Show a progress bar; None: if standard error is a terminal. False also prints no header.
+        callbacks: Called with the row of the published model. A callback that may stop the run is refused.
+
+    Returns:
+        The published model, the guarantee and the metrics.
+
+    Raises:
+        InputError: the plan, the dataset or the directory does not fit.
+        Refused: the run can't be resumed, or rows have owners.
+        SordinoError: a gradient differs from the certified loss, or the ledger can't be written.
     """
     method = _method(plan)
     watching = checked(callbacks, plan, 0)

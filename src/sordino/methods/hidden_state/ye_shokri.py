@@ -2,10 +2,10 @@
 
 Every function gives the Rényi divergence ρ(α) between the last iterates of two runs on datasets that differ in one
 record's value (replace-one), for the algorithm θ ← θ − η·g + √(2ησ²)·N(0, I) with the gradient g averaged over a batch
-of b records. `tight_epsilon` and `classic_epsilon` convert. They are kept for comparison with the published numbers;
-the bound of `accountant` is never above them (docs/guarantees/hidden_state.md).
+of b records. `tight_epsilon` and `classic_epsilon` convert ρ to ε. The theorems are kept for comparison with the
+published numbers; the ε of `account_hidden_state` is never above theirs (docs/guarantees/hidden_state.md).
 
-A theorem's conditions are checked; otherwise it is Refused. The printed condition on the step size is strict; the limit
+If a theorem's conditions do not hold, it raises Refused. The printed condition on the step size is strict; the limit
 itself is allowed here, as every term is continuous there. If b does not divide n, n/b is ⌊n/b⌋ (footnote 1).
 """
 

@@ -253,7 +253,14 @@ def _check_sampling(name: str) -> None:
 def averaging_control(plan: Plan) -> Plan:
     """DP-SGD whose Gaussian noise has the per-coordinate variance of the plan's Gaussian and uniform noise together.
 
-    Its update is `AveragingSGD` with the plan's step sizes. Only for plans whose τ and noise are constant.
+    Args:
+        plan: A ModelMix plan whose τ and noise are constant.
+
+    Returns:
+        The plan of the control. Train it with `AveragingSGD` and the step sizes of the ModelMix plan.
+
+    Raises:
+        InputError: the plan is not one of ModelMix, or its τ or noise is not constant.
     """
     method = plan.method
     if not isinstance(method, ModelMix):

@@ -39,9 +39,10 @@ class SampledStep:
             self.top = int(min(MOST_ORDERS, 18 / self.shift)) if 1e-4 < self.shift <= 9 else 0
 
     def verified_levels(self, wanted: int) -> tuple[int, float]:
-        """The number of the criteria S_0 … S_{wanted−1} that hold: fractional orders below that number + 1 may be used.
+        """(the number n of criteria S_0 … S_{n−1} that hold, n ≤ wanted; the smallest margin among them).
 
-        Also the smallest margin among them. Without a uniform the divergence depends on the length of the vector only.
+        Fractional orders below n + 1 may be used. Without a uniform the divergence depends on the length of the vector
+        only.
         """
         if self.coordinate is None and self.noise == "gaussian":
             return wanted, math.inf

@@ -35,9 +35,17 @@ class MixingUpdate(Update):
 
 
 def mixing_widths(plan: Plan, model: nn.Module, optimizer: Optimizer) -> Widths:
-    """max(|w_{k−1} − w_{k−2}|/η_k · divisor, the plan's least width) on every trainable coordinate, at each step.
+    """The widths of the uniform noise: max(|w_{k−1} − w_{k−2}|/η_k · divisor, the plan's least width) per coordinate.
 
-    In double precision: a width that was rounded down would be refused.
+    They are in double precision: a width that was rounded down would be refused.
+
+    Args:
+        plan: A ModelMix plan.
+        model: The model, whose weights are w_{k−1}.
+        optimizer: An `AveragingSGD`, which stores w_{k−2}.
+
+    Returns:
+        A function from a step to the widths of every trainable parameter.
 
     Raises:
         InputError: the plan's method does not mix iterates, or the optimizer does not store the last one.
