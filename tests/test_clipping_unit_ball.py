@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sordino.clipping import in_unit_ball
@@ -29,6 +29,7 @@ def exact_norm_squared(row: list[float]) -> Fraction:
 
 @settings(max_examples=600, deadline=None)
 @given(values=st.lists(ANY, min_size=1, max_size=12), radius=RADIUS)
+@example(values=[5e-324, 5e-324], radius=5e-324)
 def test_no_row_of_floats_is_longer_than_one_afterwards(values: list[float], radius: float | None) -> None:
     (row,) = in_unit_ball(torch.tensor([values], dtype=torch.float64), radius).tolist()
     assert exact_norm_squared(row) <= 1 + Fraction(1, 10**13)

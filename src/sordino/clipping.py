@@ -248,8 +248,8 @@ def in_unit_ball(inputs: Tensor, radius: float | None) -> Tensor:
 
     The norm of every result is at most 1 + (d + 4)·10⁻¹⁵ for d coordinates, for all floats: a row is divided by its
     largest magnitude before it is squared, so the sum of squares lies in [1, d]. Rows that are not finite become zero.
-    So do rows below the smallest normal number if `radius` is None, because the platform may flush them to zero in one
-    operation and not in the next.
+    So do rows below the smallest normal number, because the platform may flush them to zero in one operation and not in
+    the next.
     """
     rows = inputs.flatten(1).double()
     if not rows.shape[1]:
@@ -260,10 +260,10 @@ def in_unit_ball(inputs: Tensor, radius: float | None) -> Tensor:
     scaled = rows / torch.where(largest == 0, 1.0, largest)
     norms: Tensor = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
     directions = scaled / norms
-    if radius is None:
-        return torch.where(largest >= torch.finfo(torch.float64).tiny, directions, nothing)
-    # ‖x‖ > radius, with both sides divided by the largest magnitude: ‖x‖ itself may overflow
-    return torch.where(norms > radius / largest, directions, rows / radius)
+    if radius is not None:
+        # ‖x‖ > radius, with both sides divided by the largest magnitude: ‖x‖ itself may overflow
+        directions = torch.where(norms > radius / largest, directions, rows / radius)
+    return torch.where(largest >= torch.finfo(torch.float64).tiny, directions, nothing)
 
 
 Clipping = FlatClip | AutomaticClip | NormalisedClip | PerLayerClip | L1Clip | L2LinfClip

@@ -1,4 +1,4 @@
-"""Rows with their targets, as datasets and public rows consist of."""
+"""Rows with their targets: the type of datasets and of public rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Split:
-    """inputs (n, ...): float32 images or rows, or int64 token ids. targets (n,): int64 classes."""
+    """Rows with their targets.
+
+    Args:
+        inputs: (n, ...) float32 images or rows, or int64 token ids.
+        targets: (n,) int64 classes.
+    """
 
     inputs: Tensor
     targets: Tensor

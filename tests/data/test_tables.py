@@ -102,7 +102,7 @@ def test_bytes_that_are_not_text_are_named(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_for_images_is_an_error() -> None:
-    with pytest.raises(InputError, match="has no text"):
+    with pytest.raises(InputError, match="only the dataset imdb takes a tokenizer"):
         load("fashion-mnist-mini", tokenizer=HashingTokenizer())
     with pytest.raises(InputError, match="has no text"):
         load_texts("mnist")

@@ -33,9 +33,9 @@ def test_a_recipe_has_the_epsilon_that_was_asked_for_and_the_settings_of_the_nea
     recipe = best.recipe(["privacy.delta=1e-6"])
     assert (recipe.privacy.epsilon, recipe.privacy.delta) == (1.1, 1e-6)
     assert best.nearest == min(best.known, key=lambda one: abs(one.epsilon - 1.1))
-    assert "not measured at ε = 1.1" in best.said()
+    assert "not measured at ε = 1.1" in best.sentence()
     measured = best_recipe(dataset, best.known[0].epsilon)
-    assert f"measured: {best.known[0]}" in measured.said()
+    assert f"measured: {best.known[0]}" in measured.sentence()
     assert recipe.privacy.insecure_seed is None
     assert 1.0 < plan_of(recipe).guarantee().epsilon <= 1.1
 

@@ -25,7 +25,9 @@ def add(commands: Commands) -> None:
         "output depends on them. Exit code 0: nothing found; 3: a counter-example.",
         epilog="example: sordino attack --quick",
     )
-    parser.add_argument("recipe", nargs="?", type=Path, metavar="RECIPE.toml", help="default: that of sordino audit")
+    parser.add_argument(
+        "recipe", nargs="?", type=Path, metavar="RECIPE.toml", help="default: the built-in one of audit"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
     parser.add_argument("--quick", action="store_true", help="fewer records and steps: seconds, not minutes")
     parser.add_argument(

@@ -28,7 +28,11 @@ def add(commands: Commands) -> None:
         epilog="example: sordino audit --noise-scale 0.5  (half the claimed noise: exit code 3)",
     )
     parser.add_argument(
-        "recipe", nargs="?", type=Path, metavar="RECIPE.toml", help="default: that of --out, or a built-in one"
+        "recipe",
+        nargs="?",
+        type=Path,
+        metavar="RECIPE.toml",
+        help="default: the recipe of the run in --out, or a built-in one",
     )
     add_code(parser)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")

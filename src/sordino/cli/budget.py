@@ -38,7 +38,7 @@ def add(commands: Commands) -> None:
     limit.set_defaults(run=_set)
     for name, text, function in (
         ("show", "what was spent, and by which runs", _show),
-        ("settle", "count killed runs by their ledgers", _settle),
+        ("settle", "count each killed run by what its ledger contains", _settle),
     ):
         action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         action.add_argument("file", type=Path, metavar="FILE")

@@ -39,7 +39,9 @@ def add(commands: Commands) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("suite", type=Path, metavar="SUITE.toml", help="or a compare.json, to write its page again")
+    parser.add_argument(
+        "suite", type=Path, metavar="SUITE.toml", help="a suite; or a compare.json, whose page is written again"
+    )
     parser.add_argument("--epsilon", type=float, nargs="+", metavar="ε", help="only these ε of the suite")
     parser.add_argument("--seeds", type=int, nargs="+", metavar="N", help="these seeds instead of the suite's")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these methods of the suite")

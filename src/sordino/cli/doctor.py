@@ -94,7 +94,7 @@ def examine(recipe: Recipe, arguments: argparse.Namespace) -> Diagnosis:
     from sordino.training.progress import working
 
     caveats = _check(recipe, arguments)
-    bare = replace(recipe, instruments=type(recipe.instruments)())  # those of a run; the doctor has its own
+    bare = replace(recipe, instruments=type(recipe.instruments)())  # [instruments] is for runs: the doctor has its own
     prepared = prepare(bare, arguments.data_dir)
     origin, split = _rows(prepared, arguments)
     rows, others = (data.Split(split.inputs[part], split.targets[part]) for part in _parts(len(split), arguments.rows))
@@ -127,8 +127,8 @@ def examine(recipe: Recipe, arguments: argparse.Namespace) -> Diagnosis:
             averaging=prepared.settings.averaging, pool=others, steps=arguments.steps, larger=larger, public=origin,
             not_private=origin is None, seed=recipe.run.seed, say=say,
         )  # fmt: skip
-    said = found.origin if origin is not None else f"the training split of {recipe.data.name}, a public benchmark"
-    return replace(found, origin=said, caveats=caveats)
+    rows_from = found.origin if origin is not None else f"the training split of {recipe.data.name}, a public benchmark"
+    return replace(found, origin=rows_from, caveats=caveats)
 
 
 def _parts(count: int, rows: int) -> tuple[slice, slice]:

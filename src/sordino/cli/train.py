@@ -117,9 +117,9 @@ def _recipe_of(arguments: argparse.Namespace) -> Recipe:
     best = best_recipe(arguments.dataset, arguments.epsilon)
     delta = DELTA if arguments.delta is None else arguments.delta
     recipe = best.recipe([f"privacy.delta={delta!r}", *arguments.set])
-    print(f"the best known recipe for {best.dataset}: {best.said()}", file=sys.stderr)
+    print(f"the best known recipe for {best.dataset}: {best.sentence()}", file=sys.stderr)
     if arguments.set:
-        print("--set changes it: that accuracy was measured without", file=sys.stderr)
+        print("--set changes the recipe: the accuracy was measured without these changes", file=sys.stderr)
     return recipe
 
 

@@ -28,8 +28,8 @@ class Remote:
 
 @dataclass(frozen=True)
 class Content:
-    """One file of the layout, plain or packed; `sha256` is that of its unpacked bytes (None: no canonical
-    bytes).
+    """One file of the layout, plain or compressed; `sha256` is that of its unpacked bytes (None: there is no canonical
+    content).
     """
 
     path: str
@@ -38,27 +38,60 @@ class Content:
 
 @dataclass(frozen=True)
 class Entry:
+    """A dataset of the catalogue.
+
+    Args:
+        name: Its name, as in `load(name)` and a recipe's [data].
+        title: A short description.
+        classes: The number of classes.
+        records: The numbers of training and of test records.
+        shape: The shape of one record.
+        licence: The licence, as the authors state it.
+        homepage: The address of the dataset's page.
+        layouts: The sets of files in which it may be stored; `fetch` makes the first one.
+        remotes: The downloads that `fetch` makes.
+        mean: The public mean of each channel, for scaling.
+        std: The public standard deviation of each channel.
+        embedded: Whether it comes with the package.
+        vectors: Whether it also needs GloVe's word vectors (sordino.data.glove), which are not fetched.
+    """
+
     name: str
     title: str
     classes: int
-    records: tuple[int, int]  # train, test
+    records: tuple[int, int]
     shape: tuple[int, ...]
     licence: str
     homepage: str
-    layouts: tuple[tuple[Content, ...], ...] = ()  # `fetch` makes the first one
+    layouts: tuple[tuple[Content, ...], ...] = ()
     remotes: tuple[Remote, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     embedded: bool = False
-    vectors: bool = False  # also needs GloVe's word vectors (sordino.data.glove), which are not fetched
+    vectors: bool = False
 
 
 def catalogue() -> tuple[Entry, ...]:
-    """All datasets, the embedded one first."""
+    """The datasets that sordino knows.
+
+    Returns:
+        One entry for each; the embedded dataset is the first.
+    """
     return _ENTRIES
 
 
 def entry(name: str) -> Entry:
+    """A dataset of the catalogue.
+
+    Args:
+        name: Its name.
+
+    Returns:
+        Its entry.
+
+    Raises:
+        InputError: the name is unknown; the message has the nearest one.
+    """
     for one in _ENTRIES:
         if one.name == name:
             return one

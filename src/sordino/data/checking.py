@@ -19,6 +19,14 @@ Status = Literal["ok", "missing", "wrong"]
 
 @dataclass(frozen=True)
 class Finding:
+    """What `verify` found about one file. str() is a line.
+
+    Args:
+        path: The file.
+        status: "ok", "missing" or "wrong".
+        detail: What was checked, what is wrong, or what to do.
+    """
+
     path: Path
     status: Status
     detail: str
@@ -28,7 +36,18 @@ class Finding:
 
 
 def verify(name: str, data_dir: Path | str | None = None) -> tuple[Finding, ...]:
-    """One finding for each file of the layout that is most nearly complete. All "ok": the dataset is complete."""
+    """Checks that every file of a dataset is present and correct.
+
+    Args:
+        name: The dataset.
+        data_dir: The folder with the datasets; None: $SORDINO_DATA, else ./data.
+
+    Returns:
+        One finding for each file, of the layout that is most nearly complete. The dataset is complete if all are "ok".
+
+    Raises:
+        InputError: the dataset is unknown.
+    """
     known = entry(name)
     if known.embedded:
         return tuple(Finding(path, "wrong" if why else "ok", why or _CHECKED) for path, why in embedded_findings())
@@ -74,7 +93,7 @@ def _finding(known: Entry, root: Path, content: Content) -> Finding:
     try:
         actual = sha256_of_bytes(read_bytes(path)) if content.sha256 else sha256_of_file(path)
     except SordinoError as error:
-        return Finding(path, "wrong", _said(error, path))
+        return Finding(path, "wrong", _message(error, path))
     expected = content.sha256 or packed
     if actual == expected:
         return Finding(path, "ok", _CHECKED)
@@ -98,7 +117,7 @@ def _readable(known: Entry, root: Path, findings: tuple[Finding, ...]) -> tuple[
         sides = load_texts(known.name, root) if known.name.startswith("imdb") else _sides(load(known.name, root))
     except SordinoError as error:
         return tuple(
-            Finding(f.path, "wrong", _said(error, f.path)) if str(f.path) in str(error) else f for f in findings
+            Finding(f.path, "wrong", _message(error, f.path)) if str(f.path) in str(error) else f for f in findings
         )
     train, test = (len(side.targets) for side in sides)
     sizes = f"contains {train:,} training and {test:,} test records"
@@ -107,7 +126,7 @@ def _readable(known: Entry, root: Path, findings: tuple[Finding, ...]) -> tuple[
     return tuple(f if f.detail == _CHECKED else Finding(f.path, "ok", f"{f.detail}; {sizes}") for f in findings)
 
 
-def _said(error: SordinoError, path: Path) -> str:
+def _message(error: SordinoError, path: Path) -> str:
     """The complete message, with private details: whoever verifies files is their owner."""
     return "; ".join(part for part in (str(error).removeprefix(f"{path}: "), error.private) if part)
 

@@ -34,14 +34,28 @@ CONTRACT = (
 
 
 def is_code(name: str) -> bool:
-    """Whether the name refers to a function (module:function)."""
+    """Whether a name refers to a function.
+
+    Args:
+        name: The name in a recipe.
+
+    Returns:
+        True for module:function and file.py:function.
+    """
     return ":" in name
 
 
 def function_of(name: str) -> Callable[..., Any]:
-    """The function `package.module:function`, or `folder/file.py:function`; the working directory is searched first.
+    """Imports a function of the user's code. This runs its module: the caller must have the user's permission.
 
-    This runs the module. The caller must have the user's permission.
+    Args:
+        name: `package.module:function`, or `folder/file.py:function`; the working directory is searched first.
+
+    Returns:
+        The function.
+
+    Raises:
+        InputError: there is no such function, or its module fails.
     """
     place, _, attribute = name.rpartition(":")
     if not place or not attribute.isidentifier():
@@ -62,16 +76,20 @@ def function_of(name: str) -> Callable[..., Any]:
 
 
 def called(name: str, arguments: Sequence[Any], options: Mapping[str, Any], *, private: bool = False) -> Any:
-    """What the function returns; InputError names the error, file and line if the user's code fails.
+    """Calls a function of the user's code.
 
     Args:
         name: module:function, or file.py:function.
-        arguments: Its arguments.
-        options: The keys of its section in the recipe.
-        private: It reads records, so that the message of an error is for their owner only.
+        arguments: Its positional arguments.
+        options: The keys of its section in the recipe, as keyword arguments.
+        private: Whether it reads records: then only their owner may see the message of an error.
+
+    Returns:
+        What the function returns.
 
     Raises:
-        InputError: there is no such function, it does not take these arguments, or it fails.
+        InputError: there is no such function, it does not take these arguments, or it fails; the message names the
+            error, the file and the line.
     """
     function = function_of(name)
     try:
@@ -96,9 +114,9 @@ def _failed(what: str, error: Exception, *, private: bool = False) -> InputError
     place = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
     if isinstance(error, SyntaxError) and error.filename:
         place = f" in {Path(error.filename).name}, line {error.lineno}"
-    told = type(error).__name__ if private else f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    message = type(error).__name__ if private else f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     return InputError(
-        f"{what}{place}; nothing was spent: {told} (SORDINO_TRACEBACK=1 shows the whole traceback)",
+        f"{what}{place}; nothing was spent: {message} (SORDINO_TRACEBACK=1 shows the whole traceback)",
         private=str(error) if private else "",
     )
 

@@ -1,8 +1,8 @@
-"""fetch(name): downloads a dataset from its canonical addresses; resumes, checks, and then renames.
+"""fetch(name): downloads a dataset from its canonical addresses and checks it.
 
-A download goes to `<file>.part`. If its SHA-256 is correct it is renamed, so a file under its own name is always
-complete. An interrupted download is continued (HTTP Range), also by the next call; if a server ignores Range, it is
-restarted. If the checksum is wrong, the part is deleted.
+A download is written to `<file>.part`, which is renamed if its SHA-256 is correct: a file under its own name is always
+complete. An interrupted download is continued (HTTP Range), also by the next call; if the server ignores Range, it
+starts again. If the checksum is wrong, `<file>.part` is deleted.
 """
 
 from __future__ import annotations
@@ -29,10 +29,20 @@ BLOCK = 1 << 18
 
 
 def fetch(name: str, data_dir: Path | str | None = None, progress: Progress | None = None) -> tuple[Finding, ...]:
-    """Downloads a dataset into `data_dir` (else $SORDINO_DATA, else ./data); correct files are left as they are.
+    """Downloads the files of a dataset that are missing or wrong.
 
-    Returns the findings of `verify` afterwards. SordinoError if an address can't be reached (the message says which
-    file to put where, by hand) or a file has the wrong SHA-256.
+    Args:
+        name: The dataset.
+        data_dir: The folder with the datasets; None: $SORDINO_DATA, else ./data.
+        progress: Called with the name of the file, the bytes so far, and the bytes in total (None: unknown).
+
+    Returns:
+        The findings of `verify` afterwards.
+
+    Raises:
+        InputError: the dataset is unknown.
+        SordinoError: no address can be reached (the message says how to get the file by hand), or a file has a wrong
+            SHA-256.
     """
     known = entry(name)
     if known.embedded:

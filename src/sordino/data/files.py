@@ -19,14 +19,24 @@ PACKINGS = ("", ".gz", ".xz", ".bz2")
 
 
 def data_directory(data_dir: Path | str | None = None) -> Path:
-    """The folder with the datasets: the argument, else $SORDINO_DATA, else ./data."""
+    """The folder with the datasets.
+
+    Args:
+        data_dir: The folder; None: $SORDINO_DATA, else ./data.
+
+    Returns:
+        The folder, with `~` expanded. It need not exist.
+    """
     if data_dir is not None:
         return Path(data_dir).expanduser()
     return Path(os.environ.get(VARIABLE) or "data").expanduser()
 
 
 def find_content(root: Path, relative: str) -> Path | None:
-    """root/relative as a folder or a file, plain or compressed (a name that ends in .gz, … is taken literally)."""
+    """The folder root/relative, or the file, plain or compressed; None if there is neither.
+
+    A name that already ends in .gz, .xz or .bz2 is not completed by a further suffix.
+    """
     path = root / relative
     if path.is_dir():
         return path
@@ -38,10 +48,10 @@ def find_content(root: Path, relative: str) -> Path | None:
 
 
 def missing(dataset: str, relative: str, root: Path) -> InputError:
+    """The error for a file that is not there; it says how to get it."""
     return InputError(
         f"dataset {dataset!r}: no file {relative} in {root}. Run `sordino data fetch {dataset} --data-dir "
-        f"{root}`, or set {VARIABLE} (or --data-dir) to the folder that contains it; `sordino data list` "
-        "shows the layouts"
+        f"{root}`, or set {VARIABLE} (or --data-dir) to the folder that contains it"
     )
 
 

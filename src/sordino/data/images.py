@@ -41,8 +41,9 @@ def _shape(content: bytes, dimensions: int) -> tuple[int, ...]:
 
 
 def parse_idx(content: bytes, path: Path, dimensions: int) -> Bytes:
-    """The content of an IDX file: 00 00 08 d, then d big-endian lengths, then the values. `path` is for
-    errors.
+    """The content of an IDX file: 00 00 08 d, then d big-endian lengths, then the values.
+
+    `path` is named in errors.
     """
     header = 4 + 4 * dimensions
     magic, expected = int.from_bytes(content[:4], "big"), IDX_UBYTE << 8 | dimensions
@@ -82,9 +83,7 @@ CIFAR_RECORD = 1 + 3 * 32 * 32
 
 
 def read_cifar10(paths: tuple[Path, ...]) -> Pair:
-    """CIFAR-10 binary batches: each record is one byte of label and 3072 bytes of pixels, channel by
-    channel.
-    """
+    """CIFAR-10 binary batches: each record is a byte for the label, then 3072 bytes of pixels, channel by channel."""
     return _cifar(paths, 1, 10, "a CIFAR-10 binary batch (the original has 30,730,000 bytes)")
 
 

@@ -29,18 +29,28 @@ def load(
     normalise: bool = True,
     tokenizer: HashingTokenizer | None = None,
 ) -> Dataset:
-    """A dataset by name (see `catalogue()`), from `data_dir`, else $SORDINO_DATA, else ./data.
+    """Reads a dataset of the catalogue.
 
-    Images are float32 (n, c, h, w), scaled to [0, 1] and then by the catalogue's public mean and standard deviation
-    (`normalise=False` leaves [0, 1]). Texts are token ids of a public hashing vocabulary (`imdb`), ids of GloVe's words
-    with their vectors (`imdb-glove`), or bytes (`imdb-texts`); `load_texts` returns the strings. A missing, truncated
-    or wrong file is an InputError that names it.
+    Images are float32 (n, c, h, w). Texts are token ids of a public hashing vocabulary (`imdb`), ids of GloVe's words
+    with their vectors (`imdb-glove`), or bytes (`imdb-texts`); `load_texts` returns the strings.
+
+    Args:
+        name: The dataset (see `catalogue()`).
+        data_dir: The folder with the datasets; None: $SORDINO_DATA, else ./data.
+        normalise: Scale images by the catalogue's public mean and standard deviation; False: leave them in [0, 1].
+        tokenizer: The tokenizer of `imdb`; None: HashingTokenizer().
+
+    Returns:
+        The training and the test set.
+
+    Raises:
+        InputError: the dataset is unknown, or a file is missing, truncated or wrong; the message names it.
     """
     known = entry(name)
     root = data_directory(data_dir)
     vectors: Tensor | None = None
     if tokenizer is not None and name != "imdb":
-        raise InputError(f"dataset {name!r} has no text: leave out `tokenizer`")
+        raise InputError(f"only the dataset imdb takes a tokenizer: leave out `tokenizer` for {name!r}")
     if name == "imdb":
         cut = tokenizer or HashingTokenizer()
         train, test = (Split(cut(side.texts), side.targets) for side in load_texts(name, root))
@@ -60,9 +70,20 @@ def load(
 
 
 def load_texts(name: str, data_dir: Path | str | None = None) -> tuple[TextSplit, TextSplit]:
-    """The raw strings of a text dataset: train, test."""
+    """Reads the raw strings of a text dataset.
+
+    Args:
+        name: imdb, imdb-glove or imdb-texts, which have the same texts.
+        data_dir: The folder with the datasets; None: $SORDINO_DATA, else ./data.
+
+    Returns:
+        The training and the test set.
+
+    Raises:
+        InputError: the dataset has no text, or a file is missing or damaged.
+    """
     if name not in ("imdb", "imdb-glove", "imdb-texts"):
-        raise InputError(f"dataset {entry(name).name!r} has no text; only 'imdb' has")
+        raise InputError(f"dataset {entry(name).name!r} has no text; only imdb, imdb-glove and imdb-texts have")
     train, test = _locate(entry(name), data_directory(data_dir))
     if train.is_dir():
         return read_text_folders(train), read_text_folders(test)
@@ -79,8 +100,10 @@ def _scale(x: images.Bytes, known: Entry, normalise: bool) -> Tensor:
 
 
 def _locate(known: Entry, root: Path) -> tuple[Path, ...]:
-    """The files of the first layout that is complete; if none is, an error about the one that is most nearly
-    complete.
+    """The files of the first complete layout.
+
+    Raises:
+        InputError: no layout is complete; the message is about the most nearly complete one.
     """
     nearest: tuple[int, list[str]] = (-1, [])
     for layout in known.layouts:

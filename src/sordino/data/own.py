@@ -223,7 +223,7 @@ def named(ids: Sequence[str], where: str) -> tuple[str, ...]:
 
 
 def found(path: str, data_dir: Path | None) -> Path:
-    """The file under its name, else below --data-dir."""
+    """The path as it is given, if it exists or is absolute; else the path relative to --data-dir."""
     here = Path(path).expanduser()
     if here.exists() or here.is_absolute():
         return here

@@ -49,12 +49,29 @@ class Published:
 
 
 def is_own(section: Section) -> bool:
-    """Whether the data are not in the catalogue: then nothing about them is public."""
+    """Whether the data are the user's own, so that nothing about them is public.
+
+    Args:
+        section: A recipe's [data].
+
+    Returns:
+        False for a dataset of the catalogue.
+    """
     return section.name in SOURCES or is_code(section.name)
 
 
 def source_of(section: Section) -> Source | None:
-    """The source that the section describes, checked; None for datasets of the catalogue and for code."""
+    """The checked description of the user's own files.
+
+    Args:
+        section: A recipe's [data].
+
+    Returns:
+        The source; None for a dataset of the catalogue and for module:function.
+
+    Raises:
+        InputError: the name is unknown, or a key is unknown, missing or wrong.
+    """
     if section.name in SOURCES:
         return made(SOURCES, section.name, section.options)
     if is_code(section.name):
@@ -68,7 +85,17 @@ def source_of(section: Section) -> Source | None:
 
 
 def published(section: Section) -> Published:
-    """What is public about the section's dataset; InputError if the recipe must say it and does not."""
+    """What is public about a dataset before it is read.
+
+    Args:
+        section: A recipe's [data].
+
+    Returns:
+        The number of records, and the shape and classes as far as they are known.
+
+    Raises:
+        InputError: a key is wrong, or `records` of the user's own data is missing.
+    """
     source = source_of(section)
     if not is_own(section):
         known = entry(section.name)
@@ -84,7 +111,20 @@ def published(section: Section) -> Published:
 
 
 def read(section: Section, data_dir: Path | None = None, *, normalise: bool = True) -> Dataset:
-    """The dataset in memory. `module:function` is run: recipes with such a name exist only if code is allowed."""
+    """Reads the dataset of a recipe into memory. `module:function` is run: the recipe was read with allow_code.
+
+    Args:
+        section: A recipe's [data].
+        data_dir: The folder with the datasets; None: $SORDINO_DATA, else ./data.
+        normalise: As for `load`.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        InputError: the section, a file or a record is wrong; nothing was spent.
+        Refused: most test rows are training rows.
+    """
     source = source_of(section)
     if source is not None:
         return _apart(source.read(data_dir))

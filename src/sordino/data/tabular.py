@@ -219,7 +219,14 @@ KINDS: Mapping[str, type[Column]] = {one.kind: one for one in (Number, Category,
 
 @dataclass(frozen=True)
 class Encoding:
-    """A table's columns, in order, and how each is encoded."""
+    """A table's columns, in order, and how each is encoded.
+
+    Args:
+        columns: The encoding of each column, by name.
+
+    Raises:
+        InputError: there is no column, or a column of kind tokens is not the only one.
+    """
 
     columns: Mapping[str, Column]
 

@@ -28,11 +28,17 @@ _TAG = re.compile(r"<[^>]{1,20}>")
 
 @dataclass(frozen=True)
 class HashingTokenizer:
-    """Lower-cased words → ids in [1, vocabulary) by CRC-32; 0 is padding. The first `length` words of a text are
-    kept.
+    """Maps lower-cased words to ids in [1, vocabulary) by CRC-32; 0 is padding.
 
-    Stateless and public: the id of a word depends on the word and `vocabulary` only. Different words may share an id
-    (with 20,000 ids and English reviews, mostly rare words). An empty text gives padding only.
+    It has no state: the id of a word depends on the word and `vocabulary` only, so it is public. Different words may
+    share an id (with 20,000 ids and English reviews, mostly rare words). An empty text gives padding only.
+
+    Args:
+        vocabulary: The number of ids, including 0.
+        length: The number of words that are used, from the beginning of a text; shorter texts are padded at the end.
+
+    Raises:
+        InputError: vocabulary is below 2, or length below 1.
     """
 
     vocabulary: int = 20_000
@@ -60,8 +66,10 @@ class HashingTokenizer:
 
 
 def text_bytes(texts: Sequence[str], length: int = 2048) -> Tensor:
-    """(n,) strings → (n, length) uint8: UTF-8, tags replaced by spaces, padded with zeros. Of a longer text the first
-    and the last length/2 bytes are kept, for a public network that reads texts (features `minilm`).
+    """(n,) strings → (n, length) uint8: UTF-8 with tags replaced by spaces, padded with zeros.
+
+    Of a longer text the first and the last length/2 bytes are used. The result is the input of a public network that
+    reads texts (features `minilm`).
     """
     out = torch.zeros(len(texts), length, dtype=torch.uint8)
     half = length // 2

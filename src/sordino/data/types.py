@@ -12,8 +12,18 @@ from sordino.split import Split
 
 @dataclass(frozen=True)
 class Dataset:
-    """A private training set and a test set. Nothing in `train` was scaled by a constant measured from
-    `train`.
+    """A private training set and a test set. No constant by which records were scaled was measured from them.
+
+    Args:
+        name: The name of the dataset.
+        train: The private records.
+        test: The test records, which the guarantee does not protect.
+        classes: The number of classes.
+        description: A short description.
+        licence: The licence.
+        vectors: Public word vectors, if the inputs are word ids.
+        users: The user of each row of `train`, if the source has users.
+        labels: The public names of the classes, if they have any.
     """
 
     name: str
@@ -22,9 +32,9 @@ class Dataset:
     classes: int
     description: str
     licence: str
-    vectors: Tensor | None = None  # public word vectors, if the inputs are word ids
-    users: tuple[str, ...] | None = None  # the user of each row of `train`, if the source has users
-    labels: tuple[str, ...] | None = None  # the public names of the classes, if they have any
+    vectors: Tensor | None = None
+    users: tuple[str, ...] | None = None
+    labels: tuple[str, ...] | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -43,7 +53,12 @@ class Dataset:
 
 @dataclass(frozen=True)
 class TextSplit:
-    """Raw strings and their classes, for a tokenizer of your own."""
+    """Raw strings and their classes, for a tokenizer of your own.
+
+    Args:
+        texts: The strings.
+        targets: (n,) their classes.
+    """
 
     texts: tuple[str, ...]
     targets: Tensor

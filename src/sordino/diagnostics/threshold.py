@@ -54,7 +54,7 @@ class ClippingAdvice:
 
     @property
     def verdict(self) -> str:
-        """covered: c ≥ 4·κ·log 10. below: not, but no harm is visible. misleading: clipping changes the direction."""
+        """ "misleading" if clipping changes the direction; else "covered" if c ≥ 4·κ·log 10; else "below"."""
         turned = self.cosine is not None and self.cosine < 0.5
         invented = self.cosine is None and self.clipped_gradient_norm > self.gradient_norm
         if turned or invented:
@@ -96,8 +96,10 @@ def advise_clipping(
     epsilon: float | None = None,
     delta: float | None = None,
 ) -> ClippingAdvice:
-    """Measures on the public rows at the model's current weights. `records`, `epsilon`, `delta` of the private training
-    give the second term of eq. (12)."""
+    """Measures on public rows at the model's current weights.
+
+    `records`, `epsilon` and `delta` are those of the private training; they are needed for the second term of eq. (12).
+    """
     everyone, fetch = all_rows(public), row_reader(public)
     reading = measure(model, loss, public, clipping, public="declared by the caller")
     mean = mean_gradient(model, loss, everyone, UNCLIPPED).mean

@@ -28,7 +28,11 @@ SECRET = ".key"  # the file with the key of the names
 
 
 def default_folder() -> Path:
-    """$SORDINO_CACHE, else the user's cache folder."""
+    """The folder for cached features.
+
+    Returns:
+        $SORDINO_CACHE, else sordino/features in the user's cache folder.
+    """
     named = os.environ.get("SORDINO_CACHE")
     if named:
         return Path(named).expanduser()
@@ -36,7 +40,7 @@ def default_folder() -> Path:
 
 
 def cached(extract: Callable[[Tensor], Tensor], spec: Mapping[str, Any], inputs: Tensor, folder: Path | None) -> Tensor:
-    """extract(inputs), from the cache if it is there and undamaged. folder None: no cache."""
+    """extract(inputs), read from the cache if an undamaged file is there; without a folder nothing is cached."""
     secret = None if folder is None else _secret(folder)
     if folder is None or secret is None:
         return extract(inputs)

@@ -29,7 +29,7 @@ _PUBLISHED = {  # where the weights are, and the function that embeds with them
     "efficientnet-lite0": (efficientnet.FOLDER, efficientnet.FILE, efficientnet.GET),
     "minilm": (minilm.FOLDER, "model.safetensors", minilm.GET),
 }
-PART = 5000  # records of a published network that are stored in one file: a killed run continues from the last part
+PART = 5000  # records whose features are stored in one file: a killed run continues after the last complete file
 _NORMALISE = ("none", "group")
 _RECORD = ("none", "record")
 _PATCHES = ("side", "atoms", "grid", "threshold", "soften", "mirror")
@@ -37,14 +37,23 @@ _PATCHES = ("side", "atoms", "grid", "threshold", "soften", "mirror")
 
 @dataclass(frozen=True)
 class Extractor:
-    """A callable (n, ...) → (n, ...). `spec` is complete: with all defaults and the hash of the weights."""
+    """A function of records, (n, ...) → (n, ...), that `build` makes.
+
+    Args:
+        spec: The name and all options, including defaults and the hash of the weights.
+        chunk: The number of records in one pass.
+        frequencies: The number of lowest frequencies kept of each map; None: all. Applied after the cache.
+        whiten: The exponent of the whitening from synthetic images (sordino.features.synthetic); None: no whitening.
+        alone: Whether each record's own mean is subtracted and the record scaled to length one.
+        data_dir: Where the published networks are.
+    """
 
     spec: Mapping[str, Any]
     chunk: int = 4096
-    frequencies: int | None = None  # number of lowest frequencies kept of each map; applied after the cache
-    whiten: float | None = None  # exponent of the whitening from synthetic images (sordino.features.synthetic)
-    alone: bool = False  # subtract each record's own mean and scale it to length one
-    data_dir: Path | None = None  # where the published networks are
+    frequencies: int | None = None
+    whiten: float | None = None
+    alone: bool = False
+    data_dir: Path | None = None
 
     def __call__(self, inputs: Tensor) -> Tensor:
         return (
@@ -125,19 +134,29 @@ class Extractor:
                     say(f"{self.spec['name']}: {start:,} of {len(inputs):,} records")
                 out.append(cached(self._maps, self.spec, inputs[start : start + PART], folder))
             return self._last(torch.cat(out), inputs.shape[1:], folder)
-        if self.spec["name"] == "word-bag":  # computed in seconds, and large
+        if self.spec["name"] == "word-bag":  # not cached: large, and computed in seconds
             return self._maps(inputs)
-        if self.spec["name"] == "patches":  # so large that whitening takes longer than reading it
+        if self.spec["name"] == "patches":  # the whitened features are cached: whitening takes longer than reading them
             made = {**self.spec, "whiten": self.whiten}
             return cached(lambda rows: self._last(self._maps(rows), inputs.shape[1:], folder), made, inputs, folder)
         return self._last(cached(self._maps, self.spec, inputs, folder), inputs.shape[1:], folder)
 
 
 def build(spec: Mapping[str, Any], data_dir: Path | None = None) -> Extractor:
-    """An extractor from a recipe's section: `name`, and the options of that extractor; anything else is an error.
+    """The extractor that a recipe's [features] describes.
 
-    The weights of a published network are searched in `data_dir`, else $SORDINO_DATA, else ./data. Their hash is part
-    of the specification, so that a cache made with other weights is not used.
+    The hash of a published network's weights is part of the specification, so that a cache made with other weights is
+    not used.
+
+    Args:
+        spec: `name`, and options of that extractor.
+        data_dir: Where published weights are; None: $SORDINO_DATA, else ./data.
+
+    Returns:
+        The extractor.
+
+    Raises:
+        InputError: the name or an option is unknown, a value is wrong, or weights are missing.
     """
     given = dict(spec)
     name = given.pop("name", "none")

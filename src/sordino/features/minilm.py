@@ -4,7 +4,7 @@ A BERT encoder of six layers (Devlin et al. 2019; Wang et al. 2020; Reimers & Gu
 public sentences: if no private record was among them, it is a public function of one record at a time and has no
 privacy cost. Texts are UTF-8 bytes, padded with zeros (dataset `imdb-texts`). Of a text with more than `tokens` word
 pieces, [CLS] and [SEP] included, the first and the last half of that number are kept: a review's verdict is often at
-its end. The embedding is the mean over the kept word pieces, scaled to length one, as its authors do.
+its end. The embedding is the mean over the kept word pieces, scaled to length one, as its authors compute it.
 
 Computed in single precision. Dynamic int8 quantisation would take less than half the time, but its scale is that of a
 whole batch: a record's embedding would depend on other records, and clipping would no longer bound a record's effect.

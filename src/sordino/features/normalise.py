@@ -2,9 +2,8 @@
 
 - `group_normalise`: within one record, no parameters, nothing shared between records. No privacy cost.
 - `standardise`: by constants per channel. No privacy cost if the constants are public.
-- `private_statistics`: per-channel mean and mean of squares of the private records, released with Gaussian
-noise and recorded in the ledger; the plan must declare both releases, and they compose into the same
-guarantee.
+- `private_statistics`: per-channel mean and mean of squares of the private records, released with Gaussian noise and
+  recorded in the ledger. The plan must declare both releases; its ε includes them.
 """
 
 from __future__ import annotations
@@ -28,10 +27,21 @@ RELEASES = 2  # means, then means of squares
 
 
 def group_normalise(maps: Tensor, groups: int = 27, eps: float = 1e-5) -> Tensor:
-    """(n, c, h, w): normalises the c/groups channels of a group of each record, jointly, to mean 0 and variance 1.
+    """Normalises the channels of each group of each record, jointly, to mean 0 and variance 1.
 
     There are no parameters. A constant group gives zeros. A record's result depends on that record only, so there is
     no privacy cost.
+
+    Args:
+        maps: (n, c, h, w) the feature maps.
+        groups: The number of groups, which divides c.
+        eps: Added to the variance.
+
+    Returns:
+        (n, c, h, w) the normalised maps.
+
+    Raises:
+        InputError: the groups do not divide the channels.
     """
     if maps.dim() < 2 or not isinstance(groups, int) or groups < 1 or maps.shape[1] % groups:
         raise InputError(
@@ -42,19 +52,38 @@ def group_normalise(maps: Tensor, groups: int = 27, eps: float = 1e-5) -> Tensor
 
 
 def record_normalise(features: Tensor) -> Tensor:
-    """(n, d): subtracts each record's own mean and scales it to length one. Within a record, so no privacy cost."""
+    """Subtracts each record's own mean and scales the record to length one.
+
+    A record's result depends on that record only, so there is no privacy cost.
+
+    Args:
+        features: (n, d) the features.
+
+    Returns:
+        (n, d) the normalised features.
+    """
     centred = features - features.mean(1, keepdim=True)
     scaled: Tensor = centred / centred.norm(dim=1, keepdim=True).clamp(min=1e-12)
     return scaled
 
 
 def low_frequencies(maps: Tensor, count: int) -> Tensor:
-    """(n, c, h, w) → (n, c, count, count): the lowest frequencies of each map's orthonormal cosine transform (DCT-II).
+    """The lowest frequencies of each map's orthonormal cosine transform (DCT-II).
 
-    A fixed projection: no norm increases, and a record's result depends on that record only.
+    This is a fixed projection: no norm increases, and a record's result depends on that record only.
+
+    Args:
+        maps: (n, c, h, w) the feature maps.
+        count: The number of frequencies in each direction.
+
+    Returns:
+        (n, c, count, count) the coefficients.
+
+    Raises:
+        InputError: the maps have fewer frequencies, or not four dimensions.
     """
     if maps.dim() != 4 or not 1 <= count <= min(maps.shape[2:]):
-        raise InputError(f"low_frequencies: {count} of the frequencies of maps of shape {tuple(maps.shape)}")
+        raise InputError(f"low_frequencies: maps of shape {tuple(maps.shape)} do not have {count} frequencies")
     down, across = (_cosines(side, count).to(maps) for side in maps.shape[2:])
     return torch.einsum("nchw,uh,vw->ncuv", maps, down, across)
 
@@ -68,8 +97,18 @@ def _cosines(side: int, count: int) -> Tensor:
 
 
 def standardise(maps: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """(maps − mean) / std, per channel. `mean` and `std` (c,) must be public constants or released
-    statistics.
+    """(maps − mean) / std for each channel.
+
+    Args:
+        maps: (n, c, ...) the feature maps.
+        mean: (c,) public constants or released statistics.
+        std: (c,) public constants or released statistics, all positive.
+
+    Returns:
+        The standardised maps.
+
+    Raises:
+        InputError: `mean` or `std` has a wrong shape, or a standard deviation is not positive.
     """
     channels = maps.shape[1]
     if mean.shape != (channels,) or std.shape != (channels,):
@@ -86,8 +125,16 @@ def standardise(maps: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 class ChannelBudget:
     """Public constants of a private normalisation; nothing here may be measured from the records.
 
-    mean_bound, square_bound: l2 bounds to which a record's vector of spatial means, and of spatial means of squares, is
-    clipped. floor: the smallest variance (the noisy one may be negative).
+    Args:
+        records: The public number of records, by which the noisy sums are divided.
+        mean_bound: The l2 norm to which a record's vector of spatial means is clipped.
+        square_bound: The l2 norm to which a record's vector of spatial means of squares is clipped.
+        noise_multiplier: The standard deviation of each release's noise over its bound.
+        relation: The neighbouring relation: add-remove or replace-one.
+        floor: The smallest variance that is used (the noisy one may be negative).
+
+    Raises:
+        InputError: a value is out of its range.
     """
 
     records: int
@@ -110,20 +157,35 @@ class ChannelBudget:
 
 @dataclass(frozen=True)
 class ChannelStatistics:
-    mean: Tensor  # (c,)
-    std: Tensor  # (c,)
+    """Released statistics of feature maps.
+
+    Args:
+        mean: (c,) the mean of each channel.
+        std: (c,) the standard deviation of each channel.
+    """
+
+    mean: Tensor
+    std: Tensor
 
 
 def private_statistics(
     maps: Tensor, budget: ChannelBudget, *, source: RandomSource, ledger: Ledger
 ) -> ChannelStatistics:
-    """Per-channel mean and standard deviation of private maps (n, c, ...), by `release()`.
+    """Releases the mean and the standard deviation of each channel, with noise.
 
-    Guarantee: two Gaussian releases at sampling rate 1, each with noise multiplier `budget.noise_multiplier`, of sums
-    over records of vectors clipped to a public bound (noise in units of that bound under either relation, as
-    everywhere: docs/guarantees/dpsgd.md). Records whose vector is not finite contribute zero. The rest is
-    post-processing. The plan must declare the releases (purpose "statistics", count 2); otherwise its guarantee does
-    not cover them.
+    Formal guarantee: two Gaussian releases at sampling rate 1, each with noise multiplier `budget.noise_multiplier`, of
+    sums over records of vectors clipped to a public bound (the noise is in units of that bound under either relation:
+    docs/guarantees/dpsgd.md). Records whose vector is not finite contribute zero. The rest is post-processing. The plan
+    must declare the releases (purpose "statistics", count 2); otherwise its guarantee does not cover them.
+
+    Args:
+        maps: (n, c, ...) the private feature maps.
+        budget: The public constants.
+        source: The source of the noise.
+        ledger: The ledger that records both releases.
+
+    Returns:
+        The noisy statistics.
     """
     from sordino.plan import ROUNDING_MARGIN
     from sordino.release import Entry, Gaussian, release

@@ -9,7 +9,7 @@ from sordino.errors import InputError
 
 
 def one_file(folder: Path, pattern: str, extractor: str, get: str) -> Path:
-    """The one file of that pattern in the folder."""
+    """The only file in the folder that matches the pattern; `get` says in the error how to get it."""
     found = sorted(folder.glob(pattern)) if folder.is_dir() else []
     if not found:
         raise InputError(

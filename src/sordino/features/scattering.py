@@ -32,8 +32,15 @@ Complex = npt.NDArray[np.complex128]
 class Scattering2D:
     """Scattering of a batch (n, c, h, w) → (n, c·maps, h/2^J, w/2^J); per channel, order 0, then 1, then 2.
 
-    J: number of octaves, h and w must be multiples of 2^J. L: number of angles. chunk: images per pass; the
-    result does not depend on it beyond rounding. Input in float32 or float64; the output has the same type.
+    Images are float32 or float64, and so is the result.
+
+    Args:
+        J: The number of octaves; h and w must be multiples of 2^J.
+        L: The number of angles.
+        chunk: The number of images in one pass; the result does not depend on it, up to rounding.
+
+    Raises:
+        InputError: a value is not a positive integer, or J exceeds 16.
     """
 
     J: int = 2

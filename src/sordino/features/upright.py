@@ -22,7 +22,7 @@ CHUNK = 1024
 
 
 def upright(images: Tensor) -> Tensor:
-    """Images (n, channels, height, width), each centred and without slant; an even image is returned as it is."""
+    """Images (n, channels, height, width), each centred and without slant; a constant image is not changed."""
     if images.dim() != 4 or not images.is_floating_point():
         raise InputError(
             "upright takes floating-point images (n, channels, height, width), "

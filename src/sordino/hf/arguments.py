@@ -61,15 +61,19 @@ OPTIMIZERS: Mapping[str, type[Optimizer]] = {
 def optimizer_and_settings(
     arguments: Any, steps: int, **options: Any
 ) -> tuple[Callable[..., Optimizer], float, Settings]:
-    """(optimizer, lr, settings) for `sordino.train`; AdamW at 1e-3 if no arguments are given.
+    """Translates Hugging Face's arguments into those of `sordino.train`.
 
     Args:
         arguments: transformers.TrainingArguments (or a subclass), a dict of some of them, or None.
         steps: The plan's number of steps.
         options: Further fields of Settings.
 
+    Returns:
+        (optimizer, lr, settings); AdamW at 1e-3 if no arguments are given.
+
     Raises:
         Refused: an argument would change the sampling, or would be ignored.
+        InputError: the optimizer is unknown, or `arguments` has a wrong type.
     """
     given = _given(arguments)
     for name, value in given.items():

@@ -22,14 +22,30 @@ IGNORED = -100  # a position without a target, as in transformers
 
 
 def causal_loss(outputs: Any, targets: Tensor) -> Tensor:
-    """(rows,): each record's mean cross-entropy over its own tokens; padding does not count."""
+    """The loss of a causal language model.
+
+    Args:
+        outputs: What the model returns; `logits` is (rows, length, tokens).
+        targets: (rows, length) the tokens; IGNORED at padding, which does not count.
+
+    Returns:
+        (rows,) each record's mean cross-entropy over its own tokens.
+    """
     logits, wanted = outputs.logits[:, :-1], targets[:, 1:]
     losses = F.cross_entropy(logits.transpose(1, 2), wanted, reduction="none", ignore_index=IGNORED)
     return losses.sum(1) / (wanted != IGNORED).sum(1).clamp_min(1)
 
 
 def class_loss(outputs: Any, targets: Tensor) -> Tensor:
-    """(rows,): the cross-entropy of each record's class."""
+    """The loss of a sequence classifier.
+
+    Args:
+        outputs: What the model returns; `logits` is (rows, classes).
+        targets: (rows,) the classes.
+
+    Returns:
+        (rows,) the cross-entropy of each record.
+    """
     return F.cross_entropy(outputs.logits, targets, reduction="none")
 
 

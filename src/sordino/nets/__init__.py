@@ -40,12 +40,22 @@ _NETS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def names() -> tuple[str, ...]:
-    """The names of all networks."""
+    """The networks that `build` makes.
+
+    Returns:
+        Their names.
+    """
     return tuple(_NETS)
 
 
 def options_of(name: str) -> tuple[str, ...]:
     """The options of a network.
+
+    Args:
+        name: The network.
+
+    Returns:
+        The names of its options.
 
     Raises:
         InputError: there is no network of that name.
@@ -58,9 +68,20 @@ def options_of(name: str) -> tuple[str, ...]:
 def build(
     name: str, input_shape: tuple[int, ...], classes: int, vectors: Tensor | None = None, /, **options: Any
 ) -> nn.Module:
-    """A network for inputs with one record's shape. An option that the network does not have is an error.
+    """A network with initial weights.
 
-    vectors: the public word vectors of a dataset of token ids, for networks that use them.
+    Args:
+        name: The network, one of `names()`.
+        input_shape: The shape of one record.
+        classes: The number of classes.
+        vectors: The public word vectors of a dataset of token ids, for networks that use them.
+        options: Options of the network.
+
+    Returns:
+        The network.
+
+    Raises:
+        InputError: the name or an option is unknown, a value is wrong, or the shape does not fit.
     """
     known = options_of(name)
     if classes < 2:

@@ -1,6 +1,6 @@
 """Networks for images and rows: the softmax layer, an MLP, the papers' small CNNs. Plain torch modules.
 
-None has BatchNorm: it mixes records, so that a record's gradient is not defined.
+None has BatchNorm, which mixes records, so that the gradient of a single record is not defined.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sordino.nets.resnet import StandardisedConv2d
 
 
 def linear(input_shape: tuple[int, ...], classes: int, *, bias: bool = True, zero: bool = True) -> nn.Module:
-    """One softmax layer on the flattened input. zero: start at zero (a convex loss needs no random start)."""
+    """One softmax layer on the flattened input. `zero`: all weights start at zero, which suffices for a convex loss."""
     layer = nn.Linear(math.prod(input_shape), classes, bias=bias)
     if zero:
         for parameter in layer.parameters():

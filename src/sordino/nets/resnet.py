@@ -26,9 +26,7 @@ Norm = Callable[[int], nn.Module]
 
 
 class OptionA(nn.Module):
-    """The shortcut of CIFAR ResNets without parameters: every second pixel, and zeros for the new
-    channels.
-    """
+    """The shortcut of CIFAR ResNets without parameters: every second pixel, and zeros for the new channels."""
 
     def __init__(self, channels_in: int, channels_out: int) -> None:
         super().__init__()
@@ -138,7 +136,7 @@ def resnet(
 
 
 def resnet20(input_shape: tuple[int, ...], classes: int, *, groups: int = 16) -> nn.Module:
-    """The original ResNet-20 with the groups that the recipes of Xiao, Wan & Devadas 2022 have."""
+    """The original ResNet-20 with the number of groups that the recipes for Xiao, Wan & Devadas 2022 use."""
     return resnet(input_shape, classes, depth=20, groups=groups)
 
 

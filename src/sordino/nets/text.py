@@ -12,7 +12,14 @@ from sordino.gradients.gru import standardised_gru
 
 
 class LstmClassifier(nn.Module):
-    """Embedding, one nn.LSTM layer, a linear layer on its last output. Padding is treated as any other token."""
+    """Embedding, one nn.LSTM layer, a linear layer on its last output. Padding is treated as any other token.
+
+    Args:
+        classes: The number of classes.
+        vocabulary: The number of token ids.
+        embedding: The width of the embedding.
+        hidden: The width of the recurrent layer.
+    """
 
     def __init__(self, classes: int, vocabulary: int = 20_000, embedding: int = 100, hidden: int = 128) -> None:
         super().__init__()
@@ -28,11 +35,15 @@ class LstmClassifier(nn.Module):
 
 class GruClassifier(nn.Module):
     """Frozen word vectors, one recurrent layer with GRU gates, a linear layer on its last state or on the mean of its
-    states (Xiao et al. 2023, section 5.1). standardised: both projections are standardised over their 3·hidden
-    coordinates before the gates.
+    states (Xiao et al. 2023, section 5.1). Padding (id 0) belongs at the beginning of a text, so that the last state is
+    that after the last word.
 
-    vectors (words, features) are public and not trained; they are stored with the model. Padding (id 0) belongs at the
-    beginning of a text, so that the last state is that after the last word; the mean leaves it out.
+    Args:
+        classes: The number of classes.
+        vectors: (words, features) public word vectors: not trained, and stored with the model.
+        hidden: The width of the recurrent layer.
+        standardised: Whether both projections are standardised over their 3·hidden coordinates before the gates.
+        mean: Use the mean of the states over the words, without padding, instead of the last state.
     """
 
     def __init__(
@@ -63,9 +74,7 @@ def _mean(states: Tensor, here: Tensor) -> Tensor:
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention made of linear layers, so that each parameter belongs to a layer that the engine
-    knows.
-    """
+    """Multi-head attention made of linear layers, so that each parameter belongs to a layer that the engine knows."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -97,7 +106,20 @@ class EncoderLayer(nn.Module):
 
 
 class TransformerClassifier(nn.Module):
-    """Token and position embeddings, pre-LN encoder layers, mean over positions, a linear layer."""
+    """Token and position embeddings, pre-LN encoder layers, mean over positions, a linear layer.
+
+    Args:
+        classes: The number of classes.
+        length: The number of tokens of a text.
+        vocabulary: The number of token ids.
+        width: The width of embeddings and layers.
+        layers: The number of encoder layers.
+        heads: The number of attention heads, which divides `width`.
+        ffn: The width of the hidden layer of each feed-forward part.
+
+    Raises:
+        InputError: `heads` does not divide `width`.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The plan: one frozen value with everything that a guarantee depends on; the guarantee; the base class of methods."""
+"""The plan (one frozen value with everything that a guarantee depends on), the guarantee, and the base of methods."""
 
 from __future__ import annotations
 

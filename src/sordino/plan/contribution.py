@@ -30,12 +30,21 @@ if TYPE_CHECKING:
 class Augmentation:
     """How the views of a record are drawn; the recipe's section [augmentation].
 
-    Images (rows, channels, height, width): `crop` pads with that many pixels of zeros and cuts out the original size at
-    a random position; `flip` mirrors horizontally with probability ½; `erase` is the probability of a rectangle of
-    zeros, whose sides are between an eighth and a half of the image's; `mixup` mixes a view with a second view *of the
-    same record*, whose share is uniform on [0, mixup].
-    Texts (rows, length) of ids: `word_dropout` is the probability that a word becomes `unknown_id`; `padding_id` is
-    never changed.
+    `crop`, `flip`, `erase` and `mixup` are for images (rows, channels, height, width); `word_dropout` is for texts
+    (rows, length) of ids.
+
+    Args:
+        views: The number of views; the record's vector is the mean over them.
+        crop: Pad with that many pixels of zeros, then cut out the original size at a random position.
+        flip: Mirror horizontally with probability ½.
+        erase: The probability of a rectangle of zeros, whose sides are between an eighth and a half of the image's.
+        mixup: Mix a view with a second view *of the same record*, whose share is uniform on [0, mixup].
+        word_dropout: The probability that a word becomes `unknown_id`.
+        unknown_id: The id that replaces a dropped word.
+        padding_id: The id of padding, which is never changed.
+
+    Raises:
+        InputError: a value is out of its range, or the views could not differ.
     """
 
     views: int = 1  # number of views; the record's vector is the mean over them
@@ -83,7 +92,12 @@ class Augmentation:
 class InnerMomentum:
     """Algorithm 2, equation (13): adds the record's gradients at the last `length` iterates to its current gradient.
 
-    `decay` is the factor per iterate of age: the current gradient has weight 1, the previous one `decay`, then decay².
+    Args:
+        length: The number of past iterates.
+        decay: The factor per iterate of age: the current gradient has weight 1, the previous one decay, then decay².
+
+    Raises:
+        InputError: a value is out of its range.
     """
 
     length: int
@@ -103,7 +117,14 @@ class InnerMomentum:
 
 @dataclass(frozen=True)
 class RecordMomentum:
-    """Algorithm 1: the momentum of every record over all steps; a step keeps the fraction `kept` (1 − γ) of it."""
+    """Algorithm 1: the momentum of every record over all steps.
+
+    Args:
+        kept: The fraction of the momentum that remains after a step, 1 − γ.
+
+    Raises:
+        InputError: `kept` is not strictly between 0 and 1.
+    """
 
     kept: float
 
@@ -116,7 +137,15 @@ class RecordMomentum:
 
 @dataclass(frozen=True)
 class Companions:
-    """The public rows that each record is normalised with: their number, and the SHA-256 of the rows to draw from."""
+    """The public rows that each record is normalised with.
+
+    Args:
+        rows: Their number.
+        digest: The SHA-256 of the public rows that they are drawn from.
+
+    Raises:
+        InputError: there are none.
+    """
 
     rows: int
     digest: str
@@ -131,6 +160,12 @@ class Companions:
 @dataclass(frozen=True)
 class Contribution:
     """The parts of the one vector of a record; the default is its gradient.
+
+    Args:
+        inner: Momentum over past iterates.
+        augmentation: Random views.
+        record_momentum: Momentum of single records over all steps.
+        companions: Public rows that the record is normalised with.
 
     Example:
         >>> Contribution(inner=InnerMomentum(length=2, decay=0.5)).kinds

@@ -38,9 +38,17 @@ sums are not finite. The theorem assumes this range."""
 
 @dataclass(frozen=True)
 class Statistic:
-    """`count` further releases that share the budget, each on a Poisson sample of the records (rate 1: all of them).
+    """Releases besides the steps, which share the budget; each is of a Poisson sample of the records.
 
-    `noise_multiplier` is the noise over the largest norm that one record contributes to the statistic.
+    Args:
+        purpose: The name of the statistic in the ledger; not "gradient".
+        noise_multiplier: The noise over the largest norm that one record contributes to the statistic.
+        sampling_rate: The sampling rate; 1: all records.
+        count: The number of releases.
+        mechanism: gaussian or laplace.
+
+    Raises:
+        InputError: a value is wrong.
     """
 
     purpose: str
@@ -351,8 +359,8 @@ class Plan(metaclass=_Makers):
             KeyError,
             AttributeError,
             OverflowError,
-        ) as error:  # a file that somebody made up
-            raise InputError(f"a plan has a value that no plan has: {error}") from error
+        ) as error:  # the file was not written by to_dict
+            raise InputError(f"a plan has a value that no plan can have: {error}") from error
 
     @classmethod
     def _from_values(cls, values: Mapping[str, Any]) -> Plan:

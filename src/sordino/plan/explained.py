@@ -27,7 +27,7 @@ class Explained:
 
     def __init__(self, plan: Plan, entries: Iterable[Mapping[str, Any]]) -> None:
         self._plan = plan
-        # the noisiest first, so that a release uses up the cheapest declaration that covers it
+        # the noisiest first, so that each release is counted against the declaration with the most noise that covers it
         self._declared = sorted(plan.statistics, key=lambda s: -s.noise_multiplier)
         self._left = [statistic.count for statistic in self._declared]
         self._steps: set[int] = set()

@@ -113,7 +113,20 @@ def make_plan(
 
 
 def make_sampling(name: str, expected_batch: float, records: int, cap: int | None = None) -> Sampling:
-    """The sampler of that name for a public number of records."""
+    """The sampler of a plan.
+
+    Args:
+        name: poisson, truncated-poisson, partition, without-replacement, allocation or cyclic.
+        expected_batch: The (expected) number of records in a step.
+        records: The public number of records.
+        cap: The largest batch of truncated-poisson sampling.
+
+    Returns:
+        The sampler.
+
+    Raises:
+        InputError: the name is unknown, or the numbers do not fit it.
+    """
     checks.choice("sampling", name, SAMPLERS)
     if cap is not None and name != "truncated-poisson":
         raise InputError(f"cap is an option of truncated-poisson sampling, not of {name}")

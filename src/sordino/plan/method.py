@@ -52,7 +52,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Assumption:
-    """An assumption of the guarantee, and how it is ensured."""
+    """An assumption of the guarantee.
+
+    Args:
+        text: What is assumed.
+        check: How it is ensured.
+    """
 
     text: str
     check: str
@@ -60,7 +65,17 @@ class Assumption:
 
 @dataclass(frozen=True)
 class Accounted:
-    """ε at δ of a plan. `beside`: further numbers that are always shown with this ε."""
+    """ε at δ of a plan; the arguments are those of `Guarantee`.
+
+    Args:
+        epsilon: An upper bound on ε.
+        delta: δ.
+        accountant: How ε was computed.
+        theorem: The theorem behind the bound.
+        epsilon_rdp: ε by Rényi accounting, if it applies.
+        epsilon_lower: A lower bound on the ε of this mechanism, if one is known.
+        beside: Further numbers that are always shown with this ε, by name.
+    """
 
     epsilon: float
     delta: float
@@ -73,7 +88,16 @@ class Accounted:
 
 @dataclass(frozen=True)
 class Request:
-    """The recipe that a method makes a plan from. `shape` and `classes` are set if `needs_shape` is."""
+    """What a method makes a plan from.
+
+    Args:
+        recipe: The recipe.
+        clipping: The clipping that [clipping] describes.
+        records: The public number of private records.
+        statistics: The releases besides the steps.
+        shape: The shape of a record's features, for methods with `needs_shape`.
+        classes: The number of classes, for methods with `needs_shape`.
+    """
 
     recipe: Recipe
     clipping: Clipping
@@ -267,8 +291,10 @@ class Method:
         return 0.0
 
     def train(self, plan: Plan, dataset: Any, **options: Any) -> Result:
-        """Trains under a plan of a method with `trained_by`. Options: evaluate, out, resume, first, settings,
-        callbacks."""
+        """Trains under a plan of a method with `trained_by`.
+
+        The options are evaluate, out, resume, first, settings and callbacks, as for `sordino.train`.
+        """
         raise Refused(f"the method {self.name} has no training function of its own: use sordino.train")
 
     def _refuse_public(self, public: Any) -> None:
@@ -290,7 +316,8 @@ class Method:
         """The plan of a recipe of this method.
 
         Raises:
-            InputError: a key is unknown, missing or wrong; Refused: no proof covers it.
+            InputError: a key is unknown, missing or wrong.
+            Refused: no proof covers it.
         """
         raise Refused(f"the method {cls.name} can't be used from a recipe")
 

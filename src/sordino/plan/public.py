@@ -113,10 +113,10 @@ class PublicSet:
 def split_public(
     split: Split, *, fraction: float | None = None, records: int | None = None, seed: int = 0
 ) -> tuple[Split, Split]:
-    """(public, private): a part of the rows set aside, drawn by a public seed, both in their original order.
+    """(public, private): sets a part of the rows aside, drawn by a public seed; both parts keep the original order.
 
     Give either `fraction` of the rows or a number of `records`; both parts must have at least one row. With the same
-    seed a larger set contains the smaller one, so a sweep over the number of public rows adds rows and swaps none.
+    seed a larger public set contains every smaller one, so a sweep over its size only adds rows.
     """
     checks.exactly_one(fraction=fraction, records=records)
     count = public_records(len(split), fraction=fraction, records=records)
@@ -161,8 +161,8 @@ def refuse_shared_rows(public: Split, private: Split) -> None:
     named = ", ".join(str(int(i)) for i in ours[:_NAMED]) + (", …" if len(ours) > _NAMED else "")
     raise InputError(
         "some private rows have the same content as public rows: a public "
-        "row has no protection, so no private row may be among them. Remove them from the public set; or, if "
-        'they are rightly public, from the private one (drop_shared_rows, [public] shared = "drop")',
+        "row has no protection, so no private row may be among them. Remove these rows from the public set; or, "
+        'if they really are public, from the private one (drop_shared_rows, [public] shared = "drop")',
         private=f"{len(theirs)} private rows, {len(ours)} public ones: {named}",
     )
 

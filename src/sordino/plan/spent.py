@@ -49,9 +49,17 @@ def from_ledger(header: Mapping[str, Any], entries: Iterable[Mapping[str, Any]],
 
 
 def epsilon_curve(plan: Plan, steps: Sequence[int]) -> list[float]:
-    """ε (an upper bound) of the plan's statistics and of its first t steps, for each t of `steps`.
+    """ε of the plan's statistics and its first t steps together, for each t of `steps`.
 
-    The last point is as tight as plan.guarantee().
+    Args:
+        plan: The plan.
+        steps: The numbers of steps t.
+
+    Returns:
+        An upper bound on ε for each t; the last one is as tight as plan.guarantee().
+
+    Raises:
+        InputError: a number of steps is negative.
     """
     wanted = [checks.count("steps", t, minimum=0) for t in steps]
     return plan.method.epsilons(plan, wanted) if wanted else []

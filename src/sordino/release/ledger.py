@@ -68,7 +68,13 @@ def noted_ledgers() -> Iterator[list[Path]]:
 
 
 class Ledger:
-    """Every release of a run. Open it with `Ledger.open`, in one process at a time; `path=None` keeps it in memory."""
+    """Every release of a run. Open it with `Ledger.open`, in one process at a time.
+
+    Args:
+        path: The file; None: the ledger is kept in memory.
+        descriptor: The open file, if there is one.
+        chain: The releases that the file contains already.
+    """
 
     def __init__(self, path: Path | None, descriptor: int | None, chain: Chain) -> None:
         self.path, self.header, self.run = path, chain.header, chain.run

@@ -52,7 +52,7 @@ def render(document: Mapping[str, Any]) -> str:
 
 
 def accuracy(row: Mapping[str, Any] | None) -> str:
-    """Mean ± standard deviation in per cent; says if there is only one seed, and what failed."""
+    """Mean ± standard deviation in per cent, or "(1 seed)" in its place; then the number of failed runs, if any."""
     if row is None:
         return "–"
     if row["mean"] is None:

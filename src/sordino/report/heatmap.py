@@ -1,4 +1,4 @@
-"""Heat maps as SVG: a value for each pair of settings, better values darker; inline in a page, or as a file."""
+"""Heat maps as SVG, inline in a page or as a file: a cell for each pair of settings, darker for better values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ALONE = """
 
 @dataclass(frozen=True)
 class Grid:
-    """values[i][j] at rows[i], columns[j]; None if missing. One row without a name: a single key."""
+    """values[i][j] is the value at rows[i] and columns[j]; None if it is missing. A grid over one key has one row."""
 
     title: str
     row_key: str

@@ -48,7 +48,14 @@ class Verdict:
 
 
 def render(run: Run) -> str:
-    """The page as a string of HTML."""
+    """The report of a run.
+
+    Args:
+        run: The files of the run.
+
+    Returns:
+        The page as a string of HTML.
+    """
     guarantee = _guarantee(run.result) | {"delta": run.header.get("delta", run.result.get("delta"))}
     protected = str(run.header.get("unit", "record"))
     return rendered(
@@ -128,19 +135,19 @@ def _assumptions(guarantee: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     for item in guarantee.get("assumptions") or ():
         if isinstance(item, Mapping):
-            how = item.get("checked") or item.get("check") or item.get("how") or "not said"
+            how = item.get("checked") or item.get("check") or item.get("how") or "not stated"
             rows.append((str(item.get("text", "")), str(how)))
         elif isinstance(item, Sequence) and not isinstance(item, str) and len(item) == 2:
             rows.append((str(item[0]), str(item[1])))
         else:
-            rows.append((str(item), "not said"))
+            rows.append((str(item), "not stated"))
     return rows
 
 
 def _is_secure(run: Run, guarantee: Mapping[str, Any]) -> bool:
     """False if any file says that the noise can be reproduced."""
-    said = [guarantee.get("secure"), *(entry.get("secure") for entry in run.entries)]
-    return all(value is not False for value in said) and run.header.get("insecure_seed") is None
+    stated = [guarantee.get("secure"), *(entry.get("secure") for entry in run.entries)]
+    return all(value is not False for value in stated) and run.header.get("insecure_seed") is None
 
 
 def _read_private(recipe: str) -> bool:

@@ -54,7 +54,17 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Reads the directory; InputError names the file that is missing or can't be read."""
+    """Reads the files of a run.
+
+    Args:
+        folder: The directory of a finished run.
+
+    Returns:
+        The content of its files, and ε recomputed from the ledger.
+
+    Raises:
+        InputError: a file is missing or can't be read; the message names it.
+    """
     if not folder.is_dir():
         raise InputError(f"{folder} is not a directory: give the directory of a run")
     for name in REQUIRED:

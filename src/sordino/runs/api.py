@@ -107,7 +107,7 @@ def train(
         if declaration is not None:
             raise InputError("declaration is for the files of a run: give out=")
         return fit.train(model, loss, dataset, plan, resume=resume, users=users, **given)
-    said = parse_section("declaration", DeclarationSection, declaration or {})
+    declared = parse_section("declaration", DeclarationSection, declaration or {})
     folder = Path(out)
     earlier = folder / "result.json"
     if earlier.exists():
@@ -119,7 +119,7 @@ def train(
             given["callbacks"] = [*callbacks, AtStart(lambda _: earlier.unlink(missing_ok=True))]
     result = fit.train(model, loss, dataset, plan, out=folder, resume=resume, users=users, **given)
     with ranks.noticing_closed(ranks.current()):
-        return _written(folder, model, loss, dataset, plan, result, labels, given, said)
+        return _written(folder, model, loss, dataset, plan, result, labels, given, declared)
 
 
 def _written(

@@ -60,12 +60,15 @@ class Best:
 
         Args:
             overrides: `section.key=value`, as for `--set`.
+
+        Returns:
+            The recipe, with noise calibrated for `epsilon` unless an override changes that.
         """
         own = [f"privacy.epsilon={self.epsilon!r}"]
         return Recipe.from_dict(with_overrides(self.nearest.recipe, [*own, *overrides]))
 
-    def said(self) -> str:
-        """What the recipe is, what it assumes, and what is known about its accuracy."""
+    def sentence(self) -> str:
+        """What the recipe is, what it assumes, and which accuracy was measured."""
         found = f"the same settings gave {self.nearest}"
         if math.isclose(self.nearest.epsilon, self.epsilon):
             found = f"measured: {self.nearest}"
@@ -87,6 +90,9 @@ def best_recipe(dataset: str, epsilon: float) -> Best:
     Args:
         dataset: One of `best_names()`.
         epsilon: The target.
+
+    Returns:
+        The recipe of the nearest measured ε.
 
     Raises:
         InputError: there is no recipe for this dataset (the message lists those that have one), or ε is not positive.

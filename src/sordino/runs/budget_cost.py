@@ -1,4 +1,4 @@
-"""What runs cost together: a run's releases, and how a budget's limit adds up several runs."""
+"""The joint cost of several runs: the releases of each, and how a budget's limit composes them."""
 
 from __future__ import annotations
 

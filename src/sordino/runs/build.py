@@ -46,7 +46,7 @@ def method_of(recipe: Recipe) -> type[Method]:
 
 
 def optimizer_of(recipe: Recipe) -> type[torch.optim.Optimizer] | None:
-    """The optimizer that [train] names; None if the method's guarantee depends on the update, and [method] has it."""
+    """The optimizer that [train] names; None if the guarantee depends on the update, which [method] then describes."""
     section, method = recipe.train, method_of(recipe)
     method.check_recipe(recipe)
     if not method.holds_update:
@@ -73,6 +73,7 @@ def _options(optimizer: type[torch.optim.Optimizer] | None) -> list[str]:
 def settings_of(
     recipe: Recipe, optimizer: type[torch.optim.Optimizer] | None, steps: int, progress: bool | None
 ) -> Settings:
+    """The settings that [train] gives; InputError for a key that the optimizer does not have."""
     section, known = recipe.train, _options(optimizer)
     for key in section.options:
         if key not in known:
@@ -83,11 +84,13 @@ def settings_of(
 
 
 def clipping_of(recipe: Recipe) -> Clipping:
+    """The clipping that [clipping] describes."""
     section = recipe.clipping
     return clipping_from_dict({"name": section.name, "clip_norm": section.clip_norm, **section.options})
 
 
 def private_normalisation(recipe: Recipe) -> PrivateNormalisation | None:
+    """The private normalisation that [features] asks for; None if it asks for none."""
     section = recipe.features
     if section.private is None:
         given = [key for key in ("noise", "bound", "square_bound") if getattr(section, f"private_{key}") is not None]
@@ -127,7 +130,7 @@ def public_size(recipe: Recipe) -> int:
 
 
 def check_companions(recipe: Recipe) -> None:
-    """Refused or InputError for a [batch_clipping] that no proof covers or that would be ignored."""
+    """Raises Refused or InputError if no proof covers [batch_clipping], or if the section would be ignored."""
     section, method = recipe.batch_clipping, recipe.method.name
     if section.draws < 1:
         raise InputError(f"[batch_clipping] draws must be at least 1, got {section.draws}")
@@ -159,6 +162,7 @@ def check_companions(recipe: Recipe) -> None:
 
 
 def public_origin(recipe: Recipe) -> str:
+    """Where the rows of [public] come from, for the plan and the report."""
     section = recipe.public
     return (
         section.origin or f"rows of the training split of {recipe.data.name}, drawn by the public seed {section.seed}"

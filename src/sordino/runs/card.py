@@ -4,7 +4,7 @@ card.yaml has the fields of OpenDP's registry of deployments, and registry.yaml 
 registry's own schema (`deployment`). The Markdown has them too, with what NIST SP 800-226 asks an evaluator to check (ε
 and its unit first, then what undermines it, then how the data were collected). Everything that is in the run's files is
 taken from them; what only the owner can say comes from the recipe's [declaration], and missing fields are listed as
-missing. A directory that `sordino verify` does not find genuine gets no card.
+missing. No card is written for a directory that `sordino verify` does not find genuine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ _ALARMS = (0.001, 0.01, 0.1)
 
 
 def write_card(folder: Path) -> dict[str, Any]:
-    """Writes card.md, card.yaml and registry.yaml into the run directory and returns the fields.
+    """Writes card.md, card.yaml and registry.yaml into the run directory.
+
+    Args:
+        folder: The run directory.
+
+    Returns:
+        The fields of card.yaml.
 
     Raises:
         InputError: it is not a run directory.
@@ -51,12 +57,12 @@ def write_card(folder: Path) -> dict[str, Any]:
 def card_fields(run: Run) -> dict[str, Any]:
     """The registry's fields of one run."""
     plan = Plan.from_dict({key: value for key, value in run.header.items() if key != "kind"})
-    said, result = run.declaration, run.result
+    declared, result = run.declaration, run.result
     guarantee = result.get("guarantee") or {}
     return {
         "name": run.name,
         "description": str(guarantee.get("sentence", "")).partition(" It assumes:")[0],
-        "privacy_unit": said.get("unit") or _unit(plan),
+        "privacy_unit": declared.get("unit") or _unit(plan),
         "variant": "approximate DP (ε, δ)",
         "parameters": {"epsilon": run.epsilon, "epsilon_shown": up(run.epsilon), "delta": plan.delta},
         "adjacency": f"{plan.relation}: {relation_in_words(plan.relation, plan.unit)}",
@@ -66,13 +72,13 @@ def card_fields(run: Run) -> dict[str, Any]:
             "source": _recipe_value(run, "data", "name"),
             "domain": _domain(plan),
             "units": plan.records if plan.examples_per_user is None else None,  # None: rows are counted, not users
-            "collection": said.get("collection", MISSING),
+            "collection": declared.get("collection", MISSING),
         },
         "unprotected_quantities": _unprotected(run, plan),
-        "actors_and_trust": said.get("trust", MISSING),
-        "tuning_cost": said.get("tuning", MISSING),
+        "actors_and_trust": declared.get("trust", MISSING),
+        "tuning_cost": declared.get("tuning", MISSING),
         "preprocessing_cost": _statistics(plan),
-        "public_sources": said.get("public_sources", MISSING),
+        "public_sources": declared.get("public_sources", MISSING),
         "mechanisms": _mechanisms(run),
         "sampling": plan.sampling.to_dict(),
         "composition": f"{result.get('accountant')} accountant over {len(run.entries)} releases of this run only",
@@ -95,8 +101,8 @@ def card_fields(run: Run) -> dict[str, Any]:
             "skipped_steps": result.get("skipped_steps"),
         },
         "code": dict(result.get("environment") or {}),
-        "contact": said.get("contact", MISSING),
-        **{key: said.get(key, MISSING) for key in ("intended_use", "curator", "curator_type", "region")},
+        "contact": declared.get("contact", MISSING),
+        **{key: declared.get(key, MISSING) for key in ("intended_use", "curator", "curator_type", "region")},
     }
 
 

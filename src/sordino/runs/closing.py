@@ -63,12 +63,12 @@ def write_closed(
         )
     bound = {path.name: file_digest(path) for path in sorted(out.iterdir()) if is_bound(path)}
     document = {**result, "ledger": {"format": chain.format, **chain.head.to_dict()}, "files": bound}
-    said = {**stated, "ledger": chain.head.to_dict(), "result": result_digest(document)}
+    metadata = {**stated, "ledger": chain.head.to_dict(), "result": result_digest(document)}
     if any(hasattr(tensor, "full_tensor") for tensor in tensors.values()):
-        write_sealed(out / MODEL, tensors, said, whole_of, private=False)
+        write_sealed(out / MODEL, tensors, metadata, whole_of, private=False)
         document["files"] = {**bound, MODEL: file_digest(out / MODEL)}
     else:
-        content = sealed(tensors, said)
+        content = sealed(tensors, metadata)
         write_atomically(out / MODEL, content)
         document["files"] = {**bound, MODEL: hashlib.sha256(content).hexdigest()}
     write_atomically(out / RESULT, json_bytes(document))

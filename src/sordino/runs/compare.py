@@ -55,7 +55,7 @@ def run_suite(
     show: Shown | None = None,
     collect: bool = False,
 ) -> dict[str, Any]:
-    """Runs the suite in `out` and returns the content of compare.json.
+    """Runs a suite.
 
     Args:
         suite: What is compared.
@@ -65,6 +65,12 @@ def run_suite(
         data_dir: Where the datasets are.
         show: Called with the document at the start and after every run.
         collect: Run nothing; the result contains the runs that exist, and says how many are missing.
+
+    Returns:
+        The content of compare.json, which is also written.
+
+    Raises:
+        InputError: a recipe is wrong, or `out` contains something else; nothing was run.
     """
     if jobs < 1:
         raise InputError(f"--jobs must be at least 1, got {jobs}")
@@ -103,7 +109,7 @@ def checked(suite: Suite, data_dir: Path | None = None) -> dict[Job, Recipe]:
                 'public_data = "…" of the suite why these records need no protection'
             )
         if job.seed != suite.seeds[0]:
-            continue  # only the seed differs
+            continue  # the plan was checked with another seed
         try:
             plan = _plan(recipe, data_dir)
         except InputError as error:

@@ -19,8 +19,8 @@
 
 The suite sets privacy.epsilon, privacy.delta, privacy.relation and the seeds; a recipe can't change them.
 
-All runs are seen, including those without privacy, and no ε covers them jointly. So the user's own data ([data] name =
-"csv" and the like) are refused, unless public_data = "…" says why its records need no protection.
+A comparison shows all runs, including those without privacy, and no ε covers them jointly. So the user's own data
+([data] name = "csv" and the like) are refused, unless public_data = "…" says why the records need no protection.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _OWN_KEYS = ("privacy.epsilon", "privacy.delta", "privacy.relation", "privacy.in
 
 @dataclass(frozen=True)
 class Competitor:
-    """One row of the comparison. `at` has further overrides for single values of ε."""
+    """One method of the comparison. `at` contains further overrides for single values of ε."""
 
     name: str
     recipe: str | None = None
@@ -135,7 +135,7 @@ class Suite:
         return self.baseline or (private or [self.methods[0].name])[0]
 
     def jobs(self) -> list[Job]:
-        """All runs: all methods at one ε and seed before the next."""
+        """All runs, in order: all methods at one ε and seed, then at the next."""
         return [
             Job(self, one, epsilon, seed)
             for seed in self.seeds

@@ -16,17 +16,17 @@ DECLARED = ("curator", "curator_type", "intended_use", "region", "trust", "tunin
 """The keys of [declaration] that the registry asks for, besides those of the card."""
 
 
-def registry_record(fields: Mapping[str, Any], said: Mapping[str, str]) -> dict[str, Any]:
+def registry_record(fields: Mapping[str, Any], declared: Mapping[str, str]) -> dict[str, Any]:
     """The registry's record of one run.
 
     Args:
         fields: The fields of the card.
-        said: The owner's declaration.
+        declared: The owner's declaration.
 
     Returns:
         A nested document, to be written as YAML.
     """
-    told = {key: said.get(key, MISSING) for key in DECLARED}
+    known = {key: declared.get(key, MISSING) for key in DECLARED}
     parameters, justification = fields["parameters"], fields["justification"]
     return {
         "url_slug": re.sub(r"[^a-z0-9]+", "-", str(fields["name"]).lower()).strip("-") or "run",
@@ -34,13 +34,13 @@ def registry_record(fields: Mapping[str, Any], said: Mapping[str, str]) -> dict[
             "basic": {
                 "name": fields["name"],
                 "data_curators": [
-                    {"data_curator_name": told["curator"], "data_curator_type": told["curator_type"]}
+                    {"data_curator_name": known["curator"], "data_curator_type": known["curator_type"]}
                 ],
                 "description": fields["description"],
-                "intended_use": told["intended_use"],
+                "intended_use": known["intended_use"],
                 "data_product_type": "Machine learning model",
-                "data_product_region": told["region"],
-                **({"data_product_sector": said["sector"]} if "sector" in said else {}),
+                "data_product_region": known["region"],
+                **({"data_product_sector": declared["sector"]} if "sector" in declared else {}),
                 "publication_date": str(fields["code"].get("finished", "1900-01-01"))[:10],
             },
             "dp_variant": {
@@ -63,14 +63,14 @@ def registry_record(fields: Mapping[str, Any], said: Mapping[str, str]) -> dict[
             "deployment_model": {
                 "model_name": "Central",
                 "model_name_details": fields["deployment_model"],
-                "trust_assumptions": told["trust"],
+                "trust_assumptions": known["trust"],
                 "release_type": "One release",
                 "release_type_details": fields["release_type"],
                 "data_source_type": "Static",
                 "access_type": "Non-interactive",
             },
             "implementation": {
-                "preprocessing_and_hyperparameter_tuning": f"tuning: {told['tuning']}; statistics with noise besides "
+                "preprocessing_and_hyperparameter_tuning": f"tuning: {known['tuning']}; statistics with noise besides "
                 f"the steps: {'; '.join(fields['preprocessing_cost']) or 'none'}; public sources: "
                 f"{fields['public_sources']}",
                 "mechanisms": _list(

@@ -70,7 +70,7 @@ class Prepared:
         return companion_model(net, self.public, self.recipe.batch_clipping.companions)
 
     def changed(self, plan: Plan, dataset: data.Dataset) -> Prepared:
-        """The same work under another plan of the same method, on other rows."""
+        """The same work with another plan of the same method and other rows."""
         return replace(self, plan=plan, dataset=dataset)
 
     def normaliser(self, out: Path | None) -> Normaliser | None:
@@ -86,8 +86,7 @@ class Prepared:
     def train(
         self, out: Path, *, resume: bool, model: nn.Module | None = None, callbacks: Sequence[Callback] = ()
     ) -> Result:
-        """The private run, of the given model if there is one; a method with its own training function uses
-        that."""
+        """The private run, with the given model or a fresh one, by the method's own training function if it has one."""
         normaliser = self.normaliser(out)
         object.__setattr__(self, "_normaliser", normaliser)  # the run without noise uses the same statistics
         first = {} if normaliser is None else {"first": normaliser.first}

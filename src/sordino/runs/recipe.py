@@ -90,7 +90,9 @@ class BatchClippingSection:
 
 @dataclass(frozen=True)
 class FeaturesSection:
-    name: str = "none"  # scattering, efficientnet-lite0, minilm, dp-pca, or none: the records as they are
+    name: str = (
+        "none"  # scattering, patches, word-bag, efficientnet-lite0, minilm, dp-pca; or none: the records as they are
+    )
     private: str | None = None  # "centre" or "channels": normalisation by statistics that the plan accounts for
     private_noise: float | None = None  # noise multiplier of each of these statistics
     private_bound: float | None = None  # public bound on the norm of a record's contribution to the mean
@@ -176,6 +178,8 @@ OPEN_SECTIONS = ("data", "features", "model", "clipping", "train", "method")
 
 @dataclass(frozen=True)
 class Recipe:
+    """A checked recipe: one attribute for each section."""
+
     data: DataSection
     model: ModelSection
     privacy: PrivacySection
@@ -208,9 +212,10 @@ class Recipe:
 
     @classmethod
     def read(cls, path: Path | str, overrides: Sequence[str] = (), *, allow_code: bool = False) -> Recipe:
-        """The recipe in a file, with `section.key=value` overrides (values in TOML notation).
+        """The recipe in a file; InputError names the file and the key that is unknown, missing or wrong.
 
-        `allow_code`: allow names of the form module:function, whose code a run executes.
+        `overrides` are `section.key=value`, with values in TOML notation. `allow_code` allows names of the form
+        module:function, whose code a run executes.
         """
         path = Path(path)
         try:
@@ -222,8 +227,8 @@ class Recipe:
         except UnicodeDecodeError as error:
             raise InputError(f"{path} is not a recipe: it is not UTF-8 text") from error
         except (ValueError, RecursionError) as error:  # numbers of thousands of digits, or extreme nesting
-            said = error if isinstance(error, tomllib.TOMLDecodeError) else "a number is too long, or nesting too deep"
-            raise InputError(f"{path} is not valid TOML: {said}") from error
+            why = error if isinstance(error, tomllib.TOMLDecodeError) else "a number is too long, or nesting too deep"
+            raise InputError(f"{path} is not valid TOML: {why}") from error
         document = with_overrides(document, overrides)
         try:
             return cls.from_dict(document, allow_code=allow_code)
@@ -232,6 +237,7 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any], *, allow_code: bool = False) -> Recipe:
+        """The recipe with these sections; InputError names a key that is unknown, missing or wrong."""
         sections = get_type_hints(cls)
         _no_unknown(document, sections, "section")
         _refuse_boundless(document, "")

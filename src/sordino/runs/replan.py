@@ -18,7 +18,7 @@ def plan_of_recipe(recipe: Recipe, stated: Plan) -> Plan:
     from public rows is taken from `stated`: it is not part of a recipe.
 
     Raises:
-        InputError, Refused: the recipe does not give a plan.
+        InputError, Refused: no plan can be made from the recipe.
     """
     if recipe.privacy.epsilon is not None:
         privacy = replace(recipe.privacy, epsilon=None, noise_multiplier=stated.noise.noise_multiplier)

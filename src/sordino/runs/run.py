@@ -211,7 +211,7 @@ def _is_empty(out: Path) -> bool:
 
 
 def _take_back(out: Path, made: list[Path]) -> None:
-    """Removes what was created if the input was wrong and nothing has been released."""
+    """Removes what was created, for a run whose input was wrong and that has released nothing."""
     if not (out / "ledger.jsonl").exists():
         for name in ("recipe.toml", TOKEN):
             (out / name).unlink(missing_ok=True)

@@ -251,8 +251,10 @@ def restate(folder: Path, document: Mapping[str, Any]) -> None:
     # the ε of a single run over its steps is smaller than the selection's cost, so it is not shown
     kept = [json.dumps({key: value for key, value in row.items() if key != "epsilon"}) + "\n" for row in rows]
     write_atomically(metrics, "".join(kept).encode())
-    tensors, about = read_sealed(folder / "model.safetensors")  # it states an ε too, wherever it is copied to
-    said = {key: value for key, value in about.items() if key not in ("format", "ledger", "result")}
-    said |= {key: stated[key] for key in ("epsilon", "delta", "relation")} | {"guarantee": document["sentence"]}
-    write_closed(folder, {key: value for key, value in result.items() if key not in ("ledger", "files")}, tensors, said)
+    tensors, about = read_sealed(folder / "model.safetensors")  # the model file states an ε too
+    metadata = {key: value for key, value in about.items() if key not in ("format", "ledger", "result")}
+    metadata |= {key: stated[key] for key in ("epsilon", "delta", "relation")} | {"guarantee": document["sentence"]}
+    write_closed(
+        folder, {key: value for key, value in result.items() if key not in ("ledger", "files")}, tensors, metadata
+    )
     report.write(folder)

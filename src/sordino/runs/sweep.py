@@ -8,7 +8,7 @@ Errors in a key or a value are found before anything runs. A run that fails is r
 killed sweep continues where it stopped: finished runs are not repeated, others are resumed.
 
 **What a sweep costs.** Looking at several runs costs the composition of all of them, and so does publishing one that
-was chosen by looking, even at public test data: the choice depends on all the runs. `cost` says how much that is; it
+was chosen by looking, even at public test data: the choice depends on all the runs. `cost_of` computes it; it
 counts every run of the grid in full, failed ones too. Only a run that was fixed before any result was seen costs just
 its own ε. To choose at a lower cost, see `sordino.runs.selection`.
 """
@@ -371,15 +371,15 @@ def sentence(sweep: Sweep, cost: Composed, secure: bool) -> str:
     runs = len(sweep.points())
     if cost.relation is None:
         return f"The {runs} runs have no common cost: {cost.rule}."
-    said = (
+    text = (
         f"Publishing all {runs} results, or a model or a setting that was chosen by looking at them, is "
         f"(ε = {up(cost.epsilon)}, δ = {up(cost.delta)})-DP under {cost.relation} ({cost.rule}). Choosing by public "
         "test data does not reduce this cost. A run that was fixed before any result was seen costs just its own ε. "
         "With --pay a random number of runs is made and the best one is released, at one ε for all."
     )
     if any(axis.key.startswith(("data.", "public.")) for axis in sweep.axes):
-        said += " It covers records that are private in every run: the swept keys change which rows those are."
-    return said if secure else f"{said} The runs used insecure seeds: none of this holds against anyone who knows them."
+        text += " It covers records that are private in every run: the swept keys change which rows those are."
+    return text if secure else f"{text} The runs used insecure seeds: none of this holds against anyone who knows them."
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -149,7 +149,8 @@ def load(
         The model with `predict`, `probabilities` and its guarantee.
 
     Raises:
-        InputError: a file is missing or does not fit; Refused: code is named and not allowed.
+        InputError: a file is missing or does not fit.
+        Refused: the recipe names code, and `allow_code` is not given.
     """
     folder = Path(folder)
     if not (folder / "result.json").is_file():
@@ -244,7 +245,7 @@ def read_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _checked_inputs(folder: Path, stated: Mapping[str, Any]) -> dict[str, Any]:
-    """What the model's file says about its inputs; not trusted, for whoever made the directory wrote it.
+    """What the model's file says about its inputs, checked: the directory may come from somebody else.
 
     Raises:
         InputError: an entry has a wrong type, or a size that no model has.
@@ -267,7 +268,7 @@ def _sizes(value: Any) -> bool:
 
 
 def _of_one_run(folder: Path, result: Mapping[str, Any], stated: Mapping[str, Any]) -> None:
-    """Refuses weights that are not those whose guarantee result.json states; runs of old versions do not say."""
+    """Refuses weights that do not belong to result.json; files of older versions contain nothing to compare."""
     listed = result.get("files")
     digest = listed.get("model.safetensors") if isinstance(listed, Mapping) else None
     same = digest is None or digest == file_digest(folder / "model.safetensors")

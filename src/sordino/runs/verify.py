@@ -51,7 +51,7 @@ _EXPECTED = (SordinoError, OSError, ValueError, KeyError, TypeError, AttributeEr
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison: its name, whether it agrees, and if not, why (else what was found)."""
+    """One comparison: its name, whether the files agree, and what was found (if not, what disagrees)."""
 
     name: str
     ok: bool
@@ -83,7 +83,7 @@ class _Disagreement(Exception):
 
 @dataclass
 class _Found:
-    """What has been read so far; parts that can't be read are None, and the checks that need them say so."""
+    """What has been read so far. A part that can't be read is None, and the checks that need it then fail."""
 
     folder: Path
     chain: Chain | None = None
@@ -102,12 +102,15 @@ class _Found:
 
 
 def verify(folder: Path, key: Path | None = None, *, only: Collection[str] | None = None) -> Verdict:
-    """All checks of a run directory.
+    """Checks that a run directory is genuine.
 
     Args:
         folder: The directory of a finished run.
         key: The owner's public key; then the run must be signed by it.
         only: The names of the checks to make; None: all.
+
+    Returns:
+        Every check and what it found, and ε of the ledger.
 
     Raises:
         InputError: it is not a run directory, or the key can't be read.
@@ -271,9 +274,9 @@ def _claim(found: _Found) -> str:
         if not alike(given.get(key), claim[key]):
             raise _Disagreement(f"the guarantee in {RESULT} has a different {key} than the ledger's plan")
     claimed = number(result.get("epsilon")) if SINGLE in result else None
-    said = f"(ε = {up(claimed or plan.guarantee().epsilon)}, δ = {up(plan.delta)})"
-    if said not in str(given.get("sentence")):  # the other words may be those of another version
-        raise _Disagreement(f"the sentence in {RESULT} does not state {said}, which the ledger's plan gives")
+    claim = f"(ε = {up(claimed or plan.guarantee().epsilon)}, δ = {up(plan.delta)})"
+    if claim not in str(given.get("sentence")):  # the other words may be those of another version
+        raise _Disagreement(f"the sentence in {RESULT} does not state {claim}, which the ledger's plan gives")
     return "δ, relation, records, noise and the sentence are those of the ledger's plan"
 
 

@@ -1,6 +1,6 @@
 """Checks every name and key of a recipe before torch, scipy or a dataset is loaded.
 
-So a misspelling costs only a fraction of a second. Each part checks its own options again, with their values;
+So a misspelling is reported within a fraction of a second. Each part checks its own options again, with their values;
 tests/runs/test_words.py checks that the tables here and those of the parts agree.
 """
 
@@ -62,7 +62,7 @@ def check_words(sections: Mapping[str, Any], keys: Mapping[str, Collection[str]]
         keys: The keys that each section always has.
 
     Raises:
-        InputError: a name or a key is unknown; the message has the nearest one, and all of them.
+        InputError: a name or a key is unknown; the message names the nearest known one and lists all.
     """
     method = sections.get("method")
     name = registry.default() if method is None else method.name

@@ -25,7 +25,7 @@ class Work(Protocol):
         """The private records and the public test rows, as they were read."""
 
     def changed(self, plan: Plan, dataset: Dataset) -> Work:
-        """The same work under another plan of the same method, on other rows: for attacks."""
+        """The same work with another plan of the same method and other rows, for attacks."""
 
     @property
     def inputs(self) -> Mapping[str, Any]:

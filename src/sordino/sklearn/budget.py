@@ -12,13 +12,22 @@ from sordino.sklearn.estimators import PrivateClassifier, PrivateLogisticRegress
 
 @dataclass(frozen=True)
 class Budget:
-    """The joint (ε, δ) of all models of a cross-validation. str() is a sentence."""
+    """The joint (ε, δ) of all models of a cross-validation. str() is a sentence.
+
+    Args:
+        epsilon: ε of publishing all models.
+        delta: δ of publishing all models.
+        relation: The neighbouring relation.
+        folds: The number of folds.
+        fits: The number of fits that one row takes part in.
+        of_one_fit: ε of one fit.
+    """
 
     epsilon: float
     delta: float
     relation: str
     folds: int
-    fits: int  # the number of fits that one row takes part in
+    fits: int
     of_one_fit: float
 
     def __str__(self) -> str:
@@ -33,7 +42,12 @@ class Budget:
 def cross_validation_budget(estimator: PrivateClassifier | PrivateLogisticRegression, folds: int = 5) -> Budget:
     """The cost of `cross_validate(estimator, X, y, cv=folds)`, from the estimator's public arguments.
 
-    `records` of the estimator is the number of rows in one fit: (folds − 1)/folds of all.
+    Args:
+        estimator: The estimator; its `records` is the number of rows in one fit, (folds − 1)/folds of all rows.
+        folds: The number of folds, at least 2.
+
+    Returns:
+        The joint ε and δ.
     """
     checks.whole("folds", folds, minimum=2)
     plan = estimator.plan()

@@ -1,8 +1,8 @@
-"""Every rank of a run was given the same plan, records, model and code: compared before anything is released.
+"""Checks, before anything is released, that every rank of a run was given the same plan, records, model and code.
 
-The guarantee needs it. A batch is a set of places in the dataset, and each rank reads its share of them from its own
-copy: if the copies differ in their order, a person at place 3 of one and at place 8 of another takes part twice in one
-batch, at twice the sensitivity. Ranks that cut the batch into different chunks would do the same.
+The guarantee needs this. A batch is a set of positions in the dataset, and each rank reads its share of them from its
+own copy. If the copies differ in their order, a record at position 3 of one and at position 8 of another may take part
+twice in one batch, with twice the sensitivity. The same could happen if ranks cut the batch into different chunks.
 
 Records are compared by a digest under a random key that the leader draws (`records.digest`). A dataset whose records
 differ from one reading to the next (random transforms) can't be compared.
@@ -48,7 +48,7 @@ class Seen(NamedTuple):
 
 @contextmanager
 def reporting(rank: Rank | None) -> Iterator[None]:
-    """A follower's error in this block reaches the leader, which waits in `agree`."""
+    """Sends an error that a follower raises in this block to the leader, which waits in `agree`."""
     try:
         yield
     except Exception as error:
@@ -62,7 +62,7 @@ def reporting(rank: Rank | None) -> Iterator[None]:
 def agree(
     rank: Rank | None, plan: str, model: nn.Module, dataset: Any, checkpoints: Path | None, progress: bool | None
 ) -> Seen | None:
-    """Compares what the ranks were given; all ranks call this together. Returns the digest of this rank's records.
+    """Compares what the ranks were given; all ranks call this together.
 
     Args:
         rank: This process's rank; None: there is only one, and nothing to compare.
@@ -70,10 +70,13 @@ def agree(
         model: The model.
         dataset: The records.
         checkpoints: Where the leader's run may have stored its key.
-        progress: Show what takes long.
+        progress: Show that the digest is being computed; None: on a terminal.
+
+    Returns:
+        The digest of this rank's records; None if there is only one rank.
 
     Raises:
-        InputError: at the leader, a rank was given something else. The others stop.
+        InputError: raised at the leader if a rank was given something else; the other ranks stop.
     """
     if rank is None:
         return None

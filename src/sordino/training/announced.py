@@ -79,7 +79,7 @@ def extrapolated(step: Callable[[int], int], expected: float) -> float:
 
 
 def _timed(step: Callable[[int], int], most: int) -> tuple[int, float]:
-    """(records, seconds) of the faster of two steps, after one in which the engine checks programs that are new."""
+    """(records, seconds) of the faster of two steps, after one step in which the engine checks new programs."""
     step(most)
     found = []
     for _ in range(2):
@@ -91,7 +91,7 @@ def _timed(step: Callable[[int], int], most: int) -> tuple[int, float]:
 
 
 def _later_noise(plan: Plan, step: Callable[[int], int], number: Callable[[], int]) -> float:
-    """The seconds that noise takes in an average step more than in the first ones, where it mixes earlier noise."""
+    """The additional seconds of an average step, compared with the first ones, if noise mixes that of earlier steps."""
 
     def terms(at: int) -> int:
         return len(plan.method.earlier_noise(plan, at, 0) or ())
@@ -175,13 +175,13 @@ def seconds_per_step(job: Job) -> float | None:
     plan, loop = job.plan, job.loop()
     own = {id(parameter) for parameter in job.model.parameters()}
     if any(id(p) not in own for group in loop.optimizer.param_groups for p in group["params"]):
-        return None  # an optimizer of other parameters than those that it is given
+        return None  # the optimizer uses other parameters than those that it is given
     inner, records = plan.contribution.inner, count_records(job.dataset)
     past = PastIterates() if inner is None else made_up_past(job.model, inner)
     sums = Discarded(job.update.gradient_sum(job.dataset, past=lambda: past, seed=job.settings.seed))
 
     def rehearsed() -> Iterator[PrivateStep]:
-        while True:  # a run of few steps is begun again
+        while True:  # a run with too few steps is started again
             with Ledger.open(None, plan.to_dict()) as ledger:
                 yield from private_steps(
                     plan, sums, records=records, source=plan.source(), ledger=ledger, chunk=job.settings.chunk,
@@ -198,7 +198,7 @@ def seconds_per_step(job: Job) -> float | None:
     try:
         with torch.random.fork_rng(devices=[]):
             if plan.contribution.record_momentum is not None:
-                return _timed(step, records)[1]  # such a sum is of all records
+                return _timed(step, records)[1]  # this gradient sum can't be restricted to a part of a batch
             return extrapolated(step, plan.expected_batch) + _later_noise(plan, step, lambda: sums.step)
-    except Exception:  # a method or a dataset that a part of a batch does not suit; the run reports its own errors
+    except Exception:  # some methods and datasets can't use a part of a batch; the run reports its own errors
         return None

@@ -123,10 +123,10 @@ class EarlyStopping(Callback):
 
 @contextmanager
 def told_of_failure(callbacks: Sequence[Callback]) -> Iterator[None]:
-    """Tells the callbacks if what is done inside fails."""
+    """Calls `failed` of every callback if the block raises."""
     try:
         yield
-    except BaseException:  # a signal too
+    except BaseException:  # also a signal
         for callback in callbacks:
             callback.failed()
         raise
@@ -162,7 +162,12 @@ class _Function(Callback):
 
 
 def checked(callbacks: Iterable[Any], plan: Plan, eval_every: int) -> tuple[Callback, ...]:
-    """The callbacks, with functions wrapped. Refused if a stop could not be accounted for."""
+    """The callbacks, with functions wrapped.
+
+    Raises:
+        InputError: one is neither a Callback nor a function, or may stop a run that is not evaluated.
+        Refused: a stop could not be accounted for.
+    """
     given = tuple(callbacks)
     made = tuple(one if isinstance(one, Callback) else _Function(one) for one in given)
     if any(isinstance(one, type) or not (isinstance(one, Callback) or callable(one)) for one in given):

@@ -31,8 +31,10 @@ def check_first_batch(
     settings: Settings,
     store: Store | None = None,
 ) -> None:
-    """Compares the engine with a brute-force loop on the first batch, with the plan's views, and with artificial past
-    iterates if the plan needs them. Raises if they differ."""
+    """Compares the engine with a brute-force loop on the first batch; raises if they differ.
+
+    The batch has the plan's views, and artificial past iterates if the plan needs them.
+    """
     records, stated = count_records(dataset), plan.contribution
     first = next(plan_batches(plan, records=records, source=source, chunk=64))
     some = first.indices[:64] if len(first.indices) else torch.arange(min(records, 64))
@@ -50,5 +52,5 @@ def check_first_batch(
         except SordinoError:
             raise
         except Exception as error:
-            told = explained(error, model, loss, made.rows(some[:2] if len(some) > 1 else some.repeat(2), first.step))
-            raise told from error
+            better = explained(error, model, loss, made.rows(some[:2] if len(some) > 1 else some.repeat(2), first.step))
+            raise better from error

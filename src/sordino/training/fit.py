@@ -339,7 +339,7 @@ def train_without_noise(
 ) -> Result:
     """The same run with the same sampling and clipping but no noise, for comparison. It has NO guarantee.
 
-    For public data only: all of its results, including its accuracy, are not private.
+    For public data only: its results, including its accuracy, are not private. `sordino.train` documents the arguments.
     """
     settings = settings or Settings()
     update = chosen_update(plan, model, loss, optimizer, lr, settings, public)

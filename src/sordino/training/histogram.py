@@ -1,8 +1,8 @@
-"""A histogram of record norms, paid for from the budget: record norms reach a report in no other way.
+"""A histogram of record norms, which the plan accounts for: a report shows record norms in no other form.
 
-One fresh Poisson batch at the published weights; each of its records adds one to the bin of its gradient's norm (a norm
-that is not finite counts in the last bin). Adding or removing a record changes one count by one, so the counts have l2
-sensitivity 1 for all data; they are released by `release()`, and the plan accounts for them.
+It is drawn from one fresh Poisson batch at the published weights: each of its records adds one to the bin of its
+gradient's norm (a norm that is not finite counts in the last bin). Adding or removing a record changes one count by
+one, so the counts have l2 sensitivity 1 for all data; `release()` adds the noise.
 """
 
 from __future__ import annotations
@@ -93,6 +93,6 @@ def release_histogram(
 
 
 def _fresh_batch(plan: Plan, records: int, source: RandomSource, chunk: int) -> LogicalBatch:
-    """A separate draw, after all of training's: two releases from one draw would not compose as accounted."""
+    """A batch drawn separately, after those of training: two releases of one batch would not compose as accounted."""
     last = plan.steps
     return next(batches(plan.sampling, records=records, steps=last + 1, source=source, chunk=chunk, start=last))

@@ -52,7 +52,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of training that the guarantee does not depend on (all of it is post-processing).
+    """Settings of training that the guarantee does not depend on: their effects are post-processing.
 
     Args:
         optimizer_options: Further arguments of the optimizer.
@@ -345,7 +345,7 @@ class Loop:
 
 
 def _saved_on_failure(steps: Iterator[PrivateStep], save: Callable[[], None]) -> Iterator[PrivateStep]:
-    """The steps; if the caller's dataset, model or loss fails in one, what was released before is saved."""
+    """The steps; if the caller's dataset, model or loss fails in one of them, the state before it is saved."""
     while True:
         try:
             private = next(steps, None)
@@ -360,7 +360,7 @@ def _saved_on_failure(steps: Iterator[PrivateStep], save: Callable[[], None]) ->
 
 
 def require_ledger(ledger: Ledger, step: int, head: Head | None) -> None:
-    """Refuses a ledger that is behind the checkpoint; one that is ahead is what a killed process leaves."""
+    """Refuses a ledger that lacks releases of the checkpoint; a killed process may leave one that has more."""
     stated_by = f"the checkpoint of step {step}"
     if head is not None:
         ledger.require_reached(head, stated_by)

@@ -40,13 +40,13 @@ def say(text: str, shown: bool | None = None) -> None:
 
 
 def tell_owner(text: str, private: str) -> None:
-    """Prints a warning on standard error, with what only the data's owner may see if that is a terminal."""
+    """Prints a warning on standard error; on a terminal also `private`, which only the data's owner may see."""
     more = f" (for the data's owner only: {private})" if sys.stderr.isatty() else ""
     print(f"{text}{more}", file=sys.stderr, flush=True)
 
 
 def tell_not_finite(rows: int) -> None:
-    """Tells the owner, before anything is spent, that rows will be left out."""
+    """Warns, before anything is spent, that rows with values that are not finite will be left out."""
     if rows:
         tell_owner(
             "some rows have values that are NaN or infinite: they will contribute nothing. Nothing has been spent yet: "

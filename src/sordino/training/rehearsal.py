@@ -36,8 +36,12 @@ def rehearse(
     *,
     saved: bool,
 ) -> None:
-    """InputError if an update fails, gives weights that are not finite, or (`saved`) leaves a state that can't be
-    saved. An optimizer that uses other parameters than the given ones is not tested."""
+    """Tests the update. An optimizer that uses other parameters than the given ones is not tested.
+
+    Raises:
+        InputError: an update fails, gives weights that are not finite, or (with `saved`) has a state that can't be
+            saved.
+    """
     copies = [nn.Parameter(tensor.detach().clone()) for tensor in trained]
     finite = [bool(copy.isfinite().all()) for copy in copies]
     try:

@@ -1,4 +1,4 @@
-"""From a recipe's [train] section to settings: schedulers by name, averaging, checkpoints."""
+"""Maps a recipe's [train] to settings: schedulers by name, averaging, checkpoints."""
 
 from __future__ import annotations
 

@@ -78,14 +78,15 @@ class TrainState:
     def load(cls, folder: Path, fingerprint: str) -> TrainState | None:
         """The newest undamaged checkpoint of the same plan and recipe; None if there is none.
 
-        Warns of a damaged one: the run resumes from the one before it, and reports how many steps were skipped.
+        If the newest one is damaged, this warns, and the run resumes from the one before it; the result states how many
+        steps were skipped.
         """
         paths = sorted(folder.glob("step-*.safetensors"), reverse=True)
         failures = []
         for path in paths:
             try:
                 found = cls._read(path, fingerprint)
-            except InputError:  # of another plan
+            except InputError:  # the checkpoint belongs to another plan
                 raise
             except (SordinoError, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
                 failures.append(f"{path.name}: {error}")

@@ -145,7 +145,7 @@ def _released(
 
 
 def _expected(drawn: Iterator[LogicalBatch], gradient_sum: GradientSum) -> Iterator[LogicalBatch]:
-    """The batches; each is drawn before the previous one is summed, so that its rows can be read meanwhile."""
+    """The batches; each is drawn before the previous one is summed, so that its rows can be read at the same time."""
     expect = getattr(gradient_sum, "expect", None)
     if expect is None:
         yield from drawn
@@ -201,7 +201,11 @@ def _wide_enough(plan: Plan, given: Mapping[str, Tensor], step: int) -> Mapping[
 def check_same_plan(plan: Plan, gradient_sum: GradientSum, source: RandomSource, ledger: Ledger, start: int) -> int:
     """Checks that gradient sum, source and ledger belong to the plan.
 
-    Returns the first step whose noise may be added again.
+    Returns:
+        The first step whose noise may be added again.
+
+    Raises:
+        Refused, InputError: one of them does not belong to the plan.
     """
     if plan.method.publishes is not None:
         raise Refused(

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT end a run after the current step: its update is saved, so no release is wasted."""
+"""SIGTERM and SIGINT end a run after the current step, whose update is saved: no release is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From released gradients to weights. All of this is post-processing: it has no privacy cost.
+"""Updates the weights by released gradients. All of this is post-processing: it has no privacy cost.
 
 Any torch optimizer can be used. This module adds what torch does not have: an average of the iterates that can be saved
 and resumed as plain tensors, and descent from the mean of the last two iterates (`AveragingSGD`). `Update` is what a
@@ -182,7 +182,7 @@ class Update:
 class AveragingSGD(Optimizer):
     """w_k = (w_{k−1} + w_{k−2})/2 − lr·g, where g is the released gradient at w_{k−1}, and w_{−1} = w_0.
 
-    It is the control for random mixing of two iterates: its expectation.
+    It is the expectation of random mixing of two iterates, and serves as its control in experiments.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float) -> None:

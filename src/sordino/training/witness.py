@@ -4,8 +4,8 @@
 when the run is complete. On resume
 
 - a ledger of another name means that this run's ledger was lost or replaced: refused, also without a checkpoint;
-- other records than those that the run started with are refused. Under add/remove two datasets of equal size are not
-  even neighbours, and the ledger would charge each for the other's steps.
+- other records than those that the run started with are refused. Under add/remove two different datasets of equal size
+  are not even neighbours, and the ledger would count the steps on one of them for the other.
 
 The digest's key is in the same file: `sordino.records.digest` says what others could learn from it.
 """

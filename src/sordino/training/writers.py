@@ -36,6 +36,9 @@ def _single(name: str, value: float) -> float:
 class TensorBoard(Callback):
     """Writes each number of a row as a scalar, and the guarantee's sentence as a text.
 
+    Args:
+        folder: The directory of TensorBoard's log.
+
     Raises:
         SordinoError: the package tensorboard is not installed.
     """
@@ -69,12 +72,14 @@ class MLflow(Callback):
 
     They go to MLflow's active run; if there is none, a run is started, and ended with the training.
 
+    Args:
+        run: A module or client with MLflow's log_params and log_metrics; None: the package mlflow itself.
+
     Raises:
         SordinoError: the package mlflow is not installed.
     """
 
     def __init__(self, run: Any = None) -> None:
-        """`run`: a module or client with MLflow's log_params and log_metrics; default: the package itself."""
         try:
             self._mlflow: Any = import_module("mlflow") if run is None else run
         except ImportError as error:

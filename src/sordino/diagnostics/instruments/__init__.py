@@ -1,8 +1,9 @@
-"""Instruments: the effect of clipping on the gradient, on public rows or marked as not private (Xiao et al. 2023).
+"""Instruments that measure the effect of clipping on the gradient (Xiao et al. 2023), on public rows or marked as not
+private.
 
-`measure` gives sampling noise, norms, clipped share and cosine at the current weights; `p_averaged` does so if means of
-groups are clipped; `noise_vectors` and `windowed_noise` show how far noise repeats over iterations; `Watch` measures
-during training without changing it. Nothing here releases anything, and no guarantee depends on it.
+`measure` returns sampling noise, norms, clipped share and cosine at the current weights; `p_averaged` returns the same
+if means of groups are clipped; `noise_vectors` and `windowed_noise` show whether the noise repeats over iterations;
+`Watch` measures during training without changing it. Nothing here releases anything, and no guarantee depends on it.
 """
 
 from sordino.diagnostics.instruments.reading import Reading, measure, p_averaged

@@ -41,21 +41,39 @@ class NothingToMeasure(InputError):
 
 @dataclass(frozen=True)
 class Reading:
-    """The instruments at one set of weights. With `group` > 1, "row" means the mean over a group of that many rows."""
+    """What the instruments measure at one set of weights.
+
+    With `group` > 1 the gradient g_i is the mean over a group of that many rows, and "row" means such a group.
+
+    Args:
+        rows: The number of rows.
+        origin: Where the rows come from.
+        not_private: Whether the rows may be private: then the reading must not be published.
+        group: The number of rows whose mean gradient is clipped; 1: single rows.
+        loss: The mean loss.
+        sampling_noise: τ².
+        gradient_norm: ‖∇F‖.
+        norm_quantiles: Quantiles of ‖g_i‖, before clipping.
+        clip_norm: The clipping threshold c.
+        clipped_share: The share of rows with ‖g_i‖ > c.
+        clipped_gradient_norm: The norm of the mean of the clipped g_i.
+        clipped_square: E‖clip(g_i)‖²; for clippings that act on parts of a gradient, the bound c².
+        cosine: Between ∇F and the mean of the clipped g_i; None if one of them is zero, up to rounding.
+    """
 
     rows: int
     origin: str
     not_private: bool
     group: int
     loss: float
-    sampling_noise: float  # τ²
-    gradient_norm: float  # ‖∇F‖
-    norm_quantiles: Mapping[str, float]  # of ‖g_i‖, before clipping
+    sampling_noise: float
+    gradient_norm: float
+    norm_quantiles: Mapping[str, float]
     clip_norm: float
     clipped_share: float
     clipped_gradient_norm: float
-    clipped_square: float  # E‖clip(g_i)‖²; for clippings that act on parts of a gradient, the bound c²
-    cosine: float | None  # None if one of the two means is zero (up to rounding)
+    clipped_square: float
+    cosine: float | None
 
     @property
     def tau(self) -> float:
@@ -88,12 +106,27 @@ def measure(
     views: Augmentation | None = None,
     seed: int = 0,
 ) -> Reading:
-    """Measures on `rows` (a dataset as for `train`) at the model's weights, which are not changed.
+    """Measures the effect of clipping at the model's weights, which are not changed.
 
-    `public`: where the rows come from, if they are public. Otherwise `not_private=True`: the reading is a function of
-    the records without any noise. Neither or both: refused. Rows whose gradient is not finite are left out. `views`: a
-    row's gradient is the mean over random views of it, as self-augmentation clips it (Fig. 11). Views and dropout are
-    drawn from `seed`; torch's global generator is not changed.
+    Rows whose gradient is not finite are left out. torch's global generator is not changed.
+
+    Args:
+        model: The model.
+        loss: A loss of outputs and targets, one number per row.
+        rows: A dataset as for `train`.
+        clipping: The clipping to measure.
+        public: Where the rows come from, if they are public.
+        not_private: Measure although the rows are not declared public: the reading is then a function of the records
+            without any noise. Give exactly one of `public` and `not_private`.
+        views: If given, a row's gradient is the mean over random views of it, as self-augmentation clips it (Fig. 11).
+        seed: The seed of views and dropout.
+
+    Returns:
+        The reading.
+
+    Raises:
+        InputError: not exactly one of `public` and `not_private` is given, or there are fewer than two rows with a
+            finite gradient.
     """
     (found,) = measure_each(
         model, loss, rows, [clipping], public=public, not_private=not_private, views=views, seed=seed
@@ -112,7 +145,7 @@ def measure_each(
     views: Augmentation | None = None,
     seed: int = 0,
 ) -> list[Reading]:
-    """`measure` for several clippings; what does not depend on the clipping is measured once."""
+    """`measure` for several clippings; the unclipped gradients are measured once for all of them."""
     origin = whose(public, not_private)
     everyone = all_rows(rows)
     seen = everyone if views is None else with_views(everyone, views, seed=seed, step=0)
@@ -134,12 +167,30 @@ def p_averaged(
     not_private: bool = False,
     seed: int = 0,
 ) -> Reading:
-    """Measures with means of random groups of p rows clipped (section 3.3, Figs. 3, 7): for diagnosis only.
+    """Measures what happens if means over random groups of p rows are clipped (section 3.3, Figs. 3, 7).
+
+    For diagnosis only.
 
     τ² falls by the factor p. It is not private at per-record noise: one record moves a group's clipped mean by up to
     2c, and there are only B/p groups, so for the same ε the noise per unit of gradient is 2p times that of per-record
     clipping under add-remove, p times under replace-one (docs/guarantees). Rows that fill no complete group are left
     out.
+
+    Args:
+        model: The model.
+        loss: A loss of outputs and targets, one number per row.
+        rows: A dataset as for `train`.
+        clipping: The clipping of a group's mean gradient.
+        p: The number of rows in a group, at most half of all rows.
+        public: Where the rows come from, if they are public.
+        not_private: Measure although the rows are not declared public.
+        seed: The seed of the groups and of dropout.
+
+    Returns:
+        The reading, with `group` = p.
+
+    Raises:
+        InputError: p is out of its range, or not exactly one of `public` and `not_private` is given.
     """
     origin = whose(public, not_private)
     everyone = all_rows(rows)
@@ -155,7 +206,7 @@ def p_averaged(
 
 
 def whose(public: str | None, not_private: bool) -> str:
-    """Where the rows come from; refused if that is not said, or said twice."""
+    """Where the rows come from; InputError unless exactly one of the two arguments is given."""
     if public is not None and not_private:
         raise InputError("rows are either public or not: give public= or not_private=True, not both")
     if public is None and not not_private:

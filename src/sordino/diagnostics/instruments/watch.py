@@ -34,8 +34,16 @@ WINDOW_RECORDS = 16
 
 @dataclass(frozen=True)
 class ReadingSteps:
-    """When to read: before the first step, then at regular steps, and after the last. `window`: also the average
-    sampling noise over that many iterations (Fig. 5a), on the first few rows; 0: no window."""
+    """When to read: before the first step, then at regular steps, and after the last.
+
+    Args:
+        every: The number of steps between two readings.
+        window: Also measure the sampling noise averaged over that many iterations (Fig. 5a), on the first few rows;
+            0: do not.
+
+    Raises:
+        InputError: a number is out of its range, or the window is longer than `every`.
+    """
 
     every: int
     window: int = 0
@@ -44,7 +52,9 @@ class ReadingSteps:
         checks.count("instruments every", self.every)
         checks.count("instruments window", self.window, minimum=0)
         if self.window > self.every:
-            raise InputError(f"a window of {self.window} iterations is longer than the {self.every} steps between two")
+            raise InputError(
+                f"a window of {self.window} iterations is longer than the {self.every} steps between two readings"
+            )
 
     def due(self, done: int, steps: int) -> bool:
         return done % self.every == 0 or done == steps
@@ -54,7 +64,21 @@ class ReadingSteps:
 
 
 class Watch:
-    """Reads `rows()` at the weights it is given. `rows` is called once, at the first reading."""
+    """Reads the instruments during training; `train` calls it with the model after each step.
+
+    Args:
+        schedule: The steps at which to read.
+        loss: A loss of outputs and targets, one number per row.
+        rows: Returns the rows to measure on; called once, at the first reading.
+        clipping: The clipping to measure.
+        public: Where the rows come from, if they are public.
+        not_private: Measure although the rows are not declared public; the readings are then stored separately.
+        views: If given, a row's gradient is the mean over random views of it.
+        seed: The seed of views and dropout.
+
+    Raises:
+        InputError: not exactly one of `public` and `not_private` is given.
+    """
 
     def __init__(
         self,

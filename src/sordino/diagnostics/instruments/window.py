@@ -33,7 +33,23 @@ def noise_vectors(
     not_private: bool = False,
     seed: int = 0,
 ) -> Tensor:
-    """ξ^(i) at the model's weights for the first `records` rows: (records, parameters), in double precision."""
+    """The sampling noise ξ^(i) of single rows at the model's weights.
+
+    Args:
+        model: The model.
+        loss: A loss of outputs and targets, one number per row.
+        rows: A dataset as for `train`; ∇F is the mean over all of its rows.
+        records: The number of rows, from the first, whose noise is returned.
+        public: Where the rows come from, if they are public.
+        not_private: Measure although the rows are not declared public.
+        seed: The seed of dropout.
+
+    Returns:
+        (records, parameters), in double precision.
+
+    Raises:
+        InputError: `records` is out of its range, or not exactly one of `public` and `not_private` is given.
+    """
     whose(public, not_private)
     if not 1 <= records <= count_records(rows):
         raise InputError(f"records = {records} must lie between 1 and the {count_records(rows)} rows")
@@ -49,7 +65,18 @@ def noise_vectors(
 
 
 def windowed_noise(vectors: Sequence[Tensor], length: int) -> float:
-    """The mean over records of the norm of the average of the last `length` noise vectors (one tensor an iteration)."""
+    """The mean over records of the norm of the average of the last `length` noise vectors.
+
+    Args:
+        vectors: What `noise_vectors` returned, one tensor for each iteration.
+        length: The number of iterations that are averaged.
+
+    Returns:
+        The mean norm.
+
+    Raises:
+        InputError: there are fewer iterations than `length`.
+    """
     if not 1 <= length <= len(vectors):
         raise InputError(f"a window of {length} needs that many iterations; there are {len(vectors)}")
     total = torch.zeros_like(vectors[-1])

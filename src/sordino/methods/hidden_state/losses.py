@@ -336,7 +336,7 @@ def target_vectors(targets: Tensor, outputs: int, length: float) -> Tensor:
     if not targets.dtype.is_floating_point:
         corners = torch.eye(outputs, dtype=torch.float64) - 1.0 / outputs
         return length * corners[_labels(targets, outputs)]
-    wanted = targets.double().reshape(len(targets), -1)
+    wanted = targets.double().reshape(len(targets), targets[0].numel() if len(targets) else outputs)
     if wanted.shape[1] != outputs:
         raise InputError(f"the loss has {outputs} outputs, the targets have {wanted.shape[1]}")
     return torch.where(wanted.isfinite().all(1, keepdim=True), wanted, torch.zeros_like(wanted))
