@@ -90,9 +90,7 @@ class BatchClippingSection:
 
 @dataclass(frozen=True)
 class FeaturesSection:
-    name: str = (
-        "none"  # scattering, patches, word-bag, efficientnet-lite0, minilm, dp-pca; or none: the records as they are
-    )
+    name: str = "none"  # scattering, patches, word-bag, efficientnet-lite0, minilm, dp-pca; none: no features
     private: str | None = None  # "centre" or "channels": normalisation by statistics that the plan accounts for
     private_noise: float | None = None  # noise multiplier of each of these statistics
     private_bound: float | None = None  # public bound on the norm of a record's contribution to the mean
