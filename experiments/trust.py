@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from importlib.resources import as_file, files
@@ -229,7 +230,7 @@ def _missing(rows: list[Row]) -> str:
 def page(rows: list[Row]) -> str:
     """docs/trust.md."""
     made_by = ", ".join(sorted({row["commit"] for row in rows})) or "–"
-    return "\n".join(
+    text = "\n".join(
         [
             "# Attacks and audits: results",
             "",
@@ -277,6 +278,11 @@ def page(rows: list[Row]) -> str:
             "",
         ]
     )
+    return "\n".join(line if line.startswith("|") else _wrapped(line) for line in text.split("\n"))
+
+
+def _wrapped(line: str) -> str:
+    return textwrap.fill(line, 128, break_long_words=False, break_on_hyphens=False)
 
 
 def known_rows() -> list[Row]:

@@ -93,9 +93,8 @@ class TestWhichMethod:
             if pair["ways"] == ["allocation", "correlated"] and pair["standard_errors"] > 2.5
         }
         assert (len({task for task, _ in gains}), len({row["task"] for row in rows})) == (2, 4)
-        words = (
-            f"gained {min(gains.values()):.1f} to {max(gains.values()):.1f} points over random allocation on two of four"
-        )
+        least, most = min(gains.values()), max(gains.values())
+        words = f"gained {least:.1f} to {most:.1f} points over random allocation on two of four tasks"
         assert words in " ".join(WHICH.split())
 
     def test_every_method_has_a_sentence(self) -> None:
