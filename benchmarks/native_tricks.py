@@ -71,8 +71,12 @@ TRICKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         {"sordino.gradients.engine.MOST": 0},
         ("mlp10", "words", "W5"),
     ),
-    "placed": ("`placed`: their sums of rows of tables", {_SUMS: _outside("scatter_narrow")}, ("words",)),
-    "merged": ("`merged`: equal rows of a record's texts added up", {_SUMS: _outside("merge")}, ("words", "W5")),
+    "placed": (
+        "`placed`: sums of rows of tables, rounded to single precision",
+        {_SUMS: _outside("scatter_narrow")},
+        ("words",),
+    ),
+    "merged": ("`merged`: rows for equal words of a record added up", {_SUMS: _outside("merge")}, ("words", "W5")),
     "gathered": ("`gathered`: sums of products in double precision", {_SUMS: _outside("gather")}, ("W4-256", "W4-64")),
     "scattered": ("`scattered`: sums of rows of tables in double precision", {_SUMS: _outside("scatter")}, ("words",)),
     "blocked": ("`blocked`: sums of blocks in double precision", {_SUMS: _outside("blocked")}, ("mlp10", "W2", "vit")),
@@ -97,12 +101,12 @@ TRICKS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         ("convnext", "edgenext"),
     ),
     "in-place": (
-        "`ownership`: scaled rows in the place of what nobody holds",
+        "`ownership`: results overwrite values that nothing else refers to",
         {"sordino.gradients.single.alone": _no, "sordino.release.noise.alone": _no},
         ("mlp10", "W2", "logistic"),
     ),
     "pulled-once": (
-        "gradients of derived tensors held from norms to sums",
+        "gradients of derived tensors kept from norms to sums",
         {"sordino.gradients.pulled.PULLED_BYTES": -1},
         ("deberta", "maxvit"),
     ),
@@ -157,7 +161,7 @@ def measure(trick: str, workload: str, seconds: float) -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     """The time without each optimisation divided by the time with it, as a Markdown table."""
-    lines = ["| trick | without it, time of a step |", "|---|---|"]
+    lines = ["| optimisation | time of a step without it |", "|---|---|"]
     for trick, (title, _, _) in TRICKS.items():
         found = [m for m in results["measurements"] if m["trick"] == trick]
         works = [(m["ratio"], WORKLOADS[m["workload"]]) for m in found]

@@ -33,7 +33,9 @@ def table(time: dict[str, Any], memory: dict[str, Any]) -> str:
 
 def _ended(found: list[dict[str, Any]]) -> str:
     failed = next((one["failed"] for one in found if "failed" in one), None)
-    return f"{found[0]['steps']} steps, finite weights" if failed is None else f"fails: {failed}"
+    if failed is None:
+        return f"{found[0]['steps']} steps, finite weights"
+    return "runs out of memory in the checks before the first step" if "alloc_cpu" in failed else f"fails: {failed}"
 
 
 def written(page: str) -> str:

@@ -1,7 +1,7 @@
 """What an attack of two hours broke in the code of 2026-11-16, what excludes its kind, and the tests that detect it.
 
 Each row: its number, what was broken, what excludes this kind of fault now, and the tests (file::name).
-`trust.py` shows the table on docs/trust.md, with what old_breaks.py saw on the code of that day;
+`trust.py` shows the table on docs/trust.md, with what old_breaks.py saw on the code of 2026-11-16;
 tests/experiments/test_trust.py checks that each test exists and that each point was seen.
 """
 
@@ -67,8 +67,8 @@ BREAKS: tuple[Break, ...] = (
     ),
     (
         6,
-        "leaks beside the ledger: times, mtimes, error messages, the feature cache, noise-free accuracy",
-        "two runs whose records differ and whose releases do not must leave the same; the rest is listed in the threat "
+        "leaks that no ledger entry covers: times, mtimes, error messages, the feature cache, noise-free accuracy",
+        "two runs with different records and equal releases must write equal files; the rest is listed in the threat "
         "model",
         (
             "tests/runs/test_leaks.py::test_other_records_under_the_same_releases_change_nothing_that_leaves",
@@ -100,8 +100,8 @@ BREAKS: tuple[Break, ...] = (
     ),
     (
         9,
-        "bad input found after money was spent; another dataset of equal size on resume",
-        "one update is rehearsed on zeros before the ledger exists; a keyed digest of the records is kept",
+        "bad input found only after a release; another dataset of equal size on resume",
+        "one update is rehearsed on zeros before the ledger exists; a keyed digest of the records is stored",
         (
             "tests/training/test_rehearsal.py::test_it_is_refused_and_nothing_is_written",
             "tests/training/test_resumed_ledger.py::test_other_records_of_equal_number_are_refused",
@@ -110,7 +110,8 @@ BREAKS: tuple[Break, ...] = (
     (
         10,
         "tracebacks at bad files, directories, recipes, command lines; files that unpack without end",
-        "errors of the disk are sentences at one place (files.py); fuzzers and faults at every file operation are kept",
+        "one module (files.py) turns errors of the disk into messages; fuzzers and faults at every file operation stay "
+        "in the tests",
         (
             "tests/experiments/test_faults.py::test_mutated_recipes_are_refused_by_a_sentence",
             "tests/experiments/test_faults.py::test_no_fault_loses_an_entry_or_draws_a_step_twice",
@@ -133,19 +134,20 @@ def lines() -> Iterator[str]:
 
 
 def _seen() -> Iterator[str]:
-    """Each point on the code of that day, by old_breaks.py."""
+    """Each point on the old code, by old_breaks.py."""
     if not SEEN.exists():
-        yield "Not yet tried on the code of that day."
+        yield "Not yet tried on the old code."
         return
     document = json.loads(SEEN.read_text(encoding="utf8"))
     points = document["points"]
     yield (
-        f"`python experiments/old_breaks.py` tries each point on the code of that day (commit {document['code_of']}) "
-        "by its interface of that day: modules and signatures have moved since, so the tests above can't run there. "
-        f"{sum(point['shown'] for point in points)} of {len(points)} faults occur there:"
+        f"`python experiments/old_breaks.py` tries each point on the code before these repairs "
+        f"(commit {document['code_of']}), through the interface of that commit: modules and signatures have changed "
+        "since, so the tests above can't run there. "
+        f"{sum(point['shown'] for point in points)} of {len(points)} faults occur in that code:"
     )
     yield ""
-    yield "| | point | seen on the code of that day |"
+    yield "| | point | seen in that code |"
     yield "|---|---|---|"
     for point in points:
         seen = point["seen"] if point["shown"] else f"**not shown**: {point['seen']}"

@@ -1,11 +1,11 @@
-"""Shows each numbered break of breaks.py on the code of the day that it was found on.
+"""Shows each numbered break of breaks.py on the code in which it was found.
 
     python experiments/old_breaks.py            every point; writes results/breaks.json
     python experiments/old_breaks.py NAME…      some points anew
 
 The package of commit OLD is unpacked from git's history into a temporary directory, and every point is tried in a
-process of its own that imports that package, by its interface of that day (today's tests can't run there: modules and
-signatures have moved). A point *is shown* if the fault occurs. Exit code 1 if one is not.
+process of its own that imports that package and uses its interface (today's tests can't run there: modules and
+signatures have changed). A point *is shown* if the fault occurs. Exit code 1 if one is not.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from provenance import origin
 
 ROOT = Path(__file__).resolve().parents[1]
 OLD = "750c4ee"  # 2026-11-16 14:56, the last commit before the first of these breaks was mended
@@ -62,7 +64,7 @@ def main(names: list[str]) -> int:
             number, _, text = name.partition(" ")
             rows[name] = {"break": int(number), "point": text, **tried(source, name)}
             print(f"{'shown' if rows[name]['shown'] else 'NOT SHOWN':10s} {name}: {rows[name]['seen']}", flush=True)
-    about = {"command": "python experiments/old_breaks.py", "code_of": OLD}
+    about = {**origin("python experiments/old_breaks.py"), "code_of": OLD}
     kept = [rows[name] for name in points() if name in rows]
     TARGET.write_text(json.dumps({**about, "points": kept}, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
     return 0 if all(row["shown"] for row in kept) else 1

@@ -313,7 +313,7 @@ def noise_free(folder: Path) -> Seen:
     recipe = old("recipe", "Recipe").read(recipe_file(folder, "[run]\nnoise_free = true\n" + SMALL))
     old("run", "run_recipe")(recipe, folder / "run", progress=False)
     found = json.loads((folder / "run" / "result.json").read_text())["noise_free_accuracy"]
-    return isinstance(found, float), f"noise_free_accuracy is {found:.3f}, beside what may be published"
+    return isinstance(found, float), f"noise_free_accuracy is {found:.3f}, among what may be published"
 
 
 @point("7 the accuracy of lost weights is published")

@@ -241,8 +241,8 @@ MODELMIX = (
         _kept("modelmix_variants.json"),
         "–",
         lambda: _variants("p = 1", "p = 25", "p = 100"),
-        "Fashion-MNIST, small CNN, 60 steps, ε = 1; truncating coordinates lowers the noise needed by 7 % and costs "
-        "time: every coordinate of every record is made",
+        "Fashion-MNIST, small CNN, 60 steps, ε = 1; truncating coordinates lowers the required noise by 7 % and "
+        "takes time: every coordinate of every record is computed",
     ),
     Row(
         "Thm 2.1, 2.2 (composition)",
@@ -250,12 +250,12 @@ MODELMIX = (
         "tests/accounting",
         left="quoted theorems; PLDs are tighter",
     ),
-    Row("Thm 3.1 (utility, convex)", left="a statement on utility: nothing to build; not measured"),
+    Row("Thm 3.1 (utility, convex)", left="a statement on utility: nothing to implement; not measured"),
     Row(
         "Thm 3.2, B.1 (clipping threshold)",
         "src/sordino/diagnostics/threshold.py",
         "tests/diagnostics/test_threshold.py",
-        left="built as advice on the clip norm; the bound itself is not measured",
+        left="implemented as advice on the clip norm; the bound itself is not measured",
     ),
     Row(
         "Thm 4.1 (accountant)",
@@ -272,13 +272,14 @@ MODELMIX = (
     Row(
         "Eqs. (7), (8) (two models in turns)",
         tested=f"{T_MM}/test_modelmix_theorems.py",
-        left="Algorithm 1 with the gradient taken one iterate earlier, so the same accountant; not built apart",
+        left="Algorithm 1 with the gradient taken one iterate earlier, so the same accountant applies; not "
+        "implemented separately",
     ),
     Row(
         "Cor. 4.1 (p > 1)",
         f"{MM}/accountant.py",
         f"{T_MM}/test_modelmix_accountant.py",
-        left="part of the accountant; its ε for p = 25 and 100 are Fig. 3d-f's below",
+        left="part of the accountant; its ε for p = 25 and 100 are in the row of Fig. 3d-f below",
     ),
     Row(
         "Remark C.1 (Laplace)",
@@ -286,7 +287,7 @@ MODELMIX = (
         f"{T_MM}/test_modelmix_accountant.py",
         left="part of the accountant; the paper trains nothing with it, and neither do we",
     ),
-    Row("Fig. 1 (illustration)", left="nothing to build"),
+    Row("Fig. 1 (illustration)", left="nothing to implement"),
     Row(
         "Fig. 2 (equal noise, with and without mixing)",
         "experiments/modelmix_variants.py",
@@ -331,7 +332,7 @@ MODELMIX = (
         "experiments/results/modelmix.json",
         "83.9 / 86.1 / 88.8",
         lambda: _modelmix("modelmix"),
-        "its averaging control at the same ε is as good; no gain over DP-SGD is shown",
+        "its averaging control at the same ε is as accurate; there is no gain over DP-SGD",
     ),
     Row(
         "Table 1, Fashion-MNIST, the 800 steps of Appendix E",
@@ -369,12 +370,14 @@ MODELMIX = (
         _kept("modelmix_transfer.json"),
         "DP-SGD 92.7, ModelMix 93.6",
         lambda: _transfer(),
-        "EfficientNet-Lite0's features (86.6 % without privacy) in the place of SimCLR's (94.3 %), which are not here",
+        "EfficientNet-Lite0's features (86.6 % without privacy) instead of SimCLR's (94.3 %), which are not on this "
+        "machine",
     ),
     Row(
         "Section 5.3 (GEP: a public embedding of gradients)",
         published="74.2 (ε = 2.9)",
-        left="not built: a second release (the residual) with its own clip norm needs a proof of its own under mixing; "
+        left="not implemented: a second release (the residual) with its own clip norm needs a proof of its own "
+        "under mixing; "
         f"{_hours('ModelMix, section 5.3')}",
     ),
 )
@@ -401,13 +404,13 @@ HIDDEN_STATE = (
         "Algorithm 3 (implementation)",
         f"{HS}/training.py {HS}/losses.py",
         f"{T_HS}/test_hidden_losses.py",
-        left="the losses of Table 1's runs; clipped softmax is refused, for it is not convex: docs/hidden_state.md",
+        left="the losses of Table 1's runs; clipped softmax is refused because it is not convex: docs/hidden_state.md",
     ),
     Row(
         "Lemmas 4.1, 4.2, B.1-B.4 (LSI)",
         f"{HS}/ye_shokri.py",
         f"{T_HS}/test_ye_shokri.py",
-        left="steps of proofs; their constants are what the theorems below use",
+        left="steps of proofs; the theorems below use their constants",
     ),
     Row("Thm 4.3 (convex)", f"{HS}/ye_shokri.py", f"{T_HS}/test_ye_shokri.py", left=BOUND),
     Row(
@@ -429,7 +432,7 @@ HIDDEN_STATE = (
         "Cor. 6.3",
         f"{HS}/accountant.py",
         f"{T_HS}/test_hidden_accountant.py",
-        left="the theorems with the constants of the loss; our accountant has the tighter hull instead",
+        left="the theorems with the constants of the loss; our accountant uses the tighter hull instead",
     ),
     Row(
         "Figs. 1, 2",
@@ -449,7 +452,7 @@ HIDDEN_STATE = (
         "experiments/results/hidden_state.json",
         "98.85 (ε = 3)",
         lambda: _hidden("mnist", "hidden state"),
-        "replace-one; composition with the same features has more",
+        "replace-one; composition with the same features is more accurate",
     ),
     Row(
         "Table 1, MNIST, DP-SGD",
@@ -492,14 +495,14 @@ HIDDEN_STATE = (
         "Table 1, columns by clipping and regulariser",
         f"{HS}/losses.py",
         f"{T_HS}/test_hidden_losses.py",
-        left="not run: 4 to 6 minutes for each cell on Fashion-MNIST (hidden_state.json); our cap and λ were searched "
-        "on held-out rows, and what other values gave is in docs/hidden_state.md",
+        left="not run: 4 to 6 minutes for each cell on Fashion-MNIST (hidden_state.json); our cap and λ were chosen "
+        "on held-out rows; docs/hidden_state.md has the accuracies for other values",
     ),
     Row(
         "Table 2 (transfer)",
         published="79.85; 92.17",
         left="not run: the paper's source networks are not on this machine; on EfficientNet-Lite0's features "
-        "composition has 85.2 % at ε = 2 (coupling_cifar10.json, FullPriv)",
+        "composition reaches 85.2 % at ε = 2 (coupling_cifar10.json, FullPriv)",
     ),
 )
 
@@ -508,7 +511,7 @@ BIAS = (
         "Thm 3.1, 3.2 (bias of clipped DP-SGD)",
         f"{INSTRUMENTS}/theory.py",
         f"{T_INSTRUMENTS}/test_theory.py",
-        left="what is wrong in print: docs/clipping_bias_theory.md",
+        left="errors in the printed version: docs/clipping_bias_theory.md",
     ),
     Row(
         "Thm 4.1 (momentum of single records)",
@@ -546,7 +549,7 @@ BIAS = (
         f"{INSTRUMENTS}/reading.py experiments/instruments_figures.py",
         f"{T_INSTRUMENTS}/test_reading.py",
         "experiments/results/instruments.json",
-        left="on a small CNN; Fig. 5a does not reproduce",
+        left="on a small CNN; Fig. 5a is not reproduced",
     ),
     Row(
         "Fig. 2 (ResNet-32 on CIFAR-100)",
@@ -561,7 +564,7 @@ BIAS = (
         _kept("bias_small.json"),
         "a figure",
         lambda: _small("fig4b"),
-        "4b: equal ε = 4, a small CNN; refused as a private method, for its sensitivity grows with p; 4a (larger "
+        "4b: equal ε = 4, a small CNN; refused as a private method because its sensitivity grows with p; 4a (larger "
         "ResNets at one noise) is not run",
     ),
     Row(
@@ -668,7 +671,7 @@ DP_MAC = (
         "Sensitivities (appendix A)",
         f"{MAC}/bounds.py {MAC}/printed.py",
         f"{T_MAC}/test_mac_bounds.py",
-        left="derived anew; what is wrong in print: docs/guarantees/dp_mac.md",
+        left="derived again; errors in the printed version: docs/guarantees/dp_mac.md",
     ),
     Row(
         "Figs. 1, 3 (training curves)",
@@ -677,7 +680,9 @@ DP_MAC = (
         "experiments/results/mac.json",
         "figures",
         "docs/figures/mac_mnist_eps*.svg, mac_usps_eps*.svg",
-        "means of our seeds over the steps; in Fig. 1 DP-MAC is behind DP-SGD at every ε, here level",
+        "means of our seeds over the steps; in Fig. 1 DP-MAC is worse than DP-SGD at every ε, here they are equal "
+        "within the "
+        "spread",
     ),
     Row(
         "Fig. 2, Table 1a (MNIST, ε = 0.5 / 2 / 8)",
@@ -686,7 +691,7 @@ DP_MAC = (
         "experiments/results/mac.json",
         "90 / 95 / 97",
         lambda: _mac("mnist", "dp-mac"),
-        "our settings; DP-SGD in the same table has as much",
+        "our settings; DP-SGD in the same table is as accurate",
     ),
     Row(
         "Table 1b (USPS, squared error)",
@@ -695,7 +700,7 @@ DP_MAC = (
         "experiments/results/mac.json",
         "a figure",
         lambda: _mac("usps", "dp-mac") + _steady("no Z-steps", "; ε = 8, steadier setting: "),
-        "no Z-steps; ε = 1, 2, 4, 8; one seed of three went astray at ε = 8 (docs/dp_mac.md)",
+        "no Z-steps; ε = 1, 2, 4, 8; at ε = 8 one seed of three has a much larger error (docs/dp_mac.md)",
     ),
     Row(
         "Z-steps that act",
@@ -759,7 +764,7 @@ COUPLING = (
         "Table 1, 2 (rules)",
         f"{CP}/rules.py",
         f"{T_CP}/test_coupling_rules.py",
-        left="definitions; what each rule reaches is in Table 3's files below",
+        left="definitions; the accuracy of each rule is in the files of Table 3 below",
     ),
     Row(
         "Table 3, MNIST CNN, OnlyPub (r_pub 0.05 / 0.2)",
@@ -785,8 +790,8 @@ COUPLING = (
         f"{T_CP}/test_coupling_page.py",
         "experiments/results/coupling_mnist.json",
         ours=lambda: _coupling("Coupling+"),
-        left="its control, private rows alone after the same warm-up (OnlyPriv+ in the file), has as much: the gain is "
-        "that of pre-training",
+        left="its control, private rows alone after the same warm-up (OnlyPriv+ in the file), is as accurate: the "
+        "gain comes from pre-training",
     ),
     Row(
         "Table 3, CIFAR-10, Coupling",
@@ -795,8 +800,10 @@ COUPLING = (
         "experiments/results/coupling_cifar10.json",
         "ResNet-18 65.09 / 71.72; ViT-small 97.39 / 97.84; DeiT-small 95.55 / 96.68",
         lambda: _coupling("Coupling", "cifar10"),
-        "a linear probe on frozen EfficientNet-Lite0 features; FullPriv has as much at r_pub = 0.05. ResNet-18 has 14 "
-        "times the operations of ResNet-20: about 4 core-hours for 5 epochs of one column; the ViTs are not here",
+        "a linear probe on frozen EfficientNet-Lite0 features; FullPriv is as accurate at r_pub = 0.05. ResNet-18 "
+        "has 14 "
+        "times the operations of ResNet-20: about 4 core-hours for 5 epochs of one column; the ViTs are not on this "
+        "machine",
     ),
     Row(
         "Table 3, CIFAR-100 (ViT-small, DeiT-small)",
@@ -839,7 +846,7 @@ COUPLING = (
         "experiments/results/coupling_mnist.json experiments/results/coupling_cifar10.json",
         left="columns with + have the warm-up, AdaMix the adaptive clip norm and the projection; curves are not drawn",
     ),
-    Row("Table 4, 5 (settings, notation)", left="nothing to build"),
+    Row("Table 4, 5 (settings, notation)", left="nothing to implement"),
     Row(
         "Table 6, Fig. 5 (ε at δ = n^(−1.1))",
         "experiments/coupling_table6.py",
@@ -847,7 +854,7 @@ COUPLING = (
         "experiments/results/coupling_table6.json",
         "ε = 2.00001 / 2.00001 / 5.00003 / 2.00001 / 2.00001",
         lambda: "ε = " + " / ".join(f"{r['small_delta_epsilon']:.3f}" for r in _read("coupling_table6.json")["rows"]),
-        "the printed ε are too small: a smaller δ at the same noise costs more than a hundred-thousandth",
+        "the printed ε are too small: a smaller δ at the same noise increases ε by more than 0.00001",
     ),
 )
 
@@ -860,12 +867,12 @@ PAPERS = {
 }
 HEAD = (
     "item",
-    "built",
+    "implemented",
     "tested",
     "measured",
     "published, %",
     "ours, %",
-    "what separates them, or why nothing is there",
+    "how ours differs, or why there is no result",
 )
 
 
@@ -874,7 +881,7 @@ def page() -> str:
     lines = [
         "# The five papers, item by item",
         "",
-        "Made by `python experiments/papers.py`; our values are read from the result files.",
+        "`python experiments/papers.py` writes this page; our values are read from the result files.",
         "",
     ]
     for title, rows in PAPERS.items():

@@ -192,11 +192,12 @@ def ways(document: Document) -> str:
     called, alike = found["called_different"], found["called_alike"]
     said = (
         f"The planner fails in {found['planner_fails']} of {found['rows']} rows. Of {called['pairs']} pairs that it "
-        f"calls different {called['expected_sign']} have the expected sign, {called['told_apart_as_expected']} are "
-        f"told apart so and {called['told_apart_against']} the other way; of {alike['pairs']} that it calls alike "
-        f"{alike['told_apart']} are told apart, {alike['told_apart_by_a_point']} by more than a point. Correlation of "
-        f"measured differences with the model's {found['correlation_with_the_model']:.2f}, with the mechanism's noise "
-        f"alone {found['correlation_with_the_mechanisms_noise']:.2f}."
+        f"calls different, {called['expected_sign']} have the expected sign; {called['told_apart_as_expected']} differ "
+        f"by more than 2.5 standard errors in the expected direction and {called['told_apart_against']} in the other. "
+        f"Of {alike['pairs']} that it calls alike, {alike['told_apart']} differ by more than 2.5 standard errors, "
+        f"{alike['told_apart_by_a_point']} of them by more than a point. The measured differences correlate with the "
+        f"planner's model by {found['correlation_with_the_model']:.2f}, and with the mechanism's noise alone by "
+        f"{found['correlation_with_the_mechanisms_noise']:.2f}."
     )
     heads = ["task", "batches × epochs", "ε", *names, "planner", "alike", "fails"]
     return f"{said}\n\n{table(heads, rows)}"
@@ -220,7 +221,7 @@ def caught(document: Document) -> str:
          ", ".join(f"{r[key]:.2f}" for key in ("lower_least", "lower_median", "lower_greatest"))]
         for r in document["table"]
     ]  # fmt: skip
-    return table(["run", "ε claimed", "called broken", "lower bounds: least, median, greatest"], rows)
+    return table(["run", "ε claimed", "reported as broken", "lower bounds: least, median, greatest"], rows)
 
 
 def settings(document: Document) -> str:
@@ -258,9 +259,9 @@ def heads(document: Document) -> str:
     trials = document["trials"].values()
     said = (
         f"{len(trials)} trials, {sum(t['core_seconds'] for t in trials) / 60:.0f} core-minutes; trained on "
-        f"{document['trained_on']:,} rows and judged on {document['held_out']:,} others of the *training* split. Had "
-        f"the rows been private, looking at all trials would have cost about √{len(trials)} times ε; `sordino sweep "
-        "--pay` chooses for two to three times ε. Best of each feature map and ε:"
+        f"{document['trained_on']:,} rows and evaluated on {document['held_out']:,} others of the *training* split. On "
+        f"private rows, looking at all trials would cost about √{len(trials)} times ε; a choice by `sordino sweep "
+        "--pay` costs two to three times ε. The best trial for each feature map and ε:"
     )
     names = ["ε", "features", "steps", "batch", "clip", "lr", "average", "held-out accuracy, %"]
     return said + "\n\n" + table(names, rows)
@@ -270,7 +271,7 @@ def resolutions(document: Document) -> str:
     rows = [[f"{r['resolution']}", percent(r["mean"]), f"{r['milliseconds_per_image']:g}"] for r in document["found"]]
     said = (
         f"EfficientNet-Lite0's features of CIFAR-10 without privacy: ridge regression on {document['rows']:,} training "
-        f"rows, judged on {document['judged']:,} others of the training split (the penalty is the best on those)."
+        f"rows, evaluated on {document['judged']:,} others of the training split (the penalty is the best on those)."
     )
     return said + "\n\n" + table(["pixels", "held-out accuracy, %", "core ms for an image"], rows)
 
@@ -302,7 +303,7 @@ def searched_features(document: Document) -> str:
         for t in document["trials"].values()
     ]  # fmt: skip
     said = (
-        f"{len(rows)} maps, on few training rows with the noise that all records would have, and "
+        f"{len(rows)} maps, compared on a part of the training rows with the noise of all records, and "
         f"{len(document['earlier'])} earlier trials of scratch versions (in the file). Test rows were not read."
     )
     heads = ["dataset", "patches", "rows", "dimensions", "held out, ε = 1, %", "held out, ε = 3, %"]
@@ -348,7 +349,7 @@ def goals() -> str:
     said = (
         "Add/remove, δ = 1e-5, all training records, true Poisson sampling. EfficientNet-Lite0's features of CIFAR-10 "
         f"at 128 pixels reach {percent(probe['mean'])} % without privacy "
-        "([coupling_cifar10](results/coupling_cifar10.json)), so 90 % is out of their reach."
+        "([coupling_cifar10](results/coupling_cifar10.json)), so 90 % can't be reached with them."
     )
     return f"## Goals\n\n{said}\n\n" + table(heads, rows)
 
@@ -396,7 +397,7 @@ def section(path: Path) -> str:
         origin += f" · runs took {max(took / 60, 1):.0f} min"
     parts = [f"## [{name}.json](results/{name}.json)", origin]
     if older(name, document):
-        parts.append("**Older than today's engine**: measured before it; not run again for lack of time.")
+        parts.append("**Measured with an earlier engine**; not run again for lack of time.")
     if document.get("note"):
         parts.append(f"*{document['note']}*")
     return "\n\n".join([*parts, figures(name, document)])
@@ -408,12 +409,12 @@ def page() -> str:
     marked = [path.stem for path in paths if older(path.stem, json.loads(path.read_text(encoding="utf8")))]
     took = sum(seconds(json.loads(path.read_text(encoding="utf8"))) for path in paths)
     head = (
-        "# Results\n\nMade by `python experiments/results_page.py` from the files in `experiments/results`; nothing "
-        "here is written by hand. ± is one standard deviation over the seeds unless it says otherwise. Where a file's "
-        "commit was not recorded when it was written, it is the commit that added it (`origin_note` in the file).\n\n"
-        f"{len(marked)} of {len(paths)} files were measured before today's engine ({ENGINE}) and are marked.\n\n"
-        f"By their own entries the runs of all files took {took / 3600:.0f} hours (core time where it was recorded, "
-        "else time on a shared core); each section says what its own took."
+        "# Results\n\n`python experiments/results_page.py` writes this page from the files in `experiments/results`; "
+        "nothing on it is written by hand. ± is one standard deviation over the seeds, unless stated otherwise. If a "
+        "file did not record its commit, the commit that added the file is given (`origin_note` in the file).\n\n"
+        f"{len(marked)} of {len(paths)} files were measured before the present engine ({ENGINE}) and are marked.\n\n"
+        f"The runs of all files took {took / 3600:.0f} hours by the files' own entries (core time if it was recorded, "
+        "otherwise time on a shared core); each section states the time of its runs."
     )
     return "\n\n".join([head, goals(), *map(section, paths)]) + "\n"
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from importlib.resources import as_file, files
@@ -120,9 +121,9 @@ def mutant_lines() -> Iterator[str]:
         return
     refused = [row["mutant"] for row in real if row["how"] == "refusal"]
     yield (
-        f"{sum(row['caught'] for row in real)} of {len(real)} faults that were put into our own code are caught, on "
-        f"commit {document['commit']}. {len(real) - len(refused)} of them by a counter-example; {len(refused)} only "
-        f"because the library itself refuses or stops: {', '.join(refused) or 'none'}."
+        f"{sum(row['caught'] for row in real)} of {len(real)} faults that were put into our own code are detected, on "
+        f"commit {document['commit']}: {len(real) - len(refused)} by a counter-example, {len(refused)} only because "
+        f"the library itself refuses or stops ({', '.join(refused) or 'none'})."
     )
     yield ""
     yield "| mutant | recipe | caught by | how |"
@@ -156,12 +157,12 @@ def forgery_lines() -> Iterator[str]:
         yield "Not tried."
         return
     yield (
-        f"{sum(row['right'] for row in rows)} of {len(rows)} forged run directories are called forged by "
-        f"`sordino verify`, each by the check that it was made for, on commit {document['commit']}; both genuine runs "
-        "are called genuine."
+        f"{sum(row['right'] for row in rows)} of {len(rows)} forged run directories are rejected by "
+        f"`sordino verify`, each by the check that it targets, on commit {document['commit']}; both genuine runs are "
+        "accepted."
     )
     yield ""
-    yield "| forgery | named by |"
+    yield "| forgery | checks that fail |"
     yield "|---|---|"
     for row in rows:
         yield f"| {row['forgery']} | {', '.join(row['named_by']) or '–'} |"
@@ -185,9 +186,9 @@ def strength_lines() -> Iterator[str]:
     for runs, one in found.get("false", {}).items():
         if one["audits"]:
             yield (
-                f"A mechanism exactly on its claim, audited in {runs} run{'s' if runs != '1' else ''}: called broken "
-                f"in {one['called_broken']} of {one['audits']} audits; order statistics at 95 %, which do not enter "
-                f"the verdict, exceed the claim in {one['above_at_95']}.\n"
+                f"A mechanism exactly at its claim, audited in {runs} run{'s' if runs != '1' else ''}: reported as "
+                f"broken in {one['called_broken']} of {one['audits']} audits; order statistics at 95 %, which are not "
+                f"part of the verdict, exceed the claim in {one['above_at_95']}.\n"
             )
     for row in found.get("black", []):
         yield (
@@ -214,7 +215,7 @@ def commit_lines(found: dict[str, set[str]]) -> Iterator[str]:
     if len(every) == 1 and all(found.values()):
         yield f"Everything below was made by the code of one commit, {every.pop()}."
         return
-    yield "**These results come from different commits**, so no one version of the code has all of them:"
+    yield "**These results come from different commits**, so no single version of the code was tested in all ways:"
     yield ""
     for name, known in found.items():
         yield f"- `{name}`: {', '.join(sorted(known)) or 'not made'}"
@@ -229,12 +230,12 @@ def _missing(rows: list[Row]) -> str:
 def page(rows: list[Row]) -> str:
     """docs/trust.md."""
     made_by = ", ".join(sorted({row["commit"] for row in rows})) or "–"
-    return "\n".join(
+    text = "\n".join(
         [
             "# Attacks and audits: results",
             "",
-            "Made by `python experiments/trust.py` from the files in `experiments/results`; a test compares the page",
-            "with the files. Definitions and proofs of the bounds: [the audit](guarantees/audit.md); the adversaries:",
+            "`python experiments/trust.py` writes this page from the files in `experiments/results`; a test compares",
+            "the two. Definitions and proofs of the bounds: [the audit](guarantees/audit.md); the adversaries:",
             "[threat model](threat-model.md).",
             "",
             *commit_lines(commits()),
@@ -243,7 +244,8 @@ def page(rows: list[Row]) -> str:
             "",
             "`sordino attack --quick` on one small recipe for each method and each part of a record's vector, and on",
             f"the bundled recipes (commit {made_by}).",
-            "Claims are the recipe's; white-box bounds are of a few steps in one run, so of less than the whole claim.",
+            "The claimed ε is that of the recipe. White-box bounds come from a few steps of one run, so they show less",
+            "than the whole claim.",
             "",
             *table(rows),
             "",
@@ -269,13 +271,18 @@ def page(rows: list[Row]) -> str:
             "",
             "DP-SGD at ε = 4, δ = 10⁻⁵, add-remove, 7,800 canaries in each run: the share of ε shown, for three seeds.",
             "The verdict uses order statistics at 99.99 % confidence and f-DP in one run at 94.99 %. The ceiling is",
-            "what an auditor could show at 95 % who knows the very pair of distributions and has as many independent",
+            "what an auditor could show at 95 % who knows the exact pair of distributions and has as many independent",
             "trials.",
             "",
             *strength_lines(),
             "",
         ]
     )
+    return "\n".join(line if line.startswith("|") else _wrapped(line) for line in text.split("\n"))
+
+
+def _wrapped(line: str) -> str:
+    return textwrap.fill(line, 128, break_long_words=False, break_on_hyphens=False)
 
 
 def known_rows() -> list[Row]:
