@@ -128,7 +128,9 @@ def _race(path: Path, folder: Path, barrier: Any, answers: Any) -> None:
 
 
 def test_of_twenty_runs_that_start_at_once_as_many_start_as_one_after_the_other(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
+    # not a fork of this process: threads of tests before this one may hold locks, which a child would wait for
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["sordino.runs.budget"])
     barrier, answers = context.Barrier(20), context.Queue()
     runs = [
         context.Process(target=_race, args=(tmp_path / "life.db", tmp_path / str(number), barrier, answers))
