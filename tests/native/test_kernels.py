@@ -21,7 +21,7 @@ from sordino.native import boxmuller, kernels
 from sordino.native.kernels import Array, Kernels, Pair, Parts, Room, Rules, agrees, compiled
 from sordino.randomness import RandomSource, Stream, keystream
 from sordino.randomness import rounded_sum as randomness
-from sordino.randomness.exact import exact_normal
+from sordino.randomness.exact import EXTRA_BITS, exact_normal
 from sordino.release import requests as release
 
 LIBRARY = compiled()
@@ -393,14 +393,14 @@ def test_columns_and_stretched_numbers_are_read_by_value(loops: bool, monkeypatc
 
 
 def test_what_a_library_is_tried_on_is_rounded_exactly() -> None:
-    """The constant in the module: every sum by 176-bit arithmetic, but for the two pairs that are left as they were."""
+    """The constant in the module: every sum by 448-bit arithmetic, but for the two pairs that are left as they were."""
     digits, further, offset = kernels.trial()
     pairs = digits.shape[1]
     u, v = boxmuller.extended(digits, further)
     expected = offset.copy()
     for i in range(2, pairs):
         offsets = float(offset[i]), float(offset[pairs + i])
-        expected[[i, pairs + i]] = exact_normal(int(u[i]), int(v[i]), bytes(32), 100.0, offsets)
+        expected[[i, pairs + i]] = exact_normal(int(u[i]), int(v[i]), bytes(2 * EXTRA_BITS // 8), 100.0, offsets)
     assert hashlib.blake2b(expected.tobytes(), digest_size=16).hexdigest() == kernels._ROUNDED_EXACTLY
 
 

@@ -1,7 +1,8 @@
-"""The exact half of the generator against 400-bit arithmetic, and against its fast half."""
+"""The exact half of the generator against 600-bit arithmetic, and against its fast half."""
 
 from __future__ import annotations
 
+import hashlib
 import random
 from decimal import Decimal, localcontext
 
@@ -13,45 +14,67 @@ from hypothesis import strategies as st
 
 from sordino.randomness import RandomSource, exact
 from sordino.randomness import stream as randomness
-from sordino.randomness.exact import _FRACTION, cos_sin, exact_exponential, exact_normal, negative_log
+from sordino.randomness.exact import _FRACTION, EXTRA_BITS, cos_sin, exact_exponential, exact_normal, negative_log
 
-PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803")
+PI = Decimal(
+    "3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803482534211706798214808651"
+    "3282306647093844609550582231725359408128481117450284102701938521105559644622948954930381964428810975665933446"
+)
+BITS = 63 + EXTRA_BITS + 1  # of a U with all its digits
 
 
 def fixed(value: int) -> Decimal:
     return Decimal(value) / Decimal(2) ** _FRACTION
 
 
-@given(st.integers(1, 191), st.integers(0, 2**191 - 1), st.booleans())
+@given(st.integers(1, BITS - 1), st.integers(0, 2 ** (BITS - 1) - 1), st.booleans())
 @settings(deadline=None, max_examples=60)
-def test_negative_log_is_right_to_150_bits_for_every_size_of_u(length: int, digits: int, near_one: bool) -> None:
+def test_negative_log_is_right_to_422_bits_for_every_size_of_u(length: int, digits: int, near_one: bool) -> None:
     numerator = (digits % (1 << length)) | 1
     if near_one:
-        numerator = (1 << 192) - numerator
+        numerator = (1 << BITS) - numerator
     with localcontext() as context:
-        context.prec = 90
-        exact = -(Decimal(numerator) / Decimal(2) ** 192).ln()
-        assert abs(fixed(negative_log(numerator, 192)) - exact) < Decimal(2) ** -150
+        context.prec = 180
+        exact = -(Decimal(numerator) / Decimal(2) ** BITS).ln()
+        assert abs(fixed(negative_log(numerator, BITS)) - exact) < Decimal(2) ** -422
 
 
-@given(st.integers(-(2**192), 2**192 - 1))
+@given(st.integers(-(2**BITS), 2**BITS - 1))
 @settings(deadline=None, max_examples=60)
 def test_cos_and_sin_lie_on_the_circle_and_turn_with_the_angle(numerator: int) -> None:
-    cos, sin = cos_sin(numerator, 193)
-    assert abs(cos * cos + sin * sin - (1 << 2 * _FRACTION)) < 1 << (2 * _FRACTION - 150)
-    cos2, sin2 = cos_sin(2 * numerator, 193)  # the double-angle formulas
-    assert abs(cos2 - ((cos * cos - sin * sin) >> _FRACTION)) < 1 << (_FRACTION - 150)
-    assert abs(sin2 - ((2 * cos * sin) >> _FRACTION)) < 1 << (_FRACTION - 150)
-    assert cos / 2**_FRACTION == pytest.approx(np.cos(2 * np.pi * (numerator / 2**193)), abs=1e-14)
-    assert sin / 2**_FRACTION == pytest.approx(np.sin(2 * np.pi * (numerator / 2**193)), abs=1e-14)
+    turn = BITS + 1
+    cos, sin = cos_sin(numerator, turn)
+    assert abs(cos * cos + sin * sin - (1 << 2 * _FRACTION)) < 1 << (2 * _FRACTION - 422)
+    cos2, sin2 = cos_sin(2 * numerator, turn)  # the double-angle formulas
+    assert abs(cos2 - ((cos * cos - sin * sin) >> _FRACTION)) < 1 << (_FRACTION - 422)
+    assert abs(sin2 - ((2 * cos * sin) >> _FRACTION)) < 1 << (_FRACTION - 422)
+    assert cos / 2**_FRACTION == pytest.approx(np.cos(2 * np.pi * (numerator / 2**turn)), abs=1e-14)
+    assert sin / 2**_FRACTION == pytest.approx(np.sin(2 * np.pi * (numerator / 2**turn)), abs=1e-14)
 
 
-def test_sine_of_a_small_angle_is_the_angle() -> None:
+@pytest.mark.parametrize("power", [3, 12, 60, 200])
+def test_sine_of_an_angle_is_its_power_series(power: int) -> None:
     with localcontext() as context:
-        context.prec = 90
-        angle = 2 * PI / Decimal(2) ** 60
-        series = angle - angle**3 / 6 + angle**5 / 120
-        assert abs(fixed(cos_sin(1 << 133, 193)[1]) - series) < Decimal(2) ** -150
+        context.prec = 200
+        angle = 2 * PI / Decimal(2) ** power
+        series, term, k = Decimal(0), angle, 1
+        while abs(term) > Decimal(2) ** -600:
+            series += term
+            term *= -angle * angle / ((k + 1) * (k + 2))
+            k += 2
+        assert abs(fixed(cos_sin(1 << (BITS + 1 - power), BITS + 1)[1]) - series) < Decimal(2) ** -422
+
+
+def test_the_further_digits_begin_with_those_of_earlier_versions() -> None:
+    """So an insecure seed still gives the noise that it gave when 128 digits were used."""
+    stream = RandomSource.seeded(5).stream("compare", 0)
+    for words in (1, 2):
+        digits = stream._extra(77, words)
+        old = hashlib.blake2b((77).to_bytes(16, "little"), digest_size=16 * words, key=stream._refine_key).digest()
+        for i in range(words):
+            number = int.from_bytes(digits[48 * i : 48 * (i + 1)], "little")
+            assert number >> (EXTRA_BITS - 128) == int.from_bytes(old[16 * i : 16 * (i + 1)], "little")
+    assert stream._extra(77, 2)[:32] != stream._extra(78, 2)[:32]
 
 
 def test_rounding_is_to_the_nearest_integer_on_both_sides_of_zero() -> None:
@@ -102,6 +125,6 @@ def test_double_precision_stays_within_the_tolerance_that_the_proof_allows() -> 
     fast = torch.stack([radius * angle.cos(), radius * angle.sin()])
     worst = 0.0
     for i in inside.nonzero().flatten().tolist():
-        exact = exact_normal(us[i], vs[i], bytes(32), 2.0**80)
+        exact = exact_normal(us[i], vs[i], bytes(2 * EXTRA_BITS // 8), 2.0**80)
         worst = max(worst, *(abs(fast[k, i].item() - exact[k] / 2.0**80) for k in (0, 1)))
     assert worst < 0.75 * randomness._TOLERANCE  # measured: half of it; the proof allows log and cos 4 ulp

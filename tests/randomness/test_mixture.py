@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from sordino.randomness import RandomSource
-from sordino.randomness.exact import rounded_total
+from sordino.randomness.exact import _FRACTION, rounded_total
 from sordino.randomness.mixture import BLOCK, rounded_mixture
 
 SOURCE = RandomSource.seeded(5)
@@ -54,7 +54,7 @@ def test_extreme_draws_and_doubles_agree_with_fixed_point() -> None:
     values = block.values().copy()
     places = [*np.argsort(np.abs(values))[-4:].tolist(), *np.argsort(np.abs(values))[:4].tolist(), 9_999, 10_000]
     for place in places:
-        exact = Fraction(block.exactly(int(place)), 1 << 352)
+        exact = Fraction(block.exactly(int(place)), 1 << 2 * _FRACTION)
         assert abs(Fraction(float(values[place])) - exact) <= Fraction(1, 2**45)
 
 

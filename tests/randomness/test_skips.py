@@ -13,7 +13,7 @@ from scipy import stats
 
 from sordino.errors import InputError
 from sordino.randomness import RandomSource
-from sordino.randomness.exact import EXTRA_BITS, _extend, negative_log
+from sordino.randomness.exact import EXTRA_BITS, extended, negative_log
 from sordino.randomness.skips import _gaps
 from sordino.sampling import MANY, Poisson, TruncatedPoisson, batches
 
@@ -62,9 +62,9 @@ def test_every_floor_is_that_of_exact_arithmetic(rate: float) -> None:
         edge = int((1 - Fraction(threshold, 1 << 64)) ** m * 2**63) if m <= 10 else int((1 - rate) ** m * 2**63)
         heads += [min(max(edge + shift, 0), (1 << 63) - 1) for shift in (-3, -1, 0, 1, 3)]
     words = np.array([head << 1 for head in heads], dtype=np.uint64)
-    gaps = _gaps(lambda n: (words, lambda place: bytes([place % 251] * 16)), rate_exact, len(words))
+    gaps = _gaps(lambda n: (words, lambda place: bytes([place % 251] * (EXTRA_BITS // 8))), rate_exact, len(words))
     for place, head in enumerate(heads):
-        value = negative_log(_extend(head, bytes([place % 251] * 16)), 63 + EXTRA_BITS + 1)
+        value = negative_log(extended(head, bytes([place % 251] * (EXTRA_BITS // 8))), 63 + EXTRA_BITS + 1)
         assert gaps[place] == min(value // rate_exact, 1 << 61), (head, rate)
 
 

@@ -4,7 +4,7 @@ Formal contract. Z = √(−2 ln U)·cos 2πV and √(−2 ln U)·sin 2πV (Box 
 only the first digits are known. A stage computes offset + scale · Z from them with an error that
 docs/guarantees/noise.md section 3 bounds for *all* possible further digits. If the bound leaves one nearest
 integer, the result is that integer; every other pair is reported as undecided and is computed with more digits of the
-same U and V: in double precision here, then in the 176-bit arithmetic of `randomness.exact`. So the integers do not
+same U and V: in double precision here, then in the 448-bit arithmetic of `randomness.exact`. So the integers do not
 depend on which stage decided, nor on the rounding of the platform's log, cos and sin, as long as these are within 4
 units in the last place.
 

@@ -22,8 +22,12 @@ _ZEROS = bytes(1 << 16)
 
 def extra_digits(refine_key: bytes, address: int, words: int) -> bytes:
     """The digits with which `exact` decides a draw: EXTRA_BITS for each of its words, found by the draw's address."""
-    size = words * EXTRA_BITS // 8
-    return hashlib.blake2b(address.to_bytes(16, "little"), digest_size=size, key=refine_key).digest()
+    place = address.to_bytes(16, "little")
+    first = hashlib.blake2b(place, digest_size=16 * words, key=refine_key).digest()
+    size = EXTRA_BITS // 8 - 16
+    rest = hashlib.blake2b(place + b"rest", digest_size=size * words, key=refine_key).digest()
+    # little-endian: the first 128 digits of a word are the last bytes of its number
+    return b"".join(rest[size * i : size * (i + 1)] + first[16 * i : 16 * (i + 1)] for i in range(words))
 
 
 class Further:

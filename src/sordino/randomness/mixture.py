@@ -2,9 +2,9 @@
 
 Formal contract. Coordinate i of a stream defines one real Gaussian Z_j(i) by its infinite sequence of digits, the same
 for every call. The sum is computed in double precision with an error bound that holds for all digits not drawn yet; if
-the bound leaves one nearest integer, that is the result. Otherwise every Z_j of the coordinate is computed with 128
-further digits and the sum is taken in 176-bit fixed point, with each coefficient as the exact value of its double
-(docs/guarantees/noise.md, section 2). So the result is the integer of the real sum up to a total variation of 2⁻¹⁰⁰ for
+the bound leaves one nearest integer, that is the result. Otherwise every Z_j of the coordinate is computed with 384
+further digits and the sum is taken in 448-bit fixed point, with each coefficient as the exact value of its double
+(docs/guarantees/noise.md, section 2). So the result is the integer of the real sum up to a total variation of 2⁻²⁶⁰ for
 each of its terms.
 """
 
@@ -45,8 +45,8 @@ def rounded_mixture(
         factor: a public number by which the result is multiplied.
     """
     weight = sum(abs(a) for a, _ in terms)
-    # |Z| < 16: p products and p sums, each rounded by 2⁻⁵³ of at most 16·Σ|a|; then the factor and the offset
-    tolerance = scale * weight * (TOLERANCE + (len(terms) + 3) * 2.0**-48) + 2.0**-50
+    # |Z| < 25: p products and p sums, each rounded by 2⁻⁵³ of at most 25·Σ|a|; then the factor and the offset
+    tolerance = scale * weight * (TOLERANCE + (len(terms) + 3) * 2.0**-47) + 2.0**-50
     for start, part in _blocks(values):
         part *= 1.0 / spacing
         whole = np.rint(part)

@@ -1,7 +1,7 @@
 """spacing · round(values/spacing + scale · Z): Gaussian noise added to values and rounded as the real sum would be.
 
 Single precision decides nearly every rounding. Where its error bound leaves two integers possible, double precision
-with 32 further random digits decides; where that is not enough, fixed-point arithmetic with 128 further digits does
+with 32 further random digits decides; where that is not enough, fixed-point arithmetic with 384 further digits does
 (`exact`; docs/guarantees/noise.md). The C kernels and the NumPy code return the same bits. The Z of a coordinate
 depends on the stream's keys and its address only: not on the values, their dtype, or the number of threads.
 """
@@ -139,7 +139,7 @@ class RoundedSum:
         return found
 
     def _refine(self, flat: npt.NDArray[Any], pairs: _Open, scale: float, spacing: float, step: float) -> None:
-        """Decides the pairs: with 32 further digits each in double precision, then with 128 more exactly."""
+        """Decides the pairs: with 32 further digits each in double precision, then with 384 more exactly."""
         counters = np.zeros((len(pairs.addresses), 2), "<u8")
         counters[:, 0] = pairs.addresses
         words = np.frombuffer(Further(self.refine_key).digits(counters.tobytes()), dtype="<u4").reshape(-1, 4)

@@ -2,9 +2,9 @@
 
 The number of failures before a success has P(G ≥ m) = (1 − p)^m, so G = ⌊−ln U / λ⌋ with λ = −ln(1 − p) and U uniform
 (Devroye 1986, ch. X.2). Double precision decides the floor unless −ln U / λ is within its error of an integer. In that
-case 128 further digits of U and 176-bit fixed point decide, as for the noise (`exact`; docs/guarantees/noise.md). So
+case 384 further digits of U and 448-bit fixed point decide, as for the noise (`exact`; docs/guarantees/noise.md). So
 every trial is a success with probability p = ⌊rate·2⁶⁴⌋/2⁶⁴, independently of the others, up to a total variation of
-2⁻¹⁰⁰ per draw.
+2⁻²⁶⁰ per draw.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sordino.errors import InputError
-from sordino.randomness.exact import EXTRA_BITS, _extend, negative_log
+from sordino.randomness.exact import EXTRA_BITS, as_float, extended, negative_log
 
 RARE = 2.0**-5
 """The largest probability for which skipping pays; the smallest is 2⁻⁴⁰, for which the digits of λ suffice."""
@@ -28,7 +28,7 @@ _BAND = 2.0**-46  # bounds the error of −ln U: 2⁻⁴⁸ for digits not drawn
 
 
 Draw = Callable[[int], tuple[npt.NDArray[np.uint64], Callable[[int], bytes]]]
-"""Maps n to n random words, and to a function that maps the index of a word to 16 further random bytes."""
+"""Maps n to n random words, and to a function that maps the index of a word to 48 further random bytes."""
 
 
 def successes(draw: Draw, rate: float, trials: int) -> npt.NDArray[np.int64]:
@@ -36,7 +36,7 @@ def successes(draw: Draw, rate: float, trials: int) -> npt.NDArray[np.int64]:
     if not _RAREST <= rate <= RARE:
         raise InputError(f"skipping needs a rate between 2^-40 and 2^-5, got {rate}")
     threshold = math.floor(Fraction(rate) * 2**64)
-    rate_exact = negative_log((1 << 64) - threshold, 64)  # λ in 176-bit fixed point
+    rate_exact = negative_log((1 << 64) - threshold, 64)  # λ in fixed point
     found, last = [], -1
     while last < trials:
         left = (trials - last) * rate
@@ -50,7 +50,7 @@ def successes(draw: Draw, rate: float, trials: int) -> npt.NDArray[np.int64]:
 
 def _gaps(draw: Draw, rate_exact: int, n: int) -> npt.NDArray[np.int64]:
     """n independent numbers of failures before a success."""
-    rate = math.ldexp(rate_exact, -176)
+    rate = as_float(rate_exact)
     words, further = draw(n)
     heads = words >> np.uint64(1)  # 63 bits of U
     with np.errstate(divide="ignore"):  # U = 0 is decided exactly below
@@ -59,6 +59,6 @@ def _gaps(draw: Draw, rate_exact: int, n: int) -> npt.NDArray[np.int64]:
     clear = np.abs(value - np.rint(value)) > _BAND / rate + 2.0**-50 * value
     open_ = np.flatnonzero(~clear | (heads < np.uint64(_FEW)))
     for place in open_:
-        exact = negative_log(_extend(int(heads[place]), further(int(place))), 63 + EXTRA_BITS + 1)
+        exact = negative_log(extended(int(heads[place]), further(int(place))), 63 + EXTRA_BITS + 1)
         gaps[place] = min(exact // rate_exact, 1 << 61)
     return gaps

@@ -7,10 +7,10 @@ Distributions, given an ideal generator:
 | bernoulli(p, n)         | ones with probability ⌊p·2⁶⁴⌋/2⁶⁴, never above p | < 2⁻⁶⁴ each, 0 for p = 0, 1 |
 | below(bound, n)         | uniform on 0..bound−1                          | 0                          |
 | permutation(n)          | uniform on all n! orders                       | 0                          |
-| rounded_sum(x, s)       | round(x + s·Z), Z a real standard Gaussian     | < 2⁻¹⁰⁰ each               |
-| rounded_mixture         | the same with Σ a·Z over several streams (`mixture`) | < 2⁻¹⁰⁰ each and term |
-| rounded_normal(out, s)  | round(s·Z), Z a real standard Gaussian         | < 2⁻¹⁰⁰ each               |
-| rounded_laplace(out, s) | round(s·L), L a real standard Laplace variable | < 2⁻¹⁰⁰ each               |
+| rounded_sum(x, s)       | round(x + s·Z), Z a real standard Gaussian     | < 2⁻²⁶⁰ each               |
+| rounded_mixture         | the same with Σ a·Z over several streams (`mixture`) | < 2⁻²⁶⁰ each and term |
+| rounded_normal(out, s)  | round(s·Z), Z a real standard Gaussian         | < 2⁻²⁶⁰ each               |
+| rounded_laplace(out, s) | round(s·L), L a real standard Laplace variable | < 2⁻²⁶⁰ each               |
 
 Running time is not constant: a rounding that is decided exactly takes longer (docs/guarantees/noise.md).
 """
