@@ -6,6 +6,7 @@ import json
 import math
 import time
 
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as google
@@ -88,3 +89,44 @@ def test_the_command_says_user(capsys: pytest.CaptureFixture[str]) -> None:
     said = json.loads(capsys.readouterr().out)
     assert (said["unit"], said["examples_per_user"]) == ("user", 2)
     assert said["epsilon"] == pytest.approx(found(2.0, 0.05, 2, 5))
+
+
+def _true_delta(sigma: float, rate: float, rows: int, epsilon: float) -> mpmath.mpf:
+    """δ(ε) of one step by its closed form, with fifty digits."""
+    with mpmath.workdps(50):
+        s, q, e = mpmath.mpf(sigma), mpmath.mpf(rate), mpmath.mpf(epsilon)
+        weights = [mpmath.binomial(rows, j) * q**j * (1 - q) ** (rows - j) for j in range(rows + 1)]
+
+        def loss(x: mpmath.mpf) -> mpmath.mpf:
+            return mpmath.log(sum(w * mpmath.exp((x * j - j * j / 2) / s**2) for j, w in enumerate(weights)))
+
+        low, high = mpmath.mpf(-1000), mpmath.mpf(1000)
+        for _ in range(160):
+            middle = (low + high) / 2
+            low, high = (middle, high) if loss(middle) < e else (low, middle)
+        above = [mpmath.ncdf((j - low) / s) for j in range(rows + 1)]
+        return sum(w * a for w, a in zip(weights, above, strict=True)) - mpmath.exp(e) * above[0]
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "rows", "delta"),
+    [
+        (0.39746951146930204, 0.8385539441248526, 4, 4.217185999601121e-169),
+        (0.343669618725316, 0.9981959661005645, 2, 1.2628288823550104e-229),
+        (0.18846564234898305, 0.9296500104114012, 1, 6.106289743136146e-269),
+        (7.591857890924489, 0.02546643007646964, 3, 3.975764465314201e-21),
+    ],
+)
+def test_both_bounds_hold_where_probabilities_are_too_small_for_doubles(
+    sigma: float, rate: float, rows: int, delta: float
+) -> None:
+    """The lower bound was once above the truth: at large losses Q underflows long before P."""
+    bounds = account(compose_events([(grouped(sigma, rate, rows), 1)]), delta)
+    assert _true_delta(sigma, rate, rows, bounds.epsilon) <= delta
+    if bounds.epsilon_lower:
+        assert _true_delta(sigma, rate, rows, bounds.epsilon_lower) >= delta
+
+
+def test_laplace_noise_has_its_pure_epsilon_however_small_delta_is() -> None:
+    pure = account(compose_events([(Release("laplace", 2.0, 0.5), 10)]), 1e-290)
+    assert pure.epsilon == pytest.approx(10 * math.log(0.5 + 0.5 * math.exp(0.5)))

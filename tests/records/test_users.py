@@ -16,6 +16,7 @@ from sordino.gradients import Rows
 from sordino.plan import ROUNDING_MARGIN, Plan
 from sordino.records.gradients import record_gradients
 from sordino.records.reading import as_records, count_records, users_of
+from sordino.records.users import owners
 from sordino.release.ledger import read_ledger
 from sordino.sampling import LogicalBatch
 
@@ -164,6 +165,58 @@ def test_wrong_ids_are_errors(users: object) -> None:
     _, x, y = problem()
     with pytest.raises(InputError):
         users_of((x, y), users, None)
+
+
+@pytest.mark.parametrize(
+    "users",
+    [
+        [2**63, 2**63 + 1, -1],
+        [2**64, 2**64 + 1, 0],
+        np.array([2.0**53, 2.0**53 + 1, 0.0]),
+        np.array([2**24, 2**24 + 1, 0], dtype=np.float32),
+        np.array([1.0, np.inf, np.inf]),
+        ["a", "a\0", "b"],
+    ],
+)
+def test_ids_of_different_users_that_numpy_would_make_equal_are_errors(users: object) -> None:
+    """Two users who are clipped as one record move the sum by up to two clip norms."""
+    with pytest.raises(InputError, match="users must be ids"):
+        owners(users, 3)
+
+
+@pytest.mark.parametrize("missing", ["", " ", "nan", "NaN", "None", "null", "<NA>", "NaT"])
+def test_a_text_that_stands_for_a_missing_id_is_no_user(missing: str) -> None:
+    with pytest.raises(InputError, match="without missing values"):
+        owners(["a", missing, missing], 3)
+
+
+@pytest.mark.parametrize("users", [["a", "a ", "b"], ["caf\u00e9", "cafe\u0301", "b"], np.array([b"a", b" a", b"b"])])
+def test_one_user_under_two_spellings_is_an_error(users: object) -> None:
+    with pytest.raises(InputError, match="one user would count as two"):
+        owners(users, 3)
+
+
+@pytest.mark.parametrize("users", [{"a", "b", "c"}, {"a": 0, "b": 1, "c": 2}, "abc", b"abc"])
+def test_ids_without_an_order_of_rows_are_errors(users: object) -> None:
+    with pytest.raises(InputError, match="a list or an array"):
+        owners(users, 3)
+
+
+@pytest.mark.parametrize(
+    "users",
+    [
+        [3, -1, 3],
+        [2**63, 2**63 + 1, 2**63],
+        ["x", "y", "x"],
+        np.array([3.0, -1.0, 3.0]),
+        range(0, 3),
+        [True, False, True],
+    ],
+)
+def test_ids_that_tell_users_apart_are_taken(users: object) -> None:
+    numbers, count = owners(users, 3)
+    assert count == len(set(users)) == len(set(numbers.tolist()))  # type: ignore[call-overload]
+    assert (numbers[0] == numbers[2]) == (users[0] == users[2])  # type: ignore[index]
 
 
 def test_owners_outside_of_the_declared_number_and_unequal_lengths_are_errors() -> None:

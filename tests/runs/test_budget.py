@@ -8,6 +8,8 @@ import os
 import shutil
 import sqlite3
 import stat
+import subprocess
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -371,3 +373,67 @@ def test_a_file_that_is_no_budget_is_named(tmp_path: Path, content: bytes) -> No
 def test_a_run_that_protects_users_is_not_added_to_runs_that_protect_records(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="protects a user"):
         budget_of(tmp_path).reserve(DIGEST, plan_of(9.0, unit="user"), run_folder(tmp_path, "a"))
+
+
+def test_a_run_of_a_budget_goes_on_only_under_that_budget(tmp_path: Path) -> None:
+    """Killed, settled from its ledger and resumed without --budget, or with another file, its last steps were free."""
+    recipe, life, out = small_recipe(), tmp_path / "life.db", run_folder(tmp_path, "a")
+    plan = Plan.dpsgd(noise_multiplier=8.0, delta=1e-5, records=100, expected_batch=100, steps=9)
+    for path in (life, tmp_path / "other.db"):
+        budget = Budget(path, create=True)
+        budget.set(budget.digest(recipe, None), "patients", 3.0, 1e-5, "add-remove", replace=True)
+    shutil.copy(life, tmp_path / "older.db")
+    Budget(life).reserve(Budget(life).digest(recipe, None), plan, out)
+    _ledger(out, plan, entries=4)
+    Budget(life).settle_dead()
+    settled = Budget(life).accounts()[0].spent
+    with pytest.raises(InputError, match="begun under a budget"), charged(None, recipe, plan, out, None):
+        pass
+    for path in (tmp_path / "other.db", tmp_path / "older.db"):
+        with pytest.raises(InputError, match="another budget file"), charged(path, recipe, plan, out, None):
+            pass
+        assert Budget(path).accounts()[0].runs == ()
+    with charged(life, recipe, plan, out, None):
+        assert Budget(life).accounts()[0].spent > settled
+    (out / TOKEN).unlink()  # the owner's decision: it is counted by hand
+    with charged(None, recipe, plan, out, None):
+        pass
+
+
+def test_a_kill_between_reservation_and_recipe_leaves_a_directory_that_can_be_used(tmp_path: Path) -> None:
+    recipe, life, out = tmp_path / "recipe.toml", tmp_path / "life.db", run_folder(tmp_path, "a")
+    recipe.write_text(small_toml(privacy={"noise_multiplier": 2.0, "insecure_seed": None}))
+    assert main(["budget", "set", str(life), str(recipe), "--epsilon", "3", "--delta", "1e-5"]) == 0
+    (out / TOKEN).write_text(json.dumps({"reservation": "of a killed process"}))
+    assert main(["train", str(recipe), "--budget", str(life), "--out", str(out)]) == 0
+    assert len(Budget(life).accounts()[0].runs) == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write to read-only files")
+def test_a_budget_that_can_not_be_written_starts_nothing(tmp_path: Path) -> None:
+    budget = budget_of(tmp_path)
+    budget.path.chmod(0o400)
+    with pytest.raises(SordinoError, match="can't be used"):
+        budget.reserve(DIGEST, plan_of(4.0), run_folder(tmp_path, "a"))
+
+
+def test_a_full_disk_starts_nothing_and_loses_nothing(tmp_path: Path) -> None:
+    budget = budget_of(tmp_path)
+    budget.reserve(DIGEST, plan_of(8.0), run_folder(tmp_path, "a"))
+    before = budget.accounts()[0].runs
+    script = (
+        "import resource, signal, sys; from pathlib import Path; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "from sordino.errors import SordinoError; from sordino.plan import Plan\n"
+        "from sordino.runs.budget import Budget\n"
+        "here = Path(sys.argv[1]); budget = Budget(here / 'life.db')\n"
+        "plan = Plan.dpsgd(noise_multiplier=8.0, delta=1e-5, records=100, expected_batch=100, steps=1)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"  # every write beyond fails, as on a full disk
+        "try:\n    budget.reserve(sys.argv[2], plan, here / 'b')\nexcept SordinoError as error:\n    print(error)\n"
+    )
+    run_folder(tmp_path, "b")
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path), DIGEST], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "can't be" in done.stdout
+    assert budget.accounts()[0].runs == before

@@ -104,6 +104,8 @@ def composed_epsilon(
             return rdp_epsilon(releases, delta, relation), "rdp"
         if (value := _unsampled(releases, delta, relation)) <= MAX_LOSS:
             return value, "gaussian"
+        if math.isfinite(value := _pure_epsilon(releases, relation)):
+            return value, "pld"
         raise LossTooLarge(
             f"the privacy loss of {_describe(releases)} is too large for the PLD accountant ({error}), and there is no "
             f"Rényi bound for it: use more noise or fewer steps"

@@ -32,6 +32,9 @@ Array = NDArray[np.float64]
 # e^loss must stay far from the overflow of doubles; releases with larger losses are left to RDP
 MAX_LOSS = 600.0
 MAX_CELLS = 1 << 22
+# a mass below this has lost digits, or all of them, in double precision
+_LEAST_MASS = 1e-290
+_LEAST_TAIL = 1e-280
 
 
 class GridTooLarge(Exception):
@@ -138,18 +141,30 @@ def sort_into_bins(pair: DominatingPair, interval: float, tail: float) -> Bins:
     low, high = pair.range(tail)
     if high > MAX_LOSS or (high - low) / interval > MAX_CELLS:
         raise GridTooLarge(f"losses from {low:.3g} to {high:.3g} on a grid of {interval:.3g}")
+    if tail < _LEAST_TAIL:
+        raise GridTooLarge(f"probabilities of {tail:.3g} are too small for double precision")
     # one spare cell on either side: rounding must not push an atom at the end of the range off the grid
     first, last = math.floor(low / interval) - 1, math.floor(high / interval) + 2
     losses: Array = np.arange(first, last + 1, dtype=np.float64) * interval
     edges = np.concatenate([[-np.inf], pair.edges(losses), [np.inf]])
     p_mass, q_mass, difference = pair.masses(edges)
     inner = p_mass[1:-1], q_mass[1:-1], difference[1:-1]
+    _check_masses(inner[0], inner[1])
     # P − e^l·Q at the lower end and e^{l+d}·Q − P at the upper end of each bin, both non-negative
     above = np.maximum(_excess(*inner, losses[:-1]), 0.0)
     below = np.maximum(-_excess(*inner, losses[1:]), 0.0)
     up, down = above / -math.expm1(-interval), below / math.expm1(interval)
     p_outside, q_outside = (float(p_mass[0]), float(p_mass[-1])), (float(q_mass[0]), float(q_mass[-1]))
     return Bins(first, losses, up, down, p_outside, q_outside)
+
+
+def _check_masses(p_mass: Array, q_mass: Array) -> None:
+    """Refuses bins in which one of the two masses is too small for a double and the other is not.
+
+    Where P = 1e-150 at a loss of 500, Q = 1e-367 becomes 0, and what is computed from both is wrong in any direction.
+    """
+    if bool(((np.minimum(p_mass, q_mass) < _LEAST_MASS) & (np.maximum(p_mass, q_mass) > _LEAST_TAIL)).any()):
+        raise GridTooLarge("probabilities at large losses are too small for double precision")
 
 
 def discretise(pair: DominatingPair, interval: float, tail: float) -> tuple[Pmf, Pmf]:

@@ -179,8 +179,9 @@ def _users(name: str, given: Any, rows: int) -> tuple[str, ...] | None:
     ids = given.tolist() if isinstance(given, Tensor | np.ndarray) else list(given)
     if len(ids) != rows:
         raise InputError(f"{name}: users must have one id for each row of train, in the same order")
-    if any(isinstance(one, bool) or not isinstance(one, int | str) for one in ids):
-        raise InputError(f"{name}: users must be ids: whole numbers or texts, without missing values")
+    kinds = {type(one) for one in ids}
+    if len(kinds) > 1 or not kinds <= {int, str}:  # 1 and "1" may be two users
+        raise InputError(f"{name}: users must be ids: all whole numbers or all texts, without missing values")
     return tuple(str(one) for one in ids)
 
 

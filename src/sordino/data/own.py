@@ -155,7 +155,10 @@ class TableSource(Source):
             return None
         table = self.table(path)
         table.need([self.user])
-        ids = ["" if value is None else str(value).strip() for value in table.columns[self.user]]
+        values = table.columns[self.user]
+        if any(isinstance(value, float) and not abs(value) < 2**53 for value in values):  # NaN, or several ids in one
+            raise InputError(f"data.user: the column {self.user!r} has ids that are missing or too large for a float")
+        ids = ["" if value is None else str(value).strip() for value in values]
         return named(ids, f"data.user: the column {self.user!r}")
 
     def _refuse_unknown(self, table: Table, labelled: bool) -> None:

@@ -14,7 +14,8 @@ errors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import unicodedata
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from sordino.gradients import Rows
 from sordino.records.content import mixed, start
 
 Indices = npt.NDArray[np.int64]
+_MISSING = frozenset({"", "nan", "none", "null", "<na>", "nat"})
 
 
 class UserRows:
@@ -126,33 +128,75 @@ def protects(dataset: Any) -> Protects:
 def owners(users: Any, rows: int) -> tuple[Indices, int]:
     """(the number of each row's user, the number of users) from one id per row: numbers or texts.
 
+    Two users must never get one number: their rows would be clipped as one record, and removing one of them could move
+    the sum by two clip norms. So ids that NumPy can't keep apart (large floats, whole numbers beyond 64 bits) are
+    errors, and so are texts that stand for a missing id. Nor must one user get two numbers: texts that differ only in
+    their Unicode form or in surrounding blanks are errors.
+
     Raises:
-        InputError: the ids are not one per row, or one is missing.
+        InputError: the ids are not one per row, one is missing, or they do not identify the users.
     """
     if isinstance(users, Tensor):
         users = users.detach().cpu().numpy()
     if isinstance(users, np.ma.MaskedArray) and np.ma.is_masked(users):
         raise InputError("users must be ids: whole numbers or texts, without missing values; got masked ones")
-    ids = np.asarray(users if isinstance(users, np.ndarray) else _plain(users))
+    ids = users if isinstance(users, np.ndarray) else _plain(users)
     if ids.ndim != 1 or len(ids) != rows:
         raise InputError(
             "users must have one id for each row: give as many ids as rows, in the same order",
             private=f"users has the shape {tuple(ids.shape)}, and there are {rows} rows",
         )
-    if ids.dtype.kind == "f" and not np.array_equal(ids, np.round(ids)):  # also refuses NaN
-        raise InputError("users must be ids: whole numbers or texts, without missing values; got fractions or NaN")
     if ids.dtype.kind not in "iufUSb":
         raise InputError(f"users must be ids: whole numbers or texts, without missing values; got {ids.dtype}")
+    if ids.dtype.kind == "f":
+        _check_floats(ids)
     names, number = np.unique(ids, return_inverse=True)
+    if ids.dtype.kind in "US":
+        _check_texts(names)
     return number.astype(np.int64), len(names)
 
 
-def _plain(users: Sequence[Any]) -> Any:
+def _plain(users: Any) -> Any:
     """A list of numbers or a list of texts: NumPy would turn a mixture, or None, into texts or objects."""
+    if isinstance(users, str | bytes | Set | Mapping):
+        raise InputError(
+            f"users must be a list or an array of ids, one for each row in order; got a {type(users).__name__}"
+        )
     values = list(users)
     kinds = {
         str if isinstance(value, str) else int if isinstance(value, int | np.integer) else object for value in values
     }
     if len(kinds) > 1 or object in kinds:
         raise InputError("users must be ids: all whole numbers or all texts, without missing values")
-    return values
+    if str in kinds and any(value.endswith("\0") for value in values):  # NumPy drops these characters
+        raise InputError("users must be ids: a text ends with a null character; remove it")
+    found = np.asarray(values)
+    if int in kinds and found.dtype.kind not in "iub":  # NumPy makes floats of whole numbers beyond 64 bits
+        raise InputError("users must be ids of at most 64 bits: give larger numbers as texts")
+    return found
+
+
+def _check_floats(ids: npt.NDArray[Any]) -> None:
+    """Refuses floats that are no whole numbers, or so large that different whole numbers are the same float."""
+    if not np.array_equal(ids, np.round(ids)):  # also refuses NaN
+        raise InputError("users must be ids: whole numbers or texts, without missing values; got fractions or NaN")
+    if len(ids) and not np.abs(ids).max() < 2.0 ** (np.finfo(ids.dtype).nmant + 1):
+        raise InputError(
+            f"users must be ids: {ids.dtype} can't tell whole numbers as large as these apart; give integers or texts"
+        )
+
+
+def _check_texts(names: npt.NDArray[Any]) -> None:
+    """Refuses texts that stand for a missing id, and different texts that look the same."""
+    texts = [name.decode("utf8", "surrogateescape") if isinstance(name, bytes) else str(name) for name in names]
+    plain = [unicodedata.normalize("NFC", text).strip() for text in texts]
+    if any(text.lower() in _MISSING for text in plain):
+        raise InputError(
+            "users must be ids without missing values: a text is empty or a word for a missing value, and all rows "
+            "with it would count as one user; remove these rows, or give each its own id"
+        )
+    if len(set(plain)) < len(plain):
+        raise InputError(
+            "users must be ids: two texts differ only in surrounding blanks or in their Unicode form, so one user "
+            "would count as two; strip and normalise them (unicodedata.normalize)"
+        )

@@ -116,10 +116,16 @@ class Budget:
         A resumed run keeps its reservation; one that was settled in the meantime is reserved again in full.
 
         Raises:
-            InputError: the dataset has no budget, the relation differs, or all runs together would exceed it.
+            InputError: the dataset has no budget, the relation differs, all runs together would exceed it, or the run
+                was begun under another budget file.
         """
         cost, folder, token = Cost.of_plan(plan), str(out.resolve()), _token(out)
         with self._transaction() as base:
+            if token is not None and not base.execute("SELECT 1 FROM runs WHERE token = ?", (token,)).fetchone():
+                raise InputError(
+                    f"the run in {out} was begun under another budget file, or {self.path} is an older copy: give the "
+                    f"file that counts it. If that is lost, count the run's ledger by hand and delete {out / TOKEN}"
+                )
             known = self._account(base, digest)
             if known is None:
                 raise InputError(f"{self.path} has no budget for these records: set one with `sordino budget set`")
@@ -224,8 +230,14 @@ class Budget:
 
 @contextmanager
 def charged(path: Path | None, recipe: Recipe, plan: Plan, out: Path, data_dir: Path | None) -> Iterator[None]:
-    """Reserves before and settles after the block, also if the run fails. Without a file nothing is counted."""
+    """Reserves before and settles after the block, also if the run fails. Without a file nothing is counted.
+
+    Raises:
+        InputError: the run may not start (`Budget.reserve`), or it was begun under a budget and none is given.
+    """
     if path is None:
+        if _token(out) is not None:  # it may have been settled since, and would go on uncounted
+            raise InputError(f"the run in {out} was begun under a budget: give its file with --budget to continue it")
         yield
         return
     budget = Budget(path)

@@ -203,9 +203,9 @@ def _earlier_result(recipe: Recipe, out: Path, resume: bool) -> dict[str, Any] |
 
 
 def _is_empty(out: Path) -> bool:
-    """Whether the directory contains nothing but a partial file that a killed process left."""
+    """Whether the directory contains nothing but what a process leaves that is killed before it writes the recipe."""
     try:
-        return all(path.name == f"recipe.toml{PARTIAL}" for path in out.iterdir())
+        return all(path.name in (f"recipe.toml{PARTIAL}", TOKEN, f"{TOKEN}{PARTIAL}") for path in out.iterdir())
     except OSError as error:
         raise InputError(f"{out} can't be read: {error.strerror or error}") from error
 
