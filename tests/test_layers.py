@@ -259,6 +259,27 @@ def test_the_tests_that_were_measured_as_slow_exist() -> None:
         assert f"def {function}(" in (TESTS / path).read_text(encoding="utf8"), f"slow.json names {name}: measure anew"
 
 
+def test_the_fast_selection_imports_no_browser_and_no_library_of_models() -> None:
+    makefile = (TESTS.parent / "Makefile").read_text(encoding="utf8")
+    ignored = tuple(re.findall(r"--ignore tests/(\S+)", makefile))
+    foreign = {"selenium", "timm", "transformers", "peft"}
+    found = []
+    for path in TESTS.rglob("test_*.py"):
+        name = path.relative_to(TESTS).as_posix()
+        if not name.startswith(ignored):
+            tops = ast.parse(path.read_text(encoding="utf8")).body  # imports inside of tests are for slow tests
+            nodes = [
+                node for top in tops if not isinstance(top, ast.FunctionDef | ast.ClassDef) for node in ast.walk(top)
+            ]
+            texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+            modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+            modules += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+            if foreign & {*texts, *(module.split(".")[0] for module in modules)}:
+                found.append(name)
+    assert ignored, "make unit names the folders that it leaves out"
+    assert found == []
+
+
 IN_A_FUNCTION = "def f():\n    "
 BREAKING = {
     "a lower layer": ("release/ledger.py", "from sordino.training.steps import private_steps", downward),
