@@ -64,13 +64,15 @@ def modules() -> dict[str, ast.Module]:
 
 def run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
     """All nodes but those under `if TYPE_CHECKING:`."""
-    for child in ast.iter_child_nodes(tree):
-        if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
-            for other in child.orelse:
-                yield from (other, *run_nodes(other))
-            continue
-        yield child
-        yield from run_nodes(child)
+    waiting = [tree]
+    while waiting:
+        for child in ast.iter_child_nodes(waiting.pop()):
+            if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
+                yield from child.orelse
+                waiting += child.orelse
+            else:
+                yield child
+                waiting.append(child)
 
 
 @cache  # a tree is its own key: those of the package are parsed once
