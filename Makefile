@@ -50,7 +50,7 @@ types: $(VENV)/.installed-test
 
 unit: $(VENV)/.installed-test
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal -m "not slow" \
-		--ignore tests/models --ignore tests/report/test_report_browser.py
+		--ignore tests/models --ignore tests/hf --ignore tests/report/test_report_browser.py
 
 test: lint types
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal

@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 SLOW = HERE / "slow.json"
 """Tests with their seconds of processor time, measured by `pytest --measure` on one process (see CONTRIBUTING.md)."""
 LIMIT = 1.0  # seconds; `make unit` leaves out a test function that takes at least this, over all its parameters
-MARKED = {"models/": "models", "report/test_report_browser.py": "browser"}
+MARKED = {"models/": "models", "hf/": "models", "report/test_report_browser.py": "browser"}
 _SPENT = pytest.StashKey[dict[str, float]]()
 
 

@@ -1,7 +1,8 @@
 """The package's structure: modules import only from the layers above them, without cycles; the core names no method.
 
-Imports inside functions count too, as do relative imports and `import_module` of a name written out. Imports for type
-checkers (`if TYPE_CHECKING:`) do not count, since they are never run.
+Imports inside functions count too, as do relative imports, `import_module` of a name written out, and names that a
+package imports on first use (sordino.lazy). Imports for type checkers (`if TYPE_CHECKING:`) do not count, since they
+are never run.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import sordino
+from sordino.methods import METHODS
 
 ROOT = Path(sordino.__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
@@ -62,13 +64,15 @@ def modules() -> dict[str, ast.Module]:
 
 def run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
     """All nodes but those under `if TYPE_CHECKING:`."""
-    for child in ast.iter_child_nodes(tree):
-        if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
-            for other in child.orelse:
-                yield from (other, *run_nodes(other))
-            continue
-        yield child
-        yield from run_nodes(child)
+    waiting = [tree]
+    while waiting:
+        for child in ast.iter_child_nodes(waiting.pop()):
+            if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
+                yield from child.orelse
+                waiting += child.orelse
+            else:
+                yield child
+                waiting.append(child)
 
 
 @cache  # a tree is its own key: those of the package are parsed once
@@ -88,28 +92,46 @@ def _imported(name: str, tree: ast.Module, package: bool) -> Iterator[tuple[str,
             yield from ((home, alias.name) for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
-        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        elif isinstance(node, ast.Call):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if called in ("import_module", "__import__") and isinstance(node.args[0].value, str):
-                yield node.args[0].value, ""
+            texts = [
+                arg.value for arg in (*node.args, *(k.value for k in node.keywords)) if isinstance(arg, ast.Constant)
+            ]
+            if called in ("import_module", "__import__") and texts and isinstance(texts[0], str):
+                inside = texts[0].removeprefix(".")  # a relative name, with its package as the second argument
+                yield texts[0] if inside == texts[0] else f"{texts[-1] if len(texts) > 1 else 'sordino'}.{inside}", ""
+
+
+@cache
+def homes(package: str) -> dict[str, str]:
+    """The module of each name that a package imports on first use: it repeats them for type checkers."""
+    path = ROOT / package.replace(".", "/") / "__init__.py"
+    if not path.is_file() or "lazy_names(" not in (text := path.read_text(encoding="utf8")):
+        return {}
+    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+    return {alias.name: (node.module or "").partition(".")[2] for node in found for alias in node.names}
 
 
 def imports(trees: dict[str, ast.Module]) -> dict[str, set[str]]:
-    """The package's modules that each module imports."""
+    """The package's modules that each module imports; "sordino" where it imports the package as a whole."""
     graph: dict[str, set[str]] = {}
     for name, tree in trees.items():
         targets = set()
         for home, member in imported(name, tree, (ROOT / name.replace(".", "/")).is_dir()):
-            if home.split(".")[0] == "sordino":
+            if home.split(".")[0] == "sordino" and member != "__version__":
                 inside = home.partition(".")[2]
                 deeper = f"{inside}.{member}".strip(".")
-                targets.add(deeper if deeper in trees else inside)
-        graph[name] = targets - {"", name}
+                targets.add(deeper if deeper in trees else inside or homes("").get(member, "sordino"))
+                if deeper not in trees and inside and member in homes(inside):
+                    targets.add(homes(inside)[member])
+        graph[name] = targets - {name}
     return graph
 
 
 def layer(module: str) -> tuple[int, str]:
-    """(layer, entry of LAYERS) of a module; the longest entry that fits counts."""
+    """(layer, entry of LAYERS) of a module; the longest entry that fits counts. The package as a whole comes last."""
+    if module == "sordino":
+        return len(LAYERS), module
     rooms = [(number, room) for number, row in enumerate(LAYERS) for room in row]
     fits = [(number, room) for number, room in rooms if module == room or module.startswith(room + ".")]
     assert fits, f"{module} is in no layer: add it to LAYERS"
@@ -156,7 +178,9 @@ def named(trees: dict[str, ast.Module]) -> list[str]:
         described = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
             texts = [
-                str(value) for key, value in ast.iter_fields(node) if key in ("id", "attr", "arg", "name", "module")
+                str(value)
+                for key, value in ast.iter_fields(node)
+                if key in ("id", "attr", "arg", "name", "asname", "module")
             ]
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in described:
                 texts.append(node.value)
@@ -192,6 +216,12 @@ def test_accounting_and_what_it_needs_import_no_torch() -> None:
 
 def test_the_core_contains_no_methods_name() -> None:
     assert named(modules()) == []
+
+
+def test_every_method_has_a_folder_of_its_own_layer_and_a_name_that_is_looked_for() -> None:
+    folders = {path.parent.name for path in ROOT.glob("methods/*/__init__.py")}
+    assert folders == {room.removeprefix("methods.") for row in LAYERS for room in row if room.startswith("methods.")}
+    assert [name for name in folders | set(METHODS) if not NAMES.search(name)] == []
 
 
 def test_the_root_has_about_ten_modules() -> None:
@@ -231,6 +261,27 @@ def test_the_tests_that_were_measured_as_slow_exist() -> None:
         assert f"def {function}(" in (TESTS / path).read_text(encoding="utf8"), f"slow.json names {name}: measure anew"
 
 
+def test_the_fast_selection_imports_no_browser_and_no_library_of_models() -> None:
+    makefile = (TESTS.parent / "Makefile").read_text(encoding="utf8")
+    ignored = tuple(re.findall(r"--ignore tests/(\S+)", makefile))
+    foreign = {"selenium", "timm", "transformers", "peft"}
+    found = []
+    for path in TESTS.rglob("test_*.py"):
+        name = path.relative_to(TESTS).as_posix()
+        if not name.startswith(ignored):
+            tops = ast.parse(path.read_text(encoding="utf8")).body  # imports inside of tests are for slow tests
+            nodes = [
+                node for top in tops if not isinstance(top, ast.FunctionDef | ast.ClassDef) for node in ast.walk(top)
+            ]
+            texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+            modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+            modules += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+            if foreign & {*texts, *(module.split(".")[0] for module in modules)}:
+                found.append(name)
+    assert ignored, "make unit names the folders that it leaves out"
+    assert found == []
+
+
 IN_A_FUNCTION = "def f():\n    "
 BREAKING = {
     "a lower layer": ("release/ledger.py", "from sordino.training.steps import private_steps", downward),
@@ -239,6 +290,13 @@ BREAKING = {
     "a lower layer, in a function": ("plan/core.py", IN_A_FUNCTION + "from sordino.runs import recipe", downward),
     "a lower layer, by a relative import": ("release/ledger.py", "from ..training import steps", downward),
     "a lower layer, by import_module": ("plan/core.py", 'import_module("sordino.runs.recipe")', downward),
+    "a lower layer, by import_module of a relative name": (
+        "plan/core.py",
+        'import_module(".runs.recipe", package="sordino")',
+        downward,
+    ),
+    "a lower layer, by a public name of the package": ("release/ledger.py", "from sordino import train", downward),
+    "the package as a whole, and so any layer": ("release/ledger.py", "import sordino\nsordino.train", downward),
     "a layer beside it": ("accounting/pld.py", "from sordino.gradients import Rows", downward),
     "a method, from the core": (
         "training/loop.py",
@@ -249,12 +307,18 @@ BREAKING = {
     "a cycle": ("plan/core.py", "from sordino.plan.make import make_plan", cycles),
     "a cycle, in a function": ("plan/core.py", IN_A_FUNCTION + "from sordino.plan.make import make_plan", cycles),
     "a cycle, by a relative import": ("plan/core.py", "from .make import make_plan", cycles),
+    "a cycle, by a name that a package imports on first use": (
+        "plan/core.py",
+        IN_A_FUNCTION + "from sordino.plan import make_plan",
+        cycles,
+    ),
     "torch, in accounting": ("accounting/pld.py", IN_A_FUNCTION + "import torch", with_torch),
     "a method's name in a string": ("training/fit.py", "special = plan.method.name == 'dp-mac'", named),
     "a method's name in an f-string": ("training/fit.py", "text = f'{plan} with ModelMix'", named),
     "a method's name as an identifier": ("runs/run.py", "def run_modelmix(): ...", named),
     "a method's name as an attribute": ("runs/run.py", "plan.hidden_state", named),
     "a method's name as a keyword": ("runs/run.py", "f(coupling=1)", named),
+    "a method's name as an alias": ("runs/run.py", "import math as dp_mac", named),
 }
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,7 @@ def test_of_twenty_runs_that_start_at_once_as_many_start_as_one_after_the_other(
     found = [answers.get(timeout=120) for _ in runs]
     for run in runs:
         run.join()
+    forkserver._forkserver._stop()  # waited for, so that its processor time counts as this test's
     (account,) = Budget(tmp_path / "life.db").accounts()
     alone = [Cost.of_plan(plan_of(10.0))]
     fit = max(n for n in range(1, 20) if account.limit.together(alone * n) <= 1.2)

@@ -38,17 +38,6 @@ class Table:
                 )
 
 
-def header_of(path: Path, kind: str, delimiter: str = ",") -> list[str]:
-    """The names of the columns; only the first line of a CSV is read."""
-    if kind != "csv" or path.suffix in (".gz", ".xz", ".bz2"):
-        return list(read_table(path, kind, delimiter).columns)
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return [name.strip() for name in next(csv.reader(file, delimiter=delimiter), [])]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path} can't be read as CSV", private=str(error)) from error
-
-
 def read_table(path: Path, kind: str, delimiter: str = ",") -> Table:
     """The whole table. `kind`: csv, parquet or hf."""
     if not path.exists():

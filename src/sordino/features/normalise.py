@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from sordino.release.ledger import Ledger
 
 PURPOSE = "statistics"
-RELEASES = 2  # means, then means of squares
 
 
 def group_normalise(maps: Tensor, groups: int = 27, eps: float = 1e-5) -> Tensor:

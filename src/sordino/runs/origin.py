@@ -6,10 +6,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import sordino
+from sordino import __version__
 from sordino.runs.results import environment
 
-SOURCE = Path(sordino.__file__).parent
+SOURCE = Path(__file__).parents[1]
 
 
 def commit(*further: Path) -> str:
@@ -25,7 +25,7 @@ def commit(*further: Path) -> str:
         head = _git("rev-parse", "--short=10", "HEAD")
         changed = _git("status", "--porcelain", "-uno", "--", ".", *map(str, further))
     except (OSError, subprocess.SubprocessError):
-        return f"no checkout: sordino {sordino.__version__}"
+        return f"no checkout: sordino {__version__}"
     return head + ("+changes" if changed else "")
 
 

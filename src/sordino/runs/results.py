@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-import sordino
-from sordino import report
+from sordino import __version__, report
 from sordino.errors import SordinoError
 from sordino.files import json_bytes, write_atomically
 from sordino.plan.core import Plan
@@ -95,14 +94,14 @@ def _stated(document: Mapping[str, Any], described: Described) -> dict[str, Any]
         **{key: document[key] for key in kept},
         "guarantee": document["guarantee"]["sentence"],
         "inputs": dict(described.inputs),
-        "sordino": sordino.__version__,
+        "sordino": __version__,
     }
 
 
 def environment() -> dict[str, str | int]:
     """The versions and the machine with which the metrics were measured."""
     return {
-        "sordino": sordino.__version__,
+        "sordino": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
