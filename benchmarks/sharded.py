@@ -2,6 +2,7 @@
 
     python benchmarks/sharded.py --json benchmarks/results/sharded.json
     python benchmarks/sharded.py --only time --rounds 3 --json benchmarks/results/sharded_time.json
+    python benchmarks/sharded.py --only bytes --json benchmarks/results/sharded_bytes.json
 
 Memory: RLIMIT_DATA of every process is its use after importing torch plus a budget that is too small for the model, its
 sums and its optimizer's state in one process. One process must fail; two must make their steps.
@@ -9,6 +10,9 @@ sums and its optimizer's state in one process. One process must fail; two must m
 Time: the processor time (of the slowest rank) of a private step of the sharded model divided by that of a plain step of
 the same sharded model with fully_shard's own gathering and reduction; the same ratio for one process. Bits: the weights
 after the steps are compared for one process, for ranks that share chunks, and for shards.
+
+Bytes: what the kernel says was sent in the timed steps, beside the formula of docs/howto/many_ranks.md for the chunks
+of the same steps and for the checks of chunks with a new number of rows.
 """
 
 from __future__ import annotations
@@ -230,19 +234,22 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--megabytes", type=int, default=900)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=["memory", "time"])
+    parser.add_argument("--only", choices=["memory", "time", "bytes"])
     chosen = parser.parse_args()
     import torch.distributed.fsdp  # noqa: F401 (before the ranks are forked)
 
     document: dict[str, Any] = {"command": " ".join(["python benchmarks/sharded.py", *sys.argv[1:]])}
-    if chosen.only != "time":
+    if chosen.only in (None, "memory"):
         model = chosen.megabytes, chosen.width, chosen.blocks
         memory = {f"{n} ranks" if n else "one process": together(n, _limited, *model) for n in (0, 2)}
         document["memory"] = {"megabytes": chosen.megabytes, **memory}
         print(json.dumps(document["memory"], indent=1))
-    if chosen.only != "memory":
+    if chosen.only in (None, "time"):
         document["time"] = _timed(chosen.rounds)
         print(json.dumps(document["time"], indent=1))
+    if chosen.only in (None, "bytes"):
+        document["bytes"] = _sent_bytes()
+        print(json.dumps(document["bytes"], indent=1))
     document["environment"] = environment()
     chosen.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf8")
     return 0
@@ -273,11 +280,9 @@ def _timed(rounds: int) -> dict[str, Any]:
         by: {kind: [max(one[by] for one in found) for found in made] for kind, made in rows.items()}
         for by in ("processor", "clock")
     }
-    sent = {kind: statistics.median(sum(one["bytes"] for one in found) for found in rows[kind])
-            for kind in ("plain sharded", "private sharded", "private ranks")}  # fmt: skip
     digests = {one["digest"] for made in rows.values() for found in made for one in found if "digest" in one}
     return {
-        **vars(size), "parameters": _count(size), "chunks": _chunks(size), "rounds": rounds,
+        **vars(size), "parameters": _count(size), "chunks": _chunks(size).mean, "rounds": rounds,
         "seconds_of_the_slowest_rank": slowest,
         "over_plain": {
             by: {
@@ -286,10 +291,22 @@ def _timed(rounds: int) -> dict[str, Any]:
             }
             for by, found in slowest.items()
         },
-        "bytes_sent_a_step": {
-            kind: {"measured": sent[kind], "formula": formula(kind, size, _chunks(size))} for kind in sent
-        },
         "same_bits": len(digests) == 1,
+    }  # fmt: skip
+
+
+def _sent_bytes() -> dict[str, Any]:
+    """Bytes of a step, measured and by the formula; no time is measured, so other load does no harm."""
+    size = Size()
+    chunks = _chunks(size)
+    kinds = ("plain sharded", "private sharded", "private ranks")
+    sent = {kind: sum(one["bytes"] for one in together(KINDS[kind], _steps, kind, size)) for kind in kinds}
+    return {
+        **vars(size), "parameters": _count(size), "chunks": chunks.mean, "new_numbers_of_rows": chunks.new,
+        "a_step": {
+            kind: {"measured": value, "formula": formula(kind, size, chunks.mean, checks=chunks.new)}
+            for kind, value in sent.items()
+        },
     }  # fmt: skip
 
 
@@ -305,8 +322,11 @@ def _count(size: Size) -> int:
     return sum(p.numel() for p in Transformer(size.width, size.blocks).parameters())
 
 
-def formula(kind: str, size: Size, chunks: float, ranks: int = 2) -> float | None:
-    """Bytes that all ranks send in a step (docs/howto/many_ranks.md), all parameters trained, single precision."""
+def formula(kind: str, size: Size, chunks: float, ranks: int = 2, checks: float = 0.0) -> float | None:
+    """Bytes that all ranks send in a step (docs/howto/many_ranks.md), all parameters trained, single precision.
+
+    checks: the number of chunks of a step that have a number of rows that is new to their rank.
+    """
     count = _count(size)
     if kind == "private ranks":  # for two ranks
         return 4 * count + 16 * count + 8 * size.batch
@@ -314,15 +334,30 @@ def formula(kind: str, size: Size, chunks: float, ranks: int = 2) -> float | Non
         return None
     block = sum(p.numel() for p in Block(size.width).parameters())
     turns = 2 * chunks - ranks  # of each rank's passes: from forward to backward, and to the next chunk's forward
-    return (ranks - 1) / ranks * (chunks * (8 * count + 8 * count) - turns * 4 * block)
+    passes = chunks * (8 * count + 8 * count) - turns * 4 * block
+    return (ranks - 1) / ranks * (passes + checks * 4 * count)
 
 
-def _chunks(size: Size) -> float:
-    """The mean number of chunks of a batch over the timed steps; chunks are cut by the records' numbers."""
+class Chunks(NamedTuple):
+    """Over the timed steps: the mean number of a batch's chunks, and of those with rows that are new in number."""
+
+    mean: float
+    new: float
+
+
+def _chunks(size: Size, ranks: int = 2) -> Chunks:
+    """The chunks of the timed steps, from the beginning of the first to that of the last; cut by records' numbers."""
     plan = _plan(8 * size.batch, size.batch, size.steps)
     drawn = plan_batches(plan, records=8 * size.batch, source=plan.source(), chunk=size.chunk)
-    numbers = [len(stable_chunks(batch)) for batch in drawn]
-    return statistics.mean(numbers[size.steps // 2 :])
+    cut = [[len(part) for part in stable_chunks(batch)] for batch in drawn][:-1]
+    seen: list[set[int]] = [set() for _ in range(ranks)]
+    new = []
+    for rows in cut:
+        new.append(sum(len(set(rows[k::ranks]) - seen[k]) for k in range(ranks)))
+        for k in range(ranks):
+            seen[k].update(rows[k::ranks])
+    first = size.steps // 2
+    return Chunks(statistics.mean(map(len, cut[first:])), statistics.mean(new[first:]))
 
 
 if __name__ == "__main__":

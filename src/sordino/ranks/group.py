@@ -44,14 +44,14 @@ class Rank:
         """The leader's message, at every rank."""
         box = [message]
         with noticing_loss(self):
-            dist.broadcast_object_list(box, src=0)
+            dist.broadcast_object_list(box, src=0, group=channel())
         return box[0]
 
     def collect(self, message: Any) -> list[Any]:
         """The messages of all ranks, at the leader; elsewhere an empty list."""
         box: list[Any] | None = [None] * self.size if self.leads else None
         with noticing_loss(self):
-            dist.gather_object(message, box, dst=0)
+            dist.gather_object(message, box, dst=0, group=channel())
         return box or []
 
     def copy_from_leader(self, tensors: Sequence[Tensor]) -> None:
@@ -60,18 +60,39 @@ class Rank:
             for kind in sorted({t.dtype for t in tensors}, key=str):
                 here = [t for t in tensors if t.dtype == kind]
                 flat = torch.cat([t.detach().reshape(-1).cpu() for t in here])
-                dist.broadcast(flat, src=0)
+                dist.broadcast(flat, src=0, group=channel())
                 if not self.leads:
                     for tensor, values in zip(here, torch.split(flat, [t.numel() for t in here]), strict=True):
                         tensor.copy_(values.view(tensor.shape))
+
+    def meet(self) -> None:
+        """Returns once every rank has called this."""
+        with noticing_loss(self):
+            dist.barrier(group=channel())
 
     def add_up(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The sums over all ranks, at the leader, in double precision: exact if all are multiples of one grid."""
         flat = torch.cat([t.reshape(-1).double().cpu() for t in tensors])
         with noticing_loss(self):
-            dist.reduce(flat, dst=0)
+            dist.reduce(flat, dst=0, group=channel())
         shapes = zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True)
         return [values.view(tensor.shape).to(tensor.device) for tensor, values in shapes]
+
+
+_made: tuple[Any, Any] | None = None  # the process group, and its channel
+
+
+def channel() -> Any:
+    """The group of all ranks through which messages go; all ranks call this together for the first time.
+
+    The process group may be the user's: with a backend that has no tensors of the CPU (nccl), or with a timeout shorter
+    than an evaluation. So messages have a group of their own.
+    """
+    global _made
+    world: Any = dist.group.WORLD
+    if _made is None or _made[0] is not world:
+        _made = world, dist.new_group(backend="gloo", timeout=PATIENCE)
+    return _made[1]
 
 
 def grouped() -> bool:

@@ -87,6 +87,30 @@ def _shards(module: nn.Module) -> bool:
     return isinstance(module, FSDPModule)
 
 
+def refuse_wrapped(model: nn.Module) -> nn.Module:
+    """The model, unless another way of dividing batches was applied to it.
+
+    Raises:
+        Refused: the model, or a part of it, is a DistributedDataParallel, a DataParallel or an FSDP module of torch's
+            first version.
+    """
+    from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+    kinds: tuple[type[nn.Module], ...] = (DataParallel, DistributedDataParallel)
+    if dist.is_available():
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        kinds = (*kinds, FullyShardedDataParallel)
+    for name, module in model.named_modules():
+        if isinstance(module, kinds):
+            raise Refused(
+                f"{name or 'the model'} is a {type(module).__name__}, which adds up the gradients of the ranks without "
+                "clipping or noise: give sordino the model inside it (.module); sordino divides the batches over the "
+                "ranks itself, and shards a model by torch's fully_shard"
+            )
+    return model
+
+
 def sharding_modules(model: nn.Module) -> list[nn.Module]:
     """The modules that fully_shard was applied to."""
     return [m for m in model.modules() if _shards(m)]

@@ -170,7 +170,7 @@ class Store:
         must call this together: none reads shards before the others have updated them, or updates while others read.
         """
         self._whole.clear()
-        self._meet()
+        self.rank.meet()
         found, finite, seen, random = {}, True, 0.0, torch.get_rng_state()
         for group in self.groups:
             torch.set_rng_state(random)
@@ -184,7 +184,7 @@ class Store:
                 one = self.trained[name]
                 found[name] = one.like(whole[slice(*one.rows(self.rank.number, self.rank.size))].clone())
         self._whole.clear()
-        self._meet()
+        self.rank.meet()
         if not finite:
             raise InputError(
                 "the gradient of the public rows is not finite: a public row has a bad value, or the step size is too "
@@ -206,12 +206,7 @@ class Store:
             for name, value in weights.items():
                 self._name_of[id(value)] = age + 1, name
                 self._group_of[id(value)] = self._group_of[id(self.trained[name].parameter)]
-        self._meet()
-
-    def _meet(self) -> None:
-        """Returns once every rank has called this."""
-        with noticing_loss(self.rank):
-            dist.barrier()
+        self.rank.meet()
 
     def flush(self) -> None:
         """Returns once everything that this rank sent was added by the others; releases whole parameters."""

@@ -29,7 +29,7 @@ from sordino.plan.core import Plan
 from sordino.plan.explained import Explained, missing_step
 from sordino.plan.guarantee import Guarantee
 from sordino.randomness import RandomSource
-from sordino.ranks.layout import is_sharded
+from sordino.ranks.layout import is_sharded, refuse_wrapped
 from sordino.ranks.run import heard
 from sordino.ranks.sharded import copy_buffers, sharded
 from sordino.ranks.store import Store
@@ -153,7 +153,7 @@ def _job(
     guarantee = plan.guarantee()  # raises before anything is read if there is none
     settings = _checkpoints(plan, settings)
     update.check(dataset)
-    if not is_sharded(model):
+    if not is_sharded(refuse_wrapped(model)):
         check_fits(model, loss, whole)
     fingerprint = fingerprint_of(plan, settings, update, public)
     job = Job(
