@@ -42,8 +42,8 @@ from sordino.gradients.vocabulary import ASKS, OPENS, SETS_GRAD, SIZES, writes
 
 # the modules through which torch passes a call of Tensor.__len__ to a mode
 _BETWEEN = ("torch._tensor", "torch.overrides")
-# the further arguments of these only give a type, a device or a shape
 _SET_HOOKS: Any = Tensor._backward_hooks.__set__  # type: ignore[union-attr]
+# the further arguments of these only give a type, a device or a shape
 TYPE_ONLY = frozenset((Tensor.to, Tensor.type_as, Tensor.view_as, Tensor.reshape_as))
 
 
@@ -116,8 +116,6 @@ class Tape(TorchFunctionMode):
             value = values.get(name, parameter)
             value = value.detach() if whole is None else value
             self._slots[id(parameter)] = Slot(None, value, frozenset((name,)), name, whole=whole)
-
-    # what a rule may query
 
     def slot(self, t: Any) -> Slot | None:
         return self._slots.get(id(t)) if isinstance(t, Tensor) else None
