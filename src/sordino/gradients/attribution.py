@@ -108,7 +108,7 @@ def check_attribution(setup: Setup, data: Data, rows: int, found: Gap | None = N
     if gap.relative <= TOLERANCE.get(kind, 0.05):
         return gap.lengths
     # the cause may be a kink or a long chain of roundings: decide in double precision
-    finer = in_double_of(setup, lambda twin: _relative(_attribution_gap(twin, wide(data), rows)))
+    finer = in_double_of(setup, data, lambda twin: _relative(_attribution_gap(twin, wide(data), rows)))
     if finer is not None and finer <= 1e-6:
         return gap.lengths
     raise Refused(
@@ -220,7 +220,7 @@ def check_lengths(setup: Setup, data: Data, rows: int, known: Tensor | None = No
     gap = _length_gap(setup, data, rows, known)
     kind = next(iter(setup.parameters.values())).dtype
     if gap > TOLERANCE.get(kind, 0.05):
-        finer = in_double_of(setup, lambda twin: _length_gap(twin, wide(data), rows))
+        finer = in_double_of(setup, data, lambda twin: _length_gap(twin, wide(data), rows))
         gap = gap if finer is None else finer
     if gap > TOLERANCE.get(kind, 0.05):
         raise Refused(

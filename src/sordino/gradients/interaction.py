@@ -37,6 +37,8 @@ Changes = tuple[str, ...]
 EVERY: tuple[Changes, ...] = (("large", "zero"), ("ends", "copy"), ("missing",))
 """Rows that are changed together, each in one of these ways. NaN is tested alone: it would hide the others."""
 FEW: tuple[Changes, ...] = (("large",),)
+ALIKE = 0.01
+"""The largest relative difference between a model and its copy in double precision."""
 _ROOM = 6  # if there are fewer rows, one is changed at a time
 
 
@@ -144,7 +146,7 @@ def _check(
         return
     gap = furthest(setup, data, None)
     if gap > _tolerance(setup):
-        finer = in_double_of(setup, lambda twin: furthest(twin, wide(data), None))
+        finer = in_double_of(setup, data, lambda twin: furthest(twin, wide(data), None))
         if finer is None or finer > 1e-7:
             raise _moved(gap if finer is None else finer)
     if known is not None:
@@ -314,14 +316,22 @@ def wide(data: Data) -> Data:
     return inputs, targets
 
 
-def in_double_of(setup: Setup, measure: Callable[[Setup], float | None]) -> float | None:
-    """What is measured on a copy in double precision; None for parameters that are not in single precision, and where
-    the model can't be copied or does not run in double precision (constants of its own, or of its loss)."""
+def in_double_of(setup: Setup, data: Data, measure: Callable[[Setup], float | None]) -> float | None:
+    """What is measured on a copy in double precision; None for parameters that are not in single precision, where the
+    model can't be copied or does not run in double precision (constants of its own, or of its loss), and where the copy
+    has other losses: a model that looks at bits or types may do something else in double precision."""
     twin = in_double(setup) if next(iter(setup.parameters.values())).dtype == torch.float32 else None
     try:
-        return None if twin is None else measure(twin)
-    except (RuntimeError, TypeError, ValueError):
+        return None if twin is None or not _alike(setup, twin, data) else measure(twin)
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError):  # a hook may belong to the original
         return None
+
+
+def _alike(setup: Setup, twin: Setup, data: Data) -> bool:
+    """Has the copy in double precision the same losses, up to rounding?"""
+    with Neutral():
+        single, double = losses_of(setup, data), losses_of(twin, wide(data))
+    return _apart(single, double, _largest(double)) <= ALIKE
 
 
 def in_double(setup: Setup) -> Setup | None:

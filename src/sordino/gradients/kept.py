@@ -21,8 +21,8 @@ compare losses before and after batches with large rows.
 
 from __future__ import annotations
 
+import builtins
 import functools
-import itertools
 import operator
 import sys
 import types
@@ -36,26 +36,24 @@ import numpy as np
 from torch import Tensor, nn
 
 from sordino.errors import Refused
+from sordino.gradients.marks import (
+    LARGEST,
+    LONGEST,
+    MISSING,
+    NUMBERS,
+    has_hiding_name,
+    hides,
+    holds_values,
+    is_own,
+    mark,
+    names_in,
+    outside,
+    slots_of,
+)
 
-_PACKAGES = """
-    torch torchvision torchaudio sordino numpy scipy sklearn pandas transformers timm peft diffusers einops safetensors
-    accelerate datasets tokenizers PIL tqdm pytest _pytest pluggy hypothesis
-"""
-LIBRARIES = frozenset(_PACKAGES.split()) | frozenset(sys.stdlib_module_names)
-LONGEST = 4096
-"""Longer lists, dicts and sets are not copied: only their length is compared."""
-LARGEST = 1 << 20
-"""Bytes. Larger arrays are not copied: they can't be written to during a pass."""
 _REGISTERED = ("_parameters", "_buffers", "_modules")
-_NUMBERS = (int, float, complex, bool, str, bytes, type(None))
 _INTERNAL = frozenset(nn.Module().__dict__)
-_MISSING: Any = object()
-
-
-@functools.lru_cache(1 << 12)
-def is_own(name: str | None) -> bool:
-    """Is a module of this name the user's, not torch's or another library's?"""
-    return name is None or name.partition(".")[0] not in LIBRARIES
+_BUILTINS = frozenset(vars(builtins))
 
 
 def has_state(module: nn.Module) -> bool:
@@ -96,6 +94,7 @@ class Taken:
         self.locked: list[Any] = []
         self.tensors: list[tuple[Tensor, int, str]] = []
         self.variables: list[tuple[Any, str, Any]] = []  # of functions and classes: (holder, name, value)
+        self.hidden = False  # whether something may run where calls are not intercepted: in a thread, scripted
         self._waiting: list[tuple[Any, str]] = [(root, "") for root in roots]
         while self._waiting:
             self._visit(*self._waiting.pop())
@@ -105,11 +104,13 @@ class Taken:
         if kind in _SKIPPED or id(obj) in self._seen:
             return
         self._seen[id(obj)] = obj
+        self.hidden = self.hidden or hides(obj)
         if isinstance(obj, nn.Module):
             self._module(obj, name)
         elif isinstance(obj, Tensor):
             if not isinstance(obj, nn.Parameter) and not obj.is_inference():
                 self.tensors.append((obj, obj._version, name))
+                self.variables.append((obj.__dict__, f"in {name}", mark(obj.__dict__)))
         elif isinstance(obj, np.ndarray):
             self._array(obj, name)
         elif isinstance(obj, (dict, list, set, deque)):
@@ -122,7 +123,11 @@ class Taken:
             self._waiting += [(obj.__self__, name), (obj.__func__, name)]
         elif isinstance(obj, functools.partial):
             self._waiting += [(obj.func, name), (obj.args, name), (obj.keywords, name)]
-        elif not isinstance(obj, (type, types.ModuleType)) and _walked(kind):  # type: ignore[arg-type]
+        elif isinstance(obj, (type, types.ModuleType)):
+            return
+        elif holds_values(kind):  # type: ignore[arg-type]
+            self.variables.append((obj, f"in {name}", mark(obj)))
+        elif _walked(kind):  # type: ignore[arg-type]
             self._object(obj, name)
 
     def _module(self, module: nn.Module, name: str) -> None:
@@ -134,14 +139,17 @@ class Taken:
         for key, value in held.items():
             if type(value) not in _SKIPPED and (key not in _INTERNAL or (value and key not in _REGISTERED)):
                 self._waiting.append((value, f"{label}.{key}"))
+        for table in (module._parameters, module._buffers):
+            found = ((key, t.__dict__) for key, t in table.items() if t is not None)
+            self.variables += [(own, f"in {label}.{key}", mark(own)) for key, own in found]
         self._class(type(module))
 
     def _object(self, obj: Any, name: str) -> None:
         held = getattr(obj, "__dict__", None)
         if isinstance(held, dict):
             self._container(held, name)
-        for key in _slots(type(obj)):  # type: ignore[arg-type]
-            value = getattr(obj, key, _MISSING)
+        for key in slots_of(type(obj)):  # type: ignore[arg-type]
+            value = getattr(obj, key, MISSING)
             self.slots.append((obj, key, value))
             self._waiting.append((value, name))
         self._class(type(obj))
@@ -168,34 +176,44 @@ class Taken:
         self._seen[id(kind)] = kind
         for one in kind.__mro__:
             if is_own(one.__module__):
+                self.variables.append((one, "", mark(one)))
                 for key, value in vars(one).items():
-                    if isinstance(value, types.FunctionType):
+                    for function in _functions(value):
+                        self._waiting.append((function, key))
+                    if isinstance(value, nn.Module):
                         self._waiting.append((value, key))
-                    elif not key.startswith("__"):
-                        self._variable(one, key, value)
 
     def _function(self, function: types.FunctionType) -> None:
         if not is_own(function.__module__):
             return
+        self.hidden = self.hidden or has_hiding_name(function.__code__)
         for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             self._variable(cell, key, _content(cell))
-        for key in _names(function.__code__):
-            if key in function.__globals__:
-                self._variable(function.__globals__, key, function.__globals__[key])
+        names = names_in(function.__code__)
+        for key in names:
+            value = function.__globals__.get(key, MISSING)
+            if isinstance(value, (type, types.ModuleType)):
+                self._elsewhere(value, names)
+            elif value is not MISSING or key not in _BUILTINS:
+                self._variable(function.__globals__, key, value)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), function.__dict__):
-            if not isinstance(value, _NUMBERS):
+            if not isinstance(value, NUMBERS):
                 self._variable(None, function.__name__, value)
 
+    def _elsewhere(self, value: Any, names: tuple[str, ...]) -> None:
+        """Variables of a module or a class that a function with these names uses."""
+        for holder, key in outside(value, names):
+            self.variables.append((holder, key, _present(holder, key)))
+
     def _variable(self, holder: Any, key: str, value: Any) -> None:
-        """A variable that is not put back: numbers in it, in its items or attributes are compared."""
-        if isinstance(value, _NUMBERS):
-            self.variables.append((holder, key, value))
-        elif isinstance(value, (nn.Module, types.FunctionType, functools.partial)):
+        """A variable that is not put back: what is reachable from it is compared."""
+        self.hidden = self.hidden or hides(value)
+        if isinstance(value, (nn.Module, types.FunctionType, functools.partial)):
             self._waiting.append((value, key))
-        elif isinstance(value, (dict, list, set, deque, np.ndarray)):
-            self.variables.append((value, f"in {key}", _numbers_in(value)))
-        elif is_own(type(value).__module__) and isinstance(held := getattr(value, "__dict__", None), dict):
-            self.variables.append((held, f"in {key}", _numbers_in(held)))
+        elif isinstance(value, NUMBERS) or value is MISSING:
+            self.variables.append((holder, key, mark(value)))
+        elif not isinstance(value, Tensor):
+            self.variables.append((value, f"in {key}", mark(value)))
 
     # afterwards
 
@@ -214,7 +232,7 @@ class Taken:
         for obj, values, _ in self.dicts:
             _restore(obj, values)
         for obj, key, value in self.slots:
-            if value is not _MISSING and getattr(obj, key, _MISSING) is not value:
+            if value is not MISSING and getattr(obj, key, MISSING) is not value:
                 setattr(obj, key, value)
         for module, values, registered in self.modules:
             if not _alike(module.__dict__, values):
@@ -263,42 +281,38 @@ class Taken:
     def changed_variable(self) -> str | None:
         """The name of a variable of a function, a class or a Python module that has another value now."""
         for holder, name, value in self.variables:
-            if isinstance(holder, types.CellType):
-                now = _content(holder)
-            elif name.startswith("in "):
-                now = _numbers_in(holder)
-            else:
-                now = (holder if isinstance(holder, dict) else vars(holder)).get(name, _MISSING)
-            if now is not value and repr(now) != repr(value):  # repr: NaN is as NaN
-                return name.removeprefix("in ")
+            now = _present(holder, name)
+            if now != value and repr(now) != repr(value):  # repr: NaN is as NaN
+                return name.removeprefix("in ") or holder.__name__
         return None
+
+
+def _present(holder: Any, name: str) -> Any:
+    if isinstance(holder, types.CellType):
+        return mark(_content(holder))
+    if not name or name.startswith("in ") or name == "environ":
+        return mark(holder)
+    return mark((holder if isinstance(holder, dict) else vars(holder)).get(name, MISSING))
+
+
+def _functions(value: Any) -> Iterator[Any]:
+    """The functions of an attribute of a class: a method, a property."""
+    if isinstance(value, types.FunctionType):
+        yield value
+    elif isinstance(value, (staticmethod, classmethod)):
+        yield value.__func__
+    elif isinstance(value, property):
+        yield from (one for one in (value.fget, value.fset, value.fdel) if one is not None)
 
 
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # it is empty
-        return _MISSING
+        return MISSING
 
 
-def _numbers_in(held: Any) -> Any:
-    """The numbers among the items of a container, or the bytes of an array."""
-    if isinstance(held, np.ndarray):
-        return held.tobytes() if held.nbytes <= LARGEST else None
-    if len(held) > LONGEST:
-        return len(held)
-    items = held.items() if isinstance(held, dict) else ((None, one) for one in held)
-    return [(key, one) for key, one in items if isinstance(one, _NUMBERS)]
-
-
-@functools.lru_cache(1 << 10)
-def _slots(kind: Any) -> tuple[str, ...]:
-    own = (vars(one).get("__slots__", ()) for one in kind.__mro__ if is_own(one.__module__))
-    names = itertools.chain.from_iterable((one,) if isinstance(one, str) else one for one in own)
-    return tuple(name for name in names if not name.startswith("__"))
-
-
-_SKIPPED = frozenset((*_NUMBERS, types.BuiltinFunctionType, type))
+_SKIPPED = frozenset((*NUMBERS, types.BuiltinFunctionType, type))
 
 
 @functools.lru_cache(1 << 10)
@@ -313,13 +327,6 @@ _UNSEARCHED = (frozenset(sys.stdlib_module_names) - {"__main__", "types"}) | {
     "builtins",
     "tokenizers",
 }
-
-
-@functools.lru_cache(1 << 12)
-def _names(code: types.CodeType) -> tuple[str, ...]:
-    """The global names that a function uses, also in functions within it."""
-    inner = (_names(c) for c in code.co_consts if isinstance(c, types.CodeType))
-    return tuple(dict.fromkeys((*code.co_names, *itertools.chain.from_iterable(inner))))
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -15,8 +15,9 @@ from sordino.errors import Refused
 from sordino.gradients import selections, shards
 from sordino.gradients.flow import Labels, flat
 from sordino.gradients.lineage import MANY, Axis, Lineage, Many, Owners, aligned, merged
+from sordino.gradients.memory import address
 from sordino.gradients.readings import content_of, hash_of, unlike_any
-from sordino.gradients.vocabulary import Kind, kind_of
+from sordino.gradients.vocabulary import OPENS, Kind, kind_of
 
 # the tensor, its label, whether it had a gradient, its version
 Entry = tuple["weakref.ref[Tensor]", Lineage, bool, int]
@@ -28,14 +29,6 @@ def version(t: Tensor) -> int:
         return t._version
     except RuntimeError:  # inference tensors have no version
         return 0
-
-
-def _place(t: Tensor) -> int | None:
-    """The address of its memory; None for tensors without accessible memory (within torch.func, or sparse)."""
-    try:
-        return t.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):
-        return None
 
 
 @functools.lru_cache(1 << 10)
@@ -56,6 +49,7 @@ class Book:
     crowded: some tensor has another dimension that is as long as the batch.
     crossed: an operation that combined values of one row with values that certainly belong to several.
     hooked: a tensor with data has a hook, which may return another gradient than the program shows.
+    foreign: a function with its own backward pass was used.
     asked: the program queried the number of rows, or could have inferred it.
     cut: rows were selected by position or permuted, so that a row's result may depend on its position.
     opened: Python was given access to a tensor's memory, where writes are not intercepted.
@@ -70,7 +64,7 @@ class Book:
     def __init__(self, rows: int) -> None:
         self.rows = rows
         self._constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # intercepted tensors that contain no data
-        self.read = self.mixed = self.crowded = self.hooked = False
+        self.read = self.mixed = self.crowded = self.hooked = self.foreign = False
         self.crossed: str | None = None
         self._name = ""
         self._unknown = False  # whether any label is MANY
@@ -89,6 +83,7 @@ class Book:
         if found is None or not isinstance(t, Tensor) or found[0]() is not t:
             return None
         if self.rows > 1 and t.requires_grad and (not found[2] or _foreign(type(t.grad_fn))):  # type: ignore[arg-type]
+            self.foreign = True
             self.put(t, MANY)  # returned by a function with its own backward: its rows are not known
             return MANY
         return found[1]
@@ -125,13 +120,29 @@ class Book:
         """It was computed from data by an operation that was not intercepted. The forward pass of a custom function is
         intercepted operation by operation; that of a scripted function is not, so it may have read any value."""
         self.put(t, MANY)
+        self.foreign = True
         if not _foreign(type(t.grad_fn)):  # type: ignore[arg-type]
             self.numbers.append(next(unlike_any))
 
     def brought(self, t: Tensor) -> None:
-        """It comes from outside of torch (numpy) and may contain values that were read."""
+        """Its values are used where no label follows: it comes from outside of torch (numpy) and may contain values
+        that were read, or it is a number that an operation receives as a size, a bound or a factor."""
         self.read = True
         self.numbers.append(content_of(t))
+
+    def failed(self) -> None:
+        """An operation on data raised an error: a model that catches it knows something of sizes or values."""
+        self.asked = self.read = True
+        self.numbers.append(next(unlike_any))
+
+    def scalars(self, func: Any, before: Sequence[Before]) -> None:
+        """Numbers in tensors without dimensions that an operation takes as sizes, places or factors, not as values:
+        ``x.roll(n, 1)``, ``x.narrow(1, 0, n)``, ``torch.addmm(b, x, w, alpha=a)``. Its rule does not look at them."""
+        if kind_of(func).joins or self.ruled:
+            return
+        for t, _, entry in before[1:]:
+            if entry is not None and not t.ndim:
+                self.brought(t)
 
     def known(self, t: Tensor) -> bool:
         """Is it a constant that was not written to since the last operation on it?"""
@@ -213,7 +224,7 @@ class Book:
                 self.answers.append(out)
                 if not out and self.rows > 1 and kind.name == "__contains__" and self._in_no_row(*args):
                     return
-            self.numbers.append(hash_of(out))
+            self.numbers.append(next(unlike_any) if func in OPENS else hash_of(out))
             return
         if kind.own is not None:
             if kind.own == "requires_grad_" and id(args[0]) in self._of:
@@ -336,9 +347,14 @@ class Book:
         elif self.lineage(t) is not None:
             self.forget(t)
 
-    def written(self, before: Sequence[Before], data: bool) -> None:
+    def written(self, before: Sequence[Before], data: bool) -> list[Tensor]:
         """After an operation: every argument that it wrote to gets a label for its new values. For other tensors that
-        share the memory the rows are not known any more, unless the label is unchanged."""
+        share the memory the rows are not known any more, unless the label is unchanged.
+
+        Returns:
+            What was written to and had no label before.
+        """
+        constants: list[Tensor] = []
         for t, old, entry in before:
             now = version(t)
             if now == old and self._of.get(id(t)) is entry:  # the usual case: nothing was written
@@ -346,6 +362,8 @@ class Book:
             found = self._entry(t)
             if now == old and (found is entry or (found and entry and found[1] == entry[1])):
                 continue
+            if entry is None and now != old:
+                constants.append(t)
             if found is not None and found[3] != now:  # no rule described the write
                 self.put(t, MANY)
                 self.mixed = True
@@ -354,24 +372,25 @@ class Book:
                 if data:
                     self.put(t, MANY)
             self._shared(t, old, entry)
+        return constants
 
     def _shared(self, t: Tensor, old: int, entry: Entry | None) -> None:
         after = self._entry(t)
         label, was = (None if e is None else e[1] for e in (after, entry))
-        same, now, place = label == was and not isinstance(label, Owners), version(t), _place(t)
+        same, now, place = label == was and not isinstance(label, Owners), version(t), address(t)
         if place is None:
             return
         for ref, one, _, stored in [*self._of.values()]:
             other = ref()
             if other is None or other is t or (same and (stored != old or version(other) != now)):
                 continue
-            if _place(other) == place:
+            if address(other) == place:
                 self.put(other, one if same else MANY)
         for ref, stored in [*self._constants.values()] if entry is None else ():
             other = ref()
             if other is None or other is t or (after is None and (stored != old or version(other) != now)):
                 continue
-            if _place(other) == place:
+            if address(other) == place:
                 if after is None:
                     self.note(other)
                 else:

@@ -249,3 +249,11 @@ def compact(t: Tensor) -> Tensor:
     if t.device.type != "cpu" or t.dtype not in _NUMPY:
         return t.contiguous()
     return torch.from_numpy(np.ascontiguousarray(t.detach().numpy()))
+
+
+def address(t: Tensor) -> int | None:
+    """Where its memory begins; None or 0 for tensors without accessible memory (within torch.func, or sparse)."""
+    try:
+        return t.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return None

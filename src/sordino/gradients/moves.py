@@ -130,7 +130,7 @@ def repeat_interleave(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Label
     """Repeats each index along ``dim`` several times in a row."""
     x = first(args, kwargs)
     label, times = tape.lineage(x), argument(args, kwargs, 1, "repeats")
-    if isinstance(times, Tensor) and tape.lineage(times) is not None:
+    if times is None or (isinstance(times, Tensor) and tape.lineage(times) is not None):
         tape.suspect()  # the repetitions of earlier values determine the position of later ones
         return MANY
     if not isinstance(label, (Axis, Owners)):

@@ -16,7 +16,7 @@ from sordino.gradients.layout import Frame, full
 from sordino.gradients.lineage import MANY, Axis, Owners
 from sordino.gradients.slots import Slot, Use, hold
 from sordino.gradients.standardisation import pull_back
-from sordino.gradients.tape import Holders, Tape
+from sordino.gradients.tape import Tape
 
 _BATCH = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 _INSTANCE = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
@@ -27,7 +27,8 @@ def _bound(names: tuple[str, ...], args: Any, kwargs: Any, **defaults: Any) -> d
 
 
 def _owner(tape: Tape, call: dict[str, Any], kind: str) -> str:
-    names = Holders.of(tape.model).names
+    named = [*tape.model.named_parameters(), *tape.model.named_buffers()]
+    names = {id(t): name.rpartition(".")[0] or "the model" for name, t in named}
     held = [names[id(t)] for t in call.values() if id(t) in names]
     if held:
         return held[0]

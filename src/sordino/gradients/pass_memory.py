@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from sordino.errors import Refused
+from sordino.gradients.flow import flat
+from sordino.gradients.labels import version
+from sordino.gradients.memory import address
 from sordino.gradients.rows import tensors
-from sordino.gradients.survey import Held
+from sordino.gradients.survey import Held, written_to
+from sordino.gradients.vocabulary import ASKS, OPENS
 
 
 class PassMemory:
@@ -57,6 +63,8 @@ class ModuleTensors:
     def __init__(self, modules: Sequence[nn.Module], state: Sequence[Held], memory: PassMemory) -> None:
         self._modules, self._state, self._memory = modules, state, memory
         self._registered: dict[int, Tensor] | None = None
+        self._places: dict[int, Held] | None = None
+        self._opened: dict[int, tuple[Held, int]] = {}
         self._kept: dict[int, Tensor] | None = None
 
     def constant(self, t: Tensor) -> bool:
@@ -75,3 +83,50 @@ class ModuleTensors:
             found = (t for root in self._modules for m in root.modules() for t in tensors(list(vars(m).values())))
             self._kept = {id(t): t for t in found}
         return self._kept.get(id(t)) is t
+
+    def open(self, t: Tensor) -> None:
+        """Python gets access to its memory: if that belongs to a parameter or a buffer, its content is recorded."""
+        found = self._sharing(t)
+        if found is not None and id(found) not in self._opened:
+            self._opened[id(found)] = found, found.content
+
+    def wrote(self, t: Tensor) -> None:
+        """An operation wrote to this tensor. Raises Refused if it shares its memory with a parameter or a buffer that
+        has another version counter (``buffer.data``); to others `check_state` applies."""
+        found = self._sharing(t)
+        if found is not None:
+            raise written_to(found.name)
+
+    def check_opened(self) -> None:
+        """Raises Refused if a parameter or buffer whose memory was opened has another content now."""
+        for held, content in self._opened.values():
+            if held.content != content:
+                raise written_to(held.name)
+
+    def _sharing(self, t: Tensor) -> Held | None:
+        if self._places is None:
+            self._places = {p: held for held in self._state if (p := address(held.tensor))}
+        place = address(t)
+        return None if not place else self._places.get(place)
+
+
+class Watch(TorchFunctionMode):
+    """Intercepts what a hook or a custom backward pass does: writes to the memory of parameters and buffers."""
+
+    def __init__(self, held: ModuleTensors) -> None:
+        super().__init__()
+        self._held = held
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in ASKS:
+            return func(*args, **kwargs)
+        if func in OPENS:
+            self._held.open(args[0])
+        given = [*flat(args), *flat(kwargs)]
+        before = [version(t) for t in given]
+        out = func(*args, **kwargs)
+        for t, old in zip(given, before, strict=True):
+            if version(t) != old:
+                self._held.wrote(t)
+        return out

@@ -20,8 +20,9 @@ from sordino.gradients.kept import put_back, refuse_kept_values
 from sordino.gradients.layout import Frame, Layout, Whole
 from sordino.gradients.lineage import ROWS
 from sordino.gradients.measure import measured
-from sordino.gradients.pass_memory import ModuleTensors, PassMemory
+from sordino.gradients.pass_memory import ModuleTensors, PassMemory, Watch
 from sordino.gradients.pulled import Pullback, Pulled, Viewed
+from sordino.gradients.readings import unlike_any
 from sordino.gradients.refusals import Aside, early, one_pass, trained_in_a_pass
 from sordino.gradients.rows import Chunk, call, tensors, tree_map
 from sordino.gradients.rules import RULEBOOK
@@ -63,7 +64,8 @@ class Pass:
     same, and whether another dimension is as long as the batch, which might mislead the engine, not the model.
     sized: the computation may depend on the number of rows or on their positions. numbers: a hash of the values that
     were read, if any. opened: the model was given access to a tensor's memory. stops: the program may stop gradients or
-    change them, so that equal losses do not mean equal gradients.
+    change them, so that equal losses do not mean equal gradients. custom: Python code runs in the backward pass (a
+    hook, a custom function), which may use values of any row.
     """
 
     def __init__(self, setup: Setup, data: tuple[Any, Any], rows: int, values: Values) -> None:
@@ -75,7 +77,8 @@ class Pass:
         self.tape = Tape(model, setup.parameters, values, rows, RULEBOOK, held, whole)
         self.rows, self.setup = rows, setup
         self.given = [*tensors(inputs), *tensors(targets)]
-        before, seed = [held.version for held in setup.state], torch.initial_seed()
+        self.held, self._versions = held, [one.version for one in setup.state]
+        seed = torch.initial_seed()
         self.tape.arrived = early
         try:
             self.tape.mark_rows((inputs, targets))
@@ -84,7 +87,7 @@ class Pass:
                 outputs = call(model, inputs)
                 self.losses = setup.loss(outputs, targets)
             _check_losses(self.losses, rows)
-            check_state(setup.state, before)
+            self.check_written()
             _check_trained(setup)
             _check_seed(seed)
             _check_crossed(self.tape.book.crossed)
@@ -99,6 +102,9 @@ class Pass:
         self.operations = hash((tuple(self.tape.program), tuple(book.answers), self.proven))
         self.program = hash((self.operations, book.crowded))
         self.sized = book.asked or (rows > 1 and (book.cut or not self.independent))
+        self.custom = book.hooked or book.foreign
+        if rows > 1 and (book.mixed or self.custom):  # what rows exchange there may be other values in every batch
+            book.numbers.append(next(unlike_any))
         self.numbers = hash(tuple(book.numbers)) if book.numbers else None
         self.opened = book.opened
         self.stops = not self.proven or book.hooked or book.stopped or not STOPS.isdisjoint(self.tape.program)
@@ -107,6 +113,16 @@ class Pass:
         self.setup.memory.leave(self.tape.book.alive(), self.given)
         self.tape.close()
         self.losses = self.losses.detach()
+
+    def hides(self) -> None:
+        """A part of it ran where calls are not intercepted (in a thread, scripted): any value may have been read."""
+        if self.rows > 1:
+            self.independent, self.sized, self.numbers = False, True, next(unlike_any)
+
+    def check_written(self) -> None:
+        """Raises Refused if a parameter or buffer was written to since the pass began."""
+        check_state(self.setup.state, self._versions)
+        self.held.check_opened()
 
     def backward(self, weight: Tensor, arrived: Callable[[Use, Tensor], None], keep: bool = False) -> None:
         """Backward pass of Σ weight·loss; ``arrived`` receives the gradient of every use. Gradient mode is off
@@ -122,7 +138,8 @@ class Pass:
             )
         self.setup.memory.graded = True
         watched = [*tape.leaves.items(), *self.setup.parameters.items()]
-        with Aside(self.setup.parameters):
+        watch = Watch(self.held) if self.custom else nullcontext()
+        with Aside(self.setup.parameters), watch:
             found: Sequence[Tensor | None] = torch.autograd.grad(
                 self.losses,
                 [*(t for _, t in watched), tape.token, *tape.roots.values()],
@@ -130,6 +147,8 @@ class Pass:
                 retain_graph=keep,
                 allow_unused=True,
             )
+        if self.custom:
+            self.check_written()
         for (name, _), gradient in zip(watched, found, strict=False):
             if gradient is not None:
                 raise Refused(
@@ -226,6 +245,8 @@ def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: S
                 raise not_implemented("the backward pass", error) from error
             finally:
                 run.close()
+            if state is not None and state.hidden:
+                run.hides()
             if not run.independent:
                 refuse_kept_values(state)
         losses = run.losses

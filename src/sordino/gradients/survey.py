@@ -50,10 +50,14 @@ def check_state(state: Sequence[Held], before: Sequence[int]) -> None:
                 "published without noise; put the module in eval mode or remove the update"
             )
         if held.version != version:
-            raise Refused(
-                f"{held.name}: the forward pass writes to this buffer or parameter, so what it stores of the data is "
-                "published without noise; put the module in eval mode or remove the update"
-            )
+            raise written_to(held.name)
+
+
+def written_to(name: str) -> Refused:
+    return Refused(
+        f"{name}: the forward pass writes to this buffer or parameter (or a hook does, in the backward pass), so what "
+        "it stores of the data is published without noise; put the module in eval mode or remove the update"
+    )
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -42,8 +42,8 @@ from sordino.gradients.vocabulary import ASKS, OPENS, SETS_GRAD, SIZES, writes
 
 # the modules through which torch passes a call of Tensor.__len__ to a mode
 _BETWEEN = ("torch._tensor", "torch.overrides")
-# the further arguments of these only give a type, a device or a shape
 _SET_HOOKS: Any = Tensor._backward_hooks.__set__  # type: ignore[union-attr]
+# the further arguments of these only give a type, a device or a shape
 TYPE_ONLY = frozenset((Tensor.to, Tensor.type_as, Tensor.view_as, Tensor.reshape_as))
 
 
@@ -57,18 +57,6 @@ def replace(tree: Any, fn: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(tree, dict):
         return {k: replace(v, fn) for k, v in tree.items()}
     return tree
-
-
-@dataclass
-class Holders:
-    """Names for messages: which module owns a tensor."""
-
-    names: dict[int, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, model: nn.Module) -> Holders:
-        named = [*model.named_parameters(), *model.named_buffers()]
-        return cls({id(t): name.rpartition(".")[0] or "the model" for name, t in named})
 
 
 @dataclass(frozen=True)
@@ -89,6 +77,12 @@ class ModuleState(Protocol):
 
     def registered(self, t: Tensor) -> bool:
         """Is it a parameter or a buffer of the model or its loss?"""
+
+    def open(self, t: Tensor) -> None:
+        """Python gets access to its memory."""
+
+    def wrote(self, t: Tensor) -> None:
+        """An operation wrote to it; it had no label before. Raises Refused if its memory is that of the model."""
 
 
 class Tape(TorchFunctionMode):
@@ -122,8 +116,6 @@ class Tape(TorchFunctionMode):
             value = values.get(name, parameter)
             value = value.detach() if whole is None else value
             self._slots[id(parameter)] = Slot(None, value, frozenset((name,)), name, whole=whole)
-
-    # what a rule may query
 
     def slot(self, t: Any) -> Slot | None:
         return self._slots.get(id(t)) if isinstance(t, Tensor) else None
@@ -286,10 +278,19 @@ class Tape(TorchFunctionMode):
                     data = self._is_data(a) or data
                     self._note_root(a)
                 before.append(book.state(a))
+            elif type(a) is slice:
+                data = self._bounds(a) or data
             elif isinstance(a, (list, tuple, dict)):
                 found = self._seen(a.values() if isinstance(a, dict) else a, before)
                 slotted, data = slotted or found[0], data or found[1]
         return slotted, data
+
+    def _bounds(self, places: slice) -> bool:
+        """Is a bound of this slice data? Torch converts it to a number where the mode is not active."""
+        found = [t for t in (places.start, places.stop, places.step) if isinstance(t, Tensor) and self.book.holds(t)]
+        for t in found:
+            self.book.brought(t)
+        return bool(found)
 
     def _note_root(self, t: Tensor) -> None:
         """Autograd runs only what leads to a requested tensor: if data was made to require a gradient in the forward
@@ -329,6 +330,9 @@ class Tape(TorchFunctionMode):
             self.rules.guards[func](self, func, args, kwargs)
         if func in OPENS:
             self.book.opened = True
+            self.held.open(args[0])
+        if data and len(before) > 1:
+            self.book.scalars(func, before)
         try:
             if not slotted or not torch.is_grad_enabled():
                 out = func(*self.values(args), **self.values(kwargs)) if slotted else func(*args, **kwargs)
@@ -339,9 +343,11 @@ class Tape(TorchFunctionMode):
             else:
                 out = self._applied(func, args, kwargs, data)
         except Exception:
-            self.book.asked = self.book.read = True  # an error that the model catches reveals a size or a value
+            if data:
+                self.book.failed()
             raise
-        self.book.written(before, data)
+        for t in self.book.written(before, data):
+            self.held.wrote(t)
         return out
 
     def _size_asked(self, t: Tensor) -> None:

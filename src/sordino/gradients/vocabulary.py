@@ -235,11 +235,20 @@ def writes(func: Any) -> bool:
     return name.endswith("_") and not name.startswith("_")
 
 
+_JOINING = frozenset(
+    (
+        *(flow.pointwise, flow.like_first, flow.choice, flow.same_rank, flow.constant, flow.copied, flow.only_first),
+        *(moves.stack, moves.cat, selections.getitem, selections.masked_select, flow_layers.embedding),
+    )
+)
+
+
 class Kind(NamedTuple):
     """Properties of an operation that follow from its name, computed once.
 
     own: the name of an operation with its own treatment. hooks: it attaches a hook to its argument, or gives access to
     a node where one can be attached. plain: it works position by position on its arguments, and does nothing else.
+    joins: the rule considers every tensor among the arguments, also those without dimensions.
     """
 
     name: str
@@ -249,6 +258,7 @@ class Kind(NamedTuple):
     hooks: bool
     own: str | None
     plain: bool
+    joins: bool
 
 
 @functools.lru_cache(1 << 12)
@@ -258,4 +268,4 @@ def kind_of(func: Any) -> Kind:
     single = own if own in ("requires_grad_", "__setitem__", "__set__") else None
     rule, written = rule_for(func), writes(func)
     plain = rule is flow.pointwise and not (written or hooks or single)
-    return Kind(name, rule, name in READS, written, hooks, single, plain)
+    return Kind(name, rule, name in READS, written, hooks, single, plain, rule is None or rule in _JOINING)
