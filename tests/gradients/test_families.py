@@ -32,6 +32,26 @@ def test_linear_with_any_leading_dimensions(middle: tuple[int, ...]) -> None:
     matches(nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True), nn.Linear(6, 3)), noise(B, *middle, 4))
 
 
+IN_PLACE: dict[str, Any] = {
+    "relu": lambda y, x: F.relu(y, inplace=True),
+    "a residual": lambda y, x: y.add_(x.sum(-1, keepdim=True)),
+    "one position": lambda y, x: y.index_fill_(-1, torch.tensor([0]), 0.5),
+    "a view of it": lambda y, x: (y[..., 1:].mul_(2.0), y)[1],
+}
+
+
+@pytest.mark.parametrize("write", IN_PLACE.values(), ids=IN_PLACE)
+def test_an_operation_in_place_on_the_result_of_an_inner_map_leaves_the_map_its_gradient(write: Any) -> None:
+    """torch returns a view from a biased linear map of more than two dimensions, from unbatched convolutions and from
+    einsum, and a write to a view removes what is attached to it from the graph."""
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        h = torch.tanh(s.first(x))
+        return s.third(write(s.second(h), x))  # type: ignore[no-any-return]
+
+    matches(Fn(forward, first=nn.Linear(4, 6), second=nn.Linear(6, 5), third=nn.Linear(5, 3)), noise(B, 3, 4))
+
+
 def test_wide_linear_keeps_positions_and_narrow_linear_keeps_products() -> None:
     matches(nn.Sequential(nn.Linear(40, 50), nn.Tanh(), nn.Linear(50, 2)), noise(B, 3, 40))
 
