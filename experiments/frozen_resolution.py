@@ -5,8 +5,8 @@
 Trained on `rows` training rows and evaluated on `judged` other rows of the *training* split; test rows are not read.
 
 - Without privacy: a ridge regression on one-hot labels.
-- At ε = 1: a softmax layer by clipped, noisy SGD (experiments/heads.py). The noise in the mean gradient has the standard
-  deviation of the plan with all records, so only the better fit from more records is missing.
+- At ε = 1: a softmax layer by clipped, noisy SGD (experiments/heads.py). The noise in the mean gradient has the
+  standard deviation of the plan with all records, so only the better fit from more records is missing.
 
 Both take the best of a few settings on the rows that judge, so both are biased upwards by a little. With --mirror the
 features are the mean of those of an image and of its mirror image, which doubles the time. The file shows the
