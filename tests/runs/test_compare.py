@@ -220,6 +220,31 @@ def test_the_page_names_a_failed_run_without_privacy(suite: Path) -> None:
     assert "<li>open, without privacy, seed 0: RuntimeError</li>" in page
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"table": "x"}, {"table": [{"method": "slow"}]}, {"epsilons": "a"}, {"epsilons": [-1]}, {"environment": 3},
+        {"differences": [{}]}, {"methods": [{}]}, {"runs": 1},
+    ],
+)  # fmt: skip
+def test_a_damaged_result_makes_no_page_and_no_traceback(
+    suite: Path, tmp_path: Path, damage: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = Suite.read(suite)
+    recipes = {job: job.recipe() for job in whole.jobs()}
+    outcomes = {job: {"test_accuracy": 0.5, "epsilon": job.epsilon, "core_seconds": 1.0} for job in recipes}
+    about = {"command": "", "commit": "", "environment": {"torch": ""}}
+    document = compare.result_of(whole, recipes, outcomes, about)
+    path, page = tmp_path / "compare.json", tmp_path / "page.html"
+    path.write_text(json.dumps(document))
+    assert main(["compare", str(path), "--out", str(page)]) == 0
+    page.unlink()
+    path.write_text(json.dumps(document | damage))
+    assert main(["compare", str(path), "--out", str(page)]) == 2
+    assert "is damaged" in capsys.readouterr().err
+    assert not page.exists()
+
+
 def test_data_of_one_s_own_is_compared_only_where_it_is_declared_public(suite: Path, tmp_path: Path) -> None:
     """All runs are seen, one without privacy among them, and no ε covers them together."""
     columns = {"a": {"kind": "number", "low": 0, "high": 1}}
