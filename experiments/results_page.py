@@ -338,12 +338,12 @@ def goals() -> str:
     rows = []
     for what, epsilon, wanted, name, method in GOALS:
         path = RESULTS / f"{name}.json"
-        if not path.exists():
+        document = json.loads(path.read_text(encoding="utf8")) if path.exists() else {"methods": [], "table": []}
+        own = next((r for r in document["table"] if (r["method"], r["epsilon"]) == (method, epsilon)), None)
+        if own is None:
             rows.append([what, f"{epsilon:g}", f"{wanted:g}", "not run", "–", "–", "–"])
             continue
-        document = json.loads(path.read_text(encoding="utf8"))
         kinds = {one["name"]: one["kind"] for one in document["methods"]}
-        own = next(r for r in document["table"] if (r["method"], r["epsilon"]) == (method, epsilon))
         free = [r for r in document["table"] if kinds[r["method"]] == "plain" and r["seeds"]]
         ceiling = percent(max(float(r["mean"]) for r in free)) if free else "–"
         verdict = (
@@ -352,12 +352,12 @@ def goals() -> str:
         reached, source = percent(own["mean"], own["spread"]), f"[{name}](results/{name}.json)"
         rows.append([what, f"{epsilon:g}", f"{wanted:g}", reached, str(own["seeds"]), ceiling, f"{verdict} ({source})"])
     heads = ["what", "ε", "goal, %", "reached, %", "seeds", "no privacy, same features, %", "met"]
-    probe = next(r for r in json.loads((RESULTS / "coupling_cifar10.json").read_text("utf8"))["table"]
-                 if r["column"] == "NonPriv")  # fmt: skip
+    found = json.loads((RESULTS / "frozen_resolution.json").read_text("utf8"))
+    curve = ", ".join(f"{percent(r['mean'])} at {r['resolution']} pixels" for r in found["found"] if not r["mirror"])
     said = (
-        "Add/remove, δ = 1e-5, all training records, true Poisson sampling. EfficientNet-Lite0's features of CIFAR-10 "
-        f"at 128 pixels reach {percent(probe['mean'])} % without privacy "
-        "([coupling_cifar10](results/coupling_cifar10.json)), so 90 % can't be reached with them."
+        "Add/remove, δ = 1e-5, all training records, true Poisson sampling. EfficientNet-Lite0's features of CIFAR-10, on "
+        f"{found['rows']:,} training rows and without privacy: {curve} "
+        "([frozen_resolution](results/frozen_resolution.json))."
     )
     return f"## Goals\n\n{said}\n\n" + table(heads, rows)
 
