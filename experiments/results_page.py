@@ -355,8 +355,8 @@ def goals() -> str:
     found = json.loads((RESULTS / "frozen_resolution.json").read_text("utf8"))
     curve = ", ".join(f"{percent(r['mean'])} at {r['resolution']} pixels" for r in found["found"] if not r["mirror"])
     said = (
-        "Add/remove, δ = 1e-5, all training records, true Poisson sampling. EfficientNet-Lite0's features of CIFAR-10, on "
-        f"{found['rows']:,} training rows and without privacy: {curve} "
+        "Add/remove, δ = 1e-5, all training records, true Poisson sampling. EfficientNet-Lite0's features of CIFAR-10, "
+        f"on {found['rows']:,} training rows and without privacy: {curve} "
         "([frozen_resolution](results/frozen_resolution.json))."
     )
     return f"## Goals\n\n{said}\n\n" + table(heads, rows)
