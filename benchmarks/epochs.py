@@ -47,7 +47,7 @@ def main() -> None:
     from provenance import origin
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "allocation.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "epochs.json")
     arguments = parser.parse_args()
     measured(10, 1.0, 1, 1e-5)  # imports
     rows = [measured(*plan) for plan in itertools.product(BATCHES, NOISE, EPOCHS, DELTAS)]

@@ -15,7 +15,7 @@ SUITES = sorted((Path(__file__).parents[2] / "experiments" / "suites").glob("*.t
 def test_a_suite_has_opacus_a_ceiling_and_recipes_that_read(path: Path) -> None:
     suite = Suite.read(path)
     assert {"private", "opacus", "plain"} <= {one.kind for one in suite.methods}
-    assert path.stem == "mini" or suite.epsilons == (0.5, 1.0, 2.0, 3.0, 8.0)
+    assert path.stem == "mini" or {0.5, 1.0, 2.0, 3.0, 8.0} <= set(suite.epsilons)
     assert len(suite.seeds) == 3
     first = [job for job in suite.jobs() if job.seed == 0]
     for job in first:

@@ -15,7 +15,7 @@ from small_recipes import small_toml
 from sordino.cli import main
 from sordino.data import load
 from sordino.errors import InputError, Refused
-from sordino.report.compare import render
+from sordino.report.compare import accuracy, render
 from sordino.runs import compare, compare_job
 from sordino.runs.compare import differences, run_suite, table
 from sordino.runs.compare_suite import Job, Suite
@@ -202,10 +202,47 @@ def test_means_spreads_and_paired_differences_are_those_of_the_runs(suite: Path)
     found = table(Suite.read(suite), runs)
     assert [(r["method"], r["mean"], r["failed"]) for r in found][:2] == [("slow", 0.6, 0), ("fast", 0.75, 0)]
     assert found[2]["mean"] is None
+    assert accuracy(found[0], 2) == "60.00 ± 14.14"
+    assert accuracy(found[0], 3) == "60.00 ± 14.14 (2)"  # a seed is missing, and the cell shows it
     (pair,) = differences(replace(Suite.read(suite), seeds=(0, 1)), runs)
     assert pair["mean"] == pytest.approx(0.15)
     assert pair["spread"] == pytest.approx(0.05 * 2**0.5)
     assert pair["interval"] == pytest.approx(12.706 * 0.05, rel=1e-3)  # Student's, one degree of freedom
+
+
+def test_the_page_names_a_failed_run_without_privacy(suite: Path) -> None:
+    """Its ε is none, which no page writes as a number."""
+    whole = Suite.read(suite)
+    recipes = {job: job.recipe() for job in whole.jobs()}
+    outcomes = {job: {"error": "RuntimeError"} for job in recipes if job.method.kind == "plain"}
+    about = {"command": "", "commit": "", "environment": {"torch": ""}}
+    page = render(compare.result_of(whole, recipes, outcomes, about))
+    assert "<li>open, without privacy, seed 0: RuntimeError</li>" in page
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"table": "x"}, {"table": [{"method": "slow"}]}, {"epsilons": "a"}, {"epsilons": [-1]}, {"environment": 3},
+        {"differences": [{}]}, {"methods": [{}]}, {"runs": 1},
+    ],
+)  # fmt: skip
+def test_a_damaged_result_makes_no_page_and_no_traceback(
+    suite: Path, tmp_path: Path, damage: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = Suite.read(suite)
+    recipes = {job: job.recipe() for job in whole.jobs()}
+    outcomes = {job: {"test_accuracy": 0.5, "epsilon": job.epsilon, "core_seconds": 1.0} for job in recipes}
+    about = {"command": "", "commit": "", "environment": {"torch": ""}}
+    document = compare.result_of(whole, recipes, outcomes, about)
+    path, page = tmp_path / "compare.json", tmp_path / "page.html"
+    path.write_text(json.dumps(document))
+    assert main(["compare", str(path), "--out", str(page)]) == 0
+    page.unlink()
+    path.write_text(json.dumps(document | damage))
+    assert main(["compare", str(path), "--out", str(page)]) == 2
+    assert "is damaged" in capsys.readouterr().err
+    assert not page.exists()
 
 
 def test_data_of_one_s_own_is_compared_only_where_it_is_declared_public(suite: Path, tmp_path: Path) -> None:

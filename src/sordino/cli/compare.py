@@ -162,10 +162,11 @@ def _table(document: Mapping[str, Any]) -> Table:
     table.add_column("method")
     for epsilon in document["epsilons"]:
         table.add_column(f"ε = {up(epsilon)}", justify="right")
+    seeds = len(document["seeds"])
     for method in document["methods"]:
         plain = at(document["table"], method["name"], None)
         cells = [
-            accuracy(plain if plain is not None else at(document["table"], method["name"], epsilon))
+            accuracy(plain if plain is not None else at(document["table"], method["name"], epsilon), seeds)
             for epsilon in document["epsilons"]
         ]
         table.add_row(method["name"], *cells)

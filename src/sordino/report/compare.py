@@ -16,12 +16,23 @@ from sordino.shown import up
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 360, 56, 20, 16, 44
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22")
-STYLE = (
-    "".join(
+DARK = ("#6cb4ee", "#ff7a78", "#5fd068", "#c3a0ea", "#ffab5c", "#4fdcea", "#d19a8c", "#f7a8dc", "#b5b5b5", "#dcdc5a")
+
+
+def _painted(colours: Sequence[str]) -> str:
+    """The rules that give the methods their colours, in order."""
+    return "".join(
         f".c{i}{{stroke:{c};fill:none}}.f{i}{{fill:{c}}}.key.k{i}{{color:{c};font-weight:600}}"
-        for i, c in enumerate(COLOURS)
+        for i, c in enumerate(colours)
     )
+
+
+STYLE = (
+    _painted(COLOURS)
     + ".ceiling{stroke-dasharray:5 4;stroke-width:1.4}.mean{stroke-width:2}.bar-of{stroke-width:1.3}"
+    + "figure.comparison{max-width:none}.comparison figcaption{font-weight:400;margin:.4rem 0 .8rem}"
+    + f"@media (prefers-color-scheme: dark){{{_painted(DARK)}}}"
+    + "@media (max-width: 40rem){.comparison .plot text{font-size:20px}}"
 )
 
 
@@ -51,14 +62,15 @@ def render(document: Mapping[str, Any]) -> str:
     )
 
 
-def accuracy(row: Mapping[str, Any] | None) -> str:
-    """Mean ± standard deviation in per cent, or "(1 seed)" in its place; then the number of failed runs, if any."""
+def accuracy(row: Mapping[str, Any] | None, seeds: int = 0) -> str:
+    """Mean ± standard deviation in per cent; the number of seeds if it is one or below `seeds`; failed runs, if any."""
     if row is None:
         return "–"
     if row["mean"] is None:
         return "failed"
-    spread = " (1 seed)" if row["spread"] is None else f" ± {100 * row['spread']:.2f}"
-    return f"{100 * row['mean']:.2f}{spread}" + (f", {row['failed']} failed" if row["failed"] else "")
+    spread = "" if row["spread"] is None else f" ± {100 * row['spread']:.2f}"
+    few = "" if row["seeds"] >= max(seeds, 2) else " (1 seed)" if row["seeds"] == 1 else f" ({row['seeds']})"
+    return f"{100 * row['mean']:.2f}{spread}{few}" + (f", {row['failed']} failed" if row["failed"] else "")
 
 
 def difference(row: Mapping[str, Any] | None) -> str:
@@ -77,7 +89,8 @@ def at(rows: Sequence[Mapping[str, Any]], name: str, epsilon: float | None) -> M
 def _row(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     own = [row for row in document["table"] if row["method"] == name]
     plain = at(own, name, None)
-    cells = [accuracy(plain if plain is not None else at(own, name, epsilon)) for epsilon in document["epsilons"]]
+    planned = len(document.get("seeds", ()))
+    cells = [accuracy(plain if plain is not None else at(own, name, e), planned) for e in document["epsilons"]]
     seconds = [row["core_seconds"] for row in own if row["core_seconds"] is not None]
     return {"name": name, "cells": cells, "seconds": f"{sum(seconds) / len(seconds):.0f}" if seconds else "–"}
 

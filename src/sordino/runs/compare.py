@@ -32,7 +32,7 @@ from sordino.data.sources import SOURCES
 from sordino.errors import InputError, Refused, SordinoError
 from sordino.files import json_bytes, make_folder, read_json, usable_folder, write_atomically
 from sordino.plan import Plan
-from sordino.report.compare import write_page
+from sordino.report.compare import render, write_page
 from sordino.runs.build import method_of, optimizer_of, settings_of
 from sordino.runs.compare_suite import KINDS, Job, Suite
 from sordino.runs.origin import origin
@@ -312,4 +312,8 @@ def read_result(path: Path) -> dict[str, Any]:
     missing = [key for key in needed if not isinstance(document, dict) or key not in document]
     if missing:
         raise InputError(f"{path} is not a result of a comparison: it has no {missing[0]}")
+    try:
+        render(document)
+    except Exception as error:  # whatever a damaged file leads to
+        raise InputError(f"{path} is damaged: no page can be made from it ({type(error).__name__})") from error
     return dict(document)

@@ -68,8 +68,9 @@ def _plain(recipe: Recipe, folder: Path, data_dir: Path | None) -> dict[str, Any
 def _opacus(recipe: Recipe, folder: Path, data_dir: Path | None) -> dict[str, Any]:
     """PrivacyEngine.make_private_with_epsilon with its defaults: Poisson batches, hooks, flat clipping, PRV accountant.
 
-    Batch, number of steps, optimizer, step size, schedule and clip norm are the recipe's. The recipe's average of the
-    iterates is not used: Opacus has none.
+    Batch, number of steps, optimizer, step size, schedule and clip norm are the recipe's; Opacus rounds the number of
+    batches in an epoch up, so its batch is a little smaller, and the steps are whole epochs. The recipe's average of
+    the iterates is not used: Opacus has none.
     """
     try:
         from opacus import PrivacyEngine
@@ -90,21 +91,19 @@ def _opacus(recipe: Recipe, folder: Path, data_dir: Path | None) -> dict[str, An
         module=model, optimizer=optimizer, data_loader=loader, target_epsilon=recipe.privacy.epsilon,
         target_delta=recipe.privacy.delta, epochs=epochs, max_grad_norm=recipe.clipping.clip_norm,
     )  # fmt: skip
-    seconds = 0.0
     with BatchMemoryManager(
         data_loader=private_loader, max_physical_batch_size=recipe.train.chunk, optimizer=private_optimizer
     ) as physical:
-        for _ in range(epochs):
-            seconds += _steps(private, private_optimizer, physical, prepared)
+        seconds = _steps(private, private_optimizer, (some for _ in range(epochs) for some in physical), prepared)
     sigma, steps = float(private_optimizer.noise_multiplier), epochs * len(loader)
-    rate = recipe.sampling.expected_batch / plan.records
+    rate = 1 / len(loader)  # Opacus draws each record with this probability: its expected batch is at most the recipe's
     event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(sigma))
     ours = epsilon(dp_event.SelfComposedDpEvent(event, steps), plan.delta, plan.relation)
     return _found(
         model, prepared, seconds,
         {
             "epsilon": float(engine.get_epsilon(plan.delta)), "our_epsilon": ours, "noise_multiplier": sigma,
-            "sampler": "poisson", "steps": steps,
+            "sampler": "poisson", "steps": steps, "expected_batch": rate * plan.records,
         },
     )  # fmt: skip
 
@@ -128,7 +127,7 @@ def _steps(
         optimizer.zero_grad()
         torch.autograd.backward(cross_entropy(model(inputs), targets))
         optimizer.step()
-        if schedule is not None:
+        if schedule is not None and not getattr(optimizer, "_is_last_step_skipped", False):  # Opacus: a part of a batch
             schedule.step()
     return time.monotonic() - started
 
