@@ -363,7 +363,7 @@ MODELMIX = (
         "experiments/results/modelmix_table1.json",
         "DP-SGD 53.4 / 74.0 / 81.5 / 84.5 / 85.6, ModelMix 83.9 / 85.7 / 86.1 / 87.9 / 88.8",
         _appendix_e,
-        "ε = 0.2, 0.4, 0.6, 0.8, 1 in the paper; its own settings, nothing tuned; cells that are not here were not run: "
+        "ε = 0.2, 0.4, 0.6, 0.8, 1 in the paper; its own settings, nothing tuned; cells that are missing were not run: "
         "5 to 9 core-minutes a run on a shared core; resumable",
     ),
     Row(
