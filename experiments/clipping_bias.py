@@ -7,8 +7,8 @@
 Writes experiments/results/clipping_bias_{part}.json after every run; runs that are already in the file are not
 repeated. The step size of a column is found by the same search (doubled or halved from the same start) on held-out rows
 of the *training* split: on images no run trains on these rows; on IMDb the runs of the search do not. Columns with more
-than four views, and on IMDb columns with inner momentum, are not tuned; they take the step size of the column that
-`lr_of` names. Then each column is trained with all seeds and evaluated on the test split.
+than four views or with views and inner momentum, and on IMDb columns with inner momentum, are not tuned; they take the
+step size of the column that `lr_of` names. Then each column is trained with all seeds and evaluated on the test split.
 The readings (Figs. 6, 11) are E‖∇f_i − ∇F‖² over public rows of the test split.
 """
 
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LinearLR
 
-from provenance import origin
+from provenance import COMMIT, origin
 from sordino import data, features, nets
 from sordino.clipping import Clipping, FlatClip
 from sordino.data import Split
@@ -197,7 +197,9 @@ def ablation() -> dict[str, Column]:
         "EMA + enhanced": replace(base, model=better, average=True),
         "EMA + scattering": replace(scattered, average=True),
         "EMA + scattering + inner-outer": replace(scattered, average=True, inner=INNER_DECAY),
-        "all but scattering": replace(base, model=better, average=True, inner=INNER_DECAY, augmentation=shifted),
+        "all but scattering": replace(
+            base, model=better, average=True, inner=INNER_DECAY, augmentation=shifted, lr_of="EMA + enhanced"
+        ),
     }
 
 
@@ -440,7 +442,7 @@ def main() -> int:
     for job in jobs(part, runs, only, tuple(given.epsilons or part.epsilons), given.seeds):
         if job.key in runs:
             continue
-        runs[job.key] = run(part, job)
+        runs[job.key] = run(part, job) | {"commit": COMMIT}
         write_atomically(
             path, (json.dumps(document(given.part, part, runs), indent=1, ensure_ascii=False) + "\n").encode()
         )

@@ -112,9 +112,25 @@ def monotonicity() -> str:
     return table(head, rows) + f"\n\nAll else: {middle}; {document['seeds']} seeds."
 
 
+def maps() -> str:
+    """The best α and step size of the maps over both, by r_pub and by ε."""
+    document = read("maps")
+    if document is None:
+        return "*Not run yet: `python experiments/coupling_maps.py`.*"
+    names = {"public.fraction": "r_pub", "privacy.epsilon": "ε"}
+    rows = []
+    for found in document["best"].values():
+        for row in found:
+            (key,) = (key for key in row if key in names)
+            rows.append(
+                [f"{names[key]} = {row[key]:g}", *(f"{row[x]:g}" for x in ("alpha", "lr")), f"{100 * row['mean']:.1f}"]
+            )
+    return table(["", "best α", "its step size", "test accuracy in %"], rows)
+
+
 def filled(page: str) -> str:
     """The page with its blocks made from the result files."""
-    return pages.filled(page, {"accuracies": accuracies(), "monotonicity": monotonicity()})
+    return pages.filled(page, {"accuracies": accuracies(), "monotonicity": monotonicity(), "maps": maps()})
 
 
 def main() -> None:

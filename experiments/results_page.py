@@ -22,7 +22,7 @@ ENGINE = (
 )
 NO_TRAINING = (
     "allocation", "coupling_monotonicity", "coupling_table6", "hidden_state_figures", "kernel_errors", "mac_fig4",
-    "modelmix_fig3", "step_costs",
+    "modelmix_fig3", "modelmix_gep", "step_costs",
 )  # fmt: skip  # accounting, drawings, and one simulation in NumPy
 
 Document = Mapping[str, Any]
@@ -244,6 +244,16 @@ def table6(document: Document) -> str:
     return table(heads, rows)
 
 
+def bounds(document: Document) -> str:
+    rows = [[r["tau"], f"{r['p']:g}", r["bound"], f"{r['epsilon']:.3f}"] for r in document["table"]]
+    setting = document["setting"]
+    said = (
+        f"Accounting only: σ = {setting['noise_multiplier']:.3f} in both blocks, {setting['steps']} steps, δ = "
+        f"{setting['delta']:g}; without mixing ε = {document['without_mixing']:.2f}, published {setting['published']}."
+    )
+    return said + "\n\n" + table(["τ", "p", "bound", "ε"], rows)
+
+
 def heads(document: Document) -> str:
     """A search on held-out training rows: the best trial of each ε and feature map."""
     best: dict[tuple[float, str], Mapping[str, Any]] = {}
@@ -381,7 +391,7 @@ def figures(name: str, document: Document) -> str:
         "frozen_resolution": resolutions, "mac_steady": steadier, "step_costs": costs,
         "coupling_monotonicity": monotonicity, "fashion_mnist_scattering_linear": one_recipe,
         "correlated": ways, "correlated_again": ways, "optimizers": optimizers, "full_batch": settings,
-        "caught": caught,
+        "caught": caught, "modelmix_gep": bounds,
     }  # fmt: skip
     if name.startswith("heads_"):
         return heads(document)

@@ -16,6 +16,7 @@ import bias_small  # noqa: E402
 import coupling_maps  # noqa: E402
 import hidden_small  # noqa: E402
 import mac_steady  # noqa: E402
+import modelmix_table1  # noqa: E402
 import modelmix_variants  # noqa: E402
 import step_costs  # noqa: E402
 
@@ -53,7 +54,10 @@ def test_a_steadier_setting_is_judged_on_training_images_that_do_not_train(monke
     assert not set(trained.tolist()) & set(judged.tolist())
 
 
-@pytest.mark.parametrize("script", [modelmix_variants, mac_steady, bias_small, hidden_small], ids=lambda s: s.__name__)
+TABLES = [modelmix_table1, modelmix_variants, mac_steady, bias_small, hidden_small]
+
+
+@pytest.mark.parametrize("script", TABLES, ids=lambda s: s.__name__)
 def test_a_table_is_that_of_its_runs(script: Any) -> None:
     path = RESULTS / f"{script.__name__}.json"
     if not path.exists():
