@@ -32,7 +32,7 @@ import torch
 from engine import commit, environment, save
 from heldout import WORKLOADS
 from peers import ENGINES
-from peers.tables import put
+from peers.tables import put, three_digits
 from sordino.gradients.assurance import Assurance
 
 STEPS = 200
@@ -111,7 +111,8 @@ def table(results: dict[str, Any]) -> str:
     ]
     for m in results["measurements"]:
         checks = f"{m['attributed']}, {m['grouped']}, {m['looked']}"
-        times = f"{1e3 * m['step_seconds']:.3g} | {1e3 * m['check_seconds']:.3g} | {100 * m['share']:.1f} %"
+        step, made = (three_digits(1e3 * m[key]) for key in ("step_seconds", "check_seconds"))
+        times = f"{step} | {made} | {100 * m['share']:.1f} %"
         lines.append(f"| {WORKLOADS[m['workload']].title} | {times} | {checks} | {m['steps']} |")
     return "\n".join(lines)
 

@@ -40,6 +40,11 @@ def _number(value: float) -> str:
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
 
 
+def three_digits(value: float) -> str:
+    """The number rounded to three digits, never with an exponent: 0.123, 12.3, 1,230."""
+    return f"{value:.3g}" if value < 999.5 else f"{float(f'{value:.3g}'):,.0f}"
+
+
 def _cell(results: Mapping[str, Any], workload: str, engine: str, quantity: str) -> str:
     values = ratios(results, workload, engine, quantity)
     if values:
@@ -57,7 +62,7 @@ def _plain(results: Mapping[str, Any], workload: str, quantity: str, factor: flo
         for m in results["measurements"]
         if (m["workload"], m["engine"], m["status"]) == (workload, "plain", "ok")
     ]
-    return f"{statistics.median(values):.3g}" if values else "–"
+    return three_digits(statistics.median(values)) if values else "–"
 
 
 def _rows(results: Mapping[str, Any], names: Sequence[str], quantity: str) -> list[list[str]]:
@@ -80,7 +85,7 @@ def _phases(results: Mapping[str, Any], names: Sequence[str]) -> list[list[str]]
                 for m in results["measurements"]
                 if (m["workload"], m["engine"], m["status"]) == (w, "sordino", "ok") and phase in m["phases"]
             ]
-            cells.append(f"{statistics.median(values):.3g}" if values else "–")
+            cells.append(three_digits(statistics.median(values)) if values else "–")
         rows.append([phase, *cells])
     return rows
 

@@ -25,9 +25,8 @@ from torch import Tensor
 from sordino.clipping import Clipping, L2LinfClip, PerLayerClip
 from sordino.errors import InputError
 from sordino.gradients import ClippedSum
-from sordino.plan.contribution import Contribution
 from sordino.randomness import RandomSource
-from sordino.records.gradients import GradientSum
+from sordino.records.gradients import GradientSum, Wrapper
 from sordino.records.users import Protects
 from sordino.sampling import LogicalBatch
 
@@ -134,7 +133,7 @@ def _layers(shapes: Mapping[str, torch.Size]) -> list[tuple[int, int]]:
     return list(zip([0, *stops[:-1]], stops, strict=True))
 
 
-class CanaryGradients:
+class CanaryGradients(Wrapper):
     """The real gradient sum plus the canaries' vectors. `real` is the last sum over the real records alone.
 
     `silent`: the other records contribute zero, as records of zero gradient would. The claim holds for those too.
@@ -150,20 +149,16 @@ class CanaryGradients:
         silent: bool = False,
         protects: Protects = ("record", None),
     ) -> None:
-        self.protects = protects
-        self._gradient_sum, self._canaries, self._records = gradient_sum, canaries, records
+        super().__init__(gradient_sum)
+        self._protects, self._canaries, self._records = protects, canaries, records
         self._silent = silent
         self._members = canaries.members
         self.real: dict[str, Tensor] = {}
         self.drawn = torch.zeros(0, dtype=torch.int64)
 
     @property
-    def clipping(self) -> Clipping:
-        return self._gradient_sum.clipping
-
-    @property
-    def contribution(self) -> Contribution:
-        return self._gradient_sum.contribution
+    def protects(self) -> Protects:
+        return self._protects
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         indices = batch.indices

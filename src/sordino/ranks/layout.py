@@ -21,7 +21,7 @@ from sordino.gradients.survey import trainable
 
 
 @dataclass(frozen=True, eq=False)
-class Divided:
+class Placed:
     """One parameter and its place in the vector of all trained coordinates (−1: it is not trained)."""
 
     name: str
@@ -62,14 +62,14 @@ class Divided:
 class Layout:
     """All parameters of a sharded model, in the order in which one process releases them."""
 
-    groups: tuple[tuple[Divided, ...], ...]
+    groups: tuple[tuple[Placed, ...], ...]
     coordinates: int  # trained coordinates of all ranks together
 
-    def all(self) -> Iterator[Divided]:
+    def all(self) -> Iterator[Placed]:
         return (one for group in self.groups for one in group)
 
     @property
-    def trained(self) -> dict[str, Divided]:
+    def trained(self) -> dict[str, Placed]:
         """By name, in the order of release."""
         return {one.name: one for one in sorted(self.all(), key=lambda one: one.begin) if one.begin >= 0}
 
@@ -133,7 +133,7 @@ def layout_of(model: nn.Module) -> Layout:
     for parameter in trainable(model).values():
         begins[id(parameter)] = count
         count += parameter.numel()
-    groups: dict[int, list[Divided]] = {}
+    groups: dict[int, list[Placed]] = {}
     owner: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         if _shards(module):
@@ -142,7 +142,7 @@ def layout_of(model: nn.Module) -> Layout:
         parts = name.split(".")[:-1]
         prefixes = (".".join(parts[:length]) for length in range(len(parts), -1, -1))
         holder = next(owner[prefix] for prefix in prefixes if prefix in owner)
-        groups.setdefault(id(holder), []).append(Divided(name, parameter, begins.get(id(parameter), -1)))
+        groups.setdefault(id(holder), []).append(Placed(name, parameter, begins.get(id(parameter), -1)))
     return Layout(tuple(tuple(group) for group in groups.values()), count)
 
 
@@ -189,7 +189,7 @@ def is_fsdp(hook: Any) -> bool:
     return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp")
 
 
-def bytes_by(group: Sequence[Divided]) -> list[Divided]:
+def bytes_by(group: Sequence[Placed]) -> list[Placed]:
     """The parameters of a group in the order in which they are sent: the widest dtypes first, for alignment."""
     return sorted(group, key=lambda one: -one.parameter.element_size())
 
@@ -201,7 +201,7 @@ def whole_of(tensor: Tensor) -> Tensor:
 
 def shard_of(parameter: Any, whole: Tensor) -> Tensor:
     """This rank's shard of a whole tensor, with the parameter's layout."""
-    one = Divided("", parameter, -1)
+    one = Placed("", parameter, -1)
     first, last = one.rows(parameter.device_mesh.get_local_rank(), parameter.device_mesh.size())
     return one.like(whole[first:last].clone())
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from sordino.errors import InputError, Refused
 from sordino.gradients.shards import Packing, Reading
 from sordino.ranks.group import PATIENCE, Rank, noticing_loss
-from sordino.ranks.layout import Divided, bytes_by, is_fsdp, layout_of, reshard, sharding_modules
+from sordino.ranks.layout import Placed, bytes_by, is_fsdp, layout_of, reshard, sharding_modules
 from sordino.records.momentum import PastIterates
 
 FETCH, ADD, FLUSH, STOP = range(4)
@@ -39,14 +39,14 @@ class _Part(NamedTuple):
     """A parameter in the messages that send its group: each rank's rows (the first, and the one after the last), and
     their bytes."""
 
-    one: Divided
+    one: Placed
     shape: torch.Size
     dtype: torch.dtype
     rows: list[tuple[int, int]]
     bytes: list[int]
 
     @classmethod
-    def of(cls, one: Divided, ranks: int) -> _Part:
+    def of(cls, one: Placed, ranks: int) -> _Part:
         rows = [one.rows(rank, ranks) for rank in range(ranks)]
         each = one.row * one.parameter.element_size()
         return cls(one, one.shape, one.parameter.dtype, rows, [(last - first) * each for first, last in rows])
@@ -275,7 +275,7 @@ class Store:
             self._packing.know(part.one.parameter if version == 0 else self._past[version - 1][part.one.name], there)
         return held
 
-    def _local(self, one: Divided, version: int) -> Tensor:
+    def _local(self, one: Placed, version: int) -> Tensor:
         return one.local(None if version == 0 else self._past[version - 1][one.name])
 
     # requests of other ranks

@@ -19,17 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sordino.clipping import Clipping
 from sordino.errors import SordinoError
 from sordino.gradients import ClippedSum
-from sordino.plan.contribution import Contribution
 from sordino.randomness.masks import masks_of
 from sordino.ranks.group import Lost, Rank
 from sordino.ranks.run import Failure
 from sordino.records.ahead import one_ahead
-from sordino.records.gradients import Divisible, RecordGradients, add_sums, empty_sum, stated_unit
+from sordino.records.gradients import Divisible, RecordGradients, Wrapper, add_sums, empty_sum
 from sordino.records.momentum import PastIterates
-from sordino.records.users import Protects
 from sordino.sampling import LogicalBatch
 
 
@@ -57,25 +54,14 @@ class Share:
     narrow: bool = False
 
 
-class Divided:
+class Divided(Wrapper):
     """A gradient sum at the leader whose chunks are divided over all ranks."""
 
     def __init__(self, inner: Divisible, model: nn.Module, rank: Rank, past: Callable[[], PastIterates]) -> None:
+        super().__init__(inner)
         self.inner, self.model, self.rank, self.past = inner, model, rank, past
         self._asked = False
         self._after: LogicalBatch | None = None
-
-    @property
-    def clipping(self) -> Clipping:
-        return self.inner.clipping
-
-    @property
-    def contribution(self) -> Contribution:
-        return self.inner.contribution
-
-    @property
-    def protects(self) -> Protects:
-        return stated_unit(self.inner)
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         work = Work(batch, torch.initial_seed(), self.past(), not self._asked, self._after)

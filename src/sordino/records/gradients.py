@@ -74,12 +74,11 @@ def stated_unit(gradient_sum: GradientSum) -> Protects:
     return found
 
 
-class Counted:
-    """A gradient sum that counts dropped records."""
+class Wrapper:
+    """A gradient sum made from another one, whose clipping, contribution and unit it passes on."""
 
     def __init__(self, gradient_sum: GradientSum) -> None:
         self._gradient_sum = gradient_sum
-        self.dropped = 0
 
     @property
     def clipping(self) -> Clipping:
@@ -92,6 +91,14 @@ class Counted:
     @property
     def protects(self) -> Protects:
         return stated_unit(self._gradient_sum)
+
+
+class Counted(Wrapper):
+    """Counts dropped records."""
+
+    def __init__(self, gradient_sum: GradientSum) -> None:
+        super().__init__(gradient_sum)
+        self.dropped = 0
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         total = self._gradient_sum(batch)

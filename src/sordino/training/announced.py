@@ -15,15 +15,12 @@ from copy import deepcopy
 import torch
 from torch import nn
 
-from sordino.clipping import Clipping
 from sordino.gradients import ClippedSum
-from sordino.plan.contribution import Contribution
 from sordino.plan.core import Plan
 from sordino.plan.guarantee import Guarantee
-from sordino.records.gradients import GradientSum, stated_unit
+from sordino.records.gradients import GradientSum, Wrapper
 from sordino.records.momentum import PastIterates, made_up_past
 from sordino.records.reading import count_records
-from sordino.records.users import Protects
 from sordino.release.ledger import Ledger
 from sordino.sampling import LogicalBatch
 from sordino.shown import up
@@ -113,24 +110,12 @@ def _seconds(timed: tuple[int, float]) -> float:
     return timed[1]
 
 
-class Discarded:
-    """A gradient sum that sums at most `most` records of a batch and returns zeros."""
+class Discarded(Wrapper):
+    """Sums at most `most` records of a batch and returns zeros."""
 
     def __init__(self, gradient_sum: GradientSum) -> None:
-        self._gradient_sum = gradient_sum
+        super().__init__(gradient_sum)
         self.most, self.summed, self.step = FEW, 0, 0
-
-    @property
-    def clipping(self) -> Clipping:
-        return self._gradient_sum.clipping
-
-    @property
-    def contribution(self) -> Contribution:
-        return self._gradient_sum.contribution
-
-    @property
-    def protects(self) -> Protects:
-        return stated_unit(self._gradient_sum)
 
     def __call__(self, batch: LogicalBatch) -> ClippedSum:
         some = LogicalBatch(batch.step, batch.indices[: self.most], batch.chunk)

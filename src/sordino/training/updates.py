@@ -91,7 +91,7 @@ class Average:
         return {name: value / self.total for name, value in self.sums.items()} if self.total else None
 
 
-class Divided(Protocol):
+class DividedModel(Protocol):
     """The parameters of a model that are divided over processes, for updates that make passes of their own."""
 
     def gradient(self, value: Callable[[], Tensor]) -> tuple[dict[str, Tensor], float]:
@@ -139,7 +139,7 @@ class Update:
         """The function that sums over each batch."""
         return plan_gradients(self.plan, self.model, self.loss, dataset, past=past, seed=seed)
 
-    def divide(self, shards: Divided) -> None:
+    def divide(self, shards: DividedModel) -> None:
         """Called once, before anything else, if the model's parameters are divided over processes."""
         if type(self) is not Update:
             raise Refused(

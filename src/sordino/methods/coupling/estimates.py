@@ -19,7 +19,7 @@ from sordino.gradients import Rows, clipped_sum
 from sordino.gradients.engine import row_loss
 from sordino.gradients.rows import call
 from sordino.gradients.survey import checked_parameters
-from sordino.training.updates import Divided
+from sordino.training.updates import DividedModel
 
 _UNBOUNDED = FlatClip(3e38)  # a clipping that leaves every finite gradient unchanged: the engine also returns the norms
 Gradient = dict[str, Tensor]
@@ -50,7 +50,9 @@ _NOT_FINITE = (
 )
 
 
-def mean_gradient(model: nn.Module, loss: Any, rows: Rows, shards: Divided | None = None) -> tuple[Gradient, float]:
+def mean_gradient(
+    model: nn.Module, loss: Any, rows: Rows, shards: DividedModel | None = None
+) -> tuple[Gradient, float]:
     """The mean gradient over the rows, by one backward pass, and the mean loss. InputError if not finite.
 
     With `shards`, of a model whose parameters are divided over processes, the gradient has the parameters' layout.

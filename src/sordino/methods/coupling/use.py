@@ -40,7 +40,7 @@ from sordino.records.reading import row_reader, splits, tensors_of
 from sordino.sampling import LogicalBatch
 from sordino.split import Split
 from sordino.training.steps import PrivateStep
-from sordino.training.updates import Divided, Running, Update
+from sordino.training.updates import DividedModel, Running, Update
 
 if TYPE_CHECKING:
     from sordino.methods.coupling.method import Coupling
@@ -124,9 +124,9 @@ class CoupledUpdate(Update):
         self.projected = _last_linear(model) if use.projection is not None else None
         self._kept: Weight | None = None
         self._public: tuple[int, _Public] | None = None
-        self._shards: Divided | None = None
+        self._shards: DividedModel | None = None
 
-    def divide(self, shards: Divided) -> None:
+    def divide(self, shards: DividedModel) -> None:
         """Refuses uses of public rows that need whole gradients."""
         whole = {
             "centring": self.method.centring,
