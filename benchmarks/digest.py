@@ -3,14 +3,13 @@
     python benchmarks/digest.py --json benchmarks/results/digest.json
 
 Memory-mapped arrays of 10⁸ records with 8 bytes and a label each, and of 10⁷ records with 128 bytes. The files have no
-blocks on disk, so this is processor time (of one thread) and memory, without the disk's own time.
+blocks on disk, so this is processor time (of one thread), without the disk's own time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
 import sys
 import tempfile
 import time
@@ -29,22 +28,17 @@ SIZES = {"8 bytes": (10**8, 8, np.uint8), "128 bytes": (10**7, 32, np.float32)}
 
 
 def measure(records: int, width: int, kind: Any) -> dict[str, Any]:
-    """Seconds of the digest, and the growth of the process's resident memory that is not mapped from the file."""
+    """Processor seconds of the digest."""
     with tempfile.TemporaryDirectory() as folder:
         inputs = np.memmap(f"{folder}/inputs", kind, "w+", shape=(records, width))
         targets = np.memmap(f"{folder}/targets", np.uint8, "w+", shape=(records,))
-        before, begin = _anonymous(), time.process_time()
+        begin = time.process_time()
         keyed_digest(Mapped(inputs, targets, classes=True), bytes(KEY_BYTES))
         seconds = time.process_time() - begin
         return {
             "records": records, "bytes_of_a_record": inputs[0].nbytes, "seconds": seconds,
-            "nanoseconds_a_record": 1e9 * seconds / records, "megabytes": (_anonymous() - before) / 1e6,
+            "nanoseconds_a_record": 1e9 * seconds / records,
         }  # fmt: skip
-
-
-def _anonymous() -> int:
-    text = Path("/proc/self/status").read_text(encoding="utf8")
-    return int(text.split("RssAnon:")[1].split()[0]) << 10
 
 
 def main() -> None:
@@ -55,7 +49,7 @@ def main() -> None:
     rows = {name: measure(*size) for name, size in SIZES.items()}
     document = {
         "command": "python benchmarks/digest.py", "commit": commit(Path(__file__)), "environment": environment(),
-        "rows": rows, "most_resident_megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+        "rows": rows,
     }  # fmt: skip
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf8")
     json.dump(rows, sys.stdout, indent=1)
