@@ -7,7 +7,7 @@ A rule for plain SGD from zero weights whose last half of iterates is averaged; 
 - *clip norm*: a tenth of √(16² + 1), the norm of the longest record: nearly every gradient is shortened, so a record's
   share of the sum does not fall as its loss does. The noise is then as large as the gradients, not as their bound.
 - *step size*: a clipped gradient moves the scores of a record by z = lr·clip·16 at most. z is 128, but not so large
-  that the noise of all steps, z·σ·√T/b, moves the scores of the longest record by more than 8.
+  that the noise of all steps, z·σ·√T/b, moves the scores of the longest record by more than 4.
 - *steps*: 400. The noise in the weights relative to their size hardly depends on the number of steps, because σ grows
   as its root; fewer steps leave the weights where they began.
 - *batch*: the smallest whose noise of the run is within a fifth of that of full batches, or the largest that the epochs
@@ -31,7 +31,7 @@ from sordino.accounting.events import DpEvent, compose_events
 from sordino.accounting.schemes import releases_of
 
 RELATION = "replace-one"
-NORM, CLIPPED, MOVE, SCORE_NOISE, STEPS = 16.0, 0.1, 128.0, 8.0, 400
+NORM, CLIPPED, MOVE, SCORE_NOISE, STEPS = 16.0, 0.1, 128.0, 4.0, 400
 """The norm of the longest scaled record, the clip norm over it, the largest z, the noise of scores, the steps."""
 _ENOUGH = 1.2  # the noise of the run over that of full batches
 
