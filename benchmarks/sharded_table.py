@@ -15,17 +15,17 @@ RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- sharded:begin -->", "<!-- sharded:end -->"
 
 
-def table(time: dict[str, Any], memory: dict[str, Any]) -> str:
-    """Markdown of both result files."""
+def table(time: dict[str, Any], sent: dict[str, Any], memory: dict[str, Any]) -> str:
+    """Markdown of the three result files."""
     rows = ["| a private step over a plain one | processor time | by the clock |", "|---|---|---|"]
     for kind in time["over_plain"]["processor"]:
-        found = [time["over_plain"][by][kind] for by in ("processor", "clock")]
-        cells = [f"{one['median']:.2f} ({one['least']:.2f} to {one['most']:.2f})" for one in found]
+        ratios = [time["over_plain"][by][kind] for by in ("processor", "clock")]
+        cells = [f"{one['median']:.2f} ({one['least']:.2f} to {one['most']:.2f})" for one in ratios]
         rows.append(f"| {kind} | {' | '.join(cells)} |")
     rows += ["", "| bytes of a step, all ranks | measured | by formula |", "|---|---|---|"]
-    for kind, sent in time["bytes_sent_a_step"].items():
-        formula = "" if sent["formula"] is None else f"{sent['formula'] / 1e6:.1f} MB"
-        rows.append(f"| {kind} | {sent['measured'] / 1e6:.1f} MB | {formula} |")
+    for kind, found in sent["a_step"].items():
+        formula = "" if found["formula"] is None else f"{found['formula'] / 1e6:.1f} MB"
+        rows.append(f"| {kind} | {found['measured'] / 1e6:.1f} MB | {formula} |")
     rows += ["", f"| with {memory['megabytes']} MB for each process | |", "|---|---|"]
     rows += [f"| {kind} | {_ended(found)} |" for kind, found in memory.items() if kind != "megabytes"]
     return "\n".join(rows)
@@ -40,9 +40,10 @@ def _ended(found: list[dict[str, Any]]) -> str:
 
 def written(page: str) -> str:
     """The page with the tables of the result files."""
-    time, memory = (json.loads((RESULTS / name).read_text("utf8")) for name in ("sharded_time.json", "sharded.json"))
+    names = ("sharded_time.json", "sharded_bytes.json", "sharded.json")
+    time, sent, memory = (json.loads((RESULTS / name).read_text("utf8")) for name in names)
     before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{table(time['time'], memory['memory'])}\n{END}{rest.split(END)[1]}"
+    return f"{before}{BEGIN}\n{table(time['time'], sent['bytes'], memory['memory'])}\n{END}{rest.split(END)[1]}"
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def run(design: Mapping[str, Any], name: str, folder: Path) -> dict[str, Any]:
     train, test = rows(task, folder)
     count, features, classes = len(train[1]), train[0].shape[1], int(train[1].max()) + 1
     problem = Problem(count, features, classes, task["epsilon"], design["delta"], feature_norm=task["longest"])
-    planned = proposal(problem, design["relation"])
+    planned = proposal(problem)
     first = {
         "rate": planned.batch / count, "steps": planned.steps, "clip_norm": planned.clip_norm, "lr": planned.lr,
     }  # fmt: skip

@@ -225,10 +225,10 @@ def caught(document: Document) -> str:
 
 
 def settings(document: Document) -> str:
-    """The rows of one task, each with its setting."""
+    """The rows of one task or of several, each with its setting."""
     rows = [
-        [r["row"], percent(r["accuracy"], r["spread"]), str(r["steps"]), f"{r['noise_multiplier']:.3g}",
-         ", ".join(f"{key} {value:.4g}" for key, value in r["setting"].items())]
+        [r["row"], percent(r["accuracy"], r["spread"]), str(r["steps"] if "steps" in r else r["setting"]["steps"]),
+         f"{r['noise_multiplier']:.3g}", ", ".join(f"{key} {value:.4g}" for key, value in r["setting"].items())]
         for r in document["table"]
     ]  # fmt: skip
     return table(["row", "test accuracy, %", "steps", "noise multiplier", "setting"], rows)
@@ -391,7 +391,7 @@ def figures(name: str, document: Document) -> str:
         "frozen_resolution": resolutions, "mac_steady": steadier, "step_costs": costs,
         "coupling_monotonicity": monotonicity, "fashion_mnist_scattering_linear": one_recipe,
         "correlated": ways, "correlated_again": ways, "optimizers": optimizers, "full_batch": settings,
-        "caught": caught, "modelmix_gep": bounds,
+        "linear_rule": settings, "caught": caught, "modelmix_gep": bounds,
     }  # fmt: skip
     if name.startswith("heads_"):
         return heads(document)

@@ -19,6 +19,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from sordino.errors import Refused
 from sordino.plan import Plan
+from sordino.ranks import Lost
 from sordino.training import Settings
 from sordino.training.fit import train
 
@@ -82,3 +83,20 @@ def test_a_model_that_adds_up_gradients_itself_is_refused_by_its_name(tmp_path: 
     assert not (tmp_path / "run").exists()
     with pytest.raises(Refused, match="the model is a DataParallel"):
         _train(DataParallel(_net()))
+
+
+def _only(number: int, trains: int) -> str:
+    if number != trains:
+        return "ended"
+    try:
+        _train()
+    except Lost as error:
+        return str(error)
+    return "trained"
+
+
+@pytest.mark.parametrize("trains", [0, 1])
+def test_a_rank_that_ended_before_the_first_message_is_noticed_at_once(trains: int, tmp_path: Path) -> None:
+    said = in_ranks(2, tmp_path, _only, trains, seconds=60)
+    assert said[1 - trains] == "ended"
+    assert "has lost another rank" in said[trains]

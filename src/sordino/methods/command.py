@@ -23,8 +23,9 @@ def add(commands: Commands) -> None:
         description="With --epochs or --steps, for any model: compares Poisson sampling, random allocation and "
         "correlated noise by the noise in the weights at equal ε, batch and steps (relation: add-remove). With "
         "--features, for a linear classifier: composition or hidden state (only the last iterate is published), and "
-        "which batch size, λ, epochs, step size and noise; ε is exact, but which setting is best is an estimate from a "
-        "model of the excess loss (see --weight-norm; relation: replace-one). Uses no data.",
+        "which batch size, λ, epochs, step size and noise; ε is exact, but which of both is better is an estimate from "
+        "a model of the excess loss (see --weight-norm), and how to train by composition is a rule (relation: "
+        "replace-one). Uses no data.",
         epilog="examples: sordino plan --records 60000 --epochs 30 --epsilon 3 --delta 1e-5; "
         "sordino plan --records 60000 --features 3969 --classes 10 --epsilon 3 --delta 1e-5",
     )
@@ -159,9 +160,15 @@ def _plot(problem: Problem, setting: Setting, path: Path) -> None:
 
 def _rows(found: dict[str, Any]) -> dict[str, str]:
     rows = {"recommended": found["recommendation"], "in words": found["why"]}
+    how = found["training"]
+    rows["train by composition with"] = (
+        f"features × {how['feature_scale']:.4g}, clip norm {how['clip_norm']:.4g}, batch {how['batch']}, "
+        f"{how['steps']} steps, step size {how['lr']:.4g}, average {how['average']}, noise multiplier "
+        f"{how['noise_multiplier']:.5g}, ε = {up(how['epsilon'], 5)}; noise of a score {how['score_noise']:.2g}"
+    )
     for name in ("hidden_state", "composition"):
         best = found[name]
-        rows[name.replace("_", " ")] = (
+        rows[f"{name.replace('_', ' ')}, nothing clipped"] = (
             f"batch {best['batch']}, {best['epochs']} epochs, step size {best['lr']:.4g}, λ = "
             f"{best['regularisation']:.3g}, noise multiplier {best['noise_multiplier']:.5g}, ε = "
             f"{up(best['epsilon'], 5)}; deviation per weight {best['weight_noise']:.3g} "

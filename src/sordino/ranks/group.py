@@ -91,6 +91,8 @@ def channel() -> Any:
     global _made
     world: Any = dist.group.WORLD
     if _made is None or _made[0] is not world:
+        if torch.device("cpu") in world._device_types:
+            dist.barrier()  # a new group would wait for a rank that has ended; this one notices its closed connection
         _made = world, dist.new_group(backend="gloo", timeout=PATIENCE)
     return _made[1]
 

@@ -132,6 +132,8 @@ def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert time.process_time() - begin < 60  # 3 s on a quiet machine
     found = json.loads(capsys.readouterr().out)
     assert {"recommendation", "why", "hidden_state", "composition", "crossing_epochs", "relation"} <= found.keys()
+    assert found["training"]["steps"] == 400
+    assert f"batch {found['training']['batch']}, 400 steps" in found["why"]
     root = ElementTree.fromstring(path.read_text())
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "composition" in path.read_text()

@@ -14,7 +14,8 @@ with λ = 0. A certificate bounds the step size of the hidden state by 2/M. Comp
 bounded by stability where training begins, at equal predictions, where the curvature of softmax is 1/classes.
 Epochs cost time: the answer is the setting with the fewest epochs whose excess loss is within a fifth of the least;
 hidden state is recommended if its least excess loss is smaller than that of composition by a tenth.
-Relation: replace-one, for both. No data are used.
+The model compares the accounting of runs that clip nothing. What trains best by composition is another question: its
+answer, `training`, is the rule of `linear_rule`. Relation: replace-one, for all. No data are used.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from sordino.accounting.schemes import releases_of
 from sordino.errors import InputError
 from sordino.methods.hidden_state.accountant import calibrate_hidden_state, hidden_epsilon_curve
 from sordino.methods.hidden_state.gaussian_mixture import gaussian_epsilon
+from sordino.methods.hidden_state.linear_rule import RELATION, Proposal, proposal
 from sordino.methods.hidden_state.run import HiddenRun
 from sordino.shown import up
 
-RELATION = "replace-one"
 _SHARES = (1.0, 0.5, 0.25, 1 / 16, 1 / 64)  # fractions of the largest step size
 _FRACTIONS = (1, 2, 4, 8, 16, 32, 64)  # n/b
 _CURVATURES = np.geomspace(1e-9, 1.0, 64)
@@ -120,7 +121,7 @@ class Setting:
 
 
 def compare(problem: Problem) -> dict[str, Any]:
-    """A JSON-serialisable answer: both best settings, the recommendation, and where the curves cross."""
+    """A JSON-serialisable answer: both best settings, the recommendation, how to train, and where the curves cross."""
     mu = problem.mu()
     hiddens = [_calibrated_hidden(problem, s) for s in _best_of_each_length(_hidden_settings(problem, mu))]
     composeds = [_calibrated_composition(problem, s) for s in _best_of_each_length(_composed_settings(problem, mu))]
@@ -128,9 +129,12 @@ def compare(problem: Problem) -> dict[str, Any]:
     better = hidden if _least(hiddens) < _CLEARLY * _least(composeds) else composed
     crossing = crossing_epochs(problem, hidden)
     printed = 4 / (hidden.regularisation * hidden.lr) + 4 * problem.records / hidden.batch
+    training = proposal(problem)
+    use = _hidden_words(hidden) if better is hidden else _composed_words(training)
     return {
         "recommendation": better.accounting,
-        "why": _words(problem, better, hidden, composed, crossing, printed),
+        "why": f"{use} {_reason(problem, better, hidden if better is composed else composed, crossing, printed)}",
+        "training": asdict(training),
         "hidden_state": asdict(hidden),
         "composition": asdict(composed),
         "crossing_epochs": crossing,
@@ -306,21 +310,31 @@ def _composed(problem: Problem, setting: Setting, steps: int) -> float:
     return composed_epsilon([(release, steps)], problem.delta, RELATION, "pld", tolerance=1e-3)[0]
 
 
-def _words(
-    problem: Problem, better: Setting, hidden: Setting, composed: Setting, crossing: int | None, printed: float
-) -> str:
-    other = composed if better is hidden else hidden
-    use = "Use composition: every iterate may be seen, and neither a certificate nor a regulariser is needed"
-    if better is hidden:
-        use = "Publish the last iterate only (hidden state)"
+def _hidden_words(best: Setting) -> str:
+    return (
+        f"Publish the last iterate only (hidden state). Batch {best.batch}, {best.epochs} epochs, step size "
+        f"{best.lr:.3g}, λ = {best.regularisation:.2g}, noise multiplier {best.noise_multiplier:.4g}: ε = "
+        f"{up(best.epsilon)}."
+    )
+
+
+def _composed_words(best: Proposal) -> str:
+    return (
+        "Use composition: every iterate may be seen, and neither a certificate nor a regulariser is needed. Multiply "
+        f"the features by {best.feature_scale:.3g}, start at zero weights, clip norm {best.clip_norm:.3g}, batch "
+        f"{best.batch}, {best.steps} steps ({best.epochs:.3g} epochs), SGD with step size {best.lr:.3g}, and publish "
+        f'the mean of the last half of the iterates (average = "{best.average}"); noise multiplier '
+        f"{best.noise_multiplier:.4g}: ε = {up(best.epsilon)}."
+    )
+
+
+def _reason(problem: Problem, better: Setting, other: Setting, crossing: int | None, printed: float) -> str:
     crossed = "With the settings of the hidden state its accounting never becomes cheaper than composition"
     if crossing is not None:
         crossed = f"With the settings of the hidden state its accounting is cheaper from epoch {crossing} on"
     return (
-        f"{use}. Batch {better.batch}, {better.epochs} epochs, step size {better.lr:.3g}, λ = "
-        f"{better.regularisation:.2g}, noise multiplier {better.noise_multiplier:.4g}: ε = {up(better.epsilon)}. "
-        f"The last iterate has a deviation of {better.weight_noise:.3g} in each weight, and the model expects an "
-        f"excess loss of {better.excess_loss:.3g} (best for {other.accounting}: {other.excess_loss:.3g}). {crossed} "
-        f"(the rule of Ye & Shokri 2022, 4/(λη) + 4n/b: {printed:.0f}). The model assumes that weights of norm "
-        f"{problem.weight_norm:g} solve the problem well; --weight-norm changes that."
+        f"Without clipping, the model expects an excess loss of {better.excess_loss:.3g} for {better.accounting} and "
+        f"of {other.excess_loss:.3g} for {other.accounting}. {crossed} (the rule of Ye & Shokri 2022, 4/(λη) + 4n/b: "
+        f"{printed:.0f}). The model assumes that weights of norm {problem.weight_norm:g} solve the problem well; "
+        "--weight-norm changes that."
     )
