@@ -68,6 +68,12 @@ class Constants:
     def registered(self, t: Tensor) -> bool:
         return False
 
+    def open(self, t: Tensor) -> None:
+        pass
+
+    def wrote(self, t: Tensor) -> None:
+        pass
+
 
 class Run:
     """One call under the tape: its results, their labels, and what was noted."""

@@ -123,7 +123,8 @@ class Assurance:
         new = made.program not in self.programs
         due = not made.independent and self._chosen()
         larger = chunk.rows > 2 * self.widest
-        left = (chunk.rows if made.sized else 0, made.numbers)
+        # a model that queried the size of an earlier batch (by an error that it caught) may know this one without
+        left = (chunk.rows if made.sized or self.sized else 0, made.numbers)
         unseen = left != (0, None) and left not in self._left
         if not (new or due or larger or unseen) or (chunk.rows < 2 and made.numbers is None):
             return

@@ -76,8 +76,12 @@ def flat(tree: Any) -> list[Tensor]:
 
 
 def constant(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    """The result has the shape of its argument and none of its values."""
-    return None if all(tape.lineage(t) is None for t in (*flat(args[1:]), *flat(kwargs))) else MANY
+    """The result has none of the values of its argument. If it has its shape, it has its rows as well: a sum over them
+    would tell their number."""
+    if any(tape.lineage(t) is not None for t in (*flat(args[1:]), *flat(kwargs))):
+        return MANY
+    x, results = first(args, kwargs), flat(out)
+    return tape.lineage(x) if len(results) == 1 and results[0] is not x and results[0].shape == x.shape else None
 
 
 def only_first(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:

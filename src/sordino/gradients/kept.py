@@ -49,6 +49,7 @@ from sordino.gradients.marks import (
     names_in,
     outside,
     slots_of,
+    without_tensors,
 )
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
@@ -278,11 +279,16 @@ class Taken:
                         "not be trained; create it before training (run the model once on public or random rows)"
                     )
 
-    def changed_variable(self) -> str | None:
-        """The name of a variable of a function, a class or a Python module that has another value now."""
+    def changed_variable(self, tensors: bool) -> str | None:
+        """The name of a variable of a function, a class or a Python module that has another value now. tensors: other
+        tensors count as well."""
         for holder, name, value in self.variables:
             now = _present(holder, name)
-            if now != value and repr(now) != repr(value):  # repr: NaN is as NaN
+            if now == value:
+                continue
+            if not tensors:
+                now, value = without_tensors(now), without_tensors(value)
+            if repr(now) != repr(value):  # repr: NaN is as NaN
                 return name.removeprefix("in ") or holder.__name__
         return None
 
@@ -380,9 +386,10 @@ def put_back(roots: Sequence[Any]) -> Iterator[Taken | None]:
         raise Refused(reason)
 
 
-def refuse_kept_values(taken: Taken | None) -> None:
-    """Called after a pass whose operations alone do not show that records are independent."""
-    name = None if taken is None else taken.changed_variable()
+def refuse_kept_values(taken: Taken | None, custom: bool) -> None:
+    """Called after a pass whose operations alone do not show that records are independent. custom: it has hooks or its
+    own backward pass, where tensors are made that no label follows."""
+    name = None if taken is None else taken.changed_variable(custom)
     if name is not None:
         raise Refused(
             f"{name}: the forward pass changes this variable outside of the model, and it reads values of the data or "

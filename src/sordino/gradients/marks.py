@@ -1,8 +1,9 @@
 """Marks of Python objects: what is compared before and after a pass where nothing can be put back.
 
 A mark contains the numbers and texts that are reachable from an object through containers, attributes and the state of
-Python's own objects that hold values (queues, buffers in memory, generators, caches). It does not contain tensors,
-modules and functions, which ``kept.py`` handles, nor the states of random generators, which change with every draw.
+Python's own objects that hold values (queues, buffers in memory, generators, caches). It does not contain modules
+and functions, which ``kept.py`` handles, nor the states of random generators, which change with every draw; of tensors
+it contains the identity only.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import types
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -53,6 +54,12 @@ _IN_MEMORY = (bytearray, memoryview, array.array)
 _FOLLOWED = (functools._lru_cache_wrapper, type(functools.partial(int)))
 
 
+class Which(NamedTuple):
+    """The mark of a tensor: which one it is."""
+
+    identity: int
+
+
 @functools.lru_cache(1 << 12)
 def is_own(name: str | None) -> bool:
     """Is a module of this name the user's, not torch's or another library's?"""
@@ -72,7 +79,9 @@ def mark(obj: Any, room: list[int] | None = None, seen: dict[int, Any] | None = 
     if isinstance(obj, NUMBERS):
         return obj
     room, seen = [MOST] if room is None else room, {} if seen is None else seen
-    if isinstance(obj, (Tensor, nn.Module, types.FunctionType, types.ModuleType)) or id(obj) in seen or room[0] < 0:
+    if isinstance(obj, Tensor):
+        return Which(id(obj))
+    if isinstance(obj, (nn.Module, types.FunctionType, types.ModuleType)) or id(obj) in seen or room[0] < 0:
         return None
     seen[id(obj)] = obj
     room[0] -= 1
@@ -90,6 +99,14 @@ def mark(obj: Any, room: list[int] | None = None, seen: dict[int, Any] | None = 
     if not (is_own(kind.__module__) or kind is types.SimpleNamespace):
         return None
     return [mark(getattr(obj, "__dict__", None), room, seen), *(mark(v, room, seen) for v in _slotted(obj))]
+
+
+def without_tensors(found: Any) -> Any:
+    """The mark without tensors and the keys at which they are: a cache of masks, for example."""
+    if isinstance(found, list):
+        kept = ((part[0], without_tensors(part[1])) if type(part) is tuple else without_tensors(part) for part in found)
+        return [part for part in kept if part is not MISSING and not (type(part) is tuple and part[1] is MISSING)]
+    return MISSING if isinstance(found, Which) else found
 
 
 def _marks(items: Iterator[tuple[Any, Any]], length: int, room: list[int], seen: dict[int, Any]) -> Any:

@@ -105,8 +105,10 @@ def squeeze(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
 
 
 def expand(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Labels:
-    x = first(args, kwargs)
+    x, like = first(args, kwargs), argument(args, kwargs, 1, "other")
     label = tape.lineage(x)
+    if label is None and isinstance(like, Tensor) and like.shape == out.shape:
+        return tape.lineage(like)  # expand_as: constants with the rows of the other
     return aligned(label, x.shape, out.shape, tape.rows) if isinstance(label, (Axis, Owners)) else label
 
 

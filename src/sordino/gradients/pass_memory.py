@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from sordino.errors import Refused
-from sordino.gradients.flow import flat
-from sordino.gradients.labels import version
 from sordino.gradients.memory import address
 from sordino.gradients.rows import tensors
 from sordino.gradients.survey import Held, written_to
-from sordino.gradients.vocabulary import ASKS, OPENS
 
 
 class PassMemory:
@@ -90,6 +85,11 @@ class ModuleTensors:
         if found is not None and id(found) not in self._opened:
             self._opened[id(found)] = found, found.content
 
+    def open_all(self) -> None:
+        """Code runs that is not intercepted: the content of all parameters and buffers is recorded."""
+        for held in self._state:
+            self._opened.setdefault(id(held), (held, held.content))
+
     def wrote(self, t: Tensor) -> None:
         """An operation wrote to this tensor. Raises Refused if it shares its memory with a parameter or a buffer that
         has another version counter (``buffer.data``); to others `check_state` applies."""
@@ -108,25 +108,3 @@ class ModuleTensors:
             self._places = {p: held for held in self._state if (p := address(held.tensor))}
         place = address(t)
         return None if not place else self._places.get(place)
-
-
-class Watch(TorchFunctionMode):
-    """Intercepts what a hook or a custom backward pass does: writes to the memory of parameters and buffers."""
-
-    def __init__(self, held: ModuleTensors) -> None:
-        super().__init__()
-        self._held = held
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in ASKS:
-            return func(*args, **kwargs)
-        if func in OPENS:
-            self._held.open(args[0])
-        given = [*flat(args), *flat(kwargs)]
-        before = [version(t) for t in given]
-        out = func(*args, **kwargs)
-        for t, old in zip(given, before, strict=True):
-            if version(t) != old:
-                self._held.wrote(t)
-        return out

@@ -20,7 +20,7 @@ from sordino.gradients.kept import put_back, refuse_kept_values
 from sordino.gradients.layout import Frame, Layout, Whole
 from sordino.gradients.lineage import ROWS
 from sordino.gradients.measure import measured
-from sordino.gradients.pass_memory import ModuleTensors, PassMemory, Watch
+from sordino.gradients.pass_memory import ModuleTensors, PassMemory
 from sordino.gradients.pulled import Pullback, Pulled, Viewed
 from sordino.gradients.readings import unlike_any
 from sordino.gradients.refusals import Aside, early, one_pass, trained_in_a_pass
@@ -138,8 +138,9 @@ class Pass:
             )
         self.setup.memory.graded = True
         watched = [*tape.leaves.items(), *self.setup.parameters.items()]
-        watch = Watch(self.held) if self.custom else nullcontext()
-        with Aside(self.setup.parameters), watch:
+        if self.custom:
+            self.held.open_all()
+        with Aside(self.setup.parameters):
             found: Sequence[Tensor | None] = torch.autograd.grad(
                 self.losses,
                 [*(t for _, t in watched), tape.token, *tape.roots.values()],
@@ -149,6 +150,7 @@ class Pass:
             )
         if self.custom:
             self.check_written()
+            _check_trained(self.setup)
         for (name, _), gradient in zip(watched, found, strict=False):
             if gradient is not None:
                 raise Refused(
@@ -248,7 +250,7 @@ def contributions(setup: Setup, data: tuple[Any, Any], chunk: Chunk, iterates: S
             if state is not None and state.hidden:
                 run.hides()
             if not run.independent:
-                refuse_kept_values(state)
+                refuse_kept_values(state, run.custom)
         losses = run.losses
         found.append(run)
     read = [run.numbers for run in found if run.numbers is not None]

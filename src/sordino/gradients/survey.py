@@ -175,6 +175,12 @@ def refuse_parameter(name: str, parameter: nn.Parameter) -> None:
             f"{name}: a hook on this parameter (register_hook) changes its gradient, and a private gradient does not "
             "pass through it; remove the hook and apply its change to the released gradient"
         )
+    if parameter._post_accumulate_grad_hooks:
+        raise Refused(
+            f"{name}: a hook that runs after this parameter's gradient was accumulated "
+            "(register_post_accumulate_grad_hook) would see gradients without noise; remove it, and use the released "
+            "gradient"
+        )
     if isinstance(parameter, nn.UninitializedParameter):
         raise InputError(
             f"{name}: a lazy layer that has no weights yet; run the model once on a few rows before training, so "

@@ -38,7 +38,7 @@ from sordino.gradients.refusals import trained_in_a_pass
 from sordino.gradients.slots import Slot, Use, describe, hold, not_implemented, pulling_back
 from sordino.gradients.standardisation import Pull
 from sordino.gradients.taps import TOKEN, Stand, Tap, once
-from sordino.gradients.vocabulary import ASKS, OPENS, SETS_GRAD, SIZES, writes
+from sordino.gradients.vocabulary import ASKS, OPENS, SETS_CONTENT, SETS_GRAD, SIZES, writes
 
 # the modules through which torch passes a call of Tensor.__len__ to a mode
 _BETWEEN = ("torch._tensor", "torch.overrides")
@@ -256,8 +256,6 @@ class Tape(TorchFunctionMode):
         self._alive.clear()
         self.arrived = lambda use, gradient: None
 
-    # the mode
-
     def _seen(self, args: Iterable[Any], before: list[Before]) -> tuple[bool, bool]:
         """(is there a slot among these arguments, is there data). before: receives every tensor in its present
         state."""
@@ -328,6 +326,8 @@ class Tape(TorchFunctionMode):
             args = (args[0], once(args[1]), *args[2:])
         if data and func in self.rules.guards:
             self.rules.guards[func](self, func, args, kwargs)
+        if func in SETS_CONTENT and args[1] is not None:
+            self.held.wrote(args[0])
         if func in OPENS:
             self.book.opened = True
             self.held.open(args[0])
