@@ -175,7 +175,9 @@ def _double() -> tuple[Tensor, Tensor]:
     return x.double(), y
 
 
-@pytest.mark.parametrize("kind", ["views", "users", "coefficients", "centred", "centred, per layer", "a record that is not finite"])
+@pytest.mark.parametrize(
+    "kind", ["views", "users", "coefficients", "centred", "centred, per layer", "a record that is not finite"]
+)
 def test_padding_changes_nothing_of_what_a_record_contributes(kind: str) -> None:
     """Copies of rows that fill a chunk up belong to nobody."""
     from sordino.gradients import Rows, clipped_sum

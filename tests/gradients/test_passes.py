@@ -39,7 +39,8 @@ def test_a_plain_model_is_proven_independent_of_other_rows_and_of_their_number()
     run = passed(plain)
     assert run.proven
     assert run.independent
-    assert not (run.sized or run.opened or run.stops or run.numbers)
+    assert run.numbers is None
+    assert not any((run.sized, run.opened, run.stops))
 
 
 def test_an_error_that_the_model_catches_may_tell_it_a_size_or_a_value() -> None:
