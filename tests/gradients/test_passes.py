@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradients.cases import ROWS, Fn, noise
+from sordino.gradients.pass_memory import PassMemory
 from sordino.gradients.passes import Pass, Setup
 from sordino.gradients.survey import survey
 
@@ -21,12 +22,13 @@ def squared(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.sum(1) - targets).square()
 
 
-def passed(forward: Forward, inputs: Tensor | None = None) -> Pass:
+def passed(forward: Forward, inputs: Tensor | None = None, memory: PassMemory | None = None) -> Pass:
     torch.manual_seed(0)
     model = Fn(forward, a=nn.Linear(4, 6), b=nn.Linear(6, 3)).double()
     found = survey(model)
     data = noise(ROWS, 4) if inputs is None else inputs, noise(ROWS)
-    run = Pass(Setup(model, squared, found.parameters, found.state), data, ROWS, {})
+    setup = Setup(model, squared, found.parameters, found.state, memory=memory or PassMemory())
+    run = Pass(setup, data, ROWS, {})
     run.close()
     return run
 
@@ -90,3 +92,17 @@ def test_tensors_without_versions_are_not_taken_for_proven() -> None:
     with torch.inference_mode():
         inputs = noise(ROWS, 4)
     assert not passed(lambda s, x: plain(s, x.clone()), inputs).independent
+
+
+def test_a_constant_that_was_written_to_since_an_earlier_pass_may_hold_values_of_it() -> None:
+    held, memory = torch.ones(3, dtype=torch.float64), PassMemory()
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        return plain(s, x) * held
+
+    passed(forward, memory=memory)
+    assert passed(forward, memory=memory).independent
+    held.mul_(2)
+    run = passed(forward, memory=memory)
+    assert run.numbers is not None
+    assert not run.independent
