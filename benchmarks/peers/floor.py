@@ -28,7 +28,7 @@ Sums = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor, Tensor], None]
 def by_hand(model: nn.Module, inputs: Tensor, targets: Tensor, loss: RowLoss) -> Step:
     """The step of an MLP with one hidden layer, a mean of word vectors under a linear map, or a logistic regression."""
     parameters = [p.detach() for p in model.parameters()]
-    sums: Sums = _one_output if isinstance(model, nn.Linear) else _mlp if isinstance(model, nn.Sequential) else _words
+    sums = sums_of(model)
     flat = torch.zeros(sum(p.numel() for p in parameters))
     sizes = [p.numel() for p in parameters]
     totals = [part.view(p.shape) for part, p in zip(torch.split_with_sizes(flat, sizes), parameters, strict=True)]
@@ -46,6 +46,11 @@ def by_hand(model: nn.Module, inputs: Tensor, targets: Tensor, loss: RowLoss) ->
         return {}
 
     return step
+
+
+def sums_of(model: nn.Module) -> Sums:
+    """The function that computes the clipped sums of this model's batch."""
+    return _one_output if isinstance(model, nn.Linear) else _mlp if isinstance(model, nn.Sequential) else _words
 
 
 def _weights(norm2: Tensor) -> Tensor:

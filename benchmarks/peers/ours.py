@@ -25,13 +25,13 @@ def sordino(model: nn.Module, inputs: Tensor, targets: Tensor, loss: RowLoss) ->
 
 
 def stepping(
-    model: nn.Module, loss: RowLoss, expected: int, assurance: Assurance
+    model: nn.Module, loss: RowLoss, expected: int, assurance: Assurance | None, ledger: Ledger | None = None
 ) -> Callable[[Tensor, Tensor], Mapping[str, float]]:
-    """A step from any batch. expected: the public divisor."""
+    """A step from any batch. expected: the public divisor. ledger: one in memory if None."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = torch.optim.SGD(parameters.values(), lr=LEARNING_RATE)
     clipping, noise, source = FlatClip(CLIP_NORM), Gaussian(NOISE_MULTIPLIER), RandomSource.from_os()
-    ledger = Ledger.open(None, {"kind": "plan"})
+    ledger = ledger or Ledger.open(None, {"kind": "plan"})
     taken, factor = 0, 1.0 / expected
 
     def step(inputs: Tensor, targets: Tensor) -> Mapping[str, float]:

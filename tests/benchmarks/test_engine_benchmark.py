@@ -176,3 +176,18 @@ def test_the_first_steps_extra_time_is_a_share_of_a_run(tables: Any, results: di
     ours[0]["first_seconds"], ours[1]["first_seconds"] = 0.012 * 3, 0.026 * 5
     assert tables.first_share(results, "W2", "sordino") == pytest.approx(3 / 200)
     assert tables.first_share(results, "W2", "plain") is None
+
+
+def test_a_step_is_measured_part_by_part_and_the_file_gives_the_table(
+    engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts, out, page = importlib.import_module("step_parts"), tmp_path / "parts.json", tmp_path / "page.md"
+    parts.main(["--only", "mlp10", "--seconds", "0.01", "--out", str(out)])
+    (found,) = json.loads(out.read_text())["measurements"]
+    assert [row["steps"] for row in found["rows"]] == [4] * 9
+    assert all(row["wall_seconds"] > 0 for row in found["rows"])
+    page.write_text("<!-- parts:begin -->old<!-- parts:end -->")
+    parts.main(["--table", str(out), "--into", str(page)])
+    assert "old" not in page.read_text()
+    assert page.read_text().count("\n| ") == 10
+    assert "MLP 784-300-10, batch 10" in capsys.readouterr().out

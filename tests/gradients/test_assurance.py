@@ -513,3 +513,11 @@ def test_checks_leave_the_model_and_its_gradients_as_they_were() -> None:
     assert torch.equal(after, torch.get_rng_state())  # one pass was drawn, and nothing else
     assert all(p.grad is None for p in model.parameters())
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+def test_a_model_that_fails_on_fewer_rows_is_refused_and_does_not_crash() -> None:
+    """A new program is also run on a few of its rows, and in smaller groups."""
+    model = net(lambda s, x: plain(s, x.view(12, 8)))
+    sums = sordino.record_gradients(model, ce, data(), plan().clipping)
+    with pytest.raises(sordino.Refused, match="fails on the same records in other groups"):
+        sums(LogicalBatch(0, torch.arange(12), 64))

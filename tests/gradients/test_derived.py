@@ -88,6 +88,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "written in place": lambda: Fn(written, u=noise(6)),
     "written through a view": lambda: Fn(through_a_view, u=noise(4), v=noise(4)),
     "a spectrum": lambda: Fn(fourier, u=noise(3)),
+    "parts that overlap": lambda: Fn(lambda s, x: F.linear(x, s.w[:3]) + F.linear(x, s.w[1:]), w=noise(4, 4)),
+    "parts that touch": lambda: Fn(lambda s, x: F.linear(x, s.w[:2]) + F.linear(x, s.w[2:]), w=noise(4, 4)),
     "the type of data": lambda: Fn(
         lambda s, x: F.linear(x, (s.u @ s.v).to(x) @ torch.eye(4).to(x)), u=noise(3, 2), v=noise(2, 4)
     ),

@@ -16,7 +16,7 @@ from cases import Fn
 from torch import Tensor, nn
 
 import sordino
-from sordino.clipping import FlatClip
+from sordino.clipping import FlatClip, PerLayerClip
 from sordino.gradients import engine
 from sordino.records.gradients import RecordGradients
 from sordino.sampling import LogicalBatch
@@ -178,7 +178,9 @@ def _double() -> tuple[Tensor, Tensor]:
     return x.double(), y
 
 
-@pytest.mark.parametrize("kind", ["views", "users", "coefficients", "centred", "a record that is not finite"])
+@pytest.mark.parametrize(
+    "kind", ["views", "users", "coefficients", "centred", "centred, per layer", "a record that is not finite"]
+)
 def test_padding_changes_nothing_of_what_a_record_contributes(kind: str) -> None:
     """Copies of rows that fill a chunk up belong to nobody."""
     from sordino.gradients import Rows, clipped_sum
@@ -198,12 +200,12 @@ def test_padding_changes_nothing_of_what_a_record_contributes(kind: str) -> None
         x[36] = float("inf")
     given = Rows(x[:n], y[:n], **more)
     options: dict[str, Any] = {}
-    if kind == "centred":
+    if kind in ("centred", "centred, per layer"):  # so that the gradient of a copy is not zero
         options["centre"] = {k: torch.full_like(p, 0.01) for k, p in quiet.named_parameters()}
-    checks = Assurance()
+    checks, clipping = Assurance(), PerLayerClip(0.5) if kind == "centred, per layer" else FlatClip(0.5)
     for _ in range(2):  # before it is known that the model asks, and after
-        found = clipped_sum(asks, ce, given, FlatClip(0.5), assurance=checks, **options)
-        want = clipped_sum(quiet, ce, given, FlatClip(0.5), **options)
+        found = clipped_sum(asks, ce, given, clipping, assurance=checks, **options)
+        want = clipped_sum(quiet, ce, given, clipping, **options)
         assert found.dropped == want.dropped == (kind == "a record that is not finite")
         assert found.norms.shape == want.norms.shape
         assert torch.allclose(found.norms, want.norms, rtol=1e-10, equal_nan=True)

@@ -107,10 +107,11 @@ def _alone(setup: Setup, data: Data) -> Tensor:
     try:
         return losses_of(setup, data)
     except (ValueError, RuntimeError, IndexError, ArithmeticError) as error:
-        raise _fails(error) from error
+        raise fails_in_groups(error) from error
 
 
-def _fails(error: Exception) -> Refused:
+def fails_in_groups(error: Exception) -> Refused:
+    """The model works on the batch and fails on fewer of its rows."""
     return Refused(
         "the model fails on the same records in other groups, so its computation depends on their number, or on "
         "what it keeps from one batch to the next; make it work row by row",
@@ -231,7 +232,7 @@ def _grouped(setup: Setup, data: Data, rows: int, variants: list[Changes], first
                 found = losses_of(setup, tuple(take(t, part, rows) for t in given))
             except (ValueError, RuntimeError, IndexError, ArithmeticError) as error:
                 if bool(others.all()):
-                    raise _fails(error) from error
+                    raise fails_in_groups(error) from error
                 complete = False  # the model rejects the changed rows: a distribution or a solver checks its arguments
                 continue
             worst = max(worst, _apart(found[others], base[part][others], size))
