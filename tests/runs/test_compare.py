@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -141,6 +144,43 @@ def test_a_run_is_a_process_of_its_own_and_one_that_dies_is_told(
     assert 0 < found["test_accuracy"] < 1
     monkeypatch.setattr(compare.sys, "executable", "/bin/false")
     assert "without an outcome" in compare._made(tmp_path / "out", job, job.recipe(), None)["error"]
+
+
+STARTER = """
+import subprocess, sys, time
+job = [sys.executable, "-m", "sordino.runs.compare_job", "private", sys.argv[1]]
+print(subprocess.Popen(job).pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_run_ends_with_a_comparison_that_is_killed(tmp_path: Path) -> None:
+    """It would hold the lock of its directory, and the comparison started again would find the run in use."""
+    folder = tmp_path / "run"
+    steps = {"train": {"steps": 100_000, "chunk": 4096}, "sampling": {"expected_batch": 4000}}
+    (tmp_path / "run.toml").write_text(small_toml(**steps))
+    starter = subprocess.Popen([sys.executable, "-c", STARTER, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    child = int(starter.stdout.readline())
+    _until(lambda: (folder / "ledger.jsonl").exists())
+    starter.kill()
+    starter.wait()
+    _until(lambda: not _runs(child))
+    assert not (tmp_path / "run.outcome.json").exists()
+
+
+def _runs(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _until(reached: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def change(old: str, new: str) -> Callable[[str], str]:

@@ -1,12 +1,15 @@
 """One run of a comparison, in a separate process: `python -m sordino.runs.compare_job KIND DIR [DATA_DIR]`.
 
 DIR contains recipe.toml (for a private run, whose directory run_recipe creates, it is DIR.toml). The outcome is written
-as outcome.json; a killed process leaves none, and is started again.
+as outcome.json; a killed process leaves none, and is started again. It ends with the comparison that started it: no
+process is left behind that would hold the run's directory.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -159,6 +162,18 @@ def main(words: list[str]) -> int:
     return 0 if "error" not in found else 1
 
 
+def end_with(parent: int) -> None:
+    """Ends this process when the one that started it is gone: started again, the comparison makes this run again."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)  # as a kill does, from which every run can be resumed
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 if __name__ == "__main__":
+    end_with(os.getppid())
     torch.set_num_threads(1)
     sys.exit(main(sys.argv[1:]))
