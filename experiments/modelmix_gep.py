@@ -61,14 +61,14 @@ class Blocks(SampledStep):
 def epsilon(step: SampledStep, count: int = STEPS, delta: float = DELTA) -> dict[str, float]:
     """The smallest ε over whole orders, and over fractional ones below those whose criterion S is verified."""
     totals = count * step.whole_orders()
-    points = [(alpha, float(total)) for alpha, total in zip(range(2, len(totals) + 2), totals, strict=True)]
+    points = [(float(alpha), float(total)) for alpha, total in enumerate(totals, start=2)]
     levels, margin = step.verified_levels(3)
     for alpha in np.linspace(1.02, min(levels + 1, step.top) - 0.02, 60):
         if abs(alpha - round(alpha)) > 1e-3:
             points.append((float(alpha), count * step.fractional(float(alpha))))
-    best = min(points, key=lambda point: tight(*point, delta))
+    best = min(points, key=lambda point: tight(point[0], point[1], delta))
     return {
-        "epsilon": tight(*best, delta), "epsilon_classic": min(classic(*point, delta) for point in points),
+        "epsilon": tight(best[0], best[1], delta), "epsilon_classic": min(classic(a, total, delta) for a, total in points),
         "order": best[0], "margin": margin,
     }  # fmt: skip
 
