@@ -55,7 +55,8 @@ class Blocks(SampledStep):
         return sum(block.log_moment(u) for block in self.blocks)
 
     def worst(self, orders: Array) -> Array:
-        return np.sum([block.worst(orders) for block in self.blocks], axis=0)
+        first, second = self.blocks
+        return first.worst(orders) + second.worst(orders)
 
 
 def epsilon(step: SampledStep, count: int = STEPS, delta: float = DELTA) -> dict[str, float]:
@@ -67,10 +68,9 @@ def epsilon(step: SampledStep, count: int = STEPS, delta: float = DELTA) -> dict
         if abs(alpha - round(alpha)) > 1e-3:
             points.append((float(alpha), count * step.fractional(float(alpha))))
     best = min(points, key=lambda point: tight(point[0], point[1], delta))
-    return {
-        "epsilon": tight(best[0], best[1], delta), "epsilon_classic": min(classic(a, total, delta) for a, total in points),
-        "order": best[0], "margin": margin,
-    }  # fmt: skip
+    ordinary = min(classic(alpha, total, delta) for alpha, total in points)
+    least = tight(best[0], best[1], delta)
+    return {"epsilon": least, "epsilon_classic": ordinary, "order": best[0], "margin": margin}
 
 
 def of_noise(sigma: float, tau_over_lr: float, p: float) -> list[dict[str, Any]]:
