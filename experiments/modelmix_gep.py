@@ -55,22 +55,22 @@ class Blocks(SampledStep):
         return sum(block.log_moment(u) for block in self.blocks)
 
     def worst(self, orders: Array) -> Array:
-        return np.sum([block.worst(orders) for block in self.blocks], axis=0)
+        first, second = self.blocks
+        return first.worst(orders) + second.worst(orders)
 
 
 def epsilon(step: SampledStep, count: int = STEPS, delta: float = DELTA) -> dict[str, float]:
     """The smallest ε over whole orders, and over fractional ones below those whose criterion S is verified."""
     totals = count * step.whole_orders()
-    points = [(alpha, float(total)) for alpha, total in zip(range(2, len(totals) + 2), totals, strict=True)]
+    points = [(float(alpha), float(total)) for alpha, total in enumerate(totals, start=2)]
     levels, margin = step.verified_levels(3)
     for alpha in np.linspace(1.02, min(levels + 1, step.top) - 0.02, 60):
         if abs(alpha - round(alpha)) > 1e-3:
             points.append((float(alpha), count * step.fractional(float(alpha))))
-    best = min(points, key=lambda point: tight(*point, delta))
-    return {
-        "epsilon": tight(*best, delta), "epsilon_classic": min(classic(*point, delta) for point in points),
-        "order": best[0], "margin": margin,
-    }  # fmt: skip
+    best = min(points, key=lambda point: tight(point[0], point[1], delta))
+    ordinary = min(classic(alpha, total, delta) for alpha, total in points)
+    least = tight(best[0], best[1], delta)
+    return {"epsilon": least, "epsilon_classic": ordinary, "order": best[0], "margin": margin}
 
 
 def of_noise(sigma: float, tau_over_lr: float, p: float) -> list[dict[str, Any]]:

@@ -73,4 +73,5 @@ def test_the_table_has_the_order_that_the_proof_gives() -> None:
         for p in (1.0, script.P):
             rows = {r["bound"]: r["epsilon"] for r in document["table"] if (r["tau"], r["p"]) == (tau, p)}
             assert rows["Gaussian"] < rows["mixing of coefficients"] < rows["mixing of weights"]
+            assert rows["Gaussian"] == min(rows.values())
             assert rows["the coefficients alone, no mixing"] <= rows["mixing of weights"] < document["without_mixing"]

@@ -34,6 +34,26 @@ def test_a_cell_is_the_mean_over_the_seeds_at_the_chosen_setting() -> None:
     assert coupling_page.cell(row, 3) == "60.00 ± 14.14 (2)"
 
 
+def test_redrawn_splits_take_the_settings_that_held_out_rows_chose_and_no_result() -> None:
+    found = coupling.searched("mnist")
+    assert found
+    assert all(run["held_out"] and run["commit"] for run in found.values())
+    document = json.loads((coupling_page.RESULTS / "coupling_mnist.json").read_text("utf8"))
+    for column in ("OnlyPriv+", "Coupling+", "OnlyPub+", "FullPriv"):
+        assert coupling.tuned(found, column, 4.0) == coupling.tuned(document["runs"], column, 4.0)
+
+
+def test_redrawn_splits_have_other_public_rows_for_every_seed() -> None:
+    path = coupling_page.RESULTS / "coupling_mnist_redrawn.json"
+    if not path.exists():
+        pytest.skip("not run yet")
+    document = json.loads(path.read_text("utf8"))
+    assert document["table"] == coupling.table(document["runs"], 4.0)
+    made = [run for run in document["runs"].values() if not run["held_out"]]
+    assert made
+    assert all(run["redrawn"] and run["epsilon"] in (None, pytest.approx(2.0, rel=1e-3)) for run in made)
+
+
 def test_a_smaller_delta_costs_more_than_table_6_prints() -> None:
     coupling_table6 = experiment("coupling_table6")
     rows = json.loads((coupling_page.RESULTS / "coupling_table6.json").read_text(encoding="utf8"))["rows"]
