@@ -16,7 +16,7 @@ SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}  # laws of 
 def real(name: str, value: object) -> float:
     """`value` as a finite float; bool, text, NaN and infinity are refused."""
     if isinstance(value, bool) or not hasattr(value, "__float__"):
-        raise InputError(f"{name} must be a number, got {value!r}")
+        raise InputError(f"{name} must be a number, got {brief(value)}")
     try:
         number = float(value)
     except (OverflowError, ValueError, TypeError) as error:  # an integer of 400 digits, a tensor of several elements
@@ -27,7 +27,12 @@ def real(name: str, value: object) -> float:
 
 
 def brief(value: object, length: int = 60) -> str:
-    """The repr of a value for use in a message, truncated if it is long."""
+    """The repr of a value for use in a message, truncated if it is long.
+
+    Of tensors, tables and containers only the type: they may hold records, where the arguments were interchanged.
+    """
+    if not isinstance(value, str | bytes | int | float | complex | None) and not callable(value):
+        return f"a {type(value).__name__}"
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, a list in itself

@@ -227,3 +227,41 @@ def test_test_rows_that_are_trained_on_are_refused(tmp_path: Path) -> None:
 def test_tables_with_few_different_rows_may_share_them(tmp_path: Path) -> None:
     text = "\n".join([TEXT.splitlines()[0], *(f"{n},50,,f,a,,no" for n in range(40))])
     assert read_with_test(tmp_path, text, text) == 40
+
+
+@pytest.mark.parametrize(
+    ("begins", "said"),
+    [
+        (b"PK\x03\x04\x14\0", "an Excel workbook"),
+        (b"\xd0\xcf\x11\xe0\xa1", "an Excel workbook"),
+        (b"PAR1", 'name = "parquet"'),
+        ("id,age\n1,J\u00fcrgen\n".encode("latin-1"), "CSV UTF-8"),
+        ("id,age\n1,2\n".encode("utf-16"), "CSV UTF-8"),
+    ],
+)
+def test_a_file_that_is_not_csv_is_called_what_it_is(begins: bytes, said: str, tmp_path: Path) -> None:
+    described = section(tmp_path)
+    (tmp_path / "visits.csv").write_bytes(begins)
+    with pytest.raises(InputError, match=said):
+        read(described)
+
+
+def test_an_ignored_column_that_is_not_in_the_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"data\.ignore has 'idd', which is not a column"):
+        read(section(tmp_path, ignore=["idd"]))
+
+
+def test_a_date_is_called_a_date(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="age: a date, not a number"):
+        read(section(tmp_path, TEXT.replace("1,50,", "1,2020-01-31,")))
+    with pytest.raises(InputError, match="days since a public date"):
+        read(section(tmp_path, columns={**COLUMNS, "age": {"kind": "date"}}))
+
+
+def test_bounds_in_another_unit_are_told_without_a_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    read(section(tmp_path))
+    assert "bounds" not in capsys.readouterr().err  # one of two ages is above its bound: not most of them
+    read(section(tmp_path, columns={**COLUMNS, "age": {"kind": "number", "low": 0, "high": 1}}))
+    said = capsys.readouterr().err
+    assert "most values of some columns lie outside their bounds" in said
+    assert "age" not in said  # the column is for the owner's terminal

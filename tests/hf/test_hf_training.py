@@ -126,3 +126,21 @@ def test_training_arguments_are_read_where_they_differ_from_their_defaults(tmp_p
 def test_what_is_no_text_model_is_refused() -> None:
     with pytest.raises(InputError, match="neither a causal"):
         hf.train(torch.nn.Linear(2, 2), ROWS, plan_of(36), Tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"length": 64}, "exceeds the 8 positions of the model: give length=8"),
+        ({"dataset": [{"input_ids": [999]}] * 36}, "the model's vocabulary"),
+        ({"dataset": (row for row in ROWS)}, "the dataset is a generator"),
+        ({"model": "gpt2"}, "from_pretrained"),
+        ({"peft_config": {"r": 4}}, r"peft\.LoraConfig"),
+        ({"peft_config": peft.LoraConfig(target_modules=["q_proj"])}, "peft can't add this adapter"),
+    ],
+)
+def test_a_mistake_is_a_sentence_before_anything_is_spent(given: dict[str, Any], said: str) -> None:
+    """Most were `IndexError: index out of range in self`, or an error of the library below."""
+    options: dict[str, Any] = {"model": gpt(), "dataset": ROWS, "length": 8, **given}
+    with pytest.raises(InputError, match=said):
+        hf.train(options.pop("model"), options.pop("dataset"), plan_of(36), Tokenizer(), {}, **options)

@@ -42,7 +42,7 @@ def test_a_maker_shows_its_own_options_and_those_that_it_shares() -> None:
 
 @pytest.mark.parametrize("name", ["dpsgd", "modelmix", "dp_mac", "coupling", "correlated"])
 def test_an_unknown_or_missing_keyword_is_a_type_error(name: str) -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'epsilom'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'epsilom': did you mean 'epsilon'"):
         getattr(sordino, name)(**SMALL, **OWN.get(name, {}), epsilom=3.0)
     with pytest.raises(TypeError, match=r"missing a required (keyword-only )?argument: '"):
         getattr(sordino, name)(epsilon=3.0)

@@ -17,7 +17,7 @@ from sordino.errors import InputError
 from sordino.gradients import Rows
 from sordino.methods.hidden_state import Softmax
 from sordino.methods.hidden_state.training import train_hidden
-from sordino.records.fitting import rows_not_finite
+from sordino.records.fitting import check_fits, rows_not_finite
 
 INPUTS = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
 TARGETS = torch.arange(200) % 2
@@ -135,3 +135,19 @@ def test_rows_of_users_are_converted_like_other_rows(inputs: Any, record: bool) 
     users = None if record else owner
     result = sordino.train(nn.Linear(3, 2), F.cross_entropy, dataset, plan, lr=0.1, users=users)
     assert result.guarantee is not None
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        out: torch.Tensor = self.layer(inputs["a"])
+        return out
+
+
+def test_a_model_that_expects_the_dict_itself_is_told_how_dicts_are_given() -> None:
+    items = [({"a": torch.ones(2)}, torch.tensor(0))] * 20
+    with pytest.raises(InputError, match="a dict's entries are the model's keyword arguments"):
+        check_fits(Named(), nn.functional.cross_entropy, items)

@@ -72,6 +72,8 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "labels in a column": (lambda: train((X, Y[:, None])), InputError, "squeeze"),
     "a bf16 model": (lambda: train(model=nn.Linear(4, 3).bfloat16()), Refused, r"model\.float\(\)"),
     "a model of another shape": (lambda: train(model=nn.Linear(5, 3)), InputError, "fails on a record"),
+    "a loss's class": (lambda: train(loss=nn.CrossEntropyLoss), InputError, r"give an instance, CrossEntropyLoss\(…\)"),
+    "weights without values": (lambda: train(model=nn.Linear(2, 2).to("meta")), InputError, "'meta'"),
     "a model's class": (lambda: train(model=nn.Linear), InputError, r"give an instance, Linear\(…\)"),
     "a frozen model": (
         lambda: train(model=nn.Linear(4, 3).requires_grad_(False)), InputError, "no trainable parameter"),

@@ -139,3 +139,15 @@ def test_ones_own_code_is_a_dataset_and_a_model_where_it_is_allowed(
     trained = sordino.load(folder / "run", allow_code=True)
     assert trained.labels == ("low", "high")
     assert set(trained.predict(torch.tensor([[0.0], [1.0]]))) <= {"low", "high"}
+
+
+def test_rows_may_be_arrays_lists_or_tables_and_must_fit(folder: Path) -> None:
+    run_recipe(recipe(), folder / "run", progress=False)
+    trained = load(folder / "run")
+    rows = torch.tensor([[0.9, 0.0, 1.0], [0.1, 1.0, 0.0]])
+    expected = trained.predict(rows)
+    assert trained.predict(rows.double().numpy()) == trained.predict(rows.tolist()) == expected
+    with pytest.raises(InputError, match=r"the model fails on rows of shape \(7,\)"):
+        trained.predict(torch.zeros(2, 7))
+    with pytest.raises(InputError, match="rows must be numbers or a path, got a list"):
+        trained.predict(["a.csv", "b.csv"])

@@ -159,12 +159,14 @@ def test_what_was_added_after_the_run_is_named_as_not_covered(forged: Path, caps
     audit = {"epsilon_lower": 0.0, "epsilon_claimed": 0.01, "confidence": 0.95, "holds": True, "steps": 6}
     (forged / "audit.json").write_text(json.dumps(audit), "utf8")
     (forged / "guarantee.txt").write_text("ε = 0.001, certified", "utf8")
+    (forged / "hf").mkdir()
+    (forged / "hf" / "adapter_model.safetensors").write_bytes(b"other weights")
     verdict = verify(forged)
     assert verdict.genuine, "the page was made before the audit"
     report.write(forged)
     verdict = verify(forged)
     assert verdict.genuine
-    assert {"audit.json", "guarantee.txt"} <= set(verdict.not_covered)
+    assert {"audit.json", "guarantee.txt", "hf/"} <= set(verdict.not_covered)
     assert "model.safetensors" not in verdict.not_covered
     assert "not covered: audit.json" in next(check.why for check in verdict.checks if check.name == "report")
     assert main(["verify", str(forged)]) == 0

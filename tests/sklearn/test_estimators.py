@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.base import clone
-from sklearn.model_selection import cross_validate
+from sklearn.model_selection import GridSearchCV, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
+from sordino.errors import InputError
 from sordino.sklearn import PrivateClassifier, PrivateLogisticRegression, cross_validation_budget
 
 GENERATOR = np.random.default_rng(0)
@@ -85,3 +86,32 @@ def test_cross_validation_states_what_it_costs() -> None:
     assert budget.of_one_fit < budget.epsilon < 4 * budget.of_one_fit
     assert budget.fits == 4
     assert "no guarantee covers them" in str(budget)
+
+
+def test_a_grid_search_states_what_it_costs_and_does_not_fail_at_its_end_without_advice() -> None:
+    model = PrivateLogisticRegression(**{**PUBLIC, "records": 320}, noise_multiplier=3.0)
+    found = GridSearchCV(model, {"lr": [0.5, 4.0]}, cv=5, refit=False).fit(X, Y)
+    assert found.best_params_["lr"] in (0.5, 4.0)
+    one, both = cross_validation_budget(model, folds=5), cross_validation_budget(model, folds=5, candidates=2)
+    assert both.fits == 2 * one.fits == 8
+    assert both.epsilon > one.epsilon
+    assert "all 10 models" in str(both)
+    with pytest.raises(InputError, match="refit=False"):
+        GridSearchCV(model, {"lr": [4.0]}, cv=5).fit(X, Y)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"bounds": "auto"}, "bounds must be"),
+        ({"bounds": ([-2, -2], [2, 2])}, "3 numbers, one for each feature"),
+        ({"bounds": 2}, "bounds must be"),
+        ({"hidden": (0,)}, "hidden"),
+        ({"hidden": 32}, "a list of widths"),
+        ({"epsilon": 3.0, "noise_multiplier": 1.0}, "give one"),
+    ],
+)
+def test_a_wrong_argument_is_a_sentence(given: dict[str, Any], said: str) -> None:
+    """ε = 3 with a noise multiplier of 1 was accepted, and the ε left out."""
+    with pytest.raises((ValueError, InputError), match=said):
+        PrivateClassifier(**{**PUBLIC, **given}).fit(X, Y)

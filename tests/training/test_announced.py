@@ -177,3 +177,16 @@ def test_a_rehearsal_that_fails_does_not_end_the_run(
     result = sordino.train(nn.Linear(3, 2), nn.functional.cross_entropy, rows, plan, lr=0.1)
     assert result.guarantee == plan.guarantee()
     assert "minute" not in capsys.readouterr().err
+
+
+def test_a_slow_first_step_on_a_busy_machine_is_not_extrapolated_to_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo announced 1.6 hours and took 83 seconds: steps of 16 records had been interrupted by other processes."""
+    clock = Clock()
+    monkeypatch.setattr(announced, "clock", clock)
+
+    def step(most: int) -> int:
+        clock.now += 0.01 + most * 1e-5 + (0.15 if most == 16 else 0)
+        return most
+
+    assert extrapolated(step, 2048) > 10  # a run of one step: nothing more is rehearsed
+    assert extrapolated(step, 2048, steps=300) == pytest.approx(0.03, rel=0.3)

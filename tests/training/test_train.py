@@ -272,3 +272,15 @@ def test_a_dataset_that_fails_in_a_step_loses_none_of_the_steps_before(records: 
     again.load_state_dict(start)
     train(again, nn.functional.cross_entropy, failing, plan, lr=0.5, settings=settings, out=tmp_path, resume=True)
     assert torch.equal(again.weight, whole.weight)
+
+
+def test_a_metric_can_not_take_the_name_of_what_the_run_logs(
+    records: Records, linear: nn.Module, tmp_path: Path
+) -> None:
+    """`epsilon` from evaluate replaced the ε of every row, and `verify` called the run not genuine."""
+    for name in ("epsilon", "step", "lr", "seconds"):
+        with pytest.raises(InputError, match=f"evaluate returns {name}, which the run itself logs"):
+            train(
+                linear, nn.functional.cross_entropy, records, plan_for(), lr=1.0,
+                settings=Settings(eval_every=5), evaluate=lambda model, name=name: {name: 0.5}, out=tmp_path / name,
+            )  # fmt: skip

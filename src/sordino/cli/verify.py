@@ -41,7 +41,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     if verdict.adopted:
         rows["adopted"] = f"{verdict.adopted} times: the owner states that no other copy was continued"
     if verdict.not_covered:
-        rows["not covered"] = f"{', '.join(verdict.not_covered)}: added after the run, so no hash of it covers them"
+        rows["not covered"] = f"{', '.join(verdict.not_covered)}: no hash of the run covers them"
     rows |= {f"{'✓' if check.ok else '✕'} {check.name}": check.why for check in verdict.checks}
     emit(arguments, verdict.to_dict(), {name: escape(text) for name, text in rows.items()})
     return 0 if verdict.genuine else 3

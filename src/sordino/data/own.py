@@ -31,6 +31,7 @@ from sordino.data.tabular import Encoding, Labels, Problems
 from sordino.data.types import Dataset
 from sordino.errors import InputError, did_you_mean
 from sordino.split import Split
+from sordino.training.progress import tell_owner
 
 LICENCE = "the owner's"
 
@@ -145,6 +146,12 @@ class TableSource(Source):
         inputs = encoding(table.columns, problems)
         targets = Labels.of(self.classes)(table.columns[self.target], self.target, problems) if labelled else None
         problems.raise_any()
+        if labelled and (wrong := problems.mostly_truncated()):
+            tell_owner(
+                f"{path}: most values of some columns lie outside their bounds, and are replaced by the bounds: is the "
+                "unit right? Nothing has been spent yet",
+                ", ".join(wrong),
+            )
         if self.test_column is None or not labelled:
             return inputs, targets, None
         table.need([self.test_column])
@@ -168,9 +175,11 @@ class TableSource(Source):
         known = {*self.encoding.columns, self.target, self.test_column, self.user, *self.ignore}
         further = [name for name in table.columns if name not in known]
         if further:
+            absent = [repr(name) for name in self.ignore if name not in table.columns]
+            typo = f"; data.ignore has {', '.join(absent)}, which is not a column" if absent else ""
             raise InputError(
                 f"{table.path} has columns that are neither in [data.columns] nor in data.ignore: describe them, or "
-                'write ignore = ["…"] or ignore = "others"',
+                f'write ignore = ["…"] or ignore = "others"{typo}',
                 private=f"they are {', '.join(further)}",
             )
 

@@ -14,6 +14,14 @@ from sordino.data.files import read_bytes
 from sordino.errors import InputError, SordinoError, did_you_mean
 
 NEEDS = "needs pyarrow: install sordino[tables]"
+_EXCEL = "an Excel workbook: save it from there as CSV UTF-8"
+_NOT_CSV = {
+    b"PK\x03\x04": _EXCEL,
+    b"\xd0\xcf\x11\xe0": _EXCEL,
+    b"PAR1": 'a Parquet file: write name = "parquet"',
+    b"SQLite format 3": "a database: export its table as CSV",
+}
+"""How files that are given instead of a CSV begin, and what they are."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +62,17 @@ def _csv(path: Path, delimiter: str) -> Table:
         raise InputError(f"{path}: the file is empty")
     if len(delimiter) != 1:
         raise InputError(f"data.delimiter = {delimiter!r} must be one character")
+    raw = read_bytes(path)
+    for begins, what in _NOT_CSV.items():
+        if raw.startswith(begins):
+            raise InputError(f"{path} is not a CSV file but {what}")
     try:
-        content = read_bytes(path).decode("utf-8-sig")
+        content = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{path}: not UTF-8 text: save it as UTF-8", private=f"{error.reason} at byte {error.start}"
+            f"{path}: not UTF-8 text: save it as UTF-8 (in Excel: CSV UTF-8; in a shell: iconv -f latin1 -t utf8, with "
+            "the file's own encoding)",
+            private=f"{error.reason} at byte {error.start}",
         ) from error
     reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True)
     rows: list[list[str]] = []

@@ -42,6 +42,7 @@ Floats = npt.NDArray[np.float32]
 ABSENT = frozenset(("", "na", "n/a", "nan", "null", "none", "?", "<na>"))
 """Texts that count as missing, in upper or lower case; a category whose list contains one takes it as a value."""
 _WORD = re.compile(r"[^\W_]+", re.UNICODE)
+_DATE = re.compile(r"\d[-/.]\d+[-/.]\d")
 _SHOWN = 8
 
 
@@ -54,6 +55,11 @@ class Problems:
     found: list[str] = field(default_factory=list)
     kinds: dict[str, None] = field(default_factory=dict)
     count: int = 0
+    truncated: dict[str, int] = field(default_factory=dict)  # values outside the bounds, by column
+
+    def mostly_truncated(self) -> list[str]:
+        """The columns of which more than half of the values lie outside the bounds: likely in another unit."""
+        return [name for name, values in self.truncated.items() if 2 * values > len(self.lines)]
 
     def add(self, row: int, column: str, what: str, name: str = "") -> None:
         """name: the name of the file, if each row is a file."""
@@ -107,7 +113,7 @@ class Number:
         return 1 + self.missing
 
     def encode(self, values: Values, name: str, problems: Problems) -> Floats:
-        out = np.zeros((len(values), self.width), dtype=np.float64)
+        out, outside = np.zeros((len(values), self.width), dtype=np.float64), 0
         for row, value in enumerate(values):
             if absent(value):
                 if self.missing:
@@ -120,12 +126,14 @@ class Number:
                     raise ValueError
                 number = float(value)  # type: ignore[arg-type]
             except (TypeError, ValueError):
-                problems.add(row, name, "not a number")
+                problems.add(row, name, "a date, not a number" if _DATE.search(str(value)) else "not a number")
                 continue
             if math.isfinite(number):
+                outside += not self.low <= number <= self.high
                 out[row, 0] = self._scaled(number)
             else:
                 problems.add(row, name, "not a finite number")
+        problems.truncated[name] = outside
         return out.astype(np.float32)
 
     def _scaled(self, number: float) -> float:
@@ -269,6 +277,11 @@ def _column(name: str, given: object) -> Column:
     options = {str(key): value for key, value in given.items() if key != "kind"}
     kind = given["kind"]
     if kind not in KINDS:
+        if str(kind).lower() in ("date", "datetime", "time", "timestamp"):
+            raise InputError(
+                f"{where}: there is no kind {kind!r}: write a number into the file (days since a public date, an age) "
+                f"or a category (the month); the kinds are {_kinds()}"
+            )
         raise InputError(f"{where}: kind {kind!r} is unknown: {did_you_mean(str(kind), KINDS)}")
     known = [one.name for one in fields(KINDS[kind])]
     for key in options:

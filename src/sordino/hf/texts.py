@@ -71,6 +71,10 @@ class TextRecords:
 
     def __post_init__(self) -> None:
         checks.whole("length", self.length, minimum=2)
+        if not hasattr(self.rows, "__len__") or not hasattr(self.rows, "__getitem__"):
+            raise InputError(
+                f"the dataset is a {type(self.rows).__name__}: give a list of dicts, or a dataset with a length"
+            )
         if self.tokenizer is not None and self._pad() is None:
             raise InputError("the tokenizer has no padding token: set tokenizer.pad_token = tokenizer.eos_token")
 

@@ -13,6 +13,7 @@ from sordino.hf.arguments import optimizer_and_settings
 from sordino.hf.texts import TextRecords, causal_loss, class_loss, users_of
 from sordino.plan.core import Plan
 from sordino.runs.api import train as train_module
+from sordino.split import Split
 from sordino.training.job import Result
 
 TASKS = ("causal", "classification")
@@ -72,6 +73,7 @@ def train(
     optimizer, lr, settings = optimizer_and_settings(training_arguments, plan.steps, chunk=chunk)
     classes = int(model.config.num_labels) if kind == "classification" else None  # type: ignore[union-attr, arg-type]
     records = TextRecords(dataset, tokenizer, length, classes, text, label).tensors()
+    _check_tokens(model, records, length)
     if peft_config is not None:
         model = _adapted(model, peft_config)
     config = getattr(model, "config", None)
@@ -97,6 +99,10 @@ def _task(model: nn.Module, task: str | None) -> str:
         if task not in TASKS:
             raise InputError(f"task = {task!r}: use {' or '.join(TASKS)}")
         return task
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"model is a {type(model).__name__}: load it, for example AutoModelForCausalLM.from_pretrained(…)"
+        )
     given: Any = model
     base = given.get_base_model() if hasattr(model, "get_base_model") else model
     name = type(base).__name__
@@ -109,8 +115,30 @@ def _task(model: nn.Module, task: str | None) -> str:
 
 def _adapted(model: nn.Module, peft_config: Any) -> nn.Module:
     try:
-        from peft import get_peft_model
+        from peft import PeftConfig, get_peft_model
     except ImportError as error:
         raise InputError("peft_config needs the package peft: install sordino[hf]") from error
-    found: nn.Module = get_peft_model(model, peft_config)
+    if not isinstance(peft_config, PeftConfig):
+        raise InputError(
+            f"peft_config is a {type(peft_config).__name__}: give a peft.LoraConfig(…), or another of peft's"
+        )
+    try:
+        found: nn.Module = get_peft_model(model, peft_config)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"peft can't add this adapter to the model: {error}") from error
     return found
+
+
+def _check_tokens(model: nn.Module, records: Split, length: int) -> None:
+    """InputError if records are longer than the model's positions, or a token is not in its vocabulary."""
+    config = getattr(model, "config", None)
+    positions = getattr(config, "max_position_embeddings", None)
+    if isinstance(positions, int) and 0 < positions < length:
+        raise InputError(f"length = {length} exceeds the {positions} positions of the model: give length={positions}")
+    tokens = getattr(config, "vocab_size", None)
+    given: Any = records.inputs
+    if isinstance(tokens, int) and not 0 <= int(given["input_ids"].min()) <= int(given["input_ids"].max()) < tokens:
+        raise InputError(
+            f"some tokens are not in 0 … {tokens - 1}, the model's vocabulary; nothing was spent: is the tokenizer "
+            "that of the model?"
+        )

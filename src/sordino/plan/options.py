@@ -15,6 +15,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, Required, TypedDict
 
+from sordino.errors import did_you_mean
+
 if TYPE_CHECKING:
     from sordino.clipping import Clipping
     from sordino.plan.contribution import Augmentation, InnerMomentum, RecordMomentum
@@ -83,7 +85,11 @@ def with_options(base: Callable[..., Plan], *names: str) -> Callable[[Callable[P
 
         @functools.wraps(function)
         def maker(*args: P.args, **options: P.kwargs) -> Plan:
-            complete.bind(*args, **options)  # TypeError for a keyword that is missing or unknown
+            for key in options:
+                if key not in complete.parameters:
+                    known = did_you_mean(key, complete.parameters)
+                    raise TypeError(f"got an unexpected keyword argument {key!r}: {known}")
+            complete.bind(*args, **options)  # TypeError for a keyword that is missing
             return function(*args, **options)
 
         maker.__signature__ = complete  # type: ignore[attr-defined]

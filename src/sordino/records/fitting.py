@@ -123,6 +123,7 @@ def check_fits(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> N
 
     All targets that are in memory are tried, with the model's outputs of one record.
     """
+    rows = None
     try:
         rows = with_companions(placed(row_reader(dataset)(torch.arange(1)), model), model, seed=0, step=0)
         roots = roots_of(list(model.modules()), loss)
@@ -131,7 +132,12 @@ def check_fits(model: nn.Module, loss: Callable[..., Tensor], dataset: Any) -> N
     except SordinoError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
-        raise InputError(f"the model fails on a record{_kinds(dataset)}; nothing was spent: {_text(error)}") from error
+        how = ""
+        if isinstance(error, TypeError) and rows is not None and not isinstance(rows.inputs, Tensor):
+            how = " (a dict's entries are the model's keyword arguments, those of a list or tuple its positional ones)"
+        raise InputError(
+            f"the model fails on a record{_kinds(dataset)}; nothing was spent: {_text(error)}{how}"
+        ) from error
     if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != 1:
         return
     for targets in _targets(dataset):

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -88,22 +90,22 @@ class Trained:
             raise InputError("this run does not describe files of rows: give the rows as a tensor to predict(rows)")
         return self.source.rows(Path(path), labelled=False)[0]
 
-    def probabilities(self, rows: Tensor | Path | str) -> Tensor:
+    def probabilities(self, rows: Tensor | npt.NDArray[Any] | Path | str) -> Tensor:
         """The model's probability of each class.
 
         Args:
-            rows: The rows, or the file that contains them.
+            rows: The rows as a tensor or an array, or the file that contains them.
 
         Returns:
             (rows, classes): the mean of the softmax over the draws of companions, if the model has companions.
         """
         return self._answers(rows)[0]
 
-    def predict(self, rows: Tensor | Path | str) -> list[Any]:
+    def predict(self, rows: Tensor | npt.NDArray[Any] | Path | str) -> list[Any]:
         """The label of each row.
 
         Args:
-            rows: The rows, or the file that contains them.
+            rows: The rows as a tensor or an array, or the file that contains them.
 
         Returns:
             One label per row; its number if the classes have no names.
@@ -111,12 +113,16 @@ class Trained:
         chosen = self._answers(rows)[1].tolist()
         return [self.labels[one] for one in chosen] if self.labels is not None else chosen
 
-    def _answers(self, rows: Tensor | Path | str) -> tuple[Tensor, Tensor]:
-        inputs = rows if isinstance(rows, Tensor) else self.read(rows)
+    def _answers(self, rows: Tensor | npt.NDArray[Any] | Path | str) -> tuple[Tensor, Tensor]:
+        inputs = self.read(rows) if isinstance(rows, Path | str) else _tensor(rows)
         shares, chosen = [], []
         with torch.no_grad():
             for part in torch.split(inputs, CHUNK):
-                for outputs in self._draws(part):
+                try:
+                    drawn = self._draws(part)
+                except (RuntimeError, TypeError, ValueError, IndexError) as error:
+                    raise InputError(f"the model fails on rows of shape {tuple(part.shape[1:])}: {error}") from error
+                for outputs in drawn:
                     shares.append(outputs.double().softmax(2).mean(0))
                     chosen.append(majority(outputs))
         if not shares:
@@ -128,6 +134,17 @@ class Trained:
             return [self.through(part)[None]]
         seen = part if self.prepare is None else self.prepare(part)
         return [outputs for _, outputs in answers(self.model, seen, draws=self.draws)]
+
+
+def _tensor(rows: Any) -> Tensor:
+    """Rows as a tensor; arrays, lists and tables of numbers are converted, double precision to single."""
+    if isinstance(rows, Tensor):
+        return rows
+    try:
+        values = torch.as_tensor(np.asarray(rows))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"rows must be numbers or a path, got a {type(rows).__name__}") from error
+    return values.float() if values.dtype == torch.float64 else values
 
 
 def load(

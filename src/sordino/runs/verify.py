@@ -376,10 +376,11 @@ _CHECKS: dict[str, Callable[[_Found], str]] = {
 
 
 def _not_covered(folder: Path, stated: Mapping[str, Any]) -> Iterator[str]:
-    """Files that a reader could take for a part of the run and that nothing in it vouches for."""
+    """Files and folders (hf/) that a reader could take for a part of the run and that nothing in it vouches for."""
     listed = stated.get("files")
     known = {*_FILES, SIGNATURE, *(listed if isinstance(listed, Mapping) else ())}
-    return (path.name for path in sorted(folder.iterdir()) if path.is_file() and path.name not in known)
+    found = (path.name if path.is_file() else f"{path.name}/" for path in sorted(folder.iterdir()))
+    return (name for name in found if name not in known)
 
 
 QUICK = ("files", "ledger", "result", "ledger end", "hashes", "model")

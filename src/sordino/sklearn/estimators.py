@@ -20,11 +20,14 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
+from sordino import checks
+from sordino.errors import InputError
 from sordino.plan.core import Plan
 from sordino.registry import default, method_class
 from sordino.split import Split
 from sordino.training.fit import train
 from sordino.training.loop import Settings
+from sordino.training.steps import check_records
 from sordino.training.updates import Averaging
 
 Array = npt.NDArray[Any]
@@ -34,13 +37,21 @@ _MISSING = (
 )
 
 
+_OTHER_NUMBER = (
+    "in cross-validation records is the size of one fold's training set, and GridSearchCV needs refit=False, because "
+    "its last fit has all rows"
+)
+EPSILON = 1.0
+"""The ε of a fit for which neither ε nor the noise is given."""
+
+
 class _PrivateLinear(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Shared by both estimators: a softmax layer on scaled features, and hidden layers if `_widths` has any."""
 
     def __init__(
         self,
         *,
-        epsilon: float | None = 1.0,
+        epsilon: float | None = EPSILON,
         delta: float = 1e-5,
         records: int | None = None,
         classes: Sequence[Any] | None = None,
@@ -74,6 +85,8 @@ class _PrivateLinear(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if public is None:
             raise ValueError(_MISSING.format(name="records", what="the number of rows that you would publish"))
         batch = max(1, public // 10) if self.expected_batch is None else min(self.expected_batch, public)
+        if self.noise_multiplier is not None and self.epsilon not in (None, EPSILON):
+            raise ValueError("epsilon and noise_multiplier are both given, and each determines the other: give one")
         target = {"epsilon": self.epsilon} if self.noise_multiplier is None else {}
         return method_class(default()).plan(
             **target, noise_multiplier=self.noise_multiplier, delta=self.delta, records=public, expected_batch=batch,
@@ -96,6 +109,10 @@ class _PrivateLinear(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seed = None if self.random_state is None else int(check_random_state(self.random_state).randint(2**31))
         self.plan_ = self.plan(len(y) if self.public_data and self.records is None else None, seed)
         self._scale = (low, high)
+        try:
+            check_records(self.plan_, len(y))
+        except InputError as error:
+            raise InputError(f"{error}; {_OTHER_NUMBER}", private=error.private) from None
         model = self._module(X.shape[1], seed)
         rows = Split(torch.from_numpy(self._scaled(X)).float(), torch.from_numpy(places.astype(np.int64)))
         settings = Settings(
@@ -151,8 +168,13 @@ class _PrivateLinear(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _bounds(self, X: Array) -> tuple[Array, Array]:
         if self.bounds is None and not self.public_data:
             raise ValueError(_MISSING.format(name="bounds", what="(low, high), between which every value lies"))
-        low, high = (X.min(0), X.max(0)) if self.bounds is None else self.bounds
-        low, high = (np.broadcast_to(np.asarray(one, dtype=np.float64), (X.shape[1],)) for one in (low, high))
+        try:
+            low, high = (X.min(0), X.max(0)) if self.bounds is None else self.bounds
+            low, high = (np.broadcast_to(np.asarray(one, dtype=np.float64), (X.shape[1],)) for one in (low, high))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"bounds must be (low, high), each a number or {X.shape[1]} numbers, one for each feature"
+            ) from error
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             raise ValueError("bounds must be finite numbers")
         if self.bounds is not None and not (low < high).all():
@@ -221,7 +243,7 @@ class PrivateClassifier(_PrivateLinear):
     def __init__(
         self,
         *,
-        epsilon: float | None = 1.0,
+        epsilon: float | None = EPSILON,
         delta: float = 1e-5,
         records: int | None = None,
         classes: Sequence[Any] | None = None,
@@ -244,4 +266,6 @@ class PrivateClassifier(_PrivateLinear):
         self.hidden = hidden
 
     def _widths(self) -> Sequence[int]:
-        return self.hidden
+        if not isinstance(self.hidden, Sequence) or isinstance(self.hidden, str):
+            raise InputError(f"hidden must be a list of widths, such as (32,), got {checks.brief(self.hidden)}")
+        return [checks.whole("hidden", width, minimum=1) for width in self.hidden]

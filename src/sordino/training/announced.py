@@ -32,7 +32,9 @@ clock = time.perf_counter
 FEW = 16
 """Records of the first rehearsed step; each further one has four times as many."""
 ENOUGH = 0.2
-"""Seconds after which no further step is rehearsed."""
+"""Seconds after which no further step is rehearsed, if the run seems to be short."""
+LONG = 2.0
+"""The same if the run seems to be long: the time of few records, on a busy machine, is no time of many."""
 _MIXED = 16  # steps from which the time of mixing earlier noise is measured
 
 
@@ -56,23 +58,28 @@ def _duration(seconds: float) -> str:
     return f"about {seconds / 60:.0f} minutes" if seconds < 5400 else f"about {seconds / 3600:.1f} hours"
 
 
-def extrapolated(step: Callable[[int], int], expected: float) -> float:
+def extrapolated(step: Callable[[int], int], expected: float, steps: int = 1) -> float:
     """The seconds of a step of `expected` records, from the time of smaller ones.
 
     Args:
         step: Makes a step of at most that many records, and returns their number.
         expected: The records of a step of the run.
+        steps: The steps of the run. More is rehearsed, up to a hundredth of the run, if it seems to be long.
 
     Returns:
         The seconds.
     """
     begun, most, known = clock(), FEW, [_timed(step, 0)]
-    while len(known) == 1 or (known[-1][0] == most / 4 < expected and clock() - begun < ENOUGH):
+    patience, found = ENOUGH, 0.0
+    while len(known) == 1 or (known[-1][0] == most / 4 < expected and clock() - begun < patience):
         known.append(_timed(step, most))
         most *= 4
-    (fewer, less), (count, seconds) = known[-2:]
-    slope = max(0.0, (seconds - less) / (count - fewer)) if count > fewer else 0.0
-    return seconds + slope * max(0.0, expected - count)
+        (fewer, less), (count, seconds) = known[-2:]
+        slope = max(0.0, (seconds - less) / (count - fewer)) if count > fewer else 0.0
+        found = seconds + slope * max(0.0, expected - count)
+        interrupted = seconds < less  # more records took less time
+        patience = LONG if interrupted else min(LONG, max(ENOUGH, found * steps / 100))
+    return found
 
 
 def _timed(step: Callable[[int], int], most: int) -> tuple[int, float]:
@@ -184,6 +191,6 @@ def seconds_per_step(job: Job) -> float | None:
         with torch.random.fork_rng(devices=[]):
             if plan.contribution.record_momentum is not None:
                 return _timed(step, records)[1]  # this gradient sum can't be restricted to a part of a batch
-            return extrapolated(step, plan.expected_batch) + _later_noise(plan, step, lambda: sums.step)
+            return extrapolated(step, plan.expected_batch, plan.steps) + _later_noise(plan, step, lambda: sums.step)
     except Exception:  # some methods and datasets can't use a part of a batch; the run reports its own errors
         return None

@@ -34,6 +34,12 @@ def check_asked(
             f"loss = {checks.brief(loss)} is not a function: give one of (outputs, targets) with one value per row, "
             "such as torch.nn.functional.cross_entropy"
         )
+    if isinstance(loss, type) and issubclass(loss, nn.Module):
+        raise InputError(f"loss is the class {loss.__name__}: give an instance, {loss.__name__}(…)")
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise InputError(
+            "the model's weights have no values (they are on the device 'meta'): load them, or model.to_empty"
+        )
     if not isinstance(plan, Plan):
         raise InputError(
             f"plan = {checks.brief(plan)} is not a plan: make one with a method's function, "

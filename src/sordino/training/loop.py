@@ -311,12 +311,15 @@ class Loop:
         with _evaluating(self.model, values):
             found = self.evaluate(self.model)
         try:
-            return {str(name): float(value) for name, value in found.items()}
+            measured = {str(name): float(value) for name, value in found.items()}
         except (AttributeError, TypeError, ValueError, RuntimeError) as error:
             raise SordinoError(
                 f"evaluate returned a {type(found).__name__}: it must return a dict of numbers, such as "
                 '{"test_accuracy": 0.9}'
             ) from error
+        if taken := sorted({"step", "epsilon", "lr", "seconds", *self.update.logged()} & measured.keys()):
+            raise InputError(f"evaluate returns {', '.join(taken)}, which the run itself logs: choose another name")
+        return measured
 
     def _save(self, state: TrainState, done: int, average: Average | None, seconds: float) -> None:
         if self.checkpoints is not None:

@@ -45,6 +45,13 @@ def tell_owner(text: str, private: str) -> None:
     print(f"{text}{more}", file=sys.stderr, flush=True)
 
 
+def remaining(seconds: float) -> str:
+    """A duration in words; it is expected, so it has one or two digits."""
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s"
+    return f"about {seconds / 60:.0f} minutes" if seconds < 5400 else f"about {seconds / 3600:.1f} hours"
+
+
 def tell_not_finite(rows: int) -> None:
     """Warns, before anything is spent, that rows with values that are not finite will be left out."""
     if rows:
@@ -87,7 +94,7 @@ class ProgressBar:
             return
         self._said, self._told = now, latest
         seconds = (now - self._started) / max(1, done - self._first) * (self._steps - done)
-        left = "" if last or done >= self._steps else f", about {seconds / 60:.1f} minutes left"
+        left = "" if last or done >= self._steps else f", {remaining(seconds)} left"
         brief = _brief(latest) if new and latest is not None else ""
         said = f"{self._label}: {done} of {self._steps}{', ' if brief else ''}{brief}{left}"
         say(said + (", stopped early" if last else ""))

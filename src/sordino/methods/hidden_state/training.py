@@ -247,7 +247,7 @@ def _seconds(plan: Plan, records: Records, chunk: int) -> float:
             _released(plan, torch.zeros_like(weights), 0, source, ledger)
         return len(some)
 
-    return extrapolated(step, plan.expected_batch)
+    return extrapolated(step, plan.expected_batch, plan.steps)
 
 
 def _released(plan: Plan, summed: Tensor, step: int, source: RandomSource, ledger: Ledger) -> Tensor:
