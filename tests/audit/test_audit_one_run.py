@@ -13,10 +13,10 @@ from torch.nn.functional import cross_entropy
 
 from small_audits import RECORDS, small_data, small_model, small_plan
 from sordino.audit import AuditResult, audit_plan, run_audit
-from sordino.audit.bounds import p_value_curve
+from sordino.audit.bounds import p_value_curve, rejects
 from sordino.audit.canaries import CanaryGradients, make_canaries
 from sordino.audit.claims import claim_curve, claim_family
-from sordino.audit.guesses import Guesses, choose_guesses, least_rejected
+from sordino.audit.guesses import Guesses, choose_guesses
 from sordino.audit.scores import Scorer, simulate
 from sordino.clipping import FlatClip, L1Clip, L2LinfClip, PerLayerClip
 from sordino.errors import ClaimBroken, InputError
@@ -249,10 +249,12 @@ class TestScores:
         assert chosen.ordered is not None
         assert 100 <= chosen.ordered.total <= 3000
 
-    def test_least_rejected_is_the_boundary(self) -> None:
+    def test_a_curve_is_rejected_where_its_p_value_is_at_most_the_level(self) -> None:
         curve = claim_curve(small_plan())
-        boundary = least_rejected(curve, 300, 3000, 0.05)
-        assert p_value_curve(curve, boundary, 300, 3000) <= 0.05 < p_value_curve(curve, boundary - 1, 300, 3000)
+        rejected = [rejects(curve, correct, 300, 3000, 0.05) for correct in range(200, 301, 5)]
+        assert rejected == [p_value_curve(curve, correct, 300, 3000) <= 0.05 for correct in range(200, 301, 5)]
+        assert {False, True} == set(rejected)
+        assert rejected == sorted(rejected)
 
 
 def _inner_products(scorer: Scorer, steps: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from sordino.audit.bounds import Curve, combined, most_correct, p_value_curve, rejects
+from sordino.audit.bounds import Curve, combined, p_value_curve, rejects
 from sordino.audit.ordered import p_value_ordered
 from sordino.audit.scores import SIMULATED, StepScorer
 
@@ -160,17 +160,4 @@ def least_noise(rejected: Callable[[Curve], bool], family: Family, halvings: int
     for _ in range(halvings):
         middle = 0.5 * (low + high)
         low, high = (low, middle) if rejected(family(middle)) else (middle, high)
-    return high
-
-
-def least_rejected(curve: Curve, guesses: int, canaries: int, level: float) -> int:
-    """The smallest number of right guesses that rejects the curve; guesses + 1 if none does."""
-    low = min(math.floor(most_correct(curve, guesses, canaries)), guesses)  # never rejected: it is possible
-    high = guesses + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if rejects(curve, middle, guesses, canaries, level):
-            high = middle
-        else:
-            low = middle
     return high

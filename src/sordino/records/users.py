@@ -26,7 +26,7 @@ from torch import Tensor
 from sordino import checks
 from sordino.errors import InputError
 from sordino.gradients import Rows
-from sordino.records.content import mixed, start
+from sordino.records.content import sequence, start
 
 Indices = npt.NDArray[np.int64]
 _MISSING = frozenset({"", "nan", "none", "null", "<na>", "nat"})
@@ -91,7 +91,7 @@ class UserRows:
         if self.rows_per_user is None or len(own) <= self.rows_per_user:
             return own
         begin = start(np.zeros(1, dtype=np.uint64), "rows of a user", 0, step)
-        keys = mixed(begin + np.arange(1, len(own) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+        keys = sequence(begin, len(own))[0]
         picked: Indices = own[np.sort(np.argsort(keys, kind="stable")[: self.rows_per_user])]
         return picked
 
