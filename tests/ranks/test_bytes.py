@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -74,3 +75,11 @@ def test_the_bytes_of_ranks_that_share_chunks_are_those_of_the_page(tmp_path: Pa
 def test_the_page_has_the_tables_of_the_result_files() -> None:
     page = sharded_table.PAGE.read_text("utf8")
     assert sharded_table.written(page) == page
+
+
+def test_the_page_says_what_the_digest_of_all_records_costs() -> None:
+    rows = json.loads((sharded_table.RESULTS / "digest.json").read_text("utf8"))["rows"]
+    page = " ".join(sharded_table.PAGE.read_text("utf8").split())
+    assert rows["8 bytes"]["records"] == 10**8
+    assert f"10⁸ memory-mapped records of 8 bytes take {rows['8 bytes']['seconds']:.0f} seconds" in page
+    assert f"{rows['128 bytes']['nanoseconds_a_record']:.0f} ns for each record of 128 bytes" in page
