@@ -26,10 +26,10 @@ Command = tuple[str, ...]
 def lanes(data_dir: str | None) -> tuple[tuple[Command, ...], ...]:
     """Commands that run one after the other, for each of two processors; of about equal length."""
     black = ("--data-dir", data_dir) if data_dir else ()
-    audits = ("white", "ceiling", "false", *(("black",) if data_dir or os.environ.get("SORDINO_DATA") else ()))
+    audits = (*(("black",) if data_dir or os.environ.get("SORDINO_DATA") else ()), "white", "ceiling", "false")
     return (
-        (("mutants.py",), ("audit_strength.py", "--anew", *audits, *black)),
-        (("forged.py",), ("trust.py", "--again", "--no-page"), ("faults.py",)),
+        (("audit_strength.py", "--anew", *audits, *black), ("mutants.py",)),
+        (("forged.py",), ("faults.py",), ("trust.py", "--again", "--no-page")),
     )
 
 

@@ -42,7 +42,7 @@ KINDS: Mapping[str, tuple[Fuzz, Callable[[], AbstractContextManager[None]]]] = {
     "runs": (runs.fuzz, runs.small_runs),
     "malicious": (malicious.fuzz, runs.small_runs),
 }
-COUNTS = {"commands": 700, "datasets": 11_000, "runs": 500, "malicious": 2_000, "recipes": 22_000, "disk": 2_000}
+COUNTS = {"disk": 2_000, "commands": 700, "datasets": 11_000, "runs": 500, "malicious": 2_000, "recipes": 22_000}
 
 
 def keep(path: Path, kind: str, found: Mapping[str, Any]) -> None:

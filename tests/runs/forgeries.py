@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -12,7 +13,12 @@ import tomli_w
 from safetensors.torch import load_file, save_file
 
 from sordino import report
+from sordino.release.ledger import read_chain
 from sordino.release.ledger_lines import OWN_KEYS, encode, sealed
+from sordino.runs.closing import MODEL, file_digest, result_digest
+from sordino.runs.stated import KEPT
+from sordino.training.sealed import read_sealed
+from sordino.training.sealed import sealed as sealed_model
 
 Forge = Callable[[Path, Path], None]  # the directory to edit, and that of another genuine run
 Lines = list[dict[str, Any]]
@@ -155,7 +161,74 @@ def added(name: str, document: dict[str, Any]) -> Forge:
 HISTOGRAM = {"edges": [0.1, 1.0, 10.0], "counts": [500.0, 20.0, 3.0, 1.0], "noise": 1.0}
 PICTURES = {"pictures": [{"title": "reconstructions", "rows": 1, "columns": 1, "values": [[0.5]]}]}
 
+
+def with_new_hashes(forge: Forge, **stated: Any) -> Forge:
+    """The forgery, and then every hash, the model's document and the page made anew: all that can be computed.
+
+    stated: what the model's document says instead.
+    """
+
+    def made(folder: Path, other: Path) -> None:
+        forge(folder, other)
+        chain = read_chain(folder / "ledger.jsonl")
+        result = json.loads((folder / "result.json").read_text("utf8"))
+        result["ledger"] = {"format": chain.format, **chain.head.to_dict()}
+        result["files"] = {name: file_digest(folder / name) for name in result["files"] if name != MODEL}
+        tensors, about = read_sealed(folder / MODEL)
+        repeated = {key: result.get(key) for key in KEPT}
+        about |= repeated | {"ledger": chain.head.to_dict(), "result": result_digest(result), **stated}
+        content = sealed_model(tensors, {key: value for key, value in about.items() if key != "format"})
+        (folder / MODEL).write_bytes(content)
+        result["files"][MODEL] = hashlib.sha256(content).hexdigest()
+        (folder / "result.json").write_text(json.dumps(result, indent=2), "utf8")
+        report.write(folder)
+
+    return made
+
+
+def left_alone(folder: Path, other: Path) -> None:
+    """No change: only hashes are made anew."""
+
+
+def without(key: str) -> Forge:
+    def forge(folder: Path, other: Path) -> None:
+        result = json.loads((folder / "result.json").read_text("utf8"))
+        del result[key]
+        (folder / "result.json").write_text(json.dumps(result, indent=2), "utf8")
+
+    return forge
+
+
+def measured(**row: Any) -> Forge:
+    """One more row of metrics, before the last one or after it."""
+
+    def forge(folder: Path, other: Path) -> None:
+        path = folder / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text("utf8").splitlines()]
+        rows = sorted([*rows, {**rows[-1], **row}], key=lambda one: one["step"])
+        path.write_text("".join(json.dumps(one) + "\n" for one in rows), "utf8")
+
+    return forge
+
+
 FORGERIES: dict[str, tuple[Forge, str]] = {
+    "ε in the model's document": (with_new_hashes(left_alone, epsilon=0.001), "model"),
+    "δ in the model's document": (with_new_hashes(left_alone, delta=1e-9), "model"),
+    "the guarantee in the model's document": (
+        with_new_hashes(left_alone, guarantee="This training is (ε = 0.001, δ = 1e-05)-differentially private."),
+        "model",
+    ),
+    "steps in the model's document": (with_new_hashes(left_alone, steps=1), "model"),
+    "noise that the model's document calls secure": (with_new_hashes(left_alone, secure=None), "model"),
+    "another theorem, new hashes": (with_new_hashes(edit_result(theorem="pure differential privacy")), "claim"),
+    "no theorem, new hashes": (with_new_hashes(without("theorem")), "claim"),
+    "another accountant, new hashes": (with_new_hashes(edit_result(accountant="exact")), "claim"),
+    "another expected batch, new hashes": (with_new_hashes(edit_result(expected_batch=1)), "claim"),
+    "another name, new hashes": (with_new_hashes(edit_result(name="certified")), "recipe"),
+    "an accuracy without noise, new hashes": (with_new_hashes(edit_result(noise_free_accuracy=0.5)), "recipe"),
+    "no accuracy, new hashes": (with_new_hashes(without("test_accuracy")), "metrics"),
+    "a smaller ε on the way, new hashes": (with_new_hashes(measured(step=3, epsilon=1e-3)), "metrics"),
+    "a row of metrics after the last step, new hashes": (with_new_hashes(measured(step=7)), "metrics"),
     "a histogram that the run did not release": (added("histogram.json", HISTOGRAM), "hashes"),
     "pictures that the run did not make": (added("pictures.json", PICTURES), "hashes"),
     "a page with a histogram that is gone again": (

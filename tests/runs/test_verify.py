@@ -24,6 +24,7 @@ from sordino.runs import verify as verifying
 from sordino.runs.closing import file_digest, result_digest
 from sordino.runs.run import run_recipe
 from sordino.runs.signing import private_key, sign
+from sordino.runs.stated import stated_in_model
 from sordino.runs.verify import failed, verify
 from sordino.training.sealed import sealed
 
@@ -136,7 +137,8 @@ def test_what_only_a_signature_tells(runs: tuple[Path, Path], forged: Path, tmp_
 def _rewritten(folder: Path, other: Path) -> None:
     """Another run's weights, with model, result and page made anew to agree."""
     result = json.loads((folder / "result.json").read_text("utf8"))
-    about = {"ledger": {key: result["ledger"][key] for key in ("entries", "hash")}, "result": result_digest(result)}
+    about = stated_in_model(result, result["environment"]["sordino"]) | {"result": result_digest(result)}
+    about["ledger"] = {key: result["ledger"][key] for key in ("entries", "hash")}
     (folder / "model.safetensors").write_bytes(sealed(load_file(other / "model.safetensors"), about))
     result["files"]["model.safetensors"] = file_digest(folder / "model.safetensors")
     (folder / "result.json").write_text(json.dumps(result, indent=2), "utf8")

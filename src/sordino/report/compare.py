@@ -118,7 +118,7 @@ def plot(document: Mapping[str, Any]) -> Markup:
         shapes.append(_line(own, number % len(COLOURS), places, y))
     caption = _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, "ε (log scale); test accuracy in per cent", "tick middle")
     said = "; ".join(
-        f"{row['method']}{'' if row['epsilon'] is None else ' at ε = ' + format(row['epsilon'], 'g')}: {accuracy(row)}"
+        f"{row['method']}{'' if row['epsilon'] is None else ' at ε = ' + up(row['epsilon'])}: {accuracy(row)}"
         for row in table
     )
     return Markup('<svg class="plot" viewBox="0 0 {} {}" role="img" aria-label="{}">{}{}</svg>').format(

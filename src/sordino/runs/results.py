@@ -24,6 +24,7 @@ from sordino.errors import SordinoError
 from sordino.files import json_bytes, write_atomically
 from sordino.plan.core import Plan
 from sordino.runs.closing import write_closed
+from sordino.runs.stated import stated_in_model
 from sordino.training.job import Result
 from sordino.training.state import model_tensors
 
@@ -89,13 +90,7 @@ def result_document(plan: Plan, result: Result, described: Described, noise_free
 
 def _stated(document: Mapping[str, Any], described: Described) -> dict[str, Any]:
     """What the model file says about itself, wherever it is copied to."""
-    kept = ("name", "method", "epsilon", "delta", "relation", "secure", "records", "steps")
-    return {
-        **{key: document[key] for key in kept},
-        "guarantee": document["guarantee"]["sentence"],
-        "inputs": dict(described.inputs),
-        "sordino": __version__,
-    }
+    return {**stated_in_model(document, __version__), "inputs": dict(described.inputs)}
 
 
 def environment() -> dict[str, str | int]:

@@ -27,6 +27,7 @@ from sordino.plan.explained import Explained, missing_step
 from sordino.plan.spent import from_ledger
 from sordino.release.ledger import read_chain
 from sordino.release.ledger_lines import FORMAT, Chain
+from sordino.runs import stated as agreed
 from sordino.runs.alike import alike, near, number, without_none
 from sordino.runs.closing import EQUAL, LEDGER, MODEL, REPORT, RESULT, SIGNATURE, file_digest, result_digest
 from sordino.runs.recipe import Recipe
@@ -40,12 +41,6 @@ RECIPE, METRICS = "recipe.toml", "metrics.jsonl"
 _FILES = (RECIPE, LEDGER, METRICS, MODEL, RESULT, REPORT)
 PUBLISHED = ("histogram.json", "pictures.json", "statistics.safetensors", "projection.safetensors")
 """Files that only some runs have, and that a report or `sordino.load` reads: they must be in the result's list."""
-SINGLE = "epsilon_of_a_single_run"
-"""The key of a run that a paid sweep selected: the ledger's ε, while `epsilon` is that of the whole selection."""
-SELECTED = (
-    "epsilon", "accountant", "theorem", "sentence", "threat_model", "assumptions", "epsilon_rdp", "epsilon_lower",
-    "beside",
-)  # fmt: skip
 _EXPECTED = (SordinoError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
@@ -242,42 +237,34 @@ def _epsilon(found: _Found) -> str:
         raise _Disagreement(f"{RESULT} states ε = {found.stated().get('epsilon')!r}, the ledger gives {up(spent, 6)}")
     # A declared statistic that was never released leaves the plan's ε as an upper bound.
     unused = len(chain.entries) < plan.steps + sum(statistic.count for statistic in plan.statistics)
-    single = number(found.stated().get(SINGLE, stated))  # of a selected run: the result states the selection's, larger
+    single = number(found.stated().get(agreed.SINGLE, stated))  # the result of a selection states more
     if single is None or not (near(single, spent) or (unused and near(single, whole) and spent <= whole)):
         raise _Disagreement(f"{RESULT} states ε = {up(stated, 6)}, the ledger gives {up(spent, 6)}")
     if stated < single:
         raise _Disagreement(f"{RESULT} states ε = {up(stated, 6)} of a selection, less than of the run alone")
-    more = "" if SINGLE not in found.stated() else f"; {up(stated, 6)} of the whole selection is not computed again"
+    more = (
+        "" if agreed.SINGLE not in found.stated() else f"; {up(stated, 6)} of the whole selection is not computed again"
+    )
     return f"ε = {up(spent, 6)} from the ledger{more}"
 
 
 def _claim(found: _Found) -> str:
     plan, result = found.planned(), found.stated()
-    wanted = {
-        "delta": plan.delta, "relation": plan.relation, "records": plan.records, "steps": plan.steps,
-        "method": plan.method.name, "sampler": plan.sampling.name, "insecure_seed": plan.insecure_seed,
-        "noise_multiplier": plan.noise.noise_multiplier, "secure": plan.insecure_seed is None,
-        "public": None if plan.public is None else plan.public.to_dict(),
-    }  # fmt: skip
-    for key, value in wanted.items():
+    for key, value in agreed.wanted_result(plan, result).items():
         if not alike(result.get(key), value):
             raise _Disagreement(f"{RESULT} states {key} = {result.get(key)!r}, the ledger's plan {value!r}")
-    claim = json.loads(json.dumps(plan.guarantee().to_dict()))
     given = result.get("guarantee")
     if not isinstance(given, Mapping):
         raise _Disagreement(f"{RESULT} has no guarantee")
-    same_version = dict(result.get("environment") or {}).get("sordino") == __version__
-    texts = () if same_version else ("theorem", "threat_model", "assumptions", "sentence")
-    stopped = ("beside", "sentence", "assumptions")  # they describe the steps that were made
-    ignored = {*texts, *(() if result.get("stopped_at") is None else stopped), *(SELECTED if SINGLE in result else ())}
-    for key in [key for key in claim if key not in ignored]:
-        if not alike(given.get(key), claim[key]):
+    for key, value in agreed.wanted_guarantee(plan, result).items():
+        if not alike(given.get(key), value):
             raise _Disagreement(f"the guarantee in {RESULT} has a different {key} than the ledger's plan")
-    claimed = number(result.get("epsilon")) if SINGLE in result else None
+    claimed = number(result.get("epsilon")) if agreed.SINGLE in result else None
     claim = f"(ε = {up(claimed or plan.guarantee().epsilon)}, δ = {up(plan.delta)})"
     if claim not in str(given.get("sentence")):  # the other words may be those of another version
         raise _Disagreement(f"the sentence in {RESULT} does not state {claim}, which the ledger's plan gives")
-    return "δ, relation, records, noise and the sentence are those of the ledger's plan"
+    words = f"; other words, of sordino {v}, were not compared" if (v := agreed.written_by(result)) else ""
+    return f"δ, relation, records, noise and the sentence's numbers are those of the ledger's plan{words}"
 
 
 def _recipe(found: _Found) -> str:
@@ -293,6 +280,13 @@ def _recipe(found: _Found) -> str:
     asked = recipe.privacy.epsilon
     if found.epsilon is not None and asked is not None and found.epsilon > asked * (1 + EQUAL):
         raise _Disagreement(f"{RECIPE} asks for ε = {up(asked)}, but {up(found.epsilon)} was spent")
+    run, result = recipe.run, found.stated()
+    stated = {"name": run.name, "seed": run.seed} if agreed.SINGLE not in result else {}
+    if not run.noise_free:
+        stated["noise_free_accuracy"] = None
+    for key, value in stated.items():
+        if result.get(key) != value:
+            raise _Disagreement(f"{RESULT} states {key} = {result.get(key)!r}, but {RECIPE} gives {value!r}")
     return "the recipe gives the ledger's plan"
 
 
@@ -320,21 +314,28 @@ def _model(found: _Found) -> str:
         raise _Disagreement(f"{MODEL} was made from another ledger, or the ledger was changed since")
     if about.get("result") != result_digest(found.stated()):
         raise _Disagreement(f"{RESULT} was edited: it is not the one that {MODEL} was written with")
-    return f"{len(tensors)} tensors, undamaged, made from this ledger and with this result"
+    if (key := agreed.model_differs(about, found.stated())) is not None:
+        raise _Disagreement(f"{MODEL} states {key} = {about.get(key)!r}, which is not what {RESULT} states")
+    return f"{len(tensors)} tensors, undamaged, made from this ledger and with this result, and stating the same"
 
 
 def _metrics(found: _Found) -> str:
-    result = found.stated()
+    plan, result = found.planned(), found.stated()
     lines = (found.folder / METRICS).read_text(encoding="utf8").splitlines()
     rows = [json.loads(line) for line in lines]
     steps = [row["step"] for row in rows]
     if not rows or steps != sorted(steps):
         raise _Disagreement(f"{METRICS} is empty, or its steps are not in order")
+    if steps[-1] != (result.get("stopped_at") or plan.steps):
+        raise _Disagreement(f"{METRICS} ends at step {steps[-1]}, which is not the last step of the run")
     last = rows[-1]
     stopped = result.get("stopped_at") is not None  # then the result states the plan's ε, which is larger
     for key in ("test_accuracy", "test_error", *(() if stopped else ("epsilon",))):
-        if key in last and key in result and not alike(result[key], last[key]):
-            raise _Disagreement(f"{RESULT} states {key} = {result[key]!r}, the last line of {METRICS} {last[key]!r}")
+        shown = result.get(agreed.SINGLE if key == "epsilon" and agreed.SINGLE in result else key)
+        if key in last and (key in result or key != "test_error") and not alike(shown, last[key]):
+            raise _Disagreement(f"{RESULT} states {key} = {shown!r}, the last line of {METRICS} {last[key]!r}")
+    if (step := agreed.understated_row(plan, rows)) is not None:
+        raise _Disagreement(f"{METRICS} states a smaller ε after {step} steps than the plan gives")
     return f"{len(rows)} rows, and the result states the last one"
 
 
