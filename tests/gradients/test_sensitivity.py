@@ -363,7 +363,7 @@ def test_norms_above_the_range_of_squares_are_clipped_and_told() -> None:
 
 @pytest.mark.parametrize("size", [1e20, 1e30, 3e38])
 def test_coordinates_that_overflow_are_not_truncated_to_the_bound(size: float) -> None:
-    """The norm of a product is computed from its factors; 53 infinite coordinates of the product moved the sum by 9 C."""
+    """The norm of a product is computed from its factors; infinite coordinates of the product moved the sum by 9 C."""
     torch.manual_seed(0)
     model, clipping = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)), L2LinfClip(1.0)
     x, y = torch.cat([torch.randn(7, 8), torch.full((1, 8), size)]), torch.ones(8)

@@ -378,8 +378,7 @@ def _sum(sums: dict[str, Tensor], name: str, parameter: Tensor) -> Tensor:
 
 
 def _shown(norms: Tensor, kind: torch.dtype) -> Tensor:
-    """In the precision of the parameters; a finite sum stays finite."""
-    found = _as(norms, kind)
+    found = _as(norms, kind)  # in the precision of the parameters; a finite sum stays finite
     if kind != _SUM and bool((norms.cpu().numpy() > (most := torch.finfo(kind).max)).any()):
         found = torch.where(torch.isfinite(norms) & (norms > most), most, found)
     return found
