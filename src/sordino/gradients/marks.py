@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import contextvars
+import dis
 import functools
 import gc
 import io
@@ -158,6 +159,14 @@ def names_in(code: types.CodeType) -> tuple[str, ...]:
     inner = (names_in(c) for c in code.co_consts if isinstance(c, types.CodeType))
     texts = (c for c in code.co_consts if isinstance(c, str) and c.isidentifier())
     return tuple(dict.fromkeys((*code.co_names, *texts, *(name for names in inner for name in names))))
+
+
+@functools.lru_cache(1 << 12)
+def stored_in(code: types.CodeType) -> frozenset[str]:
+    """The global variables that a function sets, also in functions within it."""
+    inner = (stored_in(c) for c in code.co_consts if isinstance(c, types.CodeType))
+    own = (i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"))
+    return frozenset(own).union(*inner)
 
 
 def hides(obj: Any) -> bool:
