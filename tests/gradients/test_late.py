@@ -443,3 +443,25 @@ def test_a_cache_of_masks_outside_of_the_model_is_accepted() -> None:
         return s.b(hidden(s, x) @ mask(16))  # type: ignore[no-any-return]
 
     assert len(with_special_last(Net(forward))) == 8
+
+
+@pytest.mark.parametrize("where", ["an attribute", "a configuration"])
+def test_sizes_are_tested_anew_after_the_user_has_changed_a_setting(where: str) -> None:
+    """In its second phase it uses the number of rows, with the same operations."""
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        size, late = len(x), s.late or s.config["late"]
+        return plain(s, x) * (size % 2 * 2 - 1 if late else 1)
+
+    model = Net(forward, late=False, config={"late": False})
+    batches = [torch.arange(24), torch.arange(30, 53), torch.arange(60, 84)]
+    source = torch.Generator().manual_seed(5)
+    x, y, assurance = torch.randn(90, 8, generator=source), torch.randn(90, 3, generator=source), Assurance()
+    for batch in batches:
+        clipped_sum(model, loss, Rows(x[batch], y[batch]), FlatClip(1.0), assurance=assurance)
+    if where == "an attribute":
+        model.late = True
+    else:
+        model.config["late"] = True
+    with pytest.raises(sordino.Refused, match="interact"):
+        clipped_sum(model, loss, Rows(x[batches[0]], y[batches[0]]), FlatClip(1.0), assurance=assurance)

@@ -19,7 +19,7 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
@@ -191,3 +191,18 @@ def outside(value: Any, names: tuple[str, ...]) -> Iterator[tuple[Any, str]]:
         yield from ((value, key) for key in names if not callable(held.get(key)))
     else:
         yield from ((value, key) for key in names if isinstance(held.get(key, MISSING), (*NUMBERS, dict, list)))
+
+
+_INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
+
+
+def settings_of(roots: Sequence[Any]) -> int:
+    """A hash of the numbers and texts in the attributes of modules, which a user may change between two steps."""
+    found: list[Any] = []
+    for module in roots:
+        for key, value in module.__dict__.items() if isinstance(module, nn.Module) else ():
+            if isinstance(value, NUMBERS):
+                found.append(value)
+            elif key not in _INTERNAL and not isinstance(value, (Tensor, nn.Module)):
+                found.append(repr(mark(value)))
+    return hash(tuple(found))
