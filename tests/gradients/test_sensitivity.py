@@ -361,6 +361,17 @@ def test_norms_above_the_range_of_squares_are_clipped_and_told() -> None:
     assert length(found.sums, FlatClip(1.0)) == pytest.approx(2.0, rel=1e-5)
 
 
+@pytest.mark.parametrize("size", [1e20, 1e30, 3e38])
+def test_coordinates_that_overflow_are_not_truncated_to_the_bound(size: float) -> None:
+    """The norm of a product is computed from its factors; infinite coordinates of the product moved the sum by 9 C."""
+    torch.manual_seed(0)
+    model, clipping = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)), L2LinfClip(1.0)
+    x, y = torch.cat([torch.randn(7, 8), torch.full((1, 8), size)]), torch.ones(8)
+    loss = lambda outputs, targets: (outputs - targets[:, None]).square().sum(1)  # noqa: E731
+    both, without = (clipped_sum(model, loss, Rows(x[:n], y[:n]), clipping).sums for n in (8, 7))
+    assert length({name: both[name] - without[name] for name in both}, clipping) <= MOST
+
+
 def test_a_product_that_overflows_is_dropped() -> None:
     gradients = {"weight": forms.Outer(torch.full((2, 40, 3), 1e20), torch.full((2, 40, 50), 1e20))}
     parameters, sums = {"weight": torch.zeros(3, 50)}, {}

@@ -43,6 +43,7 @@ from sordino.gradients.interaction import (
     refuse_other_losses,
 )
 from sordino.gradients.kept import put_back
+from sordino.gradients.marks import settings_of
 from sordino.gradients.memory import give_back_freed_memory
 from sordino.gradients.neutral import Neutral, neutral
 from sordino.gradients.pass_memory import PassMemory
@@ -83,6 +84,7 @@ class Assurance:
         self._left: set[tuple[int, int | None]] = set()  # (rows, values read) that were tested
         self._sizes: set[int] = set()  # sizes of batches whose gradients were compared with those of smaller groups
         self._contents: list[int] | None = None
+        self._settings: int | None = None
         self._summed: Summed | None = None  # of a new program, until it is compared
 
     def room(self, chunk: Chunk) -> int:
@@ -98,7 +100,13 @@ class Assurance:
         return -(-count // step) * step * together
 
     def begin(self, setup: Setup) -> None:
-        """Called before a call's passes: until the first check, the content of all state is recorded."""
+        """Called before a call's passes: until the first check, the content of all state is recorded. If the user has
+        changed attributes of the model (a phase, a temperature), sizes and values are tested anew: with the same
+        operations it may use them otherwise."""
+        settings = settings_of(setup.roots) if self.sized or not self.proven else self._settings
+        if settings != self._settings:
+            self._left.clear()
+            self._settings = settings
         self._contents = None if self.grouped else [held.content for held in setup.state]
 
     def prepare(self, setup: Setup, chunk: Chunk, made: Found) -> None:

@@ -354,7 +354,7 @@ def add_clipped(
 
 
 def _as(t: Tensor, kind: torch.dtype) -> Tensor:
-    """`to` without the call if there is nothing to do: next to large products each call is slow."""
+    """`to` without the call if there is nothing to do."""
     return t if t.dtype == kind else t.to(kind)
 
 
@@ -378,8 +378,7 @@ def _sum(sums: dict[str, Tensor], name: str, parameter: Tensor) -> Tensor:
 
 
 def _shown(norms: Tensor, kind: torch.dtype) -> Tensor:
-    """In the precision of the parameters; a finite sum stays finite."""
-    found = _as(norms, kind)
+    found = _as(norms, kind)  # in the precision of the parameters; a finite sum stays finite
     if kind != _SUM and bool((norms.cpu().numpy() > (most := torch.finfo(kind).max)).any()):
         found = torch.where(torch.isfinite(norms) & (norms > most), most, found)
     return found
@@ -394,7 +393,8 @@ def _l1(gradients: Mapping[str, Contribution], parameters: Mapping[str, Tensor],
 
 
 def _truncated(gradient: Contribution, total: Tensor, factor: Tensor, limit: float, coordinates: int) -> None:
-    """Σ_i clamp(factor_i · g_i, ± limit), in blocks of records."""
+    """Σ_i clamp(factor_i · g_i, ± limit), in blocks of records. A product that overflows is zero, not ± limit."""
     for lo, hi in blocks(gradient.records, coordinates, 8):
         dense = by_record(gradient.dense(lo, hi)).double().mul_(factor[lo:hi, None])
+        dense.masked_fill_(~torch.isfinite(dense).all(1, keepdim=True), 0)
         total += dense.clamp_(-limit, limit).sum(0).view(total.shape)

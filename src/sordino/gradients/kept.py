@@ -15,13 +15,11 @@ is taken before a pass and put back after it:
 |                                                            | pass show that records are independent                |
 
 Modules of torch that the user has not changed have no such state and are not searched. Longer lists and larger arrays
-(LONGEST, LARGEST), files, and objects that only C code sees are not covered: there the checks of ``assurance.py``
-compare losses before and after batches with large rows.
+(LONGEST, LARGEST), files, and states of random generators are not covered.
 """
 
 from __future__ import annotations
 
-import builtins
 import functools
 import operator
 import sys
@@ -49,12 +47,12 @@ from sordino.gradients.marks import (
     names_in,
     outside,
     slots_of,
+    stored_in,
     without_tensors,
 )
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _INTERNAL = frozenset(nn.Module().__dict__)
-_BUILTINS = frozenset(vars(builtins))
 
 
 def has_state(module: nn.Module) -> bool:
@@ -95,10 +93,13 @@ class Taken:
         self.locked: list[Any] = []
         self.tensors: list[tuple[Tensor, int, str]] = []
         self.variables: list[tuple[Any, str, Any]] = []  # of functions and classes: (holder, name, value)
+        self.attributes: list[Any] = []  # of parameters and buffers
         self.hidden = False  # whether something may run where calls are not intercepted: in a thread, scripted
         self._waiting: list[tuple[Any, str]] = [(root, "") for root in roots]
         while self._waiting:
             self._visit(*self._waiting.pop())
+        self._numbers = list(map(len, self.attributes))
+        self.variables += [(held, "in an attribute of a tensor", mark(held)) for held in self.attributes if held]
 
     def _visit(self, obj: Any, name: str) -> None:
         kind = type(obj)
@@ -140,9 +141,8 @@ class Taken:
         for key, value in held.items():
             if type(value) not in _SKIPPED and (key not in _INTERNAL or (value and key not in _REGISTERED)):
                 self._waiting.append((value, f"{label}.{key}"))
-        for table in (module._parameters, module._buffers):
-            found = ((key, t.__dict__) for key, t in table.items() if t is not None)
-            self.variables += [(own, f"in {label}.{key}", mark(own)) for key, own in found]
+        for table in (module._parameters, module._buffers) if module._parameters or module._buffers else ():
+            self.attributes += [t.__dict__ for t in table.values() if t is not None]
         self._class(type(module))
 
     def _object(self, obj: Any, name: str) -> None:
@@ -195,7 +195,7 @@ class Taken:
             value = function.__globals__.get(key, MISSING)
             if isinstance(value, (type, types.ModuleType)):
                 self._elsewhere(value, names)
-            elif value is not MISSING or key not in _BUILTINS:
+            elif value is not MISSING or key in stored_in(function.__code__):
                 self._variable(function.__globals__, key, value)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), function.__dict__):
             if not isinstance(value, NUMBERS):
@@ -282,6 +282,8 @@ class Taken:
     def changed_variable(self, tensors: bool) -> str | None:
         """The name of a variable of a function, a class or a Python module that has another value now. tensors: other
         tensors count as well."""
+        if list(map(len, self.attributes)) != self._numbers:
+            return "an attribute of a tensor"
         for holder, name, value in self.variables:
             now = _present(holder, name)
             if now == value:

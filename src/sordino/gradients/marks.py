@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import contextvars
+import dis
 import functools
 import gc
 import io
@@ -18,7 +19,7 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
@@ -160,6 +161,14 @@ def names_in(code: types.CodeType) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*code.co_names, *texts, *(name for names in inner for name in names))))
 
 
+@functools.lru_cache(1 << 12)
+def stored_in(code: types.CodeType) -> frozenset[str]:
+    """The global variables that a function sets, also in functions within it."""
+    inner = (stored_in(c) for c in code.co_consts if isinstance(c, types.CodeType))
+    own = (i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"))
+    return frozenset(own).union(*inner)
+
+
 def hides(obj: Any) -> bool:
     """Does it run code in another thread, or scripted code: where nothing is intercepted?"""
     return isinstance(obj, _HIDING)
@@ -182,3 +191,18 @@ def outside(value: Any, names: tuple[str, ...]) -> Iterator[tuple[Any, str]]:
         yield from ((value, key) for key in names if not callable(held.get(key)))
     else:
         yield from ((value, key) for key in names if isinstance(held.get(key, MISSING), (*NUMBERS, dict, list)))
+
+
+_INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
+
+
+def settings_of(roots: Sequence[Any]) -> int:
+    """A hash of the numbers and texts in the attributes of modules, which a user may change between two steps."""
+    found: list[Any] = []
+    for module in roots:
+        for key, value in module.__dict__.items() if isinstance(module, nn.Module) else ():
+            if isinstance(value, NUMBERS):
+                found.append(value)
+            elif key not in _INTERNAL and not isinstance(value, (Tensor, nn.Module)):
+                found.append(repr(mark(value)))
+    return hash(tuple(found))
