@@ -93,13 +93,14 @@ def main() -> int:
     about = {"rows": given.rows, "judged": given.judged}
     before = json.loads(PATH.read_text(encoding="utf8")) if PATH.exists() else {}
     found = before["found"] if all(before.get(key) == value for key, value in about.items()) else []
+    command = f"python experiments/frozen_resolution.py --resolutions {' '.join(map(str, given.resolutions))}"
     for resolution in given.resolutions:
         if any((row["resolution"], row["mirror"]) == (resolution, given.mirror) for row in found):
             continue
         found.append(measured(resolution, given.mirror, inputs, targets, given.rows, records))
         found.sort(key=lambda row: (row["mirror"], row["resolution"]))
         document = {
-            **origin("python experiments/frozen_resolution.py; … --mirror"), "epsilon": EPSILON, "delta": 1e-5,
+            **origin(command + (" --mirror" if given.mirror else "")), "epsilon": EPSILON, "delta": 1e-5,
             "relation": "add-remove", **about, "found": found,
         }  # fmt: skip
         write_atomically(PATH, (json.dumps(document, indent=1) + "\n").encode())

@@ -49,6 +49,16 @@ def test_frequent_words_count_less_by_their_public_rank(tmp_path: Path) -> None:
     assert by_rank({"the": 1}, 0.1) == {"the": 0.5}
 
 
+def test_cached_bags_are_the_computed_ones_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = text_bytes((*TEXTS, "one two three four five"))
+    extract = features.build({"name": "word-bag", "dimensions": 512, "power": 0.5})
+    assert torch.equal(extract.cached(rows, tmp_path), extract(rows))
+    assert extract.cached(rows[:0], tmp_path).shape == (0, 512)
+    expected = extract(rows)
+    monkeypatch.setattr(WordBag, "__call__", lambda *_: pytest.fail("computed again"))
+    assert torch.equal(extract.cached(rows, tmp_path), expected)
+
+
 @pytest.mark.parametrize("option", [{"dimensions": 1}, {"dimensions": 2.0}, {"power": True}, {"power": -1}])
 def test_settings_that_mean_nothing_are_refused(option: dict[str, object]) -> None:
     with pytest.raises(InputError, match=next(iter(option))):

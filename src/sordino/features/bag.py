@@ -75,6 +75,20 @@ class WordBag:
         return (hashed & 0x7FFFFFFF) % self.dimensions, sign * self.weights.get(word, 1.0)
 
 
+def entries(features: Tensor) -> Tensor:
+    """(n, d) → (3, entries) of int32: row, column and the bits of every number that is not zero, for the cache."""
+    rows, columns = features.nonzero(as_tuple=True)
+    bits = features[rows, columns].view(torch.int32)
+    return torch.stack([rows.to(torch.int32), columns.to(torch.int32), bits])
+
+
+def whole(found: Tensor, rows: int, dimensions: int) -> Tensor:
+    """The matrix (rows, dimensions) whose `entries` are these, bit for bit."""
+    out = torch.zeros(rows, dimensions)
+    out[found[0].long(), found[1].long()] = found[2].contiguous().view(torch.float32)
+    return out
+
+
 def by_rank(ids: Mapping[str, int], level: float) -> dict[str, float]:
     """Factors of words from their ranks, from 1 on, in a list of words by frequency: level/(level + 0.1/rank)."""
     return {word: level / (level + ZIPF / rank) for word, rank in ids.items()}

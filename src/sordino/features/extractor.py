@@ -15,7 +15,7 @@ from sordino.data.files import data_directory, sha256_of_file
 from sordino.data.glove import glove_file, read_glove
 from sordino.errors import InputError, did_you_mean
 from sordino.features import efficientnet, minilm
-from sordino.features.bag import WordBag, by_rank
+from sordino.features.bag import WordBag, by_rank, entries, whole
 from sordino.features.cache import cached
 from sordino.features.normalise import group_normalise, low_frequencies, record_normalise
 from sordino.features.patches import Patches
@@ -134,12 +134,19 @@ class Extractor:
                     say(f"{self.spec['name']}: {start:,} of {len(inputs):,} records")
                 out.append(cached(self._maps, self.spec, inputs[start : start + PART], folder))
             return self._last(torch.cat(out), inputs.shape[1:], folder)
-        if self.spec["name"] == "word-bag":  # not cached: large, and computed in seconds
-            return self._maps(inputs)
+        if self.spec["name"] == "word-bag":
+            return self._words(inputs, folder)
         if self.spec["name"] == "patches":  # the whitened features are cached: whitening takes longer than reading them
             made = {**self.spec, "whiten": self.whiten}
             return cached(lambda rows: self._last(self._maps(rows), inputs.shape[1:], folder), made, inputs, folder)
         return self._last(cached(self._maps, self.spec, inputs, folder), inputs.shape[1:], folder)
+
+    def _words(self, inputs: Tensor, folder: Path | None) -> Tensor:
+        """Bags of words, cached by their entries: a hundredth of the numbers."""
+        if folder is None:
+            return self._maps(inputs)
+        found = cached(lambda texts: entries(self._maps(texts)), {**self.spec, "kept": "entries"}, inputs, folder)
+        return whole(found, len(inputs), self.spec["dimensions"])
 
 
 def build(spec: Mapping[str, Any], data_dir: Path | None = None) -> Extractor:

@@ -1,8 +1,8 @@
 """The best known recipe for a dataset at an ε, with its measured accuracy.
 
-Each file of `sordino/recipes/best` lists, for every ε that was measured ([[known]]), the recipe, whose settings were
-chosen on held-out training rows, its accuracy on the test rows, the spread over the seeds, and the result file with the
-runs.
+Each file of `sordino/recipes/best` lists, for every ε that was measured ([[known]]), the recipe, its accuracy on the
+test rows, the spread over the seeds, and the result file with the runs. Its settings were chosen on held-out training
+rows, at some ε between those chosen at others; never on test rows.
 
 An ε that was not measured uses the recipe of the nearest measured one (by ratio); its noise is calibrated for the
 requested ε, so the guarantee holds, but its accuracy is unknown.
