@@ -54,3 +54,10 @@ def test_the_workflow_calls_targets_and_scripts_that_exist() -> None:
     assert called
     assert set(called) <= targets
     assert (ROOT / ".ci/run").is_file()
+
+
+def test_the_index_of_torch_is_a_setting_and_no_address_in_a_file() -> None:
+    text = (ROOT / ".github/workflows/test.yml").read_text("utf8")
+    assert workflow()["env"]["TORCH_INDEX"] == "${{ vars.TORCH_INDEX }}"
+    assert "://" not in text
+    assert "://" not in (ROOT / "Makefile").read_text("utf8")
