@@ -266,6 +266,7 @@ class PrivateClassifier(_PrivateLinear):
         self.hidden = hidden
 
     def _widths(self) -> Sequence[int]:
-        if not isinstance(self.hidden, Sequence) or isinstance(self.hidden, str):
-            raise InputError(f"hidden must be a list of widths, such as (32,), got {checks.brief(self.hidden)}")
-        return [checks.whole("hidden", width, minimum=1) for width in self.hidden]
+        given: Any = self.hidden  # scikit-learn's clones and searches set any value
+        if not isinstance(given, Sequence) or isinstance(given, str):
+            raise InputError(f"hidden must be a list of widths, such as (32,), got {checks.brief(given)}")
+        return [checks.whole("hidden", width, minimum=1) for width in given]
