@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import sordino
 from sordino.clipping import FlatClip
 from sordino.errors import InputError, Refused
+from sordino.records.reading import Collated, row_reader
 
 LOSS = nn.functional.cross_entropy
 X = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
@@ -120,3 +121,44 @@ def test_an_own_loop_refuses_weights_in_half_precision_as_train_does(kind: torch
         sordino.record_gradients(model, nn.functional.cross_entropy, (X, Y), FlatClip(1.0))
     model[1].requires_grad_(False)
     sordino.record_gradients(model, nn.functional.cross_entropy, (X, Y), FlatClip(1.0))
+
+
+# a row is a function of its own record
+
+
+class OneBuffer(Dataset[Any]):
+    """Every item is read into the same memory."""
+
+    def __init__(self) -> None:
+        self.memory = torch.zeros(5)
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, place: int) -> tuple[Tensor, Tensor]:
+        return self.memory.copy_(X[place]), Y[place]
+
+
+def test_items_that_share_one_memory_are_rows_of_their_own() -> None:
+    rows = row_reader(OneBuffer())(torch.tensor([3, 1, 7]))
+    assert torch.equal(rows.inputs, X[[3, 1, 7]])
+
+
+def test_a_collate_function_does_not_see_several_records() -> None:
+    """Padding to the longest was noticed among the first eight records only: a longer one later changed all rows."""
+    items = [(torch.ones(3), 0)] * 20 + [(torch.ones(4), 0)]
+
+    def padded(batch: list[Any]) -> Any:
+        most = max(len(x) for x, _ in batch)
+        return torch.stack([torch.nn.functional.pad(x, (0, most - len(x))) for x, _ in batch]), torch.zeros(len(batch))
+
+    read = row_reader(Collated(items, padded))
+    assert read(torch.arange(4)).inputs.shape == (4, 3)
+    with pytest.raises(InputError, match="different lengths"):
+        read(torch.tensor([0, 20]))
+
+
+def test_texts_of_records_are_refused() -> None:
+    items = [({"x": torch.ones(2), "text": str(k)}, 0) for k in range(4)]
+    with pytest.raises(Refused, match="a text as its tokens"):
+        row_reader(items)(torch.arange(3))

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, default_collate
 from sordino import checks
 from sordino.errors import InputError, Refused
 from sordino.gradients import Rows
-from sordino.gradients.rows import tensors
+from sordino.gradients.rows import tensors, tree_map
 from sordino.records.drawn import ItemReader, refuse_drawn
 from sordino.records.mapped import Mapped
 from sordino.records.users import RowsOfUsers, UserRows, owners
@@ -113,14 +113,16 @@ def row_reader(dataset: Any) -> RowReader:
             "or a map-style dataset with __len__ and __getitem__ (an iterable dataset can't be Poisson sampled)"
         )
     collate = dataset.collate if isinstance(dataset, Collated) else default_collate
-    items_of = ItemReader(dataset, dataset.workers if isinstance(dataset, Collated) else 0)
+    items_of = ItemReader(_Alone(dataset, collate), dataset.workers if isinstance(dataset, Collated) else 0)
 
     def fetch(indices: Tensor, step: int = 0) -> Rows:
-        items = items_of(indices.tolist(), step)
+        parts = items_of(indices.tolist(), step)
+        if not parts:
+            return _paired(collate([]))
         try:
-            return _paired(collate(items))
+            return _paired(_together(parts))
         except RuntimeError as error:
-            if "equal size" not in str(error):
+            if "Sizes of tensors must match" not in str(error):
                 raise
             raise InputError(
                 "the records have different lengths, so they can't be stacked: give collate=sordino.pad_to(length), "
@@ -128,6 +130,43 @@ def row_reader(dataset: Any) -> RowReader:
             ) from error
 
     return fetch
+
+
+class _Alone:
+    """A dataset whose items are collated one by one, when they are read: a row can't depend on other records then, not
+    by padding to the longest nor by memory that the dataset uses for all items."""
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
+        self.dataset, self.collate = dataset, collate
+
+    def __getitem__(self, place: int) -> Any:
+        return tree_map(torch.clone, self.collate([self.dataset[place]]))
+
+
+def _together(parts: Sequence[Any]) -> Any:
+    """Trees of one row each as one tree of all rows.
+
+    Raises:
+        Refused: a row contains something that is not a tensor, or values that belong to no row.
+    """
+    first = parts[0]
+    if isinstance(first, Tensor):
+        if first.ndim:
+            return torch.cat(list(parts))
+        if all(torch.equal(first, part) for part in parts):
+            return first
+        raise Refused("collate makes a number without rows that differs from record to record; give each record a row")
+    if isinstance(first, Mapping):
+        return {key: _together([part[key] for part in parts]) for key in first}
+    if isinstance(first, tuple | list):
+        joined = [_together(entries) for entries in zip(*parts, strict=True)]
+        return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
+    if all(part is first for part in parts) or first is None:
+        return first
+    raise Refused(
+        f"the dataset's items contain a {type(first).__name__}, which the model would see for all records at once; "
+        "give numbers (a text as its tokens)"
+    )
 
 
 def _paired(collated: Any) -> Rows:
@@ -144,9 +183,10 @@ def _paired(collated: Any) -> Rows:
 
 
 def refuse_dependent_rows(dataset: Any, indices: Tensor) -> None:
-    """Refuses records whose rows depend on other records of the batch.
+    """Refuses records whose rows would depend on other records of the batch.
 
-    Rows depend on other records if a collate function pads to the longest record of a batch, or if several threads draw
+    Items are collated one by one, so they do not; but then the function does not do what its author means. Rows depend
+    on other records if a collate function pads to the longest record of a batch, or if several threads draw
     items at random from one generator, so that the order of the threads determines an item's random numbers.
 
     Raises:
@@ -156,10 +196,10 @@ def refuse_dependent_rows(dataset: Any, indices: Tensor) -> None:
         return
     if dataset.workers:
         refuse_drawn(dataset, indices.tolist())
-    fetch = row_reader(dataset)
-    together = fetch(indices)
-    for place in range(len(indices)):
-        alone = fetch(indices[place : place + 1])
+    items = ItemReader(dataset)(indices.tolist(), 0)
+    together = _paired(dataset.collate(items))
+    for place, item in enumerate(items):
+        alone = _paired(dataset.collate([item]))
         for one, many in zip(tensors((alone.inputs, alone.targets)), tensors((together.inputs, together.targets)),
                              strict=True):  # fmt: skip
             if not one.ndim or one.shape[1:] != many.shape[1:] or not torch.equal(one[0], many[place]):
