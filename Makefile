@@ -15,7 +15,7 @@ TORCH_INDEX ?=
 export PYTHONUNBUFFERED = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit docs dist bench compare-mini clean
+.PHONY: help demo test lint types unit docs dist bench bench-quiet compare-mini clean
 
 help:
 	@sed -n '2,7s/^# *//p' $(MAKEFILE_LIST)
@@ -71,6 +71,19 @@ bench: $(VENV)/.installed-test
 	@$(BIN)/python benchmarks/engine.py --out benchmarks/results/engine.json
 	@$(BIN)/python benchmarks/accounting.py --json benchmarks/results/accounting.json
 	@$(BIN)/python benchmarks/noise.py --json benchmarks/results/noise.json
+
+# every table of docs/benchmarks.md that needs a quiet machine, one round each: about half an hour, nothing else running
+HELD_OUT := benchmarks/results/heldout.json
+FLOOR := --only mlp10 words logistic --engines sordino floor --out benchmarks/results/floor.json
+bench-quiet:
+	@$(BIN)/python benchmarks/step_parts.py --out benchmarks/results/step_parts.json
+	@$(BIN)/python benchmarks/engine.py --only held-out --engines sordino --rounds 1 --fresh --out $(HELD_OUT)
+	@$(BIN)/python benchmarks/engine.py $(FLOOR) --rounds 2 --fresh
+	@$(BIN)/python benchmarks/check.py --out benchmarks/results/check.json
+	@$(BIN)/python benchmarks/engine.py --table $(HELD_OUT) --into docs/benchmarks.md
+	@$(BIN)/python benchmarks/engine.py --table benchmarks/results/floor.json --into docs/benchmarks.md
+	@$(BIN)/python benchmarks/check.py --table benchmarks/results/check.json --into docs/benchmarks.md
+	@$(BIN)/python benchmarks/step_parts.py --table benchmarks/results/step_parts.json --into docs/benchmarks.md
 
 clean:
 	rm -rf $(VENV) runs build .mypy_cache .ruff_cache .pytest_cache .hypothesis
