@@ -100,7 +100,11 @@ def compared(document: Document) -> str:
         name = method["name"]
         own = {row["epsilon"]: row for row in document["table"] if row["method"] == name}
         cells = [own.get(None, own.get(epsilon)) for epsilon in epsilons]
-        shown = ["–" if c is None else percent(c["mean"], c["spread"]) for c in cells]
+        planned = len(document["seeds"])
+        shown = [
+            "–" if c is None else percent(c["mean"], c["spread"]) + (f" ({c['seeds']})" if c["seeds"] < planned else "")
+            for c in cells
+        ]
         seconds = [row["core_seconds"] for row in own.values() if row["core_seconds"] is not None]
         rows.append([name, *shown, f"{sum(seconds) / len(seconds):.0f}" if seconds else "–", method["assumes"] or "–"])
         found = {d["epsilon"]: d for d in document["differences"] if d["method"] == name}
@@ -111,7 +115,11 @@ def compared(document: Document) -> str:
     said = [
         f"{document['title']}: test accuracy in per cent, δ = {document['delta']:g}, {document['relation']}, seeds "
         f"{', '.join(map(str, document['seeds']))}"
-        + ("." if document["complete"] else f"; {len(document['runs'])} of {document['planned']} runs.")
+        + (
+            "."
+            if document["complete"]
+            else f"; {len(document['runs'])} of {document['planned']} runs (in brackets: seeds, if fewer)."
+        )
         + (f" {document['notes']}" if document["notes"] else ""),
         table(["method", *heads, "core s", "assumes"], rows),
     ]
