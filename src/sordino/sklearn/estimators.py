@@ -266,6 +266,6 @@ class PrivateClassifier(_PrivateLinear):
         self.hidden = hidden
 
     def _widths(self) -> Sequence[int]:
-        if not isinstance(self.hidden, Sequence) or isinstance(self.hidden, str):
+        if not isinstance(self.hidden, Sequence):
             raise InputError(f"hidden must be a list of widths, such as (32,), got {checks.brief(self.hidden)}")
         return [checks.whole("hidden", width, minimum=1) for width in self.hidden]
