@@ -235,7 +235,11 @@ def _landed(
     if not torch.equal(highest, lowest):
         return MANY
     landed = simplest(highest, tape.rows)
-    return landed if old is None else merged([old, landed], target.shape, tape.rows)
+    both = landed if old is None else merged([old, landed], target.shape, tape.rows)
+    if isinstance(both, Many) and not target.requires_grad:
+        tape.suspect()  # what was there (often zeros of this shape) carries no gradient
+        return landed
+    return both
 
 
 def assigned(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Lineage | None:
@@ -268,8 +272,12 @@ def assigned(tape: Labelled, args: Any, kwargs: Any, out: Any) -> Lineage | None
     own = torch.full(tuple(target.shape), -1) if old is None else spread(old, target.shape, tape.rows).clone()
     before = own[index].clone()
     rows = owners(new, part.shape, tape.rows).expand(part.shape) if not isinstance(new, Many) else None
-    if rows is None or bool(((before >= 0) & (before != rows)).any()):
+    if rows is None:
         return MANY
+    if bool(((before >= 0) & (before != rows)).any()):
+        if target.requires_grad:
+            return MANY
+        tape.suspect()  # what was there (often zeros of this shape) carries no gradient
     own[index] = rows
     return simplest(own, tape.rows)
 
