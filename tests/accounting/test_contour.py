@@ -68,3 +68,11 @@ def test_no_random_composition_is_below_the_contour_integral(kind: str, seed: in
         pytest.skip("too hard for the reference")
     if kind != "without replacement":  # its bound joins two pairs, of which each composition attains one
         assert min(found) <= 1e-3 * epsilon + 1e-9, "and it is tight"
+
+
+def test_a_wrong_tilt_for_the_other_direction_does_not_loosen_the_bound() -> None:
+    """Adding a record costs little, but was computed at the tilt for removing it: ε was 71.97, as without sampling."""
+    parts = [(poisson(1.0, 0.2), 10)]
+    epsilon, _ = composed_epsilon([(Release("gaussian", 1.0, 0.2), 10)], 1e-100, "add-remove", "pld")
+    exact, theta = log_delta(parts, epsilon)
+    assert 0 <= (math.log(1e-100) - exact) / theta <= 1e-3 * epsilon

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 from dp_accounting import get_epsilon_gaussian
 
 from sordino import checks
@@ -13,7 +14,7 @@ from sordino.accounting.allocation import COARSEST, Epoch
 from sordino.accounting.events import DpEvent, Release, flatten
 from sordino.accounting.group import GroupPair
 from sordino.accounting.pairs import MAX_CELLS, MAX_LOSS, GridTooLarge, Pmf
-from sordino.accounting.pld import Composition
+from sordino.accounting.pld import TAIL, Composition, shared_interval, tail_of
 from sordino.accounting.rdp import rdp_epsilon, supports
 from sordino.errors import InputError, Refused
 
@@ -21,7 +22,6 @@ Releases = Sequence[tuple[Release, int]]
 Parts = Sequence[tuple[Pmf, int]]
 
 TOLERANCE = 2e-5  # relative increase of ε that the discretisation may cause
-_TAIL = 1e-6  # fraction of δ that truncated tails may use
 _MAX_COUNT = 10**12
 _FEW_CELLS = 1 << 19
 # lower bound on losses, which are of the order q/σ: smaller ones vanish when added to 1, and ε would come out as 0
@@ -198,7 +198,8 @@ def _little_noise(release: Release) -> bool:
 
 def _closed_form(sigma: float, delta: float) -> float:
     """The exact ε of the Gaussian mechanism (Balle, Wang 2018, Thm 8), plus the root finder's tolerance."""
-    value = float(get_epsilon_gaussian(sigma, delta))
+    with np.errstate(divide="ignore"):  # its logarithm of 0 is meant
+        value = float(get_epsilon_gaussian(sigma, delta))
     return value + 4e-12 * (1 + value) if value > 0 else 0.0
 
 
@@ -227,7 +228,7 @@ def _total_variation(releases: Releases, relation: str) -> float:
 
 def _on_grid(releases: Releases, delta: float, relation: str, tolerance: float) -> float:
     total = sum(count for _, count in releases)
-    tail = _tail_of(delta, total)
+    tail = tail_of(delta, total)
     builders = [(release.discretiser(relation), count) for release, count in releases]
 
     def directions(interval: float) -> tuple[Parts, Parts]:
@@ -240,7 +241,13 @@ def _on_grid(releases: Releases, delta: float, relation: str, tolerance: float) 
         # under replace-one every pair is its own mirror image; and δ(0) is the same in both directions
         if relation == "replace-one" or value == 0:
             return value
-        return max(value, Composition(backward, interval, cells).epsilon(delta, tilt))
+        other = Composition(backward, interval, cells)
+        added = other.epsilon(delta, tilt)
+        # θ was chosen for removing the record, and may be far from the best one for adding it
+        if added > value and other.infinity <= 2 * TAIL * delta:
+            bound, own = other.renyi(delta * (1 - 2 * TAIL))
+            added = min(added, bound + other.drift, other.epsilon(delta, own))
+        return max(value, added)
 
     start = _coarsest(releases)
     interval, tilt = _choose_grid(lambda d: Composition(directions(d)[0], d), delta, tolerance, start)
@@ -310,8 +317,10 @@ def _choose_grid(
             return min(good, 2 * interval), tilt
         good = interval
         if change < 0.2:
-            value, tilt = composition.renyi(delta * (1 - 2 * _TAIL))
+            value, tilt = composition.renyi(delta * (1 - 2 * TAIL))
             if value == 0:  # the Rényi bound of a dominating composition, so it is an upper bound
+                if composition.infinity > 2 * TAIL * delta:
+                    raise GridTooLarge("what was truncated exceeds δ")
                 return interval, 0.0
             _, variance = composition.moments(tilt)
         allowed = tolerance * max(0.8 * value, 0.02 * math.sqrt(variance))
@@ -320,19 +329,9 @@ def _choose_grid(
         if excess <= allowed * (15 if large else 1.3):
             break
         change = max(math.sqrt(allowed / max(excess, 1e-300)), 0.05)
-        interval = _shared(interval * min(change, 0.7))
+        interval = shared_interval(interval * min(change, 0.7))
         change = change if change < 0.7 else 0.0
     return interval, tilt
-
-
-def _shared(interval: float) -> float:
-    """The next smaller power of √2: results that were computed for one δ can be reused for others."""
-    return float(2.0 ** (math.floor(2 * math.log2(interval)) / 2))
-
-
-def _tail_of(delta: float, total: int) -> float:
-    """The probability of one release that may be truncated, a power of 100 for the same reason."""
-    return float(max(100.0 ** math.floor(math.log(max(delta * _TAIL / total, 1e-300), 100)), 1e-300))
 
 
 def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: float) -> float | None:
@@ -352,7 +351,7 @@ def epsilon_from_below(releases: Releases, delta: float, relation: str, upper: f
     builders = [(build, count) for build, count in lower if build is not None]
     if len(builders) < len(parts) or any(_little_noise(release) for release, _ in releases):
         return None
-    tail = _tail_of(delta, sum(count for _, count in parts))
+    tail = tail_of(delta, sum(count for _, count in parts))
     above = [(release.discretiser(relation), count) for release, count in parts]
 
     def compose(interval: float, cells: int = MAX_CELLS) -> Composition:

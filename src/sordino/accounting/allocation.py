@@ -39,6 +39,7 @@ ROUNDING = 1e-12
 """Bound on the relative error of a value of M by rounding: less than 60 additions, each within 2⁻⁴⁶."""
 COARSEST = 64.0  # largest cell of log L: e^{MAX_LOSS + COARSEST} is a double
 _MOST_WORK = 40000  # limit on additions on geometric grids, in convolutions of few points (about 20 µs each)
+_MOST_LOG = 690.0  # e^−690 is a double with all digits; Q at the largest losses is P there divided by e^loss
 _MASS_ROUNDING = 1e-10  # bound on the relative error of a probability: sums of positive numbers
 
 
@@ -71,6 +72,8 @@ def epoch_pmfs(epoch: Epoch, interval: float, tail: float) -> tuple[Pmf, Pmf]:
     except GridTooLarge:
         found = _sum(epoch, interval, tail / (2 * epoch.batches.bit_length() + 2))
         added = np.full(len(found.masses), _added(epoch))
+    if float(found.logs(interval)[-1]) - math.log(tail) > _MOST_LOG:
+        raise GridTooLarge("probabilities at large losses are too small for double precision")
     values = np.exp(found.logs(interval))
     masses = found.masses * (1 + _MASS_ROUNDING)
     split = masses * added

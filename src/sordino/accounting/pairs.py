@@ -34,7 +34,7 @@ MAX_LOSS = 600.0
 MAX_CELLS = 1 << 22
 # a mass below this has lost digits, or all of them, in double precision
 _LEAST_MASS = 1e-290
-_LEAST_TAIL = 1e-280
+_FAR = math.exp(20)  # ratio of P and Q beyond which that matters
 
 
 class GridTooLarge(Exception):
@@ -141,8 +141,6 @@ def sort_into_bins(pair: DominatingPair, interval: float, tail: float) -> Bins:
     low, high = pair.range(tail)
     if high > MAX_LOSS or (high - low) / interval > MAX_CELLS:
         raise GridTooLarge(f"losses from {low:.3g} to {high:.3g} on a grid of {interval:.3g}")
-    if tail < _LEAST_TAIL:
-        raise GridTooLarge(f"probabilities of {tail:.3g} are too small for double precision")
     # one spare cell on either side: rounding must not push an atom at the end of the range off the grid
     first, last = math.floor(low / interval) - 1, math.floor(high / interval) + 2
     losses: Array = np.arange(first, last + 1, dtype=np.float64) * interval
@@ -159,11 +157,12 @@ def sort_into_bins(pair: DominatingPair, interval: float, tail: float) -> Bins:
 
 
 def _check_masses(p_mass: Array, q_mass: Array) -> None:
-    """Refuses bins in which one of the two masses is too small for a double and the other is not.
+    """Refuses bins in which one of the two masses is too small for a double, and far below the other.
 
     Where P = 1e-150 at a loss of 500, Q = 1e-367 becomes 0, and what is computed from both is wrong in any direction.
     """
-    if bool(((np.minimum(p_mass, q_mass) < _LEAST_MASS) & (np.maximum(p_mass, q_mass) > _LEAST_TAIL)).any()):
+    least = np.minimum(p_mass, q_mass)
+    if bool(((least < _LEAST_MASS) & (np.maximum(p_mass, q_mass) > _FAR * least)).any()):
         raise GridTooLarge("probabilities at large losses are too small for double precision")
 
 

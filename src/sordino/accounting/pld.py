@@ -31,6 +31,20 @@ _UNIT = 2.0**-52
 _LARGEST = 340.0  # largest exponent of a weight whose square is still a finite double
 
 
+TAIL = 1e-6
+"""Fraction of δ that truncated tails may use."""
+
+
+def shared_interval(interval: float) -> float:
+    """The next smaller power of √2: results that were computed for one δ can be reused for others."""
+    return float(2.0 ** (math.floor(2 * math.log2(interval)) / 2))
+
+
+def tail_of(delta: float, total: int) -> float:
+    """The probability of one release that may be truncated, a power of 100 for the same reason."""
+    return float(max(100.0 ** math.floor(math.log(max(delta * TAIL / total, 1e-300), 100)), 1e-300))
+
+
 class Repeated:
     """`count` releases with the same privacy loss distribution."""
 
