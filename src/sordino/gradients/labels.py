@@ -13,7 +13,7 @@ from torch.autograd.function import BackwardCFunction
 
 from sordino.errors import Refused
 from sordino.gradients import selections, shards
-from sordino.gradients.flow import Labels, flat
+from sordino.gradients.flow import Labels, constant, flat
 from sordino.gradients.lineage import MANY, Axis, Lineage, Many, Owners, aligned, merged
 from sordino.gradients.memory import address
 from sordino.gradients.readings import content_of, hash_of, unlike_any
@@ -73,9 +73,9 @@ class Book:
         self.asked = self.opened = self.cut = self.stopped = False
         self.ruled = False  # one of our rules is running: the values that it reads are not used elsewhere
         self.numbers: list[int] = []
+        self._blank: dict[int, weakref.ref[Tensor]] = {}  # constants that have their rows by their shape alone
 
-    def suspect(self) -> None:
-        """Some rows influence which values other rows receive (an index, a mask)."""
+    def suspect(self) -> None:  # some rows influence which values other rows receive (an index, a mask)
         self.mixed = True
 
     def lineage(self, t: Any) -> Lineage | None:
@@ -90,11 +90,9 @@ class Book:
 
     def has(self, t: Tensor) -> bool:
         """Does it have a label, possibly one from before the last write?"""
-        found = self._of.get(id(t))
-        return found is not None and found[0]() is t
+        return self._entry(t) is not None
 
-    def holds(self, t: Tensor) -> bool:
-        """Does it contain data? Refused if it was written to since the last operation."""
+    def holds(self, t: Tensor) -> bool:  # refused if it was written to since the last operation
         return self.entry(t) is not None
 
     def entry(self, t: Tensor) -> Entry | None:
@@ -112,8 +110,7 @@ class Book:
             )
         return found
 
-    def note(self, t: Tensor) -> None:
-        """Record that it was intercepted and contains no data."""
+    def note(self, t: Tensor) -> None:  # it was intercepted and contains no data
         self._constants[id(t)] = weakref.ref(t), version(t)
 
     def hidden(self, t: Tensor) -> None:
@@ -125,19 +122,16 @@ class Book:
             self.numbers.append(next(unlike_any))
 
     def brought(self, t: Tensor) -> None:
-        """Its values are used where no label follows: it comes from outside of torch (numpy) and may contain values
-        that were read, or it is a number that an operation receives as a size, a bound or a factor."""
+        """Its values are used where no label follows: it comes from numpy, or is a size, a bound or a factor."""
         self.read = True
         self.numbers.append(content_of(t))
 
-    def failed(self) -> None:
-        """An operation on data raised an error: a model that catches it knows something of sizes or values."""
+    def failed(self) -> None:  # a model that catches the error knows something of sizes or values
         self.asked = self.read = True
         self.numbers.append(next(unlike_any))
 
     def scalars(self, func: Any, before: Sequence[Before]) -> None:
-        """Numbers in tensors without dimensions that an operation takes as sizes, places or factors, not as values:
-        ``x.roll(n, 1)``, ``x.narrow(1, 0, n)``, ``torch.addmm(b, x, w, alpha=a)``. Its rule does not look at them."""
+        """Numbers that an operation takes from tensors as sizes or factors: ``x.roll(n, 1)``."""
         if kind_of(func).joins or self.ruled:
             return
         for t, _, entry in before[1:]:
@@ -226,6 +220,8 @@ class Book:
                     return
             self.numbers.append(next(unlike_any) if func in OPENS else hash_of(out))
             return
+        if self._blank and args and (kind.writes or kind.own is not None):
+            self._fill(args, kwargs)
         if kind.own is not None:
             if kind.own == "requires_grad_" and id(args[0]) in self._of:
                 self.put(args[0], self._of[id(args[0])][1])  # the same values, as a leaf
@@ -251,6 +247,12 @@ class Book:
         self._put_all(kind, args, kwargs, results, self._labels(kind, args, kwargs, out))
         if isinstance(out, (tuple, list)) and any(not isinstance(self.lineage(t), Axis) for t in results):
             self.asked = True  # the number of results may depend on the number of rows (unbind, split)
+
+    def _fill(self, args: Any, kwargs: Any) -> None:
+        """Data is written into zeros of the batch's shape: it determines the rows."""
+        ref = self._blank.get(id(args[0]))
+        if ref and (t := ref()) is args[0] is not None and any(map(self.has, (*flat(args[1:]), *flat(kwargs)))):
+            self.forget(t)
 
     def _in_no_row(self, t: Tensor, value: Any) -> bool:
         """Does "not in t" hold for each part of the batch as well, since no position of t belongs to several rows?
@@ -334,6 +336,8 @@ class Book:
                 self.note(t)
             else:
                 self.put(t, label)
+                if kind.rule is constant:
+                    self._blank[id(t)] = weakref.ref(t)
 
     def _attribute(self, name: str, target: Tensor, value: Any = None) -> None:
         """target.data = value, target.real = value, target.imag = value."""
@@ -349,11 +353,7 @@ class Book:
 
     def written(self, before: Sequence[Before], data: bool) -> list[Tensor]:
         """After an operation: every argument that it wrote to gets a label for its new values. For other tensors that
-        share the memory the rows are not known any more, unless the label is unchanged.
-
-        Returns:
-            What was written to and had no label before.
-        """
+        share the memory the rows are not known any more, unless the label is unchanged. Returns what had no label."""
         constants: list[Tensor] = []
         for t, old, entry in before:
             now = version(t)
