@@ -31,11 +31,12 @@ import sharded_table
 import wire
 
 SIZE = benchmark.Size(width=32, blocks=6, batch=12, chunk=4)
-TIMES = 2
+TIMES = 4
 
 
-def _sent(number: int, shard: bool) -> tuple[float, int]:
-    """Bytes that this rank sends for one batch, and the number of its chunks; all checks were made before."""
+def _sent(number: int, shard: bool) -> tuple[list[int], int]:
+    """Bytes that this rank sends for each of some batches, and the number of their chunks. The checks of a new program
+    were made before; those that the run's own randomness chooses may fall into one of the batches."""
     torch.manual_seed(0)
     net = benchmark.Transformer(SIZE.width, SIZE.blocks)
     rank, x = ranks.of_group(), benchmark._data(SIZE.batch)
@@ -51,23 +52,30 @@ def _sent(number: int, shard: bool) -> tuple[float, int]:
             shared_sum(inner, net, rank, Work(batch, 7, PastIterates(), False))
 
     step()
-    dist.barrier()
-    before = wire.sent()
+    sent = []
     for _ in range(TIMES):
+        dist.barrier()
+        before = wire.sent()
         step()
-    dist.barrier()
-    return (wire.sent() - before) / TIMES, len(inner.pieces(batch))
+        dist.barrier()
+        sent.append(wire.sent() - before)
+    return sent, len(inner.pieces(batch))
+
+
+def _least(found: list[tuple[list[int], int]]) -> int:
+    """The bytes of all ranks for the batch in which they sent the least: one without a check."""
+    return min(sum(of_ranks) for of_ranks in zip(*(sent for sent, _ in found), strict=True))
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_bytes_of_a_sharded_step_are_those_of_the_page(size: int, tmp_path: Path) -> None:
     found = in_ranks(size, tmp_path, _sent, True)
-    sent, chunks = sum(one[0] for one in found), found[0][1]
+    sent, chunks = _least(found), found[0][1]
     assert sent == pytest.approx(benchmark.formula("private sharded", SIZE, chunks, size), rel=0.03)
 
 
 def test_the_bytes_of_ranks_that_share_chunks_are_those_of_the_page(tmp_path: Path) -> None:
-    sent = sum(one[0] for one in in_ranks(2, tmp_path, _sent, False))
+    sent = _least(in_ranks(2, tmp_path, _sent, False))
     ring, most = (times * benchmark._count(SIZE) for times in (4 + 12, 4 + 16))  # gloo adds along a ring, or sends more
     assert 0.97 * ring < sent < 1.03 * most
 
