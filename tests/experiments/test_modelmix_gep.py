@@ -33,7 +33,7 @@ def densities(width: float, shift: float, grid: Array) -> tuple[Array, Array]:
 
 def by_quadrature(shifts: list[tuple[float, float]], alpha: float) -> float:
     """log E[(1−q+qR)^α] in the plane; shifts: (width, shift) of the two coordinates that a record moves."""
-    grid = np.linspace(-12, 16, 2801)
+    grid = np.linspace(-12, 16, 1121)
     (f, f_moved), (g, g_moved) = (densities(width, shift, grid) for width, shift in shifts)
     ratio = np.outer(f_moved / f, g_moved / g)
     total = np.sum(np.outer(f, g) * (1 - RATE + RATE * ratio) ** alpha) * (grid[1] - grid[0]) ** 2
